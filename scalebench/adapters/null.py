@@ -1,0 +1,173 @@
+"""No framework at all: sleeps as told, fails as told. For tests, and for the harness's own overhead."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from multiprocessing.connection import Client, Connection, Listener, wait
+from typing import Any
+
+from scalebench.spec import RunSpec
+from scalebench.strategy import LossPart, Strategy, Unsupported
+from scalebench.workloads.source import Source
+
+JOIN_S = 30.0  # ranks that have not met by then never will
+NUMBER = struct.Struct("d")
+
+
+@dataclass
+class Options:
+    """Times in seconds; each is kept on every rank."""
+
+    setup_s: float = 0.0
+    warmup_s: float = 0.0  # on top of each of the first `warmup_steps` updates
+    warmup_steps: int = 0
+    loading_s: float = 0.0  # per batch
+    step_s: float = 0.001
+    exchange_s: float = 0.0  # per update, while the exchange is on
+    straggler_rank: int = -1
+    straggler_s: float = 0.0  # on top of each update of that rank
+    message_bytes: int = 0
+    fault: str = "none"  # none | raise | exit | kill | stop | hang | oom | unsupported
+    fault_phase: str = "step"  # setup | step | evaluate | close
+    fault_rank: int = 0
+    fault_step: int = 0
+
+
+class Null(Strategy):
+    """Does nothing for a known time. Its ranks meet at the end of each update, as gradients would make them."""
+
+    Options = Options
+
+    def __init__(self, spec: RunSpec, rank: int) -> None:
+        super().__init__(spec, rank)
+        self._group: list[Connection] = []
+        self._steps = 0
+        self._exchanging = True
+
+    def setup(self) -> None:
+        self._fault("setup")
+        time.sleep(self.options.setup_s)
+        if self.spec.processes > 1:
+            self._group = join(self.place.rank, self.spec.processes)
+
+    def feed(self, source: Source) -> Iterable[Any]:
+        for batch in source:
+            if self.options.loading_s:
+                time.sleep(self.options.loading_s)
+            yield batch
+
+    def step(self, batch: Any) -> LossPart:
+        self._fault("step")
+        sleep_s = self.options.step_s
+        if self._steps < self.options.warmup_steps:
+            sleep_s += self.options.warmup_s
+        if self.place.rank == self.options.straggler_rank:
+            sleep_s += self.options.straggler_s
+        self._steps += 1
+        time.sleep(sleep_s)
+        if self._exchanging:
+            self.broadcast(0.0)
+            if self.options.exchange_s:
+                time.sleep(self.options.exchange_s)
+        return LossPart(1.0 / self._steps * batch.samples, batch.samples)
+
+    def synchronize(self) -> None:
+        pass
+
+    def broadcast(self, value: float) -> float:
+        """Everybody arrives at rank 0, then rank 0 tells everybody: a barrier that carries a number."""
+        if self.place.rank == 0:
+            waiting: list[Any] = list(self._group)
+            while waiting:
+                for peer in wait(waiting):
+                    peer.recv_bytes()  # type: ignore[union-attr]
+                    waiting.remove(peer)
+            for peer in self._group:
+                peer.send_bytes(NUMBER.pack(value))
+            return value
+        if not self._group:
+            return value
+        self._group[0].send_bytes(NUMBER.pack(value))
+        return float(NUMBER.unpack(self._group[0].recv_bytes())[0])
+
+    def exchange(self, on: bool) -> None:
+        self._exchanging = on
+
+    def message_sizes(self) -> list[int]:
+        return [self.options.message_bytes] if self.options.message_bytes else []
+
+    def run_exchange(self, sizes: list[int]) -> None:
+        self.broadcast(0.0)
+        time.sleep(self.options.exchange_s)
+
+    def backend_used(self) -> str | None:
+        return None
+
+    def evaluate(self, source: Source) -> dict[str, float]:
+        self._fault("evaluate")
+        return {"mse": 0.0}
+
+    def close(self) -> None:
+        self._fault("close")
+        for peer in self._group:
+            peer.close()
+        self._group = []
+
+    def _fault(self, phase: str) -> None:
+        o = self.options
+        due = o.fault_phase == phase and o.fault_rank == self.place.rank
+        if o.fault == "none" or not due or (phase == "step" and self._steps != o.fault_step):
+            return
+        fail(o.fault)
+
+
+def fail(fault: str) -> None:
+    """Go wrong in the named way."""
+    if fault == "raise":
+        raise RuntimeError("told to fail")
+    if fault == "unsupported":
+        raise Unsupported("told to be unsupported")
+    if fault == "exit":
+        os._exit(7)
+    if fault == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if fault == "hang":
+        signal.pause()
+    if fault == "oom":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_DATA, (1 << 28, 1 << 28))
+        bytearray(1 << 29)
+    raise ValueError(f"no fault '{fault}'")
+
+
+def join(rank: int, processes: int) -> list[Connection]:
+    """Rank 0's connections to the others by rank; for the others the one to rank 0."""
+    address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    key = os.environ.get("SCALEBENCH_RUN_ID", "").encode() or None
+    if rank == 0:
+        with Listener(address, backlog=processes, authkey=key) as listener:
+            listener._listener._socket.settimeout(JOIN_S)  # type: ignore[attr-defined]
+            peers = {}
+            for _ in range(processes - 1):
+                peer = listener.accept()
+                peers[int(NUMBER.unpack(peer.recv_bytes())[0])] = peer
+        return [peers[r] for r in sorted(peers)]
+    deadline = time.monotonic() + JOIN_S
+    while True:
+        try:
+            peer = Client(address, authkey=key)
+            break
+        except ConnectionRefusedError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+    peer.send_bytes(NUMBER.pack(rank))
+    return [peer]

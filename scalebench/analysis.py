@@ -1,0 +1,142 @@
+"""Derived figures, computed on load from the raw ones: throughput, baselines, speedup, efficiency. Layer 1."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from scalebench.results import RankRecord, Result
+from scalebench.stats import Interval, batch_means_interval, ratio_interval, scale, sum_interval
+
+Blocks = tuple[list[float], list[int]]  # seconds and samples of each block
+
+
+def group_blocks(ranks: list[RankRecord]) -> Blocks:
+    """Blocks of a group in lockstep: the time of the slowest rank, the samples of all.
+
+    Blocks that not every rank finished are left out.
+    """
+    count = min((len(r.block_s) for r in ranks), default=0)
+    seconds = [max(r.block_s[i] for r in ranks) for i in range(count)]
+    samples = [sum(r.block_samples[i] for r in ranks) for i in range(count)]
+    return seconds, samples
+
+
+def throughput(result: Result) -> tuple[float | None, Interval | None]:
+    """(samples/s over all devices, its 95 % interval over blocks); None where not measured.
+
+    Too few blocks for an interval still give the figure. Replicas out of lockstep run to a common deadline:
+    their throughputs add up, each without its last block, which reaches past it.
+    """
+    if result.status != "ok" or not result.ranks:
+        return None, None
+    if result.scale.lockstep:
+        return _of(group_blocks(result.ranks))
+    series = [(r.block_s[:-1], r.block_samples[:-1]) for r in result.ranks]
+    values, intervals = zip(*(_of(blocks) for blocks in series), strict=True)
+    if any(value is None for value in values):
+        return None, None
+    known = [interval for interval in intervals if interval is not None]
+    return sum(values), sum_interval(known) if len(known) == len(values) else None
+
+
+def _of(blocks: Blocks) -> tuple[float | None, Interval | None]:
+    seconds, samples = blocks
+    if not seconds or sum(seconds) <= 0 or min(samples) < 1:
+        return None, None
+    return sum(samples) / sum(seconds), batch_means_interval(seconds, samples)
+
+
+def step_s(result: Result) -> float | None:
+    """Mean seconds of one update of the group (of the slowest rank)."""
+    if result.status != "ok" or not result.ranks or not result.ranks[0].block_steps:
+        return None
+    seconds, _ = group_blocks(result.ranks)
+    return sum(seconds) / (len(seconds) * result.ranks[0].block_steps) if seconds else None
+
+
+def comparison_key(result: Result, strategy: bool) -> str:
+    """What two rows must share to be compared by speedup.
+
+    The workload, the machine, how it is trained and measured; not the number of devices. With `strategy`
+    also the strategy and its options.
+    """
+    tree = copy.deepcopy(result.spec)
+    for key in ("gpus", "repeat", "resume", "baseline", "dry_run", "debug", "measure"):
+        tree.pop(key, None)
+    tree["dataset"].pop("cache", None)
+    chosen = tree.pop("strategy")
+    kept = [tree, result.scale.device, sorted({gpu.name or "" for gpu in result.machine.gpus})]
+    if strategy:
+        kept.append([chosen["name"], chosen["options"]])
+    return json.dumps(kept, sort_keys=True)
+
+
+@dataclass
+class Baselines:
+    """One-device rows by what they can be compared with."""
+
+    own: dict[str, list[Result]]
+    bare: dict[tuple[str, str], list[Result]]
+
+    @classmethod
+    def among(cls, results: Iterable[Result]) -> Baselines:
+        """All good one-device rows."""
+        found = cls({}, {})
+        for result in results:
+            if result.status == "ok" and result.scale.gpus == 1:
+                found.own.setdefault(comparison_key(result, True), []).append(result)
+                key = (result.scale.strategy, comparison_key(result, False))
+                found.bare.setdefault(key, []).append(result)
+        return found
+
+    def self_of(self, result: Result) -> Result | None:
+        """The same strategy on one device."""
+        return _nearest(result, self.own.get(comparison_key(result, True), []))
+
+    def bare_of(self, result: Result) -> Result | None:
+        """One device, no wrapper: the strategy's own `baseline`."""
+        name = result.scale.baseline_bare
+        return _nearest(result, self.bare.get((name, comparison_key(result, False)), [])) if name else None
+
+
+def _nearest(result: Result, candidates: list[Result]) -> Result | None:
+    """The one of the same repeat if there is one; of several the latest."""
+    if not candidates:
+        return None
+    return max(candidates, key=lambda c: (c.scale.repeat == result.scale.repeat, c.started_at))
+
+
+def speedup(result: Result, baseline: Result | None) -> tuple[float | None, Interval | None]:
+    """Throughput over the baseline's, with the interval of the ratio. 1 without an interval against itself."""
+    if baseline is None:
+        return None, None
+    if baseline.run_id == result.run_id:
+        return 1.0, None
+    mine, mine_interval = throughput(result)
+    theirs, their_interval = throughput(baseline)
+    if mine is None or theirs is None:
+        return None, None
+    known = mine_interval is not None and their_interval is not None
+    return mine / theirs, ratio_interval(mine_interval, their_interval) if known else None  # type: ignore[arg-type]
+
+
+def per_device(interval: Interval | None, gpus: int) -> Interval | None:
+    """Speedup -> efficiency, against a baseline of one device."""
+    return None if interval is None else scale(interval, 1 / gpus)
+
+
+def flags(result: Result, interval: Interval | None, efficiency: Interval | None, target: Any) -> list[str]:
+    """What a reader of the row must know: its own flags, a wide interval, more than linear within noise."""
+    found = list(result.flags)
+    if result.status == "ok":
+        if interval is None:
+            found.append("no_interval")
+        elif isinstance(target, (int, float)) and interval.relative_half_width() > target:
+            found.append("target_missed")
+        if efficiency is not None and efficiency.value > 1:
+            found.append("superlinear_within_noise" if efficiency.low <= 1 else "superlinear")
+    return found

@@ -1,0 +1,51 @@
+"""Hydra callbacks: bad input is refused before a folder is made; a sweep ends with its table. Layer 4.
+
+Hydra turns exceptions in callbacks into warnings; SystemExit passes through, so that is how these leave.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from scalebench import task
+from scalebench.config_errors import explain
+from scalebench.jobs import exit_status, to_config
+from scalebench.report.tables import write_tables
+from scalebench.resolve import resolve
+from scalebench.spec import InputError
+
+
+class Check(Callback):
+    """Refuses a single run that makes no sense, before Hydra makes its folder."""
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        try:
+            resolve(to_config(config))
+        except InputError as error:
+            task.state.console.error(str(error))
+            raise SystemExit(2) from error
+        except OmegaConfBaseException as error:
+            task.state.console.error(explain(error, []))
+            raise SystemExit(2) from error
+
+
+class Aggregate(Callback):
+    """Leaves results.csv and results.parquet in the sweep's folder and prints its table."""
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        if config.dry_run:
+            return
+        folder = Path(str(config.hydra.sweep.dir))
+        try:
+            task.state.console.table([folder])
+            write_tables(folder)
+        except (InputError, OSError) as error:
+            task.state.console.error(f"{folder}: the tables could not be written: {error}")
+            raise SystemExit(1) from error
+        if exit_status(task.state.done) != 0:
+            raise SystemExit(1)

@@ -1,0 +1,123 @@
+"""`python -m scalebench [hydra overrides]`: the Hydra entry. Layer 4."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig
+
+from scalebench import jobs, task
+from scalebench.config_errors import CONFIG_ERRORS, explain
+from scalebench.configs import conf_dir, plugin_folders
+from scalebench.spec import Config, InputError
+
+LAUNCHER = "hydra_plugins.scalebench.ScalebenchLauncher"
+
+
+def main(arguments: list[str]) -> int:
+    """Run what the command line says. The exit status: 0 ok or unsupported, 1 a run failed, 2 bad input."""
+    arguments = [quote_null(word) for word in arguments]
+    try:
+        with tempfile.TemporaryDirectory() as nowhere, _environment(), _terminate_as_interrupt():
+            if _is_dry(arguments):  # Hydra makes its folders before it asks us
+                arguments = [*arguments, f"hydra.run.dir={nowhere}", f"hydra.sweep.dir={nowhere}"]
+            register()
+            _hydra_main(arguments)
+    except CONFIG_ERRORS as error:
+        return _refuse(explain(error, arguments))
+    except InputError as error:
+        return _refuse(str(error))
+    except OSError as error:
+        return _refuse(f"{error.filename or 'output folder'}: {error.strerror or error}; choose another hydra.run.dir")
+    except (ValueError, TypeError, AssertionError, AttributeError, KeyError) as error:
+        if os.environ.get("SCALEBENCH_TRACEBACK"):
+            raise
+        # Hydra checks some of its own settings with bare asserts and conversions.
+        return _refuse(f"the overrides cannot be composed: {type(error).__name__}: {str(error).splitlines()[0]}")
+    except KeyboardInterrupt:
+        task.state.console.error("cancelled")
+        return 1
+    return jobs.exit_status(task.state.done)
+
+
+def register() -> None:
+    """Make the spine, our launcher and the folders of plugins known to Hydra. InputError for a broken plugin."""
+    plugin_folders()
+    store = ConfigStore.instance()
+    store.store(name="spine", node=Config, provider="scalebench")
+    store.store(group="hydra/launcher", name="scalebench", node={"_target_": LAUNCHER}, provider="scalebench")
+    namespace = str(Path(__file__).with_name("hydra_namespace"))
+    if namespace not in sys.path:
+        sys.path.append(namespace)
+
+
+def compose(overrides: Sequence[str]) -> DictConfig:
+    """The config of one run, composed as the command line would. For tests and for plugins' tests."""
+    register()
+    GlobalHydra.instance().clear()
+    with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"), _environment():
+        return hydra.compose("config", [quote_null(word) for word in overrides])
+
+
+def quote_null(word: str) -> str:
+    """`strategy=null` means the strategy of that name; unquoted, Hydra takes it for no strategy at all."""
+    if not word.startswith("strategy="):
+        return word
+    return re.sub(r"(?<=[=,])null(?=,|$)", "'null'", word)
+
+
+def _hydra_main(arguments: list[str]) -> None:
+    before = sys.argv
+    sys.argv = ["scalebench", *arguments]
+    try:
+        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(task.one_run)()
+    finally:
+        sys.argv = before
+
+
+def _is_dry(arguments: list[str]) -> bool:
+    return any(re.fullmatch(r"dry_run=(true|yes|on|1)", word, re.IGNORECASE) for word in arguments)
+
+
+@contextlib.contextmanager
+def _environment() -> Iterator[None]:
+    """Hydra raises what it would print and exit for, so that it can be said in one line."""
+    before = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = before
+
+
+@contextlib.contextmanager
+def _terminate_as_interrupt() -> Iterator[None]:
+    """SIGTERM ends a run as Ctrl-C does: no process left, and a row that says cancelled."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _refuse(line: str) -> int:
+    task.state.console.error(line)
+    return 2

@@ -1,0 +1,175 @@
+"""Rank files and exit codes -> one status with one reason, and the record. Layer 3."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from scalebench import machine
+from scalebench.launchers.local import Ended, log_name
+from scalebench.records import from_dict, read_json
+from scalebench.results import (
+    SCHEMA_VERSION,
+    Breakdown,
+    Monitor,
+    Phases,
+    Quality,
+    RankRecord,
+    Result,
+    Scale,
+    Sync,
+    Workload,
+)
+from scalebench.spec import RunSpec
+from scalebench.worker import rank_path
+from scalebench.workloads.models import flops_per_sample
+
+FP32_BYTES = 4
+PHASES = ("launch", "setup", "warmup", "measure", "evaluate", "probes", "close", "end")
+
+
+@dataclass
+class Outcome:
+    """How a run ended."""
+
+    status: str
+    reason: str | None = None
+    rank: int | None = None  # the one that failed first, whose log tells more
+    launched_at_s: float | None = None
+    wall_s: float | None = None
+
+
+def read_ranks(folder: Path, processes: int) -> list[RankRecord | None]:
+    """Each rank's record; None where it left none, or only half of one."""
+    found: list[RankRecord | None] = []
+    for rank in range(processes):
+        try:
+            found.append(from_dict(RankRecord, read_json(rank_path(folder, rank))))
+        except (OSError, ValueError):
+            found.append(None)
+    return found
+
+
+def judge(ended: Ended, ranks: list[RankRecord | None], oom_kill: bool) -> Outcome:
+    """The status of the run, and the reason of the rank that failed first: the others fail after it."""
+    timing = {"launched_at_s": ended.started_at_s, "wall_s": ended.wall_s}
+    if ended.timeout is not None:
+        stuck = next((rank for rank, record in enumerate(ranks) if record is None), 0)
+        return Outcome("timeout", ended.timeout, stuck, **timing)
+    died = ended.first_dead
+    if died is not None and (ended.exit_codes[died] or 0) < 0:
+        name = signal.Signals(-(ended.exit_codes[died] or 0)).name
+        if oom_kill and name == "SIGKILL":
+            return Outcome("oom", f"rank {died} was killed by the kernel, which ran out of memory", died, **timing)
+        return Outcome("failed", f"rank {died} was killed by {name}", died, **timing)
+    failed = [r for r in ranks if r is not None and r.status != "ok"]
+    if failed:
+        first = min(failed, key=lambda r: r.failed_at_s or 0.0)
+        where = f"rank {first.rank}: " if len(ranks) > 1 and first.status != "unsupported" else ""
+        return Outcome(first.status, f"{where}{first.reason}", first.rank, **timing)
+    silent = [rank for rank, record in enumerate(ranks) if record is None]
+    if silent:
+        rank = died if died in silent and died is not None else silent[0]
+        return Outcome("failed", f"rank {rank} ended with exit status {ended.exit_codes[rank]}", rank, **timing)
+    if died is not None:
+        return Outcome("failed", f"rank {died} ended with exit status {ended.exit_codes[died]}", died, **timing)
+    return Outcome("ok", **timing)
+
+
+def assemble(
+    spec: RunSpec, ranks: list[RankRecord | None], started_at: str, run_id: str, outcome: Outcome
+) -> Result:
+    """The record of a run, with what its ranks left."""
+    present = [rank for rank in ranks if rank is not None]
+    first = present[0] if present else None
+    return Result(
+        schema_version=SCHEMA_VERSION,
+        run_id=run_id,
+        started_at=started_at,
+        status=outcome.status,
+        reason=outcome.reason,
+        log=log_name(outcome.rank) if outcome.rank is not None else None,
+        fingerprint=spec.fingerprint,
+        spec=dataclasses.asdict(spec.config),
+        workload=_workload(spec, first),
+        scale=_scale(spec, first),
+        phases=_phases(first, outcome),
+        ranks=present,
+        sync=Sync(message_bytes=first.message_bytes if first else []),
+        breakdown=Breakdown(),
+        monitor=Monitor(),
+        quality=_quality(spec, present),
+        machine=machine.detect(),
+        flags=list(spec.flags),
+    )
+
+
+def _workload(spec: RunSpec, first: RankRecord | None) -> Workload:
+    config = spec.config
+    params = first.params if first else None
+    return Workload(
+        model=config.model.name,
+        model_params=params,
+        gradient_bytes=None if params is None else params * FP32_BYTES,
+        flops_per_sample=flops_per_sample(config.model.name),
+        dataset=config.dataset.path or config.dataset.name,
+        train_samples=first.train_samples if first else None,
+        updates_per_epoch=first.updates_per_epoch if first else None,
+        feed=config.dataset.feed,
+        prefetch=config.dataset.prefetch,
+        input_shape=list(config.model.input_shape),
+        precision=config.train.precision,
+        data_format=config.train.data_format,
+    )
+
+
+def _scale(spec: RunSpec, first: RankRecord | None) -> Scale:
+    strategy = spec.config.strategy
+    return Scale(
+        strategy=strategy.name,
+        framework=strategy.framework,
+        framework_version=first.versions.get(strategy.framework) if first else None,
+        backend_requested=strategy.backend,
+        backend_used=first.backend_used if first else None,
+        hardware=spec.config.hardware.name,
+        device=spec.device,
+        gpus=spec.gpus,
+        nodes=spec.nodes,
+        processes=spec.processes,
+        scaling=spec.config.scaling,
+        batch_per_device=spec.batch_per_device,
+        global_batch=spec.global_batch,
+        lockstep=strategy.lockstep,
+        repeat=spec.config.repeat,
+        seed=spec.config.seed,
+        baseline_bare=strategy.baseline,
+    )
+
+
+def _phases(first: RankRecord | None, outcome: Outcome) -> Phases:
+    phases = Phases(wall_s=outcome.wall_s)
+    if first is None:
+        return phases
+    marks = [(name, first.marks_s[name]) for name in PHASES if name in first.marks_s]
+    if outcome.launched_at_s is not None and marks:
+        phases.launch_s = max(0.0, marks[0][1] - outcome.launched_at_s)
+    for (name, start_s), (_, end_s) in zip(marks, marks[1:], strict=False):
+        if name != "launch":
+            setattr(phases, f"{name}_s", end_s - start_s)
+    return phases
+
+
+def _quality(spec: RunSpec, ranks: list[RankRecord]) -> Quality:
+    """The last block's loss over all ranks, and the validation metrics, which every rank has alike."""
+    quality = Quality()
+    last = [(r.block_losses[-1], r.block_samples[-1]) for r in ranks if r.block_losses]
+    parts = [(loss, samples) for loss, samples in last if loss is not None and samples]
+    if parts:
+        quality.final_loss = sum(loss * n for loss, n in parts) / sum(n for _, n in parts)
+    if ranks and ranks[0].metrics:
+        quality.metrics = dict(ranks[0].metrics)
+        quality.metric_name = spec.config.model.metric
+        quality.metric = quality.metrics.get(spec.config.model.metric)
+    return quality

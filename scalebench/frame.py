@@ -1,0 +1,137 @@
+"""`load`: result.json files -> one pandas DataFrame, one row per run, the same columns for every strategy. Layer 1."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scalebench import analysis
+from scalebench.results import RESULT_FILE, Result, read_result
+from scalebench.spec import InputError
+from scalebench.stats import Interval
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COLUMNS = (
+    "run_id started_at status reason path fingerprint repeat seed model dataset strategy framework "
+    "framework_version backend_used hardware gpus nodes processes scaling batch_per_device global_batch "
+    "precision data_format feed model_params gradient_bytes flops_per_sample throughput_samples_per_s "
+    "throughput_low throughput_high interval_over step_s epoch_s updates_per_epoch launch_s setup_s warmup_s "
+    "warmup_steps measured_s measured_steps wall_s steady flags baseline_self_id baseline_bare_id speedup_self "
+    "speedup_self_low speedup_self_high speedup_bare speedup_bare_low speedup_bare_high efficiency_self "
+    "efficiency_self_low efficiency_self_high efficiency_bare efficiency_bare_low efficiency_bare_high mfu "
+    "sync_isolated_s sync_exposed_s sync_exposed_share sync_per_epoch_s straggler_wait_s data_share forward_s "
+    "backward_s optimizer_s gpu_util_mean gpu_power_w_mean energy_j_per_sample peak_memory_bytes "
+    "sm_clock_mhz_min mem_clock_mhz_min throttle_reasons cpu_util_mean rss_peak_bytes final_loss metric_name "
+    "metric time_to_target_s"
+).split()
+TEXT = (
+    "run_id started_at status reason path fingerprint model dataset strategy framework framework_version "
+    "backend_used hardware scaling precision data_format feed interval_over flags baseline_self_id "
+    "baseline_bare_id throttle_reasons metric_name"
+).split()
+COUNTS = (
+    "repeat seed gpus nodes processes batch_per_device global_batch model_params gradient_bytes "
+    "updates_per_epoch warmup_steps measured_steps peak_memory_bytes rss_peak_bytes"
+).split()
+
+
+def find(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
+    """All result.json files at or below `paths`, sorted; InputError for a path without any."""
+    found: set[Path] = set()
+    for given in map(Path, paths):
+        below = [given] if given.is_file() else sorted(given.rglob(RESULT_FILE))
+        if not below:
+            raise InputError(f"no {RESULT_FILE} at or below {given}; give the folder of a run or a sweep")
+        found.update(below)
+    return sorted(found)
+
+
+def load(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> pd.DataFrame:
+    """One row per run found at or below `path` (one or several folders or result.json files).
+
+    Seconds, bytes, samples/s as the column names say; null means not measured. Speedups and efficiencies
+    are against the one-device rows among these. Raises InputError for a file that cannot be read.
+    """
+    paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
+    files = find(paths)
+    return frame([read_result(file) for file in files], [file.parent for file in files])
+
+
+def frame(results: Sequence[Result], folders: Sequence[Path]) -> pd.DataFrame:
+    """Rows of these records, in order, with the column types of every scalebench frame."""
+    import pandas as pd
+
+    baselines = analysis.Baselines.among(results)
+    rows = [row(result, folder, baselines) for result, folder in zip(results, folders, strict=True)]
+    table = pd.DataFrame(rows, columns=list(COLUMNS))
+    kinds = {name: "string" for name in TEXT} | {name: "Int64" for name in COUNTS} | {"steady": "boolean"}
+    return table.astype({name: kinds.get(name, "Float64") for name in COLUMNS})
+
+
+def row(result: Result, folder: Path, baselines: analysis.Baselines) -> dict[str, Any]:
+    """One run as a row."""
+    s, w, p, m, q = result.scale, result.workload, result.phases, result.monitor, result.quality
+    value, interval = analysis.throughput(result)
+    first = result.ranks[0] if result.ranks else None
+    samples_per_epoch = w.train_samples
+    cells: dict[str, Any] = {
+        "run_id": result.run_id, "started_at": result.started_at, "status": result.status,
+        "reason": result.reason, "path": str(folder), "fingerprint": result.fingerprint,
+        "repeat": s.repeat, "seed": s.seed, "model": w.model, "dataset": w.dataset, "strategy": s.strategy,
+        "framework": s.framework, "framework_version": s.framework_version, "backend_used": s.backend_used,
+        "hardware": s.hardware, "gpus": s.gpus, "nodes": s.nodes, "processes": s.processes,
+        "scaling": s.scaling, "batch_per_device": s.batch_per_device, "global_batch": s.global_batch,
+        "precision": w.precision, "data_format": w.data_format, "feed": w.feed,
+        "model_params": w.model_params, "gradient_bytes": w.gradient_bytes,
+        "flops_per_sample": w.flops_per_sample,
+        **_limits("throughput_samples_per_s", "throughput", value, interval),
+        "interval_over": "blocks" if interval else None, "step_s": analysis.step_s(result),
+        "epoch_s": samples_per_epoch / value if samples_per_epoch and value else None,
+        "updates_per_epoch": w.updates_per_epoch, "launch_s": p.launch_s, "setup_s": p.setup_s,
+        "warmup_s": p.warmup_s, "measured_s": p.measure_s, "wall_s": p.wall_s,
+        "warmup_steps": len(first.warmup_block_s) * (first.warmup_block_steps or 0) if first else None,
+        "measured_steps": len(first.block_s) * (first.block_steps or 0) if first else None,
+        "sync_isolated_s": result.sync.isolated_s, "sync_exposed_s": result.sync.exposed_s,
+        "straggler_wait_s": result.sync.straggler_wait_s,
+        "forward_s": result.breakdown.forward_s, "backward_s": result.breakdown.backward_s,
+        "optimizer_s": result.breakdown.optimizer_s,
+        "gpu_util_mean": m.gpu_util_mean, "gpu_power_w_mean": m.gpu_power_w_mean,
+        "sm_clock_mhz_min": m.sm_clock_mhz_min, "mem_clock_mhz_min": m.mem_clock_mhz_min,
+        "throttle_reasons": _joined(m.throttle_reasons), "cpu_util_mean": m.cpu_util_mean,
+        "peak_memory_bytes": _largest(b for r in result.ranks for b in r.peak_memory_bytes),
+        "rss_peak_bytes": _largest(r.rss_peak_bytes for r in result.ranks),
+        "final_loss": q.final_loss, "metric_name": q.metric_name, "metric": q.metric,
+        "time_to_target_s": q.time_to_target_s,
+    }  # fmt: skip
+    efficiency = _against(cells, result, "self", baselines.self_of(result))
+    _against(cells, result, "bare", baselines.bare_of(result))
+    target = result.spec.get("measure", {}).get("target")
+    cells["flags"] = _joined(analysis.flags(result, interval, efficiency, target))
+    return cells
+
+
+def _against(cells: dict[str, Any], result: Result, kind: str, baseline: Result | None) -> Interval | None:
+    value, interval = analysis.speedup(result, baseline)
+    cells[f"baseline_{kind}_id"] = baseline.run_id if baseline else None
+    gpus = result.scale.gpus
+    share = analysis.per_device(interval, gpus)
+    cells.update(_limits(f"speedup_{kind}", f"speedup_{kind}", value, interval))
+    cells.update(_limits(f"efficiency_{kind}", f"efficiency_{kind}", value / gpus if value else None, share))
+    return share
+
+
+def _limits(name: str, stem: str, value: float | None, interval: Interval | None) -> dict[str, float | None]:
+    low, high = (interval.low, interval.high) if interval else (None, None)
+    return {name: value, f"{stem}_low": low, f"{stem}_high": high}
+
+
+def _largest(values: Iterable[int | None]) -> int | None:
+    return max((v for v in values if v is not None), default=None)
+
+
+def _joined(words: list[str] | None) -> str | None:
+    return " ".join(words) if words else None

@@ -1,0 +1,67 @@
+"""Hydra's launcher for sweeps: checks all runs, adds the missing baselines, then runs one after the other. Layer 4."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra.core.utils import JobReturn, run_job, setup_globals
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, open_dict
+
+from scalebench import jobs, task
+from scalebench.results import RESULT_FILE
+
+
+class SweepLauncher(Launcher):
+    """Gets all runs of a sweep at once, so that nothing starts before every one of them is known to be sound."""
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self._context, self._task, self._config = hydra_context, task_function, config
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        setup_globals()
+        planned = jobs.plan(job_overrides, self._compose)
+        if self._config.dry_run:
+            task.show_plan(planned)
+            return []
+        sweep_dir = Path(str(self._config.hydra.sweep.dir))
+        if self._config.resume:
+            earlier = jobs.earlier_results(sweep_dir.absolute().parent)
+            for job in planned:
+                job.earlier = earlier.get(job.key)
+        task.prepare_data([job.spec for job in planned if job.earlier is None])
+        task.begin_sweep(planned)
+        return [self._one(job, initial_job_idx + i, sweep_dir) for i, job in enumerate(planned)]
+
+    def _compose(self, overrides: Sequence[str]) -> DictConfig:
+        return self._context.config_loader.load_sweep_config(self._config, list(overrides))
+
+    def _one(self, job: jobs.Job, number: int, sweep_dir: Path) -> JobReturn:
+        config = self._compose(job.overrides)
+        with open_dict(config):
+            config.hydra.job.id = str(number)
+            config.hydra.job.num = number
+        folder = sweep_dir / str(config.hydra.sweep.subdir)
+        if job.earlier is not None:
+            _adopt(job.earlier, folder)
+        elif self._config.resume:
+            (folder / RESULT_FILE).unlink(missing_ok=True)  # of a run that did not go well
+        return run_job(
+            task_function=self._task,
+            config=config,
+            job_dir_key="hydra.sweep.dir",
+            job_subdir_key="hydra.sweep.subdir",
+            hydra_context=self._context,
+        )
+
+
+def _adopt(earlier: Path, folder: Path) -> None:
+    """An earlier run becomes part of this sweep, so that the sweep's folder is whole by itself."""
+    if earlier.resolve() != folder.resolve():
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(earlier, folder)
+
+

@@ -1,0 +1,172 @@
+"""Starts the processes of a run on this machine, watches them, and ends them, all of them. Layer 2."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from scalebench.measure.progress import Progress, read_progress
+from scalebench.spec import RunSpec
+
+POLL_S = 0.02
+LOOK_S = 0.5  # between two looks at the progress files
+GRACE_S = 5.0  # between SIGTERM and SIGKILL
+FOLLOW_S = 5.0  # that the other ranks have to notice a dead one and say so
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+@dataclass
+class Ended:
+    """How a group of processes ended."""
+
+    exit_codes: list[int | None]  # by rank; negative: the signal; None: still running when it was ended
+    started_at_s: float
+    wall_s: float
+    first_dead: int | None = None  # the rank that was seen to end badly first
+    timeout: str | None = None  # why the group was ended from here
+    pids: list[int] = field(default_factory=list)
+
+
+def log_name(rank: int) -> str:
+    return f"rank{rank}.log"
+
+
+def launch(
+    spec: RunSpec,
+    folder: Path,
+    run_id: str,
+    on_look: Callable[[list[Progress]], None] = lambda progress: None,
+    module: str = "scalebench.worker",
+) -> Ended:
+    """Run all ranks of `spec` in `folder` to their end.
+
+    A rank that ends badly, no progress for `hang_s`, or `timeout_s` in all end the group. Whatever happens,
+    also an exception or Ctrl-C here, no process is left. OSError when processes cannot be started.
+    """
+    started_at_s, start_s = time.time(), time.monotonic()
+    port = free_port()
+    group: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(spec.processes):
+            group.append(_start(spec, folder, run_id, rank, port, module))
+        first_dead, timeout = _watch(spec, folder, group, on_look)
+    finally:
+        codes = [process.poll() for process in group]
+        end_group(group)
+    wall_s = time.monotonic() - start_s
+    return Ended(codes, started_at_s, wall_s, first_dead, timeout, [process.pid for process in group])
+
+
+def free_port() -> int:
+    """A port of the loopback interface that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def environment(spec: RunSpec, run_id: str, rank: int, port: int) -> dict[str, str]:
+    """This process's environment and a rank's own variables, under the names that torchrun uses."""
+    place = spec.places[rank]
+    local = sum(p.node == place.node for p in spec.places)
+    variables = dict(os.environ)
+    variables.update({name: str(place.threads) for name in THREAD_VARIABLES})
+    variables.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(spec.processes),
+        LOCAL_RANK=str(place.local_rank),
+        LOCAL_WORLD_SIZE=str(local),
+        NODE_RANK=str(place.node),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        GLOO_SOCKET_IFNAME="lo",
+        PYTHONUNBUFFERED="1",
+        SCALEBENCH_RUN_ID=run_id,
+        SCALEBENCH_PARENT_PID=str(os.getpid()),
+    )
+    return variables
+
+
+def _start(spec: RunSpec, folder: Path, run_id: str, rank: int, port: int, module: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", module, str(folder)]
+    env = environment(spec, run_id, rank, port)
+    if spec.config.debug and rank == 0:  # in the foreground, where a debugger can be
+        return subprocess.Popen(command, env=env)
+    with open(folder / log_name(rank), "wb") as log:
+        # A session of its own: Ctrl-C reaches the parent alone, which then ends the group in one way.
+        return subprocess.Popen(
+            command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+
+
+def _watch(
+    spec: RunSpec, folder: Path, group: list[subprocess.Popen[bytes]], on_look: Callable[[list[Progress]], None]
+) -> tuple[int | None, str | None]:
+    """(rank that ended badly first, why the group must be ended), when it is time to end or all have ended."""
+    settings = spec.config.measure
+    limited = not spec.config.debug
+    begin_s = changed_s = looked_s = time.monotonic()
+    seen: list[tuple[int, float]] = []
+    while True:
+        codes = [process.poll() for process in group]
+        bad = [rank for rank, code in enumerate(codes) if code not in (None, 0)]
+        if bad:
+            first = min(bad, key=lambda rank: (codes[rank] or 0) >= 0)  # a signal rather than an exit
+            _wait_all(group, FOLLOW_S)
+            return first, None
+        if all(code == 0 for code in codes):
+            return None, None
+        now_s = time.monotonic()
+        if now_s - looked_s >= LOOK_S:
+            looked_s = now_s
+            progress = [p for p in (read_progress(folder, rank) for rank in range(len(group))) if p is not None]
+            now_seen = [(p.rank, p.at_s) for p in progress]
+            if now_seen != seen:
+                seen, changed_s = now_seen, now_s
+            on_look(progress)
+        if limited and now_s - changed_s > settings.hang_s:
+            return None, f"no rank made progress for {settings.hang_s:g} s (measure.hang_s)"
+        if limited and now_s - begin_s > settings.timeout_s:
+            return None, f"not over after {settings.timeout_s:g} s (measure.timeout_s)"
+        time.sleep(POLL_S)
+
+
+def _wait_all(group: list[subprocess.Popen[bytes]], limit_s: float) -> None:
+    deadline_s = time.monotonic() + limit_s
+    while time.monotonic() < deadline_s and any(process.poll() is None for process in group):
+        time.sleep(POLL_S)
+
+
+def end_group(group: list[subprocess.Popen[bytes]]) -> None:
+    """SIGTERM to every process group, SIGKILL after a while to what is left; stopped ones are woken first."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        alive = [process for process in group if process.poll() is None]
+        for process in alive:
+            _signal(process, sign)
+            _signal(process, signal.SIGCONT)
+        _wait_all(alive, GRACE_S)
+    for process in group:
+        process.wait()
+        _signal(process, signal.SIGKILL)  # children that outlived their leader
+
+
+def _signal(process: subprocess.Popen[bytes], sign: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if os.getpgid(0) == _group_of(process):
+            process.send_signal(sign)  # a debugged rank shares our group
+        else:
+            os.killpg(process.pid, sign)
+
+
+def _group_of(process: subprocess.Popen[bytes]) -> int | None:
+    try:
+        return os.getpgid(process.pid)
+    except ProcessLookupError:
+        return None

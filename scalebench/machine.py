@@ -1,0 +1,300 @@
+"""What this machine is: processors, memory, GPUs and software, for the record and for choosing devices.
+
+Nothing here raises because the machine lacks something: what cannot be told is None (or left out), never 0.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+Ask = Callable[..., Any]
+
+PACKAGES = "scalebench torch pytorch-lightning tensorflow tensorflow-cpu keras horovod numpy hydra-core"
+VARIABLES = re.compile(
+    r"(NCCL|HOROVOD|OMP|GLOO|TF|MKL|TORCH|PYTORCH|XLA|CUDA|CUDNN|CUBLAS|KMP|MALLOC)_|NVIDIA_TF32_OVERRIDE$"
+)
+# Records are shown to others, and Terraform too keeps its variables, passwords among them, under TF_.
+PRIVATE = re.compile(r"^TF_(VAR|TOKEN|CLI)_|TOKEN|SECRET|PASSW|CREDENTIAL|_KEY")
+
+# Values of nvml.h, fixed by its binary interface.
+SM_CLOCK, MEM_CLOCK, MAX_NVLINKS, LINK_ACTIVE, SWITCH_TYPE = 1, 2, 36, 1, 2
+# The words of `nvidia-smi topo -m`; 0 is one board with two GPUs, which it shows as PIX as well.
+ANCESTOR_WORDS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+
+_ROOT = Path("/")  # tests put a folder of their own here
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU as NVML tells it; a field that NVML refuses is None. `index` is NVML's (PCI bus order)."""
+
+    index: int
+    name: str | None
+    uuid: str | None
+    memory_bytes: int | None
+    sm_clock_max_mhz: int | None
+    mem_clock_max_mhz: int | None
+    power_limit_w: float | None  # the limit in force, also where it is under the card's own
+    numa_node: int | None
+    pci_bus_id: str | None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """This machine and its software. `gpus` are all that NVML shows, whatever CUDA_VISIBLE_DEVICES hides."""
+
+    hostname: str
+    cpu_model: str | None
+    cpus: int  # usable by this process
+    cpu_quota: float | None  # CPUs' worth of time per second; None = no limit
+    cpus_physical: int | None  # cores of the whole machine, without their second threads
+    memory_bytes: int | None
+    numa_nodes: int | None
+    gpus: list[Gpu]
+    topology: list[list[str]] | None  # word per GPU pair: X, NV#, PIX, PXB, PHB, NODE, SYS
+    driver_version: str | None
+    cuda_driver_version: str | None
+    os: str
+    python: str
+    versions: dict[str, str]
+    environment: dict[str, str]
+    git_commit: str | None
+    container: str | None
+
+
+def detect() -> Machine:
+    """Look at everything once; tens of milliseconds, longer where the GPU driver has to wake up."""
+    with _nvml() as ask:
+        handles = [ask("nvmlDeviceGetHandleByIndex", i) for i in range(ask("nvmlDeviceGetCount") or 0)]
+        gpus = [_gpu(ask, index, handle) for index, handle in enumerate(handles)]
+        topology = _topology(ask, handles, gpus)
+        driver, cuda = ask("nvmlSystemGetDriverVersion"), ask("nvmlSystemGetCudaDriverVersion_v2")
+    return Machine(
+        hostname=platform.node(),
+        cpu_model=_find(r"^(?:model name|cpu)\s*:(.+)$", "proc/cpuinfo"),  # POWER says "cpu", Arm neither
+        cpus=len(usable_cpus()),
+        cpu_quota=cpu_quota(),
+        cpus_physical=_or_none(lambda: importlib.import_module("psutil").cpu_count(logical=False)),
+        memory_bytes=_or_none(lambda: os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
+        numa_nodes=len(list((_ROOT / "sys/devices/system/node").glob("node[0-9]*"))) or None,
+        gpus=gpus,
+        topology=topology,
+        driver_version=driver,
+        cuda_driver_version=None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
+        os=platform.platform(),
+        python=platform.python_version(),
+        versions=_versions(),
+        environment=_environment(),
+        git_commit=git_commit(),
+        container=_container(),
+    )
+
+
+def describe(machine: Machine) -> str:
+    """One line for people, such as '8 x NVIDIA A100-SXM4-40GB, 48 cores, 1000 GiB'."""
+    names = Counter(gpu.name or "unknown GPU" for gpu in machine.gpus)
+    gpus = " + ".join(f"{count} x {name}" for name, count in names.items())
+    cores = f"{machine.cpus} cores" if gpus else f"{machine.cpus} x {_short(machine.cpu_model)} cores"
+    quota = machine.cpu_quota
+    cores += f" (quota {quota:g})" if quota is not None and quota < machine.cpus else ""
+    memory = f"{machine.memory_bytes / 2**30:.0f} GiB" if machine.memory_bytes is not None else ""
+    return ", ".join(part for part in (gpus, cores, memory, "" if gpus else "no GPU") if part)
+
+
+def usable_cpus() -> list[int]:
+    """Numbers of the logical CPUs that this process may run on, sorted."""
+    linux = hasattr(os, "sched_getaffinity")
+    return sorted(os.sched_getaffinity(0)) if linux else list(range(os.cpu_count() or 1))
+
+
+def cpu_quota() -> float | None:
+    """CPU seconds per second that the cgroups of this process allow (versions 1 and 2); None = no limit."""
+    quotas: list[float] = []
+    for folder in _cpu_cgroups():
+        version_1 = f"{_read(folder, 'cpu.cfs_quota_us')} {_read(folder, 'cpu.cfs_period_us')}"
+        # Without a match there is no limit: "max" in version 2, -1 in version 1.
+        if found := re.match(r"(\d+)\s+([1-9]\d*)", _read(folder, "cpu.max") or version_1):
+            quotas.append(int(found[1]) / int(found[2]))
+    return min(quotas, default=None)
+
+
+def gpu_count() -> int:
+    """How many GPUs a process started now would see: those of NVML that CUDA_VISIBLE_DEVICES leaves."""
+    with _nvml() as ask:
+        count: int = ask("nvmlDeviceGetCount") or 0
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return count if visible is None else _count_visible(ask, visible.split(","), count)
+
+
+def oom_kills() -> int | None:
+    """The kernel's count of processes killed for memory since boot, on the whole host, not only ours."""
+    count = _find(r"^oom_kill (\d+)$", "proc/vmstat")
+    return None if count is None else int(count)
+
+
+def git_commit(folder: Path | None = None) -> str | None:
+    """Commit checked out in `folder` (None: the working directory), '-dirty' if tracked files differ."""
+    # Without --no-optional-locks git would refresh the index file, under the hands of whoever works there.
+    command = ["git", "--no-optional-locks", "describe", "--always", "--dirty", "--abbrev=64", "--exclude=*"]
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=2.0, check=True)
+    except (OSError, subprocess.SubprocessError):  # no git, no repository, no commit, a slow disk
+        return None
+    return done.stdout.strip()
+
+
+def _or_none(question: Callable[[], T]) -> T | None:
+    """The answer, or None: no fact about the machine is worth a failed run, whatever a driver throws."""
+    try:
+        return question()
+    except Exception:
+        return None
+
+
+def _read(*path: str | Path) -> str:
+    """A system file's text, '' where there is none or it may not be read."""
+    try:
+        return _ROOT.joinpath(*path).read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _find(pattern: str, *path: str) -> str | None:
+    found = re.search(pattern, _read(*path), re.MULTILINE)
+    return found[1].strip() if found else None
+
+
+def _short(cpu_model: str | None) -> str:
+    """'Intel(R) Xeon(R) CPU E5-2680 v3 @ 2.50GHz' -> 'Intel Xeon E5-2680 v3'."""
+    return re.sub(r"\((R|TM|r|tm)\)| CPU\b| \d+-Core Processor| @.*", "", cpu_model or "unknown").strip()
+
+
+def _cpu_cgroups() -> Iterator[Path]:
+    """The cgroups of this process that may limit its CPU time, and all above them, which limit it as well."""
+    for line in _read("proc/self/cgroup").splitlines():
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if controllers == "" or "cpu" in controllers.split(","):  # version 2 names no controllers
+            # In a container the path may be the host's, and only its top mounted: missing ones are harmless.
+            parts = path.strip("/").split("/")
+            yield from (Path("sys/fs/cgroup", controllers, *parts[:n]) for n in range(len(parts) + 1))
+
+
+def _versions() -> dict[str, str]:
+    installed = {name: _or_none(partial(importlib.metadata.version, name)) for name in PACKAGES.split()}
+    return {name: version for name, version in installed.items() if version is not None}
+
+
+def _environment() -> dict[str, str]:
+    names = [name for name in sorted(os.environ) if VARIABLES.match(name) and not PRIVATE.search(name)]
+    return {name: os.environ[name] for name in names}
+
+
+def _container() -> str | None:
+    # The innermost first: Apptainer may run inside the others, and a Kubernetes pod may show Docker's file.
+    if "APPTAINER_CONTAINER" in os.environ or "SINGULARITY_CONTAINER" in os.environ:
+        return "apptainer"
+    if "KUBERNETES_SERVICE_HOST" in os.environ:
+        return "kubernetes"
+    if (_ROOT / "run/.containerenv").exists():
+        return "podman"
+    return "docker" if (_ROOT / ".dockerenv").exists() else None
+
+
+@contextmanager
+def _nvml() -> Iterator[Ask]:
+    """A function that asks NVML by name; None is the answer to what cannot be told, without NVML to all."""
+    nvml: Any = None
+    with suppress(Exception):
+        import pynvml
+
+        pynvml.nvmlInit()
+        nvml = pynvml
+
+    def ask(name: str, *args: Any) -> Any:
+        value = _or_none(lambda: getattr(nvml, name)(*args))
+        return value.decode(errors="replace") if isinstance(value, bytes) else value  # bytes: older pynvml
+
+    try:
+        yield ask
+    finally:
+        ask("nvmlShutdown")
+
+
+def _gpu(ask: Ask, index: int, handle: Any) -> Gpu:
+    pci_bus_id = getattr(ask("nvmlDeviceGetPciInfo", handle), "busId", None)
+    power_limit_mw = ask("nvmlDeviceGetEnforcedPowerLimit", handle)
+    return Gpu(
+        index=index,
+        name=ask("nvmlDeviceGetName", handle),
+        uuid=ask("nvmlDeviceGetUUID", handle),
+        memory_bytes=getattr(ask("nvmlDeviceGetMemoryInfo", handle), "total", None),
+        sm_clock_max_mhz=ask("nvmlDeviceGetMaxClockInfo", handle, SM_CLOCK),
+        mem_clock_max_mhz=ask("nvmlDeviceGetMaxClockInfo", handle, MEM_CLOCK),
+        power_limit_w=None if power_limit_mw is None else power_limit_mw / 1000,
+        numa_node=_or_none(partial(_numa_node, pci_bus_id)),
+        pci_bus_id=pci_bus_id,
+    )
+
+
+def _numa_node(pci_bus_id: str | None) -> int | None:
+    """The NUMA node that a GPU hangs from, by sysfs: NVML's own call is for GPUs that are such a node."""
+    domain, _, rest = (pci_bus_id or "0:").lower().partition(":")
+    address = f"{int(domain, 16):04x}:{rest}"  # NVML writes the domain with eight digits
+    node = _find(r"^(\d+)$", "sys/bus/pci/devices", address, "numa_node")  # -1: the firmware does not say
+    return None if node is None else int(node)
+
+
+def _topology(ask: Ask, handles: Sequence[Any], gpus: Sequence[Gpu]) -> list[list[str]] | None:
+    """How each pair of GPUs is connected; None without GPUs, or where a pair's answer is missing."""
+    links = [_nvlinks(ask, handle) for handle in handles]
+
+    def word(a: int, b: int) -> str:
+        if a == b:
+            return "X"
+        # Linked to each other, or both to NVSwitches, which connect all with all.
+        nvlinks = links[a][gpus[b].pci_bus_id or ""] or min(links[a]["switch"], links[b]["switch"])
+        ancestor = ask("nvmlDeviceGetTopologyCommonAncestor", handles[a], handles[b])
+        return f"NV{nvlinks}" if nvlinks else ANCESTOR_WORDS.get(ancestor, "")
+
+    rows = [[word(a, b) for b in range(len(gpus))] for a in range(len(gpus))]
+    return rows if rows and all(map(all, rows)) else None
+
+
+def _nvlinks(ask: Ask, handle: Any) -> Counter[str]:
+    """Active NVLinks of one GPU, counted by the PCI address of the other end, or 'switch'."""
+    peers = []
+    for link in range(MAX_NVLINKS):
+        if ask("nvmlDeviceGetNvLinkState", handle, link) == LINK_ACTIVE:
+            to_switch = ask("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) == SWITCH_TYPE
+            pci_info = ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
+            peers.append("switch" if to_switch else getattr(pci_info, "busId", None))
+    return Counter(peer for peer in peers if peer)
+
+
+def _count_visible(ask: Ask, entries: Sequence[str], count: int) -> int:
+    """CUDA's reading of CUDA_VISIBLE_DEVICES: up to the first wrong entry, and none if one stands twice."""
+    uuids = [str(ask("nvmlDeviceGetUUID", ask("nvmlDeviceGetHandleByIndex", i))) for i in range(count)]
+    chosen: set[int] = set()
+    for entry in map(str.strip, entries):
+        if entry.startswith("MIG-"):  # a process is shown one MIG instance at most
+            return int(ask("nvmlDeviceGetHandleByUUID", entry) is not None)
+        uuid = entry if entry.startswith("GPU-") else "not one"  # or only the beginning of one
+        found = {i for i in range(count) if entry == str(i) or uuids[i].startswith(uuid)}
+        if len(found) != 1:
+            break
+        if found <= chosen:
+            return 0
+        chosen |= found
+    return len(chosen)

@@ -1,0 +1,100 @@
+"""The phases of one rank: setup, warm-up, measure, evaluate, probes, close. Layer 2.
+
+Probes spoil weights and memory peaks, so they come last and leave no loss.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Generator, Iterable
+from contextlib import closing
+from typing import Any
+
+from scalebench.measure import stopping
+from scalebench.measure.loop import Series, Stage, TimedLoop
+from scalebench.measure.progress import ProgressFile, rss_peak_bytes
+from scalebench.results import RankRecord
+from scalebench.spec import RunSpec
+from scalebench.strategy import Strategy
+from scalebench.workloads import datasets
+from scalebench.workloads.source import Source
+
+
+class WrongBackend(RuntimeError):
+    """What was requested is not what ran: a failed run, whatever it measured."""
+
+
+class Session:
+    """Takes one strategy through its phases and fills the rank's record as it goes."""
+
+    def __init__(self, spec: RunSpec, strategy: Strategy, record: RankRecord, progress: ProgressFile) -> None:
+        self.spec, self.strategy, self.record, self.progress = spec, strategy, record, progress
+
+    def run(self) -> None:
+        """All phases but close. Whatever goes wrong is raised, with the record filled up to there."""
+        settings = self.spec.config.measure
+        self._enter("setup")
+        replica, replicas = self.strategy.shard()
+        train, validation = datasets.sources(self.spec, replica, replicas)
+        self.record.train_samples, self.record.updates_per_epoch = train.samples, train.updates_per_epoch
+        self.strategy.setup()
+        self.record.params = self.strategy.num_params()
+        self._measure(train)
+        self.record.peak_memory_bytes = self.strategy.peak_memory_bytes()
+        if settings.evaluate and validation is not None:
+            self._enter("evaluate")
+            self.record.metrics = self.strategy.evaluate(validation)
+        self._enter("probes")
+        self._probe()
+        self._enter("close")
+
+    def _measure(self, train: Source) -> None:
+        settings = self.spec.config.measure
+        lockstep = self.spec.config.strategy.lockstep
+        warmup = stopping.warmup(settings, self._report)
+        measuring = stopping.measuring(self.strategy, settings, lockstep, self._report)
+        with closing(_one_iterator(self.strategy.feed(train))) as batches:
+            self.strategy.train(TimedLoop(self.strategy, batches, [warmup, measuring], self._on_stage))
+        self.record.warmup_block_steps = warmup.series.steps
+        self.record.warmup_block_s = warmup.series.seconds
+        self.record.warmup_losses = warmup.series.losses
+        self.record.block_steps = measuring.series.steps
+        self.record.block_s = measuring.series.seconds
+        self.record.block_samples = measuring.series.samples
+        self.record.block_losses = measuring.series.losses
+
+    def _on_stage(self, stage: Stage) -> None:
+        self._enter(stage.name, stage.limit_s)
+
+    def _probe(self) -> None:
+        self.record.message_bytes = self.strategy.message_sizes()
+        self.record.backend_used = self.strategy.backend_used()
+        self.record.versions = self.strategy.versions()
+        requested = self.spec.config.strategy.backend
+        if requested not in (None, "auto") and self.record.backend_used != requested:
+            raise WrongBackend(
+                f"{self.spec.config.strategy.name} asked for {requested}, but the gradients were carried by "
+                f"{self.record.backend_used or 'nothing'}"
+            )
+
+    def _enter(self, phase: str, limit_s: float | None = None) -> None:
+        self.record.marks_s[phase] = time.time()
+        self.progress.phase(phase, limit_s)
+
+    def _report(self, series: Series) -> None:
+        self.progress.update(len(series.seconds) * series.steps, sum(series.samples), sum(series.seconds))
+
+
+def finish(record: RankRecord, progress: ProgressFile) -> None:
+    """What is known only at the end of a process."""
+    record.marks_s["end"] = time.time()
+    record.rss_peak_bytes = rss_peak_bytes()
+    record.rss_anon_peak_bytes = progress.rss_anon_peak_bytes
+    times = os.times()
+    record.cpu_s = times.user + times.system
+
+
+def _one_iterator(batches: Iterable[Any]) -> Generator[Any, None, None]:
+    """One iterator that outlives a stage, and whose closing ends the threads behind it."""
+    yield from batches

@@ -1,0 +1,116 @@
+"""Strategy names -> the classes behind them. Layer 1; imports an adapter only when it is asked for one."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import os
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+
+from scalebench.spec import InputError
+from scalebench.strategy import Strategy
+from scalebench.suggest import no_such
+
+GROUP = "scalebench.strategies"
+OURS = "scalebench"
+
+BUILT_IN: dict[str, str] = {
+    "null": "scalebench.adapters.null:Null",
+    "bare_torch": "scalebench.adapters.torch.bare:BareTorch",
+    "ddp": "scalebench.adapters.torch.ddp:Ddp",
+    "ddp_nccl": "scalebench.adapters.torch.ddp:Ddp",
+    "ddp_gloo": "scalebench.adapters.torch.ddp:Ddp",
+    "lightning_ddp": "scalebench.adapters.torch.lightning:LightningDdp",
+    "lightning_ddp_nccl": "scalebench.adapters.torch.lightning:LightningDdp",
+    "lightning_ddp_gloo": "scalebench.adapters.torch.lightning:LightningDdp",
+    "independent_torch": "scalebench.adapters.torch.independent:IndependentTorch",
+}
+
+# Described by a YAML file, and asked for by name, before its adapter is part of a release.
+NOT_YET: dict[str, str] = {
+    "horovod_nccl": "its Horovod adapter is not part of this version of scalebench; "
+    "strategy=ddp_nccl exchanges gradients over NCCL too",
+}
+
+# How to get what a strategy's YAML `requires`.
+INSTALL: dict[str, str] = {
+    "torch": "pip install 'scalebench[torch]'",
+    "pytorch_lightning": "pip install 'scalebench[torch]'",
+    "tensorflow": "pip install 'scalebench[tensorflow]'",
+    "horovod": "pip install horovod (built from source with HOROVOD_WITH_PYTORCH=1)",
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A registered strategy: what to import, and which distribution it comes from."""
+
+    name: str
+    target: str | None  # "module:Class"; None: announced, not there yet
+    origin: str
+
+
+@functools.lru_cache(maxsize=1)
+def table() -> dict[str, Entry]:
+    """All registered strategies by name.
+
+    Built-ins and the entry points `scalebench.strategies` of installed packages; SCALEBENCH_PLUGINS, when set,
+    lists the only distributions to load plugins from (empty: none). The same name twice is an InputError.
+    """
+    entries = {name: Entry(name, target, OURS) for name, target in BUILT_IN.items()}
+    entries |= {name: Entry(name, None, OURS) for name in NOT_YET}
+    for point in filter(allowed, entry_points(group=GROUP)):
+        origin = origin_of(point)
+        known = entries.get(point.name)
+        if known is not None and (known.origin, known.target) != (origin, point.value):
+            raise InputError(
+                f"strategy '{point.name}' is registered by both {known.origin} and {origin}; "
+                f"uninstall one of them or set SCALEBENCH_PLUGINS"
+            )
+        entries[point.name] = Entry(point.name, point.value, origin)
+    return entries
+
+
+def origin_of(point: EntryPoint) -> str:
+    """The distribution that an entry point comes from."""
+    return point.dist.name if point.dist is not None else point.module
+
+
+def allowed(point: EntryPoint) -> bool:
+    """Whether SCALEBENCH_PLUGINS, when set, lets this plugin in."""
+    chosen = os.environ.get("SCALEBENCH_PLUGINS")
+    return chosen is None or origin_of(point) in chosen.split(",")
+
+
+def find(name: str) -> Entry:
+    """The entry of that name; InputError with the nearest name otherwise."""
+    entries = table()
+    if name not in entries:
+        raise InputError(no_such("strategy", name, entries))
+    return entries[name]
+
+
+def load(name: str) -> type[Strategy]:
+    """Import the class behind a name. InputError when a plugin does not hold what it registered."""
+    entry = find(name)
+    if entry.target is None:
+        raise InputError(f"strategy '{name}': {NOT_YET[name]}")
+    module_name, _, class_name = entry.target.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError) as error:
+        raise InputError(f"strategy '{name}' of {entry.origin} cannot be loaded from {entry.target}: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Strategy)):
+        raise InputError(f"strategy '{name}' of {entry.origin}: {entry.target} is no subclass of scalebench.strategy.Strategy")
+    return found
+
+
+def missing_packages(requires: list[str]) -> list[str]:
+    """Those of the import names that are not installed; nothing is imported."""
+    return [name for name in requires if importlib.util.find_spec(name) is None]
+
+
+def install_hint(package: str) -> str:
+    return INSTALL.get(package, f"pip install {package}")

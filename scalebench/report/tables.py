@@ -1,0 +1,101 @@
+"""The frame for people: a terminal table, results.csv and results.parquet. Layer 3."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from scalebench.frame import load
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ORDER = ["model", "dataset", "hardware", "scaling", "strategy", "gpus", "repeat", "started_at"]
+SHARED = ("model", "hardware", "scaling")  # told once, above the table, when all rows agree
+
+
+def write_tables(folder: Path) -> pd.DataFrame:
+    """results.csv and results.parquet of all runs below `folder`, beside them."""
+    frame = load(folder)
+    frame.to_csv(folder / "results.csv", index=False)
+    frame.to_parquet(folder / "results.parquet", index=False)
+    return frame
+
+
+def summary(frame: pd.DataFrame) -> Table:
+    """Strategy by devices: throughput with interval, speedup, efficiency, epoch time, status and reason."""
+    shared = {name: frame[name].iloc[0] for name in SHARED if frame[name].nunique() == 1}
+    varying = [name for name in SHARED if name not in shared]
+    head = ", ".join(f"{name} {value}" for name, value in shared.items())
+    table = Table(title=head or None, title_justify="left", box=box.SIMPLE_HEAD)
+    for name in [*varying, "strategy"]:
+        table.add_column(name)
+    for name in ("gpus", "samples/s (95 %)", "speedup bare", "speedup self", "efficiency self", "epoch"):
+        table.add_column(name, justify="right")
+    for name in ("status", "remarks"):
+        table.add_column(name)
+    for row in frame.sort_values(ORDER).to_dict("records"):
+        cells = [_text(row[name]) for name in [*varying, "strategy", "gpus"]]
+        cells += [throughput(row), ratio(row, "speedup_bare"), ratio(row, "speedup_self")]
+        cells += [percent(row, "efficiency_self"), seconds(row["epoch_s"]), _text(row["status"]), remarks(row)]
+        # Text, not str: rich would take brackets in a reason for markup.
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def throughput(row: dict[str, Any]) -> str:
+    """`12,345 ± 0.8 %`; without an interval the figure alone, and nothing where nothing was measured."""
+    value, low, high = (_number(row[k]) for k in ("throughput_samples_per_s", "throughput_low", "throughput_high"))
+    if value is None:
+        return ""
+    figure = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return figure if low is None or high is None else f"{figure} ± {(high - low) / 2 / value:.1%}"
+
+
+def ratio(row: dict[str, Any], name: str) -> str:
+    """`1.86 [1.82, 1.90]`"""
+    value, low, high = (_number(row[k]) for k in (name, f"{name}_low", f"{name}_high"))
+    if value is None:
+        return ""
+    return f"{value:.2f}" if low is None or high is None else f"{value:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def percent(row: dict[str, Any], name: str) -> str:
+    """`93 % [91, 95]`"""
+    value, low, high = (_number(row[k]) for k in (name, f"{name}_low", f"{name}_high"))
+    if value is None:
+        return ""
+    share = f"{100 * value:.0f} %"
+    return share if low is None or high is None else f"{share} [{100 * low:.0f}, {100 * high:.0f}]"
+
+
+def seconds(value: Any) -> str:
+    number = _number(value)
+    return "" if number is None else f"{number:.3g} s"
+
+
+def remarks(row: dict[str, Any]) -> str:
+    """Why a run is not ok, or what to know of one that is, and which command makes a missing baseline."""
+    words = [_text(row["reason"])] if row["status"] != "ok" else _text(row["flags"]).split()
+    if row["status"] == "ok":
+        missing = [kind for kind in ("bare", "self") if _text(row[f"baseline_{kind}_id"]) == ""]
+        if missing:
+            words.append(f"no {' and '.join(missing)} baseline: {baseline_command(row)}")
+    return ", ".join(word for word in words if word)
+
+
+def baseline_command(row: dict[str, Any]) -> str:
+    """The sweep that measures this row together with what it is compared with."""
+    return f"python -m scalebench --multirun strategy={row['strategy']} gpus={row['gpus']}"
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None or value != value or str(value) == "<NA>" else float(value)
+
+
+def _text(value: Any) -> str:
+    return "" if value is None or str(value) in ("<NA>", "nan") else str(value)

@@ -1,0 +1,199 @@
+"""The record: what one run leaves, as dataclasses; written, validated and read as result.json. Layer 0.
+
+Raw figures per rank are stored; speedup, efficiency and intervals are computed on load (frame.py).
+Units stand in the names; null means not measured. A new nullable field keeps the version.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from scalebench.machine import Machine
+from scalebench.records import from_dict, read_json, write_json
+from scalebench.spec import InputError
+
+SCHEMA_VERSION = 1
+RESULT_FILE = "result.json"
+SCHEMA_PATH = Path(__file__).with_name("result.schema.json")
+STATUSES = ("ok", "failed", "oom", "timeout", "unsupported", "cancelled")
+
+
+@dataclass
+class RankRecord:
+    """What one process measured: rank<k>.json."""
+
+    rank: int
+    hostname: str
+    pid: int
+    status: str = "ok"
+    reason: str | None = None
+    failed_at_s: float | None = None  # seconds since the epoch
+    marks_s: dict[str, float] = field(default_factory=dict)  # start of each phase, seconds since the epoch
+    block_steps: int | None = None
+    block_s: list[float] = field(default_factory=list)  # measured blocks, steady state
+    block_samples: list[int] = field(default_factory=list)  # of this process
+    block_losses: list[float | None] = field(default_factory=list)  # mean per sample; null: no loss here
+    warmup_block_steps: int | None = None
+    warmup_block_s: list[float] = field(default_factory=list)
+    warmup_losses: list[float | None] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
+    message_bytes: list[int] = field(default_factory=list)
+    backend_used: str | None = None
+    params: int | None = None
+    train_samples: int | None = None  # of the whole data set, all replicas
+    updates_per_epoch: int | None = None
+    threads: int | None = None
+    affinity: list[int] = field(default_factory=list)
+    peak_memory_bytes: list[int | None] = field(default_factory=list)
+    rss_peak_bytes: int | None = None
+    rss_anon_peak_bytes: int | None = None  # without mapped files; the largest seen between blocks
+    cpu_s: float | None = None  # processor time of this process
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Workload:
+    model: str
+    model_params: int | None
+    gradient_bytes: int | None
+    flops_per_sample: float | None
+    dataset: str
+    train_samples: int | None
+    updates_per_epoch: int | None
+    feed: str
+    prefetch: str
+    input_shape: list[int]
+    precision: str
+    data_format: str
+
+
+@dataclass
+class Scale:
+    strategy: str
+    framework: str
+    framework_version: str | None
+    backend_requested: str | None
+    backend_used: str | None
+    hardware: str
+    device: str
+    gpus: int
+    nodes: int
+    processes: int
+    scaling: str
+    batch_per_device: int
+    global_batch: int
+    lockstep: bool
+    repeat: int
+    seed: int
+    baseline_bare: str | None
+
+
+@dataclass
+class Phases:
+    """Wall seconds of each phase on rank 0; launch is from the start of the processes to their first line."""
+
+    launch_s: float | None = None
+    setup_s: float | None = None
+    warmup_s: float | None = None
+    measure_s: float | None = None
+    evaluate_s: float | None = None
+    probes_s: float | None = None
+    close_s: float | None = None
+    wall_s: float | None = None
+
+
+@dataclass
+class Sync:
+    isolated_s: float | None = None
+    exposed_s: float | None = None
+    straggler_wait_s: float | None = None
+    message_bytes: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Breakdown:
+    data_s: float | None = None
+    forward_s: float | None = None
+    backward_s: float | None = None
+    optimizer_s: float | None = None
+
+
+@dataclass
+class Monitor:
+    gpu_util_mean: float | None = None
+    gpu_power_w_mean: float | None = None
+    energy_j: float | None = None
+    sm_clock_mhz_min: float | None = None
+    mem_clock_mhz_min: float | None = None
+    throttle_reasons: list[str] | None = None
+    cpu_util_mean: float | None = None
+
+
+@dataclass
+class Quality:
+    final_loss: float | None = None  # mean per sample over the last measured block, all ranks
+    metric_name: str | None = None
+    metric: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    time_to_target_s: float | None = None
+
+
+@dataclass
+class Result:
+    """One run, also a failed one."""
+
+    schema_version: int
+    run_id: str
+    started_at: str  # ISO 8601, UTC
+    status: str
+    reason: str | None
+    log: str | None  # of the rank that failed, relative to the run's folder
+    fingerprint: str
+    spec: dict[str, Any]  # the whole composed config
+    workload: Workload
+    scale: Scale
+    phases: Phases
+    ranks: list[RankRecord]
+    sync: Sync
+    breakdown: Breakdown
+    monitor: Monitor
+    quality: Quality
+    machine: Machine
+    flags: list[str]
+
+
+def write_result(result: Result, folder: Path) -> Path:
+    """Write result.json whole or not at all; OSError when the folder is full or not writable."""
+    path = folder / RESULT_FILE
+    write_json(path, dataclasses.asdict(result))
+    return path
+
+
+def read_result(path: Path) -> Result:
+    """Read and validate one result.json.
+
+    The types are checked against the dataclasses, from which result.schema.json is generated; unknown fields
+    are passed over, since later nullable ones keep the version. Raises InputError, in one line, for a file
+    that is missing, cut short, of another schema version or no valid record.
+    """
+    try:
+        tree = read_json(path)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise InputError(f"{path} is no whole JSON file ({error}); run it again, or remove its folder") from error
+    version = tree.get("schema_version") if isinstance(tree, dict) else None
+    if version != SCHEMA_VERSION:
+        newer = isinstance(version, int) and version > SCHEMA_VERSION
+        way_out = "update scalebench to read it" if newer else "run it again with this version of scalebench"
+        raise InputError(f"{path} has schema version {version}, this scalebench reads {SCHEMA_VERSION}; {way_out}")
+    try:
+        result = from_dict(Result, tree, ignore_unknown=True)
+    except ValueError as error:
+        raise InputError(f"{path} is no valid record: {error}; run it again, or remove its folder") from error
+    if result.status not in STATUSES:
+        raise InputError(f"{path} is no valid record: status '{result.status}' is none of {', '.join(STATUSES)}")
+    return result

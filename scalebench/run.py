@@ -1,0 +1,76 @@
+"""The parent's part of one run: RunSpec -> launcher -> rank files -> result.json. Layer 3.
+
+A run always leaves a result.json, also when it failed; nothing here raises for a run that went wrong.
+"""
+
+from __future__ import annotations
+
+import signal
+import uuid
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+
+from scalebench import machine
+from scalebench.collect import Outcome, assemble, judge, read_ranks
+from scalebench.launchers import local
+from scalebench.measure.progress import Progress, progress_path
+from scalebench.results import RESULT_FILE, Result, write_result
+from scalebench.spec import InputError, RunSpec, write_spec
+
+
+def run(
+    spec: RunSpec, folder: Path, on_look: Callable[[list[Progress]], None] = lambda progress: None
+) -> Result:
+    """Run `spec` in `folder` and leave its result.json there.
+
+    Raises InputError when the folder already holds a result, OSError when it cannot be written, and
+    KeyboardInterrupt, after the row is written, when it was cancelled.
+    """
+    make_folder(folder)
+    started_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    run_id = uuid.uuid4().hex[:12]
+    write_spec(spec, folder)
+    if spec.unsupported is not None:
+        outcome = Outcome("unsupported", spec.unsupported)
+        return _leave(spec, folder, started_at, run_id, outcome)
+    kills_before = machine.oom_kills()
+    try:
+        ended = local.launch(spec, folder, run_id, on_look)
+    except KeyboardInterrupt:
+        _leave(spec, folder, started_at, run_id, Outcome("cancelled", "cancelled while it ran"))
+        raise
+    except OSError as error:
+        reason = f"the processes could not be started: {error.strerror or error}"
+        return _leave(spec, folder, started_at, run_id, Outcome("failed", reason))
+    oom_kill = kills_before is not None and (machine.oom_kills() or 0) > kills_before
+    outcome = judge(ended, read_ranks(folder, spec.processes), oom_kill)
+    return _leave(spec, folder, started_at, run_id, outcome)
+
+
+def make_folder(folder: Path) -> None:
+    """The run's folder, empty of results. InputError when it already holds some."""
+    if (folder / RESULT_FILE).exists():
+        raise InputError(f"{folder} already holds a result.json; choose another folder or remove it")
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def _leave(spec: RunSpec, folder: Path, started_at: str, run_id: str, outcome: Outcome) -> Result:
+    """Write the row. Ctrl-C waits for that long."""
+    before = signal.getsignal(signal.SIGINT)
+    _handle(signal.SIG_IGN)
+    try:
+        result = assemble(spec, read_ranks(folder, spec.processes), started_at, run_id, outcome)
+        write_result(result, folder)
+        for rank in range(spec.processes):
+            progress_path(folder, rank).unlink(missing_ok=True)
+        return result
+    finally:
+        _handle(before)
+
+
+def _handle(handler: object) -> None:
+    try:
+        signal.signal(signal.SIGINT, handler)  # type: ignore[arg-type]
+    except ValueError:  # not in the main thread, where Ctrl-C does not arrive either
+        pass

@@ -1,0 +1,194 @@
+"""The typed spine of the config, and RunSpec: one run with nothing left to decide.
+
+Layer 0. The parent composes `Config` with Hydra, resolves it into a `RunSpec` and writes that as spec.json;
+workers read spec.json and never see Hydra.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Dict, List, Optional  # noqa: UP035  OmegaConf 2.3 reads these spellings
+
+from scalebench.records import from_dict, read_json, write_json
+
+SPEC_FILE = "spec.json"
+
+
+class InputError(ValueError):
+    """A user's mistake, said in one line: the thing, the reason and the way out. Exit status 2."""
+
+
+@dataclass
+class ModelSpec:
+    """A network, the same in every framework, and the training settings that its study used."""
+
+    name: str = "???"
+    description: str = ""
+    input_shape: List[int] = field(default_factory=list)  # of one sample, channels last
+    target_shape: List[int] = field(default_factory=list)
+    loss: str = "mse"
+    metric: str = "mse"
+    params: Optional[int] = None  # expected number of trainable parameters, checked by every worker
+    batch_per_device: int = 1
+    optimizer: str = "adam"
+    learning_rate: float = 1e-3
+    sources: List[str] = field(default_factory=list)
+
+
+@dataclass
+class DatasetSpec:
+    """Samples, where they are kept, and how they reach the device."""
+
+    name: str = "???"
+    size: int = 1
+    seed: int = 0  # of the samples; the seed of a run leaves them alone
+    validation_share: float = 0.25
+    path: Optional[str] = None  # a user's own .npz of the same layout
+    cache: Optional[str] = None  # null: $SCALEBENCH_CACHE, else ~/.cache/scalebench
+    feed: str = "host"  # host | device | fixed | disk
+    prefetch: str = "none"  # none | queue | device
+
+
+@dataclass
+class StrategySpec:
+    """What must be known of a strategy before a process of it exists."""
+
+    name: str = "???"
+    description: str = ""
+    framework: str = "none"  # none | torch | tensorflow
+    requires: List[str] = field(default_factory=list)  # import names of packages
+    baseline: Optional[str] = None  # strategy of the `bare` baseline
+    launcher: str = "local"
+    processes: Any = "one_per_device"  # one_per_device | one_for_all | roles
+    backend: Optional[str] = None  # requested carrier of the gradients; null: no exchange
+    devices: List[str] = field(default_factory=lambda: ["cpu", "cuda"])
+    max_gpus: Optional[int] = None
+    lockstep: bool = True  # false: replicas without any exchange, which stop at a common deadline
+    options: Dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class HardwareSpec:
+    """A machine or a kind of cluster node. null means detected here, or not known from a source."""
+
+    name: str = "???"
+    description: str = ""
+    devices: str = "auto"  # cuda | cpu | auto
+    gpus_per_node: Optional[int] = None
+    cpus_per_node: Optional[int] = None
+    cpus_per_device: Optional[int] = None  # null: floor(cpus_per_node / gpus_per_node)
+    max_nodes: int = 1
+    memory_bytes: Optional[int] = None
+    gpu_model: Optional[str] = None
+    gpu_memory_bytes: Optional[int] = None
+    here: bool = True
+    scheduler: str = "none"
+    slurm: Dict[str, Any] = field(default_factory=dict)
+    links: Dict[str, Any] = field(default_factory=dict)
+    unsupported: Dict[str, str] = field(default_factory=dict)
+    sources: List[str] = field(default_factory=list)
+
+
+@dataclass
+class MeasureSpec:
+    """How long and how surely to measure."""
+
+    warmup_steps: int = 50
+    block_s: float = 0.05
+    min_s: float = 3.0
+    max_s: float = 30.0
+    target: float = 0.01  # wanted relative half-width of the 95 % interval of throughput
+    evaluate: bool = True
+    hang_s: float = 300.0  # without progress for so long, a run is ended
+    timeout_s: float = 3600.0  # of the whole run
+
+
+@dataclass
+class TrainSpec:
+    """How one update is made."""
+
+    batch_per_device: int = 1
+    global_batch: Optional[int] = None  # only with scaling=strong
+    optimizer: str = "adam"
+    learning_rate: float = 1e-3
+    precision: str = "fp32"
+    data_format: str = "default"
+
+
+@dataclass
+class Config:
+    """The typed spine: what `python -m scalebench` composes from conf/ and the command line."""
+
+    model: ModelSpec = field(default_factory=ModelSpec)
+    dataset: DatasetSpec = field(default_factory=DatasetSpec)
+    strategy: StrategySpec = field(default_factory=StrategySpec)
+    hardware: HardwareSpec = field(default_factory=HardwareSpec)
+    measure: MeasureSpec = field(default_factory=MeasureSpec)
+    train: TrainSpec = field(default_factory=TrainSpec)
+    gpus: Optional[int] = None
+    scaling: str = "weak"
+    seed: int = 0
+    repeat: int = 0
+    resume: bool = False
+    baseline: str = "auto"  # auto | none: whether a sweep adds the missing baseline runs
+    dry_run: bool = False
+    debug: bool = False
+
+
+@dataclass
+class Place:
+    """Where one process of a run stands."""
+
+    rank: int
+    local_rank: int
+    node: int
+    devices: list[int]  # indices of the devices it drives, on its node
+    cpus: list[int]  # cores it is pinned to; empty: not pinned
+    threads: int
+
+
+@dataclass
+class RunSpec:
+    """One run, resolved: what spec.json holds."""
+
+    config: Config
+    device: str  # cpu | cuda
+    gpus: int
+    nodes: int
+    places: list[Place]
+    batch_per_device: int  # samples per update on one device; the largest part where they differ by one
+    global_batch: int
+    fingerprint: str
+    flags: list[str] = field(default_factory=list)
+    unsupported: str | None = None  # why this well-formed run cannot happen here
+
+    @property
+    def processes(self) -> int:
+        return len(self.places)
+
+    @property
+    def label(self) -> str:
+        return f"{self.config.strategy.name} gpus={self.gpus}"
+
+
+def fingerprint(config: Config, gpus: int, device: str) -> str:
+    """16 hex digits of what is run: the spec without repeat, paths and switches of the program itself."""
+    tree = dataclasses.asdict(config)
+    for key in ("repeat", "resume", "baseline", "dry_run", "debug"):
+        del tree[key]
+    del tree["dataset"]["cache"]
+    tree["gpus"], tree["device"] = gpus, device
+    text = json.dumps(tree, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def write_spec(spec: RunSpec, folder: Path) -> None:
+    write_json(folder / SPEC_FILE, dataclasses.asdict(spec))
+
+
+def read_spec(folder: Path) -> RunSpec:
+    return from_dict(RunSpec, read_json(folder / SPEC_FILE))

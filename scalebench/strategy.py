@@ -1,0 +1,150 @@
+"""The contract between the neutral core and the framework adapters. Layer 1."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from scalebench.spec import InputError, Place, RunSpec
+from scalebench.suggest import no_such
+from scalebench.workloads.batch import Batch
+from scalebench.workloads.source import Source
+
+
+class Unsupported(Exception):
+    """This well-formed run is impossible here; the message is the reason, in one sentence."""
+
+
+class LossPart(NamedTuple):
+    """What one process adds to the loss of one update."""
+
+    loss_sum: Any  # float or a lazy scalar of the framework: the sum over this process's samples
+    samples: int
+
+
+class Loop(Protocol):
+    """Hands out batches and is told of each finished update; it times blocks of updates."""
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def done(self, part: LossPart | None) -> bool:
+        """One update was issued. True when the loop is over."""
+
+
+@dataclass
+class NoOptions:
+    """For strategies that have nothing to set."""
+
+
+class Strategy(ABC):
+    """One way of training a workload on several devices. Lives in one worker process.
+
+    Never measures, prints or writes files; never changes a batch size on its own.
+    """
+
+    Options: ClassVar[type] = NoOptions  # dataclass; its fields are the keys under strategy.options
+
+    def __init__(self, spec: RunSpec, rank: int) -> None:
+        """`spec` is the run, `rank` which of its processes this is."""
+        self.spec = spec
+        self.place: Place = spec.places[rank]
+        self.options: Any = parse_options(type(self), spec.config.strategy.name, spec.config.strategy.options)
+
+    @abstractmethod
+    def setup(self) -> None:
+        """Join the group; build model and optimizer. Raises Unsupported(reason) if impossible."""
+
+    def shard(self) -> tuple[int, int]:
+        """(replica, replicas): which part of each global batch this process reads."""
+        return self.place.rank, self.spec.processes
+
+    def feed(self, source: Source) -> Iterable[Any]:
+        """numpy batches -> what `step` takes: tensors, pinned, placed, prefetched."""
+        return source
+
+    def train(self, loop: Loop) -> None:
+        """Train until the loop is over. Adapters that own their loop report to `loop` from a callback."""
+        for batch in loop:
+            loop.done(self.step(batch))
+
+    @abstractmethod
+    def step(self, batch: Any) -> LossPart | None:
+        """One update of the group. The loss is lazy and fetched at block ends; None: no loss here."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait for the device work issued so far; never called inside a timed block."""
+
+    @abstractmethod
+    def broadcast(self, value: float) -> float:
+        """Rank 0's value on every rank, so that all stop at the same step."""
+
+    def exchange(self, on: bool) -> None:
+        """Gradient exchange off and on again, called between blocks; Unsupported if impossible."""
+        raise Unsupported(f"{self.spec.config.strategy.name} cannot train without its exchange")
+
+    def message_sizes(self) -> list[int]:
+        """Bytes of each message of one update after fusion; read after warm-up."""
+        return []
+
+    def run_exchange(self, sizes: list[int]) -> None:
+        """The strategy's own kind of exchange on buffers of these sizes (bytes)."""
+        raise Unsupported(f"{self.spec.config.strategy.name} has no exchange of its own")
+
+    @abstractmethod
+    def backend_used(self) -> str | None:
+        """What really carried the gradients, found out and not assumed; None: nothing was exchanged."""
+
+    @abstractmethod
+    def evaluate(self, source: Source) -> dict[str, float]:
+        """Validation metrics over the whole of `source`, the same on every rank."""
+
+    def num_params(self) -> int | None:
+        """Trainable parameters of the whole model; None when there is no model."""
+        return None
+
+    def parameters(self) -> dict[str, Any]:
+        """Weights as numpy arrays under the neutral names of workloads.models."""
+        raise Unsupported(f"{self.spec.config.strategy.name} does not show its weights")
+
+    def peak_memory_bytes(self) -> list[int | None]:
+        """Per device of this process; None = cannot be told, never 0."""
+        return [None for _ in self.place.devices]
+
+    def versions(self) -> dict[str, str]:
+        """Of the framework and the libraries that this process really loaded."""
+        return {}
+
+    def close(self) -> None:
+        """Leave the group. May be called twice, also after a failed setup."""
+
+
+def parse_options(kind: type[Strategy], name: str, options: dict[str, Any]) -> Any:
+    """The strategy's Options from plain values.
+
+    Raises InputError that names an unknown key and its nearest neighbour, or a value of a wrong type.
+    """
+    fields = {f.name: f for f in dataclasses.fields(kind.Options)}
+    for key, value in options.items():
+        if key not in fields:
+            raise InputError(no_such(f"option of strategy '{name}'", key, fields))
+        default = fields[key].default
+        if default is not dataclasses.MISSING and not _fits(value, default):
+            raise InputError(
+                f"strategy.options.{key}={value!r} should be {type(default).__name__}, as its default {default!r}"
+            )
+    return kind.Options(**options)
+
+
+def _fits(value: Any, default: Any) -> bool:
+    if default is None or value is None:
+        return default is None or value is None
+    if isinstance(default, float):
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return type(value) is type(default)
+
+
+__all__ = ["Batch", "LossPart", "Loop", "NoOptions", "Strategy", "Unsupported", "parse_options"]

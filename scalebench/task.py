@@ -1,0 +1,87 @@
+"""What Hydra calls for each run, and what people see of it. Layer 4."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from scalebench.jobs import Job, to_config
+from scalebench.report.console import Console
+from scalebench.resolve import resolve
+from scalebench.results import RESULT_FILE, Result, read_result
+from scalebench.run import run
+from scalebench.spec import InputError, RunSpec
+from scalebench.workloads import datasets
+
+
+@dataclass
+class State:
+    """What this process has done, since Hydra drops what a run returns."""
+
+    console: Console
+    done: list[Result] = field(default_factory=list)
+    planned: int = 1
+
+
+state = State(Console())
+
+
+def one_run(composed: DictConfig) -> None:
+    """Run what is composed in Hydra's output folder. Raises InputError for bad input, never for a failed run."""
+    hydra = HydraConfig.get()
+    folder = Path(hydra.runtime.output_dir)
+    if (folder / RESULT_FILE).exists() and composed.resume:
+        result = read_result(folder / RESULT_FILE)
+        state.console.skipped(result, len(state.done) + 1, state.planned)
+    else:
+        spec = resolve(to_config(composed))
+        if hydra.mode == RunMode.RUN:
+            if spec.config.dry_run:
+                show_plan([Job([], spec)])
+                return
+            prepare_data([spec])
+        with state.console.progress(spec, len(state.done) + 1, state.planned) as on_look:
+            result = run(spec, folder, on_look)
+        state.console.ended(result, folder)
+    state.done.append(result)
+    if hydra.mode == RunMode.RUN:
+        state.console.table([folder])
+
+
+def prepare_data(specs: Sequence[RunSpec]) -> None:
+    """Make every data set that these runs read, before the first of them. InputError for an unfit one."""
+    seen = set()
+    for spec in specs:
+        d = spec.config.dataset
+        key = (d.name, d.size, d.seed, d.path, d.cache)
+        if spec.unsupported is not None or key in seen:
+            continue
+        seen.add(key)
+        with state.console.working(f"data set {d.path or d.name} ({d.size:,} samples)"):
+            folder = datasets.prepare(spec.config)
+        if d.path is not None:
+            _check_user_data(spec, folder)
+
+
+def _check_user_data(spec: RunSpec, folder: Path) -> None:
+    from scalebench.workloads import cache
+
+    samples = datasets.train_samples(spec.config, len(cache.open_arrays(folder)[0]))
+    if samples < spec.global_batch:
+        raise InputError(
+            f"dataset.path={spec.config.dataset.path} gives {samples} training samples, fewer than one global "
+            f"batch of {spec.global_batch}: lower train.batch_per_device or gpus"
+        )
+
+
+def show_plan(planned: Sequence[Job]) -> None:
+    state.console.plan([(job.spec, job.added) for job in planned])
+
+
+def begin_sweep(planned: Sequence[Job]) -> None:
+    state.planned = len(planned)

@@ -1,0 +1,121 @@
+"""The child: `python -m scalebench.worker FOLDER` reads spec.json, runs one rank, writes rank<k>.json. Layer 3.
+
+Which rank it is stands in RANK, as torchrun sets it too. No Hydra and no pandas here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from scalebench import registry
+from scalebench.measure.progress import ProgressFile
+from scalebench.measure.session import Session, finish
+from scalebench.records import write_json
+from scalebench.results import RankRecord
+from scalebench.spec import InputError, RunSpec, read_spec
+from scalebench.strategy import Strategy, Unsupported
+
+PR_SET_PDEATHSIG = 1
+PARENT = "SCALEBENCH_PARENT_PID"
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "unable to allocate")
+
+
+def rank_path(folder: Path, rank: int) -> Path:
+    return folder / f"rank{rank}.json"
+
+
+def main(argv: list[str]) -> int:
+    """Run one rank in FOLDER; 0 when it went well, 1 otherwise."""
+    return run_rank(Path(argv[0]), lambda spec, strategy, record, progress: Session(spec, strategy, record, progress).run())
+
+
+def run_rank(folder: Path, body: Callable[[RunSpec, Strategy, RankRecord, ProgressFile], None]) -> int:
+    """Everything around the `body` of a rank: its place, its record, its end."""
+    arrived_s = time.time()
+    end_with_parent()
+    rank = int(os.environ["RANK"])
+    spec = read_spec(folder)
+    pin(spec.places[rank].cpus)
+    record = RankRecord(rank, socket.gethostname(), os.getpid(), threads=spec.places[rank].threads)
+    record.marks_s["launch"] = arrived_s
+    record.affinity = affinity()
+    progress = ProgressFile(folder, rank, os.getpid())
+    strategy: Strategy | None = None
+    try:
+        progress.phase("setup")
+        strategy = registry.load(spec.config.strategy.name)(spec, rank)
+        body(spec, strategy, record, progress)
+        strategy.close()
+    except BaseException as error:
+        classify(error, record)
+        traceback.print_exc()
+        leave(record, progress, folder)
+        _close_quietly(strategy)
+        return 1
+    leave(record, progress, folder)
+    return 0
+
+
+def leave(record: RankRecord, progress: ProgressFile, folder: Path) -> None:
+    finish(record, progress)
+    write_json(rank_path(folder, record.rank), asdict(record))
+
+
+def classify(error: BaseException, record: RankRecord) -> None:
+    """Status and one-line reason of a failure."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, Unsupported):
+        record.status, record.reason = "unsupported", text
+    elif isinstance(error, MemoryError) or any(words in text.lower() for words in OUT_OF_MEMORY):
+        record.status, record.reason = "oom", f"out of memory: {text[:300]}"
+    elif isinstance(error, InputError):
+        record.status, record.reason = "failed", text
+    else:
+        record.status, record.reason = "failed", f"{type(error).__name__}: {text[:300]}"
+    record.failed_at_s = time.time()
+
+
+def pin(cpus: list[int]) -> None:
+    """Keep this process on its cores; threads started later inherit it."""
+    if cpus and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cpus)
+
+
+def affinity() -> list[int]:
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+def end_with_parent() -> None:
+    """Have the kernel end this process when the one that launched it dies, however it dies (Linux)."""
+    parent = os.environ.get(PARENT)
+    if parent is None or not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(parent):  # it died before the line above
+        os._exit(1)
+
+
+def _close_quietly(strategy: Strategy | None) -> None:
+    """After a failure the group may be broken; what went wrong first has been recorded."""
+    try:
+        if strategy is not None:
+            strategy.close()
+    except Exception:
+        traceback.print_exc()
+
+
+if __name__ == "__main__":
+    status = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Threads of a broken group (a collective that waits for a dead rank) must not keep a failed process alive.
+    os._exit(status) if status else sys.exit(0)

@@ -1,0 +1,1 @@
+"""Framework-free workloads: datasets, seeded batches, initial weights, shapes."""

@@ -1,0 +1,111 @@
+"""The dataset `materials`: stress-strain curves of soils, and the two parameters behind each.
+
+The soil model is the modified hyperbolic model, tau = G0 gamma / (1 + (gamma / gamma_ref)^a), with
+tau and G0 in MPa (a form of Hardin and Drnevich 1972; the exponent as in Darendeli 2001). The curves
+are ours: their shape and number are consistent with the thesis, whose own data is not public.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scalebench.workloads.recipe import Recipe
+
+Array32 = NDArray[np.float32]
+
+CHUNK = 4096  # curves that share one random stream; part of the dataset's definition
+VERSION = 1  # goes up when a seed gives other curves than before
+POINTS = 200  # length of every curve after padding
+INPUT_SHAPE = (POINTS, 3)
+TARGET_SHAPE = (2,)
+
+REFERENCE_STRAIN = 1e-3
+G0_RANGE_MPA = (20.0, 200.0)
+EXPONENT_RANGE = (0.6, 1.2)
+LOG10_MAX_STRAIN_RANGE = (-2.5, -2.0)
+MIN_POINTS = 100
+NOISE_SHARE = 0.01
+STRAIN_UNIT = 1e-2
+STRESS_UNIT_MPA = 0.2
+
+
+def generate(count: int, seed: int, start: int = 0) -> tuple[Array32, Array32]:
+    """Curves start .. start + count - 1 of the endless series that belongs to `seed`.
+
+    Returns curves (count, 200, 3) and labels (count, 2), both float32. The columns of a curve are
+    strain / 1e-2, stress / 0.2 MPa, and a flag: 1 on its 100 to 200 points, 0 (like the rest) on
+    the padding behind them. Labels are G0 and a, each mapped from its range to [0, 1]. A curve
+    depends on `seed` and its index only, not on `count` or on how many processes share the work;
+    cheapest in multiples of `CHUNK`. Raises ValueError for a negative count, seed or start.
+    """
+    if count < 0 or start < 0:
+        raise ValueError(f"count={count} and start={start} must not be negative")
+    curves = np.empty((count, *INPUT_SHAPE), np.float32)
+    labels = np.empty((count, *TARGET_SHAPE), np.float32)
+    done = 0
+    while done < count:
+        chunk, offset = divmod(start + done, CHUNK)
+        take = min(CHUNK - offset, count - done)
+        chunk_curves, chunk_labels = _chunk(seed, chunk)
+        curves[done : done + take] = chunk_curves[offset : offset + take]
+        labels[done : done + take] = chunk_labels[offset : offset + take]
+        done += take
+    return curves, labels
+
+
+def recipe(samples: int, seed: int) -> Recipe:
+    """How `samples` curves of `seed` come into the dataset cache (2,408 bytes each)."""
+    return Recipe(
+        name="materials",
+        version=VERSION,
+        samples=samples,
+        seed=seed,
+        input_shape=INPUT_SHAPE,
+        target_shape=TARGET_SHAPE,
+        chunk=CHUNK,
+        make=partial(_make, seed),
+    )
+
+
+def _make(seed: int, start: int, count: int) -> tuple[Array32, Array32]:
+    return generate(count, seed, start)
+
+
+def _chunk(seed: int, chunk: int) -> tuple[Array32, Array32]:
+    """The whole chunk, always: only so is its random stream the same for every count."""
+    rng = np.random.default_rng(np.random.SeedSequence([seed, chunk]))
+    labels = rng.random((CHUNK, 2), np.float32)
+    g0_mpa = _spread(labels[:, :1], G0_RANGE_MPA)
+    exponent = _spread(labels[:, 1:], EXPONENT_RANGE)
+    max_strain = 10.0 ** rng.uniform(*LOG10_MAX_STRAIN_RANGE, (CHUNK, 1))
+    points = rng.integers(MIN_POINTS, POINTS, (CHUNK, 1), endpoint=True)
+    noise = rng.standard_normal((CHUNK, POINTS), np.float32)
+    step = (max_strain / (points - 1)).astype(np.float32)
+
+    flag = (np.arange(POINTS) < points).astype(np.float32)
+    strain = step * np.arange(POINTS, dtype=np.float32) * flag
+    # (strain / reference)^a as exp(a (log step + log index)): one exp per point, and no pow.
+    log_index = np.log(np.arange(1, POINTS), dtype=np.float32)
+    power = np.zeros((CHUNK, POINTS), np.float32)
+    np.add(np.log(step / np.float32(REFERENCE_STRAIN)), log_index, out=power[:, 1:])
+    power[:, 1:] *= exponent
+    np.exp(power[:, 1:], out=power[:, 1:])
+
+    curves = np.empty((CHUNK, *INPUT_SHAPE), np.float32)
+    np.multiply(strain, np.float32(1 / STRAIN_UNIT), out=curves[:, :, 0])
+    noise *= np.float32(NOISE_SHARE)
+    noise += np.float32(1)
+    power += np.float32(1)
+    stress_mpa = g0_mpa * strain / power * noise
+    np.multiply(stress_mpa, np.float32(1 / STRESS_UNIT_MPA), out=curves[:, :, 1])
+    curves[:, :, 2] = flag
+    return curves, labels
+
+
+def _spread(share: Array32, limits: tuple[float, float]) -> Array32:
+    """[0, 1] mapped to `limits`."""
+    low, high = limits
+    return np.float32(low) + share * np.float32(high - low)

@@ -1,0 +1,55 @@
+"""Initial weights, drawn in numpy, so that every framework starts from the same ones.
+
+Neutral layout, as Keras has it: dense kernels (in, out), conv1d (width, in, out), conv2d
+(height, width, in, out). Adapters of other frameworks transpose.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+Layer = tuple[str, tuple[int, ...], str]  # name, shape, init
+
+
+def initial_weights(layers: Iterable[Layer], seed: int) -> dict[str, NDArray[np.float32]]:
+    """Float32 arrays by name; each depends on `seed` and its own name, not on its place in `layers`.
+
+    Init is one of zeros, ones, he_uniform (He et al. 2015, limit sqrt(6 / fan_in)) and
+    glorot_uniform (Glorot and Bengio 2010, limit sqrt(6 / (fan_in + fan_out))). Raises ValueError
+    for another one, for a name that comes twice, and for a uniform init of fewer than two axes.
+    """
+    weights: dict[str, NDArray[np.float32]] = {}
+    for name, shape, init in layers:
+        if name in weights:
+            raise ValueError(f"two layers are named {name}")
+        weights[name] = _draw(name, shape, init, seed)
+    return weights
+
+
+def _draw(name: str, shape: tuple[int, ...], init: str, seed: int) -> NDArray[np.float32]:
+    if init in ("zeros", "ones"):
+        return np.full(shape, float(init == "ones"), np.float32)
+    if len(shape) < 2:
+        raise ValueError(f"{name} of shape {shape} has no fan-in: use zeros or ones, not {init}")
+    fan_in, fan_out = _fans(shape)
+    if init == "he_uniform":
+        limit = math.sqrt(6 / fan_in)
+    elif init == "glorot_uniform":
+        limit = math.sqrt(6 / (fan_in + fan_out))
+    else:
+        raise ValueError(f"{name} has unknown init {init}: zeros, ones, he_uniform or glorot_uniform")
+    # crc32, since Python's own hash of a text differs from process to process.
+    rng = np.random.default_rng(np.random.SeedSequence([seed, zlib.crc32(name.encode())]))
+    return rng.uniform(-limit, limit, shape).astype(np.float32)
+
+
+def _fans(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Inputs that one output sees, outputs that one input reaches; leading axes are the window."""
+    *window, inputs, outputs = shape
+    area = math.prod(window)
+    return area * inputs, area * outputs

@@ -1,0 +1,299 @@
+"""The record of this machine: real where it can be, with a made-up NVML where it takes GPUs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from scalebench import machine
+from scalebench.machine import Gpu
+
+UUIDS = [f"GPU-{i}b2c4f5e-0000-4000-8000-00000000000{i}" for i in range(4)]
+A100 = "NVIDIA A100-SXM4-40GB"
+
+
+def refuse(*_: object) -> Any:
+    raise RuntimeError("Not Supported")  # stands for an NVMLError
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """As much of pynvml as machine.py asks for: four A100 in two pairs; handles are plain indices."""
+    links: dict[int, list[Any]] = {}  # GPU -> the other end of each of its links
+
+    def bus(handle: int) -> SimpleNamespace:
+        return SimpleNamespace(busId=f"00000000:{handle:X}A:00.0")
+
+    fake = SimpleNamespace(
+        links=links,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlSystemGetDriverVersion=lambda: b"550.54.15",
+        nvmlSystemGetCudaDriverVersion_v2=lambda: 12040,
+        nvmlDeviceGetCount=lambda: 4,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetHandleByUUID=lambda uuid: 0 if uuid == "MIG-known" else refuse(),
+        nvmlDeviceGetName=lambda handle: A100.encode() if handle % 2 else A100,  # older pynvml: bytes
+        nvmlDeviceGetUUID=lambda handle: UUIDS[handle],
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=42_949_672_960, free=1, used=2),
+        nvmlDeviceGetMaxClockInfo=lambda handle, clock: {1: 1410, 2: 1215}[clock],
+        nvmlDeviceGetEnforcedPowerLimit=lambda handle: 400_000,
+        nvmlDeviceGetPciInfo=bus,
+        nvmlDeviceGetTopologyCommonAncestor=lambda a, b: 20 if a // 2 == b // 2 else 50,
+        nvmlDeviceGetNvLinkState=lambda handle, link: int(link < len(links[handle])),  # no links: KeyError
+        nvmlDeviceGetNvLinkRemoteDeviceType=lambda handle, link: 2 if links[handle][link] == "switch" else 0,
+        nvmlDeviceGetNvLinkRemotePciInfo=lambda handle, link: bus(links[handle][link]),
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return fake
+
+
+@pytest.fixture
+def root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty file system in place of /proc, /sys and the like."""
+    monkeypatch.setattr(machine, "_ROOT", tmp_path)
+    for name in ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def put(root: Path, path: str, text: str = "") -> None:
+    file = root / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+def test_detect_tells_of_this_machine_fast_and_as_json() -> None:
+    found = machine.detect()  # the first call pays for imports
+    assert json.loads(json.dumps(dataclasses.asdict(found))) == dataclasses.asdict(found)
+    assert found.cpus == len(os.sched_getaffinity(0))
+    assert found.memory_bytes is not None and found.memory_bytes > 2**28
+    assert {"numpy", "hydra-core"} <= found.versions.keys()
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        machine.detect()
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 0.25  # 0.15 for all but git, 0.1 for git
+
+
+def test_importing_it_loads_no_heavy_library() -> None:
+    heavy = "{'torch', 'tensorflow', 'psutil', 'pynvml', 'numpy', 'pandas', 'hydra'}"
+    code = f"import sys, scalebench.machine; print(sorted({heavy} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_usable_cpus_follow_the_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(before)})
+        assert machine.usable_cpus() == [min(before)]
+    finally:
+        os.sched_setaffinity(0, before)
+    assert machine.usable_cpus() == sorted(before)
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    assert machine.usable_cpus() == [0, 1, 2]
+
+
+def test_a_machine_that_tells_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psutil", None)  # an import of it fails
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(os, "sysconf", refuse)
+    found = dataclasses.asdict(machine.detect())
+    told = {"hostname", "cpus", "gpus", "os", "python", "versions", "environment"}
+    assert {name for name, value in found.items() if value is not None} == told
+    assert found["gpus"] == []
+    assert (machine.oom_kills(), machine.gpu_count()) == (None, 0)
+    assert machine.describe(machine.detect()).endswith("unknown cores, no GPU")
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "model"),
+    [
+        ("cpu family\t: 6\nmodel name\t: Intel(R) Xeon(R)\ncpu MHz\t: 1\n", "Intel(R) Xeon(R)"),
+        ("processor\t: 0\ncpu\t\t: POWER9, altivec supported\n", "POWER9, altivec supported"),
+        ("processor\t: 0\nCPU implementer\t: 0x41\n", None),
+    ],
+)
+def test_processors_and_oom_kills_from_proc(root: Path, cpuinfo: str, model: str | None) -> None:
+    put(root, "proc/cpuinfo", cpuinfo)
+    put(root, "proc/vmstat", "oom_kill_other 3\noom_kill 12\n")
+    for node in ("node0", "node1", "node10", "possible"):
+        put(root, f"sys/devices/system/node/{node}/x")
+    found = machine.detect()
+    assert (found.cpu_model, found.numa_nodes, machine.oom_kills()) == (model, 3, 12)
+
+
+QUOTA_FILES = ("cpu,cpuacct/cpu.cfs_quota_us", "cpu,cpuacct/cpu.cfs_period_us")
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "quota"),
+    [
+        ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),
+        ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "400000 100000\n"}, 4.0),
+        ("0::/a/b\n", {"a/b/cpu.max": "200000 100000\n", "cpu.max": "300000 100000\n"}, 2.0),
+        ("0::/host/only\n", {"cpu.max": "50000 100000\n"}, 0.5),
+        ("0::/\n", {"cpu.max": "max 100000\n"}, None),
+        ("4:cpu,cpuacct:/docker/x\n", dict(zip(QUOTA_FILES, ("250000\n", "100000\n"), strict=True)), 2.5),
+        ("4:cpu,cpuacct:/\n0::/\n", dict(zip(QUOTA_FILES, ("-1\n", "100000\n"), strict=True)), None),
+        ("4:cpu,cpuacct:/\n", {QUOTA_FILES[0]: "1000\n"}, None),
+        ("nonsense\n\n", {"cpu.max": "garbage"}, None),
+        ("", {}, None),
+    ],
+)
+def test_cpu_quota(root: Path, cgroup: str, files: dict[str, str], quota: float | None) -> None:
+    put(root, "proc/self/cgroup", cgroup)
+    for name, text in files.items():
+        put(root, f"sys/fs/cgroup/{name}", text)
+    assert machine.cpu_quota() == quota
+
+
+def test_container_is_the_innermost_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine.detect().container is None
+    put(root, ".dockerenv")
+    assert machine.detect().container == "docker"
+    put(root, "run/.containerenv")
+    assert machine.detect().container == "podman"
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    assert machine.detect().container == "kubernetes"
+    monkeypatch.setenv("APPTAINER_CONTAINER", "image.sif")
+    assert machine.detect().container == "apptainer"
+
+
+def test_environment_keeps_what_matters_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = ("NCCL_DEBUG", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "TF_XLA_FLAGS", "NVIDIA_TF32_OVERRIDE")
+    hidden = ("TF_VAR_login", "TF_TOKEN_example_com", "HOROVOD_SECRET_KEY", "MY_NCCL_DEBUG", "TORCHX")
+    for name in (*kept, *hidden):
+        monkeypatch.setenv(name, "1")
+    found = machine.detect().environment
+    assert found.keys() >= set(kept)
+    assert not found.keys() & set(hidden)
+
+
+def test_git_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*words: str) -> str:
+        who = ["-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgsign=false"]
+        done = subprocess.run(["git", *who, *words], cwd=tmp_path, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        monkeypatch.delenv(name)  # started by a git hook, the test would see the hook's repository
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert machine.git_commit(tmp_path) is None  # no repository
+    git("init")
+    assert machine.git_commit(tmp_path) is None  # no commit
+    put(tmp_path, "file", "1")
+    git("add", "file")
+    git("commit", "-m", "first")
+    git("tag", "v1")
+    put(tmp_path, "untracked")
+    commit = git("rev-parse", "HEAD")
+    assert machine.git_commit(tmp_path) == commit
+    put(tmp_path, "file", "2")
+    monkeypatch.chdir(tmp_path)
+    assert machine.git_commit() == f"{commit}-dirty"
+    assert machine.git_commit(tmp_path / "absent") is None
+
+
+def test_gpus_as_nvml_tells_them(nvml: SimpleNamespace, root: Path) -> None:
+    put(root, "sys/bus/pci/devices/0000:2a:00.0/numa_node", "1\n")
+    put(root, "sys/bus/pci/devices/0000:3a:00.0/numa_node", "-1\n")
+    found = machine.detect()
+    assert found.gpus[2] == Gpu(2, A100, UUIDS[2], 42_949_672_960, 1410, 1215, 400.0, 1, "00000000:2A:00.0")
+    assert (found.gpus[3].name, found.gpus[3].numa_node) == (A100, None)
+    assert (found.driver_version, found.cuda_driver_version) == ("550.54.15", "12.4")
+    json.dumps(dataclasses.asdict(found))
+
+
+@pytest.mark.parametrize(
+    ("call", "fields"),
+    [
+        ("nvmlDeviceGetName", {"name"}),
+        ("nvmlDeviceGetUUID", {"uuid"}),
+        ("nvmlDeviceGetMemoryInfo", {"memory_bytes"}),
+        ("nvmlDeviceGetMaxClockInfo", {"sm_clock_max_mhz", "mem_clock_max_mhz"}),
+        ("nvmlDeviceGetEnforcedPowerLimit", {"power_limit_w"}),
+        ("nvmlDeviceGetPciInfo", {"pci_bus_id", "numa_node"}),
+    ],
+)
+def test_a_refused_field_is_none(nvml: SimpleNamespace, root: Path, call: str, fields: set[str]) -> None:
+    put(root, "sys/bus/pci/devices/0000:0a:00.0/numa_node", "0\n")
+    setattr(nvml, call, refuse)
+    gpu = dataclasses.asdict(machine.detect().gpus[0])
+    assert {name for name, value in gpu.items() if value is None} == fields
+
+
+def test_an_nvml_that_misbehaves(nvml: SimpleNamespace) -> None:
+    nvml.nvmlDeviceGetPciInfo = lambda handle: SimpleNamespace(busId="what:ever")
+    assert machine.detect().gpus[0].numa_node is None
+    nvml.nvmlDeviceGetHandleByIndex = refuse  # lost GPUs stay counted
+    assert len(machine.detect().gpus) == 4
+    nvml.nvmlInit = nvml.nvmlShutdown = refuse
+    assert (machine.detect().gpus, machine.gpu_count()) == ([], 0)
+
+
+def test_topology(nvml: SimpleNamespace) -> None:
+    assert machine.detect().topology == [
+        ["X", "PXB", "SYS", "SYS"],
+        ["PXB", "X", "SYS", "SYS"],
+        ["SYS", "SYS", "X", "PXB"],
+        ["SYS", "SYS", "PXB", "X"],
+    ]
+    nvml.links |= {0: [1, 1, 2], 1: [0, 0], 2: [0]}
+    assert (machine.detect().topology or [])[:2] == [["X", "NV2", "NV1", "SYS"], ["NV2", "X", "SYS", "SYS"]]
+    nvml.links |= {gpu: ["switch"] * 12 for gpu in range(4)}
+    assert (machine.detect().topology or [])[3] == ["NV12", "NV12", "NV12", "X"]
+
+
+def test_topology_that_cannot_be_told_is_none(nvml: SimpleNamespace) -> None:
+    del nvml.nvmlDeviceGetTopologyCommonAncestor  # a library older than this function
+    assert machine.detect().topology is None
+    nvml.nvmlDeviceGetCount = lambda: 1
+    assert machine.detect().topology == [["X"]]
+    nvml.nvmlDeviceGetCount = lambda: 0
+    assert machine.detect().topology is None
+
+
+VISIBLE = {"": 0, "0": 1, "2, 0": 2, "0,1,2,3": 4, "-1": 0, "1,-1,2": 1, "0,7,1": 1, "0,0": 0, "none": 0}
+VISIBLE |= {UUIDS[3]: 1, f"{UUIDS[3]},{UUIDS[0]}": 2, "GPU-2b2c": 1, "GPU-ffff": 0, "G": 0}
+VISIBLE |= {"GPU-": 0, "MIG-known": 1, "MIG-unknown": 0}  # the first of these fits more than one
+
+
+def test_gpu_count_sees_what_cuda_sees(nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine.gpu_count() == 4
+    for visible, count in VISIBLE.items():
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert machine.gpu_count() == count, visible
+    assert len(machine.detect().gpus) == 4  # the record tells of hidden ones, too
+
+
+@pytest.mark.parametrize(
+    ("names", "cpu", "quota", "line"),
+    [
+        ([A100] * 8, None, 96.0, f"8 x {A100}, 48 cores, 1000 GiB"),
+        (["K80", "M60", "K80", None], None, None, "2 x K80 + 1 x M60 + 1 x unknown GPU, 48 cores, 1000 GiB"),
+        ([], "AMD EPYC", 1.5, "48 x AMD EPYC cores (quota 1.5), 1000 GiB, no GPU"),
+        ([], "Intel(R) Xeon(R) CPU E5 v3 @ 2.5GHz", None, "48 x Intel Xeon E5 v3 cores, 1000 GiB, no GPU"),
+        ([], "AMD EPYC 7352 24-Core Processor", None, "48 x AMD EPYC 7352 cores, 1000 GiB, no GPU"),
+    ],
+)
+def test_describe(names: list[str | None], cpu: str | None, quota: float | None, line: str) -> None:
+    gpus = [Gpu(i, name, None, None, None, None, None, None, None) for i, name in enumerate(names)]
+    found = dataclasses.replace(
+        machine.detect(), cpus=48, memory_bytes=1000 * 2**30, gpus=gpus, cpu_model=cpu, cpu_quota=quota
+    )
+    assert machine.describe(found) == line

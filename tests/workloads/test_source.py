@@ -1,0 +1,203 @@
+"""Seeded batches: partition, order, shards; whatever the sizes."""
+
+from itertools import islice
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalebench.spec import InputError
+from scalebench.workloads.batch import Batch
+from scalebench.workloads.source import Source
+
+
+def arrays(samples: int) -> tuple[np.ndarray, np.ndarray]:
+    """Each sample's input and target say which sample it is."""
+    rows = np.arange(samples)
+    return np.repeat(rows[:, None], 3, axis=1).astype(np.float32), rows
+
+
+def source(samples=20, global_batch=6, replica=0, replicas=1, seed=0, **options) -> Source:
+    return Source(
+        *arrays(samples), global_batch=global_batch, seed=seed, replica=replica, replicas=replicas, **options
+    )
+
+
+def group(samples, global_batch, replicas, **options) -> list[Source]:
+    return [source(samples, global_batch, replica, replicas, **options) for replica in range(replicas)]
+
+
+@st.composite
+def sizes(draw) -> tuple[int, int, int]:
+    replicas = draw(st.integers(1, 6))
+    return draw(st.integers(replicas, 80)), draw(st.integers(replicas, 30)), replicas
+
+
+@given(sizes(), st.integers(0, 3))
+def test_every_sample_once_per_epoch_and_no_part_empty(size, epoch):
+    sources = group(*size)
+    updates = sources[0].updates_per_epoch
+    parts = [[one.batch_indices(epoch, update) for one in sources] for update in range(updates)]
+    assert sorted(np.concatenate([index for row in parts for index in row])) == list(range(size[0]))
+    for update, row in enumerate(parts):
+        counts = [len(index) for index in row]
+        assert min(counts) >= 1 and max(counts) - min(counts) <= 1
+        assert {one.global_samples(update) for one in sources} == {sum(counts)}
+        # All but the last are full; the last takes a remainder too small to share out.
+        assert sum(counts) == size[1] or update == updates - 1
+        assert sum(counts) < size[1] + size[2]
+
+
+@given(sizes(), st.integers(0, 3))
+def test_batches_do_not_depend_on_the_number_of_replicas(size, epoch):
+    samples, global_batch, _ = size
+    sources, alone = group(*size), source(samples, global_batch)
+    for update in range(sources[0].updates_per_epoch):
+        together = np.concatenate([one.batch_indices(epoch, update) for one in sources])
+        single = alone.batch_indices(epoch, update)
+        if len(together) != len(single):  # the remainder joined, as one replica never makes it do
+            assert update == sources[0].updates_per_epoch - 1
+            single = np.concatenate([single, alone.batch_indices(epoch, update + 1)])
+        assert np.array_equal(together, single)
+
+
+@given(sizes())
+def test_epoch_yields_what_batch_indices_says(size):
+    for one in group(*size):
+        batches = list(one.epoch(1))
+        assert len(batches) == one.updates_per_epoch
+        for update, batch in enumerate(batches):
+            indices = one.batch_indices(1, update)
+            assert np.array_equal(batch.targets, indices) and np.array_equal(batch.inputs[:, 1], indices)
+            assert batch.global_samples == one.global_samples(update) and batch.samples == len(indices)
+
+
+@given(sizes())
+def test_parts_are_those_of_array_split(size):
+    alone = source(*size[:2]).batch_indices(0, 0)
+    sources = group(*size)
+    if sources[0].global_samples(0) == len(alone):
+        for one, part in zip(sources, np.array_split(alone, size[2]), strict=True):
+            assert np.array_equal(one.batch_indices(0, 0), part)
+
+
+@pytest.mark.parametrize(
+    ("samples", "global_batch", "replicas", "expected"),
+    [
+        (12, 6, 2, [6, 6]),
+        (14, 6, 2, [6, 6, 2]),  # a remainder that is enough for all
+        (13, 6, 2, [6, 7]),  # one that is not
+        (13, 6, 1, [6, 6, 1]),
+        (5, 6, 2, [5]),  # less than one batch
+        (2, 6, 2, [2]),
+    ],
+)
+def test_batch_sizes(samples, global_batch, replicas, expected):
+    one = source(samples, global_batch, replicas=replicas)
+    assert [batch.global_samples for batch in one.epoch(0)] == expected
+
+
+def test_epochs_and_seeds_shuffle_anew():
+    one = source(100, 100)
+    orders = [one.batch_indices(epoch, 0).tolist() for epoch in (0, 1, 0)]
+    assert orders[0] == orders[2] != orders[1]
+    assert orders[0] != list(range(100))
+    assert source(100, 100, seed=1).batch_indices(0, 0).tolist() != orders[0]
+
+
+def test_iterating_goes_on_through_the_epochs():
+    one = source(20, 6)
+    seen = [batch.targets.tolist() for batch in islice(one, 9)]
+    expected = [one.batch_indices(epoch, update).tolist() for epoch in range(3) for update in range(4)]
+    assert seen == expected[:9]
+
+
+@given(sizes())
+def test_in_order_gives_each_sample_once(size):
+    samples, global_batch, replicas = size
+    for source_replicas in (1, replicas):
+        batches = [list(one.in_order()) for one in group(samples, global_batch, source_replicas)]
+        seen = [index for one in batches for batch in one for index in batch.targets.tolist()]
+        assert sorted(seen) == list(range(samples))
+        assert all(batch.samples for one in batches for batch in one)
+    full = [batch.global_samples for batch in source(samples, global_batch).in_order()]
+    assert full == [min(global_batch, samples - start) for start in range(0, samples, global_batch)]
+
+
+def test_in_order_is_in_order():
+    assert [batch.targets.tolist() for batch in source(5, 2).in_order()] == [[0, 1], [2, 3], [4]]
+
+
+def test_two_ranges_share_the_arrays():
+    train, validation = source(20, 6, last=15), source(20, 6, first=15)
+    assert train.samples == 15 and validation.samples == 5
+    assert sorted(row for batch in train.epoch(0) for row in batch.targets) == list(range(15))
+    assert [row for batch in validation.in_order() for row in batch.targets] == list(range(15, 20))
+    assert sorted(row for batch in validation.epoch(0) for row in batch.targets) == list(range(15, 20))
+
+
+def test_fixed_gives_the_same_arrays_again():
+    one = source(20, 6, replica=1, replicas=2, feed="fixed")
+    first, *others = islice(one, 9)
+    assert first.targets.tolist() == source(20, 6, replica=1, replicas=2).batch_indices(0, 0).tolist()
+    assert all(other.inputs is first.inputs and other.targets is first.targets for other in others)
+    assert len(list(one.epoch(3))) == one.updates_per_epoch == 4
+
+
+def test_host_gives_fresh_plain_arrays_also_from_a_map(tmp_path):
+    inputs, targets = arrays(20)
+    np.save(tmp_path / "inputs.npy", inputs)
+    mapped = np.load(tmp_path / "inputs.npy", mmap_mode="r")
+    one = Source(mapped, targets, global_batch=6, seed=0, replica=0, replicas=1)
+    first, second = islice(one, 2)
+    assert type(first.inputs) is np.ndarray and first.inputs.flags.writeable
+    assert not np.shares_memory(first.inputs, second.inputs)
+    first.inputs[:] = -1
+    assert inputs.min() == 0 and mapped.min() == 0
+
+
+def test_disk_gives_the_same_batches(tmp_path):
+    mapped = []
+    for name, array in zip(("inputs", "targets"), arrays(20), strict=True):
+        np.save(tmp_path / f"{name}.npy", array)
+        mapped.append(np.load(tmp_path / f"{name}.npy", mmap_mode="r"))
+    try:
+        one = Source(*mapped, global_batch=6, seed=0, replica=1, replicas=2, feed="disk")
+    except InputError as error:
+        pytest.skip(str(error))  # the temporary folder lies in memory
+    for from_disk, expected in zip(one.epoch(2), source(20, 6, 1, 2).epoch(2), strict=True):
+        assert np.array_equal(from_disk.inputs, expected.inputs)
+        assert np.array_equal(from_disk.targets, expected.targets)
+
+
+def test_too_little_for_all_replicas():
+    with pytest.raises(InputError, match=r"3 samples for 4 replicas.*dataset\.size"):
+        source(3, 8, replicas=4)
+    with pytest.raises(InputError, match="3 samples for 4 replicas"):
+        source(20, 8, replicas=4, first=17)
+    with pytest.raises(InputError, match=r"batch of 3 samples.*4 replicas.*train\.global_batch"):
+        source(20, 3, replicas=4)
+
+
+def test_unknown_feed():
+    with pytest.raises(InputError, match=r"dataset\.feed=dsik is unknown.*host, fixed, disk"):
+        source(feed="dsik")
+
+
+@pytest.mark.parametrize("wrong", [{"replica": 2, "replicas": 2}, {"first": 9, "last": 8}, {"last": 21}])
+def test_contradicting_arguments(wrong):
+    with pytest.raises(ValueError):
+        source(**wrong)
+    with pytest.raises(ValueError, match="4 inputs, 5 targets"):
+        Source(arrays(4)[0], arrays(5)[1], global_batch=2, seed=0, replica=0, replicas=1)
+
+
+def test_updates_past_the_epoch():
+    for update in (-1, 4):
+        with pytest.raises(IndexError):
+            source(20, 6).batch_indices(0, update)
+
+
+def test_samples_of_a_batch():
+    assert Batch(np.ones((4, 3)), np.ones(4), global_samples=7).samples == 4
