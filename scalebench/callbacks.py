@@ -33,6 +33,10 @@ class Check(Callback):
             task.state.console.error(explain(error, []))
             raise SystemExit(2) from error
 
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        folder = Path(str(config.hydra.sweep.dir))
+        task.state.sweep_dir = None if folder.exists() else folder
+
 
 class Aggregate(Callback):
     """Leaves results.csv and results.parquet in the sweep's folder and prints its table."""

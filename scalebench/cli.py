@@ -39,7 +39,10 @@ def main(arguments: list[str]) -> int:
     except InputError as error:
         return _refuse(str(error))
     except OSError as error:
-        return _refuse(f"{error.filename or 'output folder'}: {error.strerror or error}; choose another hydra.run.dir")
+        return _refuse(
+            f"{error.filename or 'output folder'}: {error.strerror or error}; "
+            "choose another hydra.run.dir or hydra.sweep.dir"
+        )
     except (ValueError, TypeError, AssertionError, AttributeError, KeyError) as error:
         if os.environ.get("SCALEBENCH_TRACEBACK"):
             raise
@@ -119,5 +122,6 @@ def _terminate_as_interrupt() -> Iterator[None]:
 
 
 def _refuse(line: str) -> int:
+    task.drop_unused_folder()
     task.state.console.error(line)
     return 2

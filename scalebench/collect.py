@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,29 +59,32 @@ def judge(ended: Ended, ranks: list[RankRecord | None], oom_kill: bool) -> Outco
     if ended.timeout is not None:
         stuck = next((rank for rank, record in enumerate(ranks) if record is None), 0)
         return Outcome("timeout", ended.timeout, stuck, **timing)
-    died = ended.first_dead
-    if died is not None and (ended.exit_codes[died] or 0) < 0:
-        name = signal.Signals(-(ended.exit_codes[died] or 0)).name
-        if oom_kill and name == "SIGKILL":
-            return Outcome("oom", f"rank {died} was killed by the kernel, which ran out of memory", died, **timing)
-        return Outcome("failed", f"rank {died} was killed by {name}", died, **timing)
+    # A rank that died without a word is the cause; those that tell of a lost connection follow it.
+    silent = [rank for rank in ended.died_first if ranks[rank] is None]
+    if silent:
+        return _silent(silent[0], ended.exit_codes[silent[0]] or 0, oom_kill, timing)
     failed = [r for r in ranks if r is not None and r.status != "ok"]
     if failed:
         first = min(failed, key=lambda r: r.failed_at_s or 0.0)
         where = f"rank {first.rank}: " if len(ranks) > 1 and first.status != "unsupported" else ""
         return Outcome(first.status, f"{where}{first.reason}", first.rank, **timing)
-    silent = [rank for rank, record in enumerate(ranks) if record is None]
-    if silent:
-        rank = died if died in silent and died is not None else silent[0]
-        return Outcome("failed", f"rank {rank} ended with exit status {ended.exit_codes[rank]}", rank, **timing)
-    if died is not None:
-        return Outcome("failed", f"rank {died} ended with exit status {ended.exit_codes[died]}", died, **timing)
+    bad = [rank for rank, code in enumerate(ended.exit_codes) if code != 0 or ranks[rank] is None]
+    if bad:
+        return _silent(bad[0], ended.exit_codes[bad[0]], oom_kill, timing)
     return Outcome("ok", **timing)
 
 
-def assemble(
-    spec: RunSpec, ranks: list[RankRecord | None], started_at: str, run_id: str, outcome: Outcome
-) -> Result:
+def _silent(rank: int, code: int | None, oom_kill: bool, timing: dict[str, float]) -> Outcome:
+    """The outcome of a rank that left no reason of its own."""
+    if code is not None and code < 0:
+        name = signal.Signals(-code).name
+        if oom_kill and name == "SIGKILL":
+            return Outcome("oom", f"rank {rank} was killed by the kernel, which ran out of memory", rank, **timing)
+        return Outcome("failed", f"rank {rank} was killed by {name}", rank, **timing)
+    return Outcome("failed", f"rank {rank} ended with exit status {code} and no word of why", rank, **timing)
+
+
+def assemble(spec: RunSpec, ranks: list[RankRecord | None], started_at: str, run_id: str, outcome: Outcome) -> Result:
     """The record of a run, with what its ranks left."""
     present = [rank for rank in ranks if rank is not None]
     first = present[0] if present else None
@@ -155,7 +159,7 @@ def _phases(first: RankRecord | None, outcome: Outcome) -> Phases:
     marks = [(name, first.marks_s[name]) for name in PHASES if name in first.marks_s]
     if outcome.launched_at_s is not None and marks:
         phases.launch_s = max(0.0, marks[0][1] - outcome.launched_at_s)
-    for (name, start_s), (_, end_s) in zip(marks, marks[1:], strict=False):
+    for (name, start_s), (_, end_s) in itertools.pairwise(marks):
         if name != "launch":
             setattr(phases, f"{name}_s", end_s - start_s)
     return phases

@@ -10,12 +10,11 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from scalebench import configs
+from scalebench import configs, registry
 from scalebench.spec import Config
 from scalebench.suggest import nearest, no_such
 
 CONFIG_ERRORS = (HydraException, OmegaConfBaseException)
-SWITCHES = ("hydra",)
 
 
 def explain(error: BaseException, arguments: list[str]) -> str:
@@ -28,6 +27,11 @@ def explain(error: BaseException, arguments: list[str]) -> str:
     unknown = re.search(r"Could not (?:override|delete from config\.|find) '([^']+)'", text)
     if unknown:
         return unknown_key(unknown[1], arguments)
+    full_key = re.search(r"full_key: (\S+)", text)
+    if full_key and re.match(r"Key '[^']*' (is )?not in", text):
+        return unknown_key(full_key[1], arguments)
+    if full_key and "Missing mandatory value" in text:
+        return f"{full_key[1]} has no value; choose {full_key[1].partition('.')[0]}=NAME"
     ambiguous = re.search(r"Ambiguous value for argument '([^']+)'", text)
     if ambiguous:
         return f"{ambiguous[1]} names several values: add --multirun for a sweep over them, or quote the value"
@@ -42,33 +46,34 @@ def unknown_key(key: str, arguments: list[str]) -> str:
     known = [*_keys(Config), *configs.groups()]
     group = key.partition("/")[0].partition(".")[0]
     if key.startswith("strategy.options."):
-        name = _chosen("strategy", arguments)
-        path = configs.options("strategy").get(name or "")
-        known = [f"strategy.options.{k}" for k in OmegaConf.load(path).get("options", {})] if path else []
-        if not known:
-            return f"no key '{key}'; strategy '{name}' has no options"
-    best = nearest(key, known)
-    if best is None:  # a near name in another group would be no help
+        names = _chosen("strategy", arguments).split(",")
+        defaults = {name: configs.option_defaults(name.strip("'\"")) for name in names}
+        name = next((n for n, known in defaults.items() if key.split(".")[2] not in known), names[0])
+        return no_such(f"option of strategy '{name}'", key.split(".", 2)[2], defaults[name])
+    if nearest(key, known) is None:  # then the names of its own group, not all of them
         known = [k for k in known if k.startswith(f"{group}.")] or sorted({k.partition(".")[0] for k in known})
-    return f"no key '{key}'; did you mean '{best}'?" if best else no_such("key", key, known)
+    return no_such("key", key, known)
 
 
 def _missing(error: MissingConfigException) -> str:
     group, _, name = (error.missing_cfg_file or "").rpartition("/")
     if not group:
         return _first_line(error)
-    return no_such(group, name, error.options or [])
+    if group == "strategy" and name in registry.NOT_YET:
+        return f"strategy '{name}': {registry.NOT_YET[name]}"
+    more = registry.NOT_YET if group == "strategy" else {}
+    return no_such(group, name, [*(error.options or []), *more])
 
 
-def _chosen(group: str, arguments: list[str]) -> str | None:
+def _chosen(group: str, arguments: list[str]) -> str:
     """What the command line chose for a group, or our default."""
     for word in reversed(arguments):
         if word.startswith(f"{group}="):
-            return word.partition("=")[2].strip("'\"")
+            return word.partition("=")[2]
     for entry in OmegaConf.load(configs.conf_dir() / "config.yaml").defaults:
         if OmegaConf.is_dict(entry) and group in entry:
             return str(entry[group])
-    return None
+    return ""
 
 
 def _keys(kind: type, prefix: str = "") -> Iterator[str]:

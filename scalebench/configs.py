@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from typing import Any
 
 from scalebench.registry import allowed, origin_of
 from scalebench.spec import InputError
@@ -39,6 +41,16 @@ def options(group: str) -> dict[str, Path]:
     """Names that can be chosen in a config group -> their YAML files, over ours and the plugins'."""
     roots = [conf_dir(), *(folder for _, folder in plugin_folders())]
     return {path.stem: path for root in reversed(roots) for path in sorted((root / group).glob("*.yaml"))}
+
+
+@functools.lru_cache
+def option_defaults(strategy: str) -> dict[str, Any]:
+    """The options of a strategy's YAML with their default values; empty where there is no such file."""
+    from omegaconf import OmegaConf
+
+    path = options("strategy").get(strategy)
+    tree: Any = OmegaConf.to_container(OmegaConf.load(path)) if path is not None else {}
+    return dict(tree.get("options") or {})
 
 
 def groups() -> list[str]:

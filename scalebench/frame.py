@@ -68,7 +68,7 @@ def frame(results: Sequence[Result], folders: Sequence[Path]) -> pd.DataFrame:
     baselines = analysis.Baselines.among(results)
     rows = [row(result, folder, baselines) for result, folder in zip(results, folders, strict=True)]
     table = pd.DataFrame(rows, columns=list(COLUMNS))
-    kinds = {name: "string" for name in TEXT} | {name: "Int64" for name in COUNTS} | {"steady": "boolean"}
+    kinds = dict.fromkeys(TEXT, "string") | dict.fromkeys(COUNTS, "Int64") | {"steady": "boolean"}
     return table.astype({name: kinds.get(name, "Float64") for name in COLUMNS})
 
 

@@ -63,5 +63,3 @@ def _adopt(earlier: Path, folder: Path) -> None:
     if earlier.resolve() != folder.resolve():
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(earlier, folder)
-
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,12 +14,16 @@ from scalebench.records import from_dict
 from scalebench.resolve import resolve
 from scalebench.results import RESULT_FILE, Result
 from scalebench.spec import Config, InputError, RunSpec
+from scalebench.suggest import no_such
 
 
 def to_config(composed: DictConfig) -> Config:
     """The typed spine as a plain dataclass, every interpolation resolved. InputError for a missing value."""
     tree = {}
+    fields = [f.name for f in dataclasses.fields(Config)]
     for key in composed:
+        if key != "hydra" and key not in fields:
+            raise InputError(no_such("key", str(key), fields))
         if key != "hydra":  # whose own interpolations only resolve within a job
             node = composed[key]
             plain = OmegaConf.is_config(node)

@@ -10,7 +10,9 @@ import math
 import shutil
 
 from scalebench import machine, registry
+from scalebench.configs import option_defaults
 from scalebench.spec import Config, HardwareSpec, InputError, Place, RunSpec, fingerprint
+from scalebench.strategy import check_options
 from scalebench.suggest import no_such
 from scalebench.workloads.datasets import split
 
@@ -77,6 +79,7 @@ def resolve(config: Config) -> RunSpec:
 def check(config: Config) -> None:
     """Names and figures that make no sense on any machine: InputError."""
     registry.find(config.strategy.name)
+    check_options(config.strategy.name, config.strategy.options, option_defaults(config.strategy.name))
     for key, allowed in CHOICES.items():
         value = _get(config, key)
         if value not in allowed:
@@ -184,8 +187,9 @@ def obstacles(config: Config, gpus: int) -> list[str]:
         found.append(f"{strategy.name} runs on {strategy.max_gpus} device only, gpus={gpus}")
     if strategy.name in hardware.unsupported:
         found.append(f"{strategy.name} does not work on {hardware.name}: {hardware.unsupported[strategy.name]}")
-    if registry.find(strategy.name).target is None:
-        found.append(f"{strategy.name}: {registry.NOT_YET[strategy.name]}")
+    later = registry.NOT_YET.get(strategy.name)
+    if later is not None:
+        found.append(f"{strategy.name}: {later}")
     found += [
         f"{strategy.name} needs {package}, which is not installed: {registry.install_hint(package)}"
         for package in registry.missing_packages(strategy.requires)
@@ -201,7 +205,8 @@ def _elsewhere(hardware: HardwareSpec) -> str:
     if hardware.scheduler == "slurm" and shutil.which("sbatch") is None:
         here += " and no sbatch"
     wants = f"{hardware.gpus_per_node} x {hardware.gpu_model} a node"
-    return f"hardware={hardware.name} is another machine ({wants}, {hardware.scheduler}) and here is {here}; use hardware=local"
+    behind = f", behind {hardware.scheduler}" if hardware.scheduler != "none" else ""
+    return f"hardware={hardware.name} is another machine ({wants}{behind}), here is {here}; use hardware=local"
 
 
 def _wrong_device(strategy: str, device: str) -> str:

@@ -5,6 +5,7 @@ A run always leaves a result.json, also when it failed; nothing here raises for 
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import uuid
 from collections.abc import Callable
@@ -19,9 +20,7 @@ from scalebench.results import RESULT_FILE, Result, write_result
 from scalebench.spec import InputError, RunSpec, write_spec
 
 
-def run(
-    spec: RunSpec, folder: Path, on_look: Callable[[list[Progress]], None] = lambda progress: None
-) -> Result:
+def run(spec: RunSpec, folder: Path, on_look: Callable[[list[Progress]], None] = lambda progress: None) -> Result:
     """Run `spec` in `folder` and leave its result.json there.
 
     Raises InputError when the folder already holds a result, OSError when it cannot be written, and
@@ -70,7 +69,5 @@ def _leave(spec: RunSpec, folder: Path, started_at: str, run_id: str, outcome: O
 
 
 def _handle(handler: object) -> None:
-    try:
+    with contextlib.suppress(ValueError):  # not in the main thread, where Ctrl-C does not arrive either
         signal.signal(signal.SIGINT, handler)  # type: ignore[arg-type]
-    except ValueError:  # not in the main thread, where Ctrl-C does not arrive either
-        pass

@@ -1,4 +1,7 @@
-"""The record's JSON Schema, generated from its dataclasses: `python -m scalebench.schema` rewrites the file. Layer 0."""
+"""The record's JSON Schema, generated from its dataclasses. Layer 0.
+
+`python -m scalebench.schema` rewrites the file.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +33,7 @@ def generate() -> dict[str, Any]:
 def _object(kind: type, definitions: dict[str, Any]) -> dict[str, Any]:
     hints = get_type_hints(kind)
     fields = dataclasses.fields(kind)
-    required = [
-        f.name
-        for f in fields
-        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-    ]
+    required = [f.name for f in fields if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
     properties = {f.name: _schema(hints[f.name], definitions) for f in fields}
     return {"type": "object", "properties": properties, "required": required}
 

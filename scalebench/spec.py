@@ -11,7 +11,7 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Optional  # noqa: UP035  OmegaConf 2.3 reads these spellings
+from typing import Any
 
 from scalebench.records import from_dict, read_json, write_json
 
@@ -28,15 +28,15 @@ class ModelSpec:
 
     name: str = "???"
     description: str = ""
-    input_shape: List[int] = field(default_factory=list)  # of one sample, channels last
-    target_shape: List[int] = field(default_factory=list)
+    input_shape: list[int] = field(default_factory=list)  # of one sample, channels last
+    target_shape: list[int] = field(default_factory=list)
     loss: str = "mse"
     metric: str = "mse"
-    params: Optional[int] = None  # expected number of trainable parameters, checked by every worker
+    params: int | None = None  # expected number of trainable parameters, checked by every worker
     batch_per_device: int = 1
     optimizer: str = "adam"
     learning_rate: float = 1e-3
-    sources: List[str] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -47,8 +47,8 @@ class DatasetSpec:
     size: int = 1
     seed: int = 0  # of the samples; the seed of a run leaves them alone
     validation_share: float = 0.25
-    path: Optional[str] = None  # a user's own .npz of the same layout
-    cache: Optional[str] = None  # null: $SCALEBENCH_CACHE, else ~/.cache/scalebench
+    path: str | None = None  # a user's own .npz of the same layout
+    cache: str | None = None  # null: $SCALEBENCH_CACHE, else ~/.cache/scalebench
     feed: str = "host"  # host | device | fixed | disk
     prefetch: str = "none"  # none | queue | device
 
@@ -60,15 +60,15 @@ class StrategySpec:
     name: str = "???"
     description: str = ""
     framework: str = "none"  # none | torch | tensorflow
-    requires: List[str] = field(default_factory=list)  # import names of packages
-    baseline: Optional[str] = None  # strategy of the `bare` baseline
+    requires: list[str] = field(default_factory=list)  # import names of packages
+    baseline: str | None = None  # strategy of the `bare` baseline
     launcher: str = "local"
     processes: Any = "one_per_device"  # one_per_device | one_for_all | roles
-    backend: Optional[str] = None  # requested carrier of the gradients; null: no exchange
-    devices: List[str] = field(default_factory=lambda: ["cpu", "cuda"])
-    max_gpus: Optional[int] = None
+    backend: str | None = None  # requested carrier of the gradients; null: no exchange
+    devices: list[str] = field(default_factory=lambda: ["cpu", "cuda"])
+    max_gpus: int | None = None
     lockstep: bool = True  # false: replicas without any exchange, which stop at a common deadline
-    options: Dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -78,19 +78,19 @@ class HardwareSpec:
     name: str = "???"
     description: str = ""
     devices: str = "auto"  # cuda | cpu | auto
-    gpus_per_node: Optional[int] = None
-    cpus_per_node: Optional[int] = None
-    cpus_per_device: Optional[int] = None  # null: floor(cpus_per_node / gpus_per_node)
+    gpus_per_node: int | None = None
+    cpus_per_node: int | None = None
+    cpus_per_device: int | None = None  # null: floor(cpus_per_node / gpus_per_node)
     max_nodes: int = 1
-    memory_bytes: Optional[int] = None
-    gpu_model: Optional[str] = None
-    gpu_memory_bytes: Optional[int] = None
+    memory_bytes: int | None = None
+    gpu_model: str | None = None
+    gpu_memory_bytes: int | None = None
     here: bool = True
     scheduler: str = "none"
-    slurm: Dict[str, Any] = field(default_factory=dict)
-    links: Dict[str, Any] = field(default_factory=dict)
-    unsupported: Dict[str, str] = field(default_factory=dict)
-    sources: List[str] = field(default_factory=list)
+    slurm: dict[str, Any] = field(default_factory=dict)
+    links: dict[str, Any] = field(default_factory=dict)
+    unsupported: dict[str, str] = field(default_factory=dict)
+    sources: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -112,7 +112,7 @@ class TrainSpec:
     """How one update is made."""
 
     batch_per_device: int = 1
-    global_batch: Optional[int] = None  # only with scaling=strong
+    global_batch: int | None = None  # only with scaling=strong
     optimizer: str = "adam"
     learning_rate: float = 1e-3
     precision: str = "fp32"
@@ -129,7 +129,7 @@ class Config:
     hardware: HardwareSpec = field(default_factory=HardwareSpec)
     measure: MeasureSpec = field(default_factory=MeasureSpec)
     train: TrainSpec = field(default_factory=TrainSpec)
-    gpus: Optional[int] = None
+    gpus: int | None = None
     scaling: str = "weak"
     seed: int = 0
     repeat: int = 0

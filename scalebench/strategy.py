@@ -123,25 +123,26 @@ class Strategy(ABC):
 
 
 def parse_options(kind: type[Strategy], name: str, options: dict[str, Any]) -> Any:
-    """The strategy's Options from plain values.
+    """The strategy's Options from plain values; InputError as check_options."""
+    check_options(name, options, dataclasses.asdict(kind.Options()))
+    return kind.Options(**options)
 
-    Raises InputError that names an unknown key and its nearest neighbour, or a value of a wrong type.
-    """
-    fields = {f.name: f for f in dataclasses.fields(kind.Options)}
+
+def check_options(name: str, options: dict[str, Any], defaults: dict[str, Any]) -> None:
+    """InputError that names an unknown key and its nearest neighbour, or a value of another type than its default."""
     for key, value in options.items():
-        if key not in fields:
-            raise InputError(no_such(f"option of strategy '{name}'", key, fields))
-        default = fields[key].default
-        if default is not dataclasses.MISSING and not _fits(value, default):
+        if key not in defaults:
+            raise InputError(no_such(f"option of strategy '{name}'", key, defaults))
+        default = defaults[key]
+        if not _fits(value, default):
             raise InputError(
                 f"strategy.options.{key}={value!r} should be {type(default).__name__}, as its default {default!r}"
             )
-    return kind.Options(**options)
 
 
 def _fits(value: Any, default: Any) -> bool:
     if default is None or value is None:
-        return default is None or value is None
+        return default is None
     if isinstance(default, float):
         return isinstance(value, (int, float)) and not isinstance(value, bool)
     return type(value) is type(default)

@@ -26,6 +26,7 @@ class State:
     console: Console
     done: list[Result] = field(default_factory=list)
     planned: int = 1
+    sweep_dir: Path | None = None  # while it is new and nothing has run in it
 
 
 state = State(Console())
@@ -84,4 +85,12 @@ def show_plan(planned: Sequence[Job]) -> None:
 
 
 def begin_sweep(planned: Sequence[Job]) -> None:
-    state.planned = len(planned)
+    state.planned, state.sweep_dir = len(planned), None
+
+
+def drop_unused_folder() -> None:
+    """Hydra makes a sweep's folder before it knows whether the sweep makes sense."""
+    folder, state.sweep_dir = state.sweep_dir, None
+    if folder is not None and [path.name for path in folder.glob("*")] == ["multirun.yaml"]:
+        (folder / "multirun.yaml").unlink()
+        folder.rmdir()

@@ -35,7 +35,7 @@ def rank_path(folder: Path, rank: int) -> Path:
 
 def main(argv: list[str]) -> int:
     """Run one rank in FOLDER; 0 when it went well, 1 otherwise."""
-    return run_rank(Path(argv[0]), lambda spec, strategy, record, progress: Session(spec, strategy, record, progress).run())
+    return run_rank(Path(argv[0]), lambda *parts: Session(*parts).run())
 
 
 def run_rank(folder: Path, body: Callable[[RunSpec, Strategy, RankRecord, ProgressFile], None]) -> int:

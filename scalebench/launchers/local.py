@@ -30,7 +30,7 @@ class Ended:
     exit_codes: list[int | None]  # by rank; negative: the signal; None: still running when it was ended
     started_at_s: float
     wall_s: float
-    first_dead: int | None = None  # the rank that was seen to end badly first
+    died_first: list[int] = field(default_factory=list)  # ranks that were seen to end badly at the first glance
     timeout: str | None = None  # why the group was ended from here
     pids: list[int] = field(default_factory=list)
 
@@ -55,14 +55,14 @@ def launch(
     port = free_port()
     group: list[subprocess.Popen[bytes]] = []
     try:
-        for rank in range(spec.processes):
-            group.append(_start(spec, folder, run_id, rank, port, module))
-        first_dead, timeout = _watch(spec, folder, group, on_look)
+        # One by one, so that an exception half-way leaves the started ones where `finally` finds them.
+        group.extend(_start(spec, folder, run_id, rank, port, module) for rank in range(spec.processes))
+        died_first, timeout = _watch(spec, folder, group, on_look)
     finally:
         codes = [process.poll() for process in group]
         end_group(group)
     wall_s = time.monotonic() - start_s
-    return Ended(codes, started_at_s, wall_s, first_dead, timeout, [process.pid for process in group])
+    return Ended(codes, started_at_s, wall_s, died_first, timeout, [process.pid for process in group])
 
 
 def free_port() -> int:
@@ -108,8 +108,8 @@ def _start(spec: RunSpec, folder: Path, run_id: str, rank: int, port: int, modul
 
 def _watch(
     spec: RunSpec, folder: Path, group: list[subprocess.Popen[bytes]], on_look: Callable[[list[Progress]], None]
-) -> tuple[int | None, str | None]:
-    """(rank that ended badly first, why the group must be ended), when it is time to end or all have ended."""
+) -> tuple[list[int], str | None]:
+    """(ranks that ended badly first, why the group must be ended), when it is time to end or all have ended."""
     settings = spec.config.measure
     limited = not spec.config.debug
     begin_s = changed_s = looked_s = time.monotonic()
@@ -118,11 +118,10 @@ def _watch(
         codes = [process.poll() for process in group]
         bad = [rank for rank, code in enumerate(codes) if code not in (None, 0)]
         if bad:
-            first = min(bad, key=lambda rank: (codes[rank] or 0) >= 0)  # a signal rather than an exit
             _wait_all(group, FOLLOW_S)
-            return first, None
+            return bad, None
         if all(code == 0 for code in codes):
-            return None, None
+            return [], None
         now_s = time.monotonic()
         if now_s - looked_s >= LOOK_S:
             looked_s = now_s
@@ -132,9 +131,9 @@ def _watch(
                 seen, changed_s = now_seen, now_s
             on_look(progress)
         if limited and now_s - changed_s > settings.hang_s:
-            return None, f"no rank made progress for {settings.hang_s:g} s (measure.hang_s)"
+            return [], f"no rank made progress for {settings.hang_s:g} s (measure.hang_s)"
         if limited and now_s - begin_s > settings.timeout_s:
-            return None, f"not over after {settings.timeout_s:g} s (measure.timeout_s)"
+            return [], f"not over after {settings.timeout_s:g} s (measure.timeout_s)"
         time.sleep(POLL_S)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from scalebench.spec import Config, InputError, RunSpec
 from scalebench.suggest import no_such
@@ -55,9 +56,14 @@ def sources(spec: RunSpec, replica: int, replicas: int) -> tuple[Source, Source 
     config = spec.config
     inputs, targets = cache.open_arrays(prepare(config))
     border = train_samples(config, len(inputs))
-    common = {"global_batch": spec.global_batch, "seed": config.seed, "replica": replica, "replicas": replicas}
+    common: dict[str, Any] = {
+        "global_batch": spec.global_batch,
+        "seed": config.seed,
+        "replica": replica,
+        "replicas": replicas,
+    }
     feed = "host" if config.dataset.feed == "device" else config.dataset.feed  # the adapter places it
-    train = Source(inputs, targets, feed=feed, last=border, **common)  # type: ignore[arg-type]
+    train = Source(inputs, targets, feed=feed, last=border, **common)
     if len(inputs) - border < replicas:
         return train, None
-    return train, Source(inputs, targets, first=border, **common)  # type: ignore[arg-type]
+    return train, Source(inputs, targets, first=border, **common)

@@ -53,9 +53,7 @@ class DiskRows:
 
 def _refuse_what_cannot_be_dropped(path: Path) -> None:
     if not hasattr(os, "posix_fadvise"):
-        raise InputError(
-            "dataset.feed=disk needs posix_fadvise, which this system lacks: use dataset.feed=host"
-        )
+        raise InputError("dataset.feed=disk needs posix_fadvise, which this system lacks: use dataset.feed=host")
     if (kind := _file_system(path)) in _IN_MEMORY:
         raise InputError(
             f"dataset.feed=disk finds {path} in memory ({kind}): "

@@ -42,7 +42,7 @@ def _prefetch(iterable: Iterable[T], depth: int) -> Generator[T, None, None]:
             raise item.error
     finally:
         stop.set()
-        _drain(ready)  # the thread may be blocked in a put; it makes no second one after stop
+        _drain(ready)  # the thread may be blocked in a put; after stop it makes one more at most
         thread.join()
 
 
@@ -50,16 +50,13 @@ def _fill(iterable: Iterable[T], ready: queue.Queue[T | _End], stop: threading.E
     error: BaseException | None = None
     try:
         for item in iterable:
-            if stop.is_set():
-                return
             ready.put(item)
             if stop.is_set():
                 return
             del item  # or this thread would keep a batch alive on top of those in the queue
     except BaseException as caught:
         error = caught
-    if not stop.is_set():
-        ready.put(_End(error))
+    ready.put(_End(error))
 
 
 def _drain(ready: queue.Queue[T | _End]) -> None:

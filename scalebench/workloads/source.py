@@ -66,7 +66,7 @@ class Source:
     def updates_per_epoch(self) -> int:
         """Global batches per epoch."""
         full, rest = divmod(self.samples, self.global_batch)
-        return full if full and rest < self.replicas else full + 1
+        return full if rest < self.replicas else full + 1
 
     def __iter__(self) -> Iterator[Batch]:
         """Batches for ever, epoch after epoch from 0."""
@@ -145,9 +145,7 @@ def _reader(array: NDArray[Any], feed: str) -> Callable[[Indices], NDArray[Any]]
 
 def _check_enough(samples: int, global_batch: int, replicas: int) -> None:
     if samples < replicas:
-        raise InputError(
-            f"the dataset has {samples} samples for {replicas} replicas: raise dataset.size or lower gpus"
-        )
+        raise InputError(f"the dataset has {samples} samples for {replicas} replicas: raise dataset.size or lower gpus")
     if global_batch < replicas:
         raise InputError(
             f"a global batch of {global_batch} samples leaves some of {replicas} replicas without any: "

@@ -63,9 +63,7 @@ def _read(path: Path, name: str, needed: list[str]) -> NDArray[Any]:
             found = file[name] if name in held else None
     except Exception as error:  # of a dozen kinds for a garbled zip; none of them is ours to tell apart
         reason = str(error).partition("\n")[0] or type(error).__name__
-        raise InputError(
-            f"dataset.path={path} is no readable .npz ({reason}): write it with numpy.savez"
-        ) from None
+        raise InputError(f"dataset.path={path} is no readable .npz ({reason}): write it with numpy.savez") from None
     if not isinstance(found, np.ndarray):
         raise InputError(
             f"dataset.path={path} holds {', '.join(held) or 'nothing'}, but no array {name}: "
@@ -77,9 +75,7 @@ def _read(path: Path, name: str, needed: list[str]) -> NDArray[Any]:
 def _check_layout(path: Path, name: str, array: NDArray[Any], shape: Shape) -> None:
     if array.ndim == 0 or array.shape[1:] != shape:
         expected = ", ".join(["n", *map(str, shape)])
-        raise InputError(
-            f"dataset.path={path}: {name} has shape {array.shape}, expected ({expected}): reshape it"
-        )
+        raise InputError(f"dataset.path={path}: {name} has shape {array.shape}, expected ({expected}): reshape it")
     if len(array) == 0:
         raise InputError(f"dataset.path={path}: {name} holds no samples: give at least one per device")
     if not np.issubdtype(array.dtype, np.floating):

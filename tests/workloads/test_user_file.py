@@ -83,8 +83,8 @@ BAD = {
     "integers": (good() | {"targets": np.ones((5, 2), int)}, "targets is int64, expected floats"),
     "objects": (good() | {"targets": np.full((5, 2), None)}, r"no readable \.npz .*pickle"),
     "NaN": (
-        spoiled("inputs", (2, 7, 1), np.nan, -np.inf),
-        r"inputs has 2 NaN or infinite .*first at \(2, 7, 1\)",
+        spoiled("inputs", (1, 7, 1), np.nan, -np.inf),
+        r"inputs has 2 NaN or infinite .*first at \(1, 7, 1\)",
     ),
     "too large": (spoiled("targets", (4, 0), 1e300), r"targets has 1 NaN or infinite .*first at \(4, 0\)"),
 }
@@ -98,6 +98,15 @@ def test_bad_content_is_one_line(tmp_path, case, monkeypatch):
         ensure(tmp_path, arrays)
     assert f"dataset.path={tmp_path}/data.npz" in str(caught.value) and "\n" not in str(caught.value)
     assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
+
+
+def test_lone_labels(tmp_path):
+    path = tmp_path / "data.npz"
+    np.savez(path, inputs=np.ones((3, 2)), targets=np.ones(3))
+    assert cache.open_arrays(user_file.ensure(tmp_path / "cache", path, (2,), ()))[1].shape == (3,)
+    np.savez(path, inputs=np.ones((3, 2)), targets=np.float32(1))
+    with pytest.raises(InputError, match=r"targets has shape \(\), expected \(n\)"):
+        user_file.ensure(tmp_path / "cache", path, (2,), ())
 
 
 def test_missing_file(tmp_path):

@@ -1,0 +1,63 @@
+"""Guards around every test: environment unchanged, no child process left, nothing written outside tmp_path."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+WATCHED = (ROOT, ROOT / "conf", ROOT / "multirun", ROOT / "scalebench", ROOT / "tests")
+OURS = {".pytest_cache", ".hypothesis", "__pycache__", ".ruff_cache", ".mypy_cache"}
+
+
+@pytest.fixture(scope="session")
+def data_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One data set cache for the whole session: the curves need not be made for each test."""
+    return tmp_path_factory.mktemp("data_cache")
+
+
+@pytest.fixture(autouse=True)
+def in_tmp_path(tmp_path: Path, data_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in tmp_path, with the session's data cache, and blind to plugins that the machine may have."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SCALEBENCH_CACHE", str(data_cache))
+    monkeypatch.setenv("SCALEBENCH_PLUGINS", "")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+@pytest.fixture(autouse=True)
+def environment_unchanged(in_tmp_path: None) -> Iterator[None]:
+    before = dict(os.environ)
+    yield
+    after = dict(os.environ)
+    changed = {k for k in before.keys() | after.keys() if before.get(k) != after.get(k)} - {"PYTEST_CURRENT_TEST"}
+    assert not changed, f"the test changed environment variables: {sorted(changed)}"
+
+
+@pytest.fixture(autouse=True)
+def no_child_left() -> Iterator[None]:
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    yield
+    left = [process for process in psutil.Process().children(recursive=True) if process.pid not in before]
+    names = [" ".join(process.cmdline()[:4]) for process in left if process.is_running()]
+    for process in left:
+        process.kill()
+    # multiprocessing keeps one tracker of shared resources for the life of the interpreter
+    names = [name for name in names if "resource_tracker" not in name]
+    assert not names, f"the test left processes: {names}"
+
+
+@pytest.fixture(autouse=True)
+def nothing_outside_tmp_path() -> Iterator[None]:
+    before = _listing()
+    yield
+    new = _listing() - before
+    assert not new, f"the test wrote outside tmp_path: {sorted(map(str, new))}"
+
+
+def _listing() -> set[Path]:
+    return {path for folder in WATCHED for path in folder.iterdir() if path.name not in OURS}
