@@ -21,7 +21,9 @@ def data_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def in_tmp_path(tmp_path: Path, data_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_tmp_path(
+    environment_unchanged: None, tmp_path: Path, data_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Work in tmp_path, with the session's data cache, and blind to plugins that the machine may have."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SCALEBENCH_CACHE", str(data_cache))
@@ -30,7 +32,8 @@ def in_tmp_path(tmp_path: Path, data_cache: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.fixture(autouse=True)
-def environment_unchanged(in_tmp_path: None) -> Iterator[None]:
+def environment_unchanged() -> Iterator[None]:
+    """Stands before monkeypatch, and so looks again after it has undone what a test set."""
     before = dict(os.environ)
     yield
     after = dict(os.environ)

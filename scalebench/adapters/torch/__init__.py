@@ -1,0 +1,1 @@
+"""PyTorch: plain, DistributedDataParallel, Lightning, and replicas that do not talk."""
