@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -61,7 +62,7 @@ def step_s(result: Result) -> float | None:
 def comparison_key(result: Result, strategy: bool) -> str:
     """What two rows must share to be compared by speedup.
 
-    The workload, the machine, how it is trained and measured; not the number of devices. With `strategy`
+    The workload, the machine and how it is trained; not the number of devices, nor how it is measured. With `strategy`
     also the strategy and its options.
     """
     tree = copy.deepcopy(result.spec)
@@ -69,7 +70,9 @@ def comparison_key(result: Result, strategy: bool) -> str:
         tree.pop(key, None)
     tree["dataset"].pop("cache", None)
     chosen = tree.pop("strategy")
-    kept = [tree, result.scale.device, sorted({gpu.name or "" for gpu in result.machine.gpus})]
+    kept: list[Any] = [tree, result.scale.device, sorted({gpu.name or "" for gpu in result.machine.gpus})]
+    if result.scale.device == "cpu":
+        kept.append(result.machine.cpu_model)
     if strategy:
         kept.append([chosen["name"], chosen["options"]])
     return json.dumps(kept, sort_keys=True)
@@ -100,6 +103,8 @@ class Baselines:
     def bare_of(self, result: Result) -> Result | None:
         """One device, no wrapper: the strategy's own `baseline`."""
         name = result.scale.baseline_bare
+        if name == result.scale.strategy:  # its options then count too
+            return self.self_of(result)
         return _nearest(result, self.bare.get((name, comparison_key(result, False)), [])) if name else None
 
 
@@ -133,7 +138,7 @@ def flags(result: Result, interval: Interval | None, efficiency: Interval | None
     """What a reader of the row must know: its own flags, a wide interval, more than linear within noise."""
     found = list(result.flags)
     if result.status == "ok":
-        if interval is None:
+        if interval is None or not math.isfinite(interval.high):
             found.append("no_interval")
         elif isinstance(target, (int, float)) and interval.relative_half_width() > target:
             found.append("target_missed")

@@ -10,15 +10,16 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import hydra
+from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 
 from scalebench import jobs, task
-from scalebench.config_errors import CONFIG_ERRORS, explain
+from scalebench.config_errors import CONFIG_ERRORS, explain, first_line
 from scalebench.configs import conf_dir, plugin_folders
 from scalebench.spec import Config, InputError
 
@@ -27,13 +28,13 @@ LAUNCHER = "hydra_plugins.scalebench.ScalebenchLauncher"
 
 def main(arguments: list[str]) -> int:
     """Run what the command line says. The exit status: 0 ok or unsupported, 1 a run failed, 2 bad input."""
-    arguments = [quote_null(word) for word in arguments]
     try:
         with tempfile.TemporaryDirectory() as nowhere, _environment(), _terminate_as_interrupt():
-            if _is_dry(arguments):  # Hydra makes its folders before it asks us
-                arguments = [*arguments, f"hydra.run.dir={nowhere}", f"hydra.sweep.dir={nowhere}"]
+            switches, overrides = split([quote_null(word) for word in arguments])
+            if _is_dry(overrides):  # Hydra makes its folders before it asks us
+                overrides += [f"hydra.run.dir={nowhere}", f"hydra.sweep.dir={nowhere}"]
             register()
-            _hydra_main(arguments)
+            _hydra_main([*switches, *overrides])
     except CONFIG_ERRORS as error:
         return _refuse(explain(error, arguments))
     except InputError as error:
@@ -43,11 +44,11 @@ def main(arguments: list[str]) -> int:
             f"{error.filename or 'output folder'}: {error.strerror or error}; "
             "choose another hydra.run.dir or hydra.sweep.dir"
         )
-    except (ValueError, TypeError, AssertionError, AttributeError, KeyError) as error:
-        if os.environ.get("SCALEBENCH_TRACEBACK"):
+    except Exception as error:
+        if os.environ.get("SCALEBENCH_TRACEBACK") or task.state.done:
             raise
         # Hydra checks some of its own settings with bare asserts and conversions.
-        return _refuse(f"the overrides cannot be composed: {type(error).__name__}: {str(error).splitlines()[0]}")
+        return _refuse(f"the overrides cannot be composed: {type(error).__name__}: {first_line(error)}")
     except KeyboardInterrupt:
         task.state.console.error("cancelled")
         return 1
@@ -89,8 +90,24 @@ def _hydra_main(arguments: list[str]) -> None:
         sys.argv = before
 
 
-def _is_dry(arguments: list[str]) -> bool:
-    return any(re.fullmatch(r"dry_run=(true|yes|on|1)", word, re.IGNORECASE) for word in arguments)
+def split(words: list[str]) -> tuple[list[str], list[str]]:
+    """(Hydra's switches, overrides): argparse itself wants all overrides on one side. InputError for a wrong switch."""
+
+    def refuse(message: str) -> NoReturn:
+        raise InputError(f"{message}; --hydra-help tells of the switches")
+
+    parser = get_args_parser()
+    parser.error = refuse  # type: ignore[method-assign]
+    overrides = parser.parse_intermixed_args(words).overrides
+    switches = list(words)
+    for word in overrides:
+        switches.remove(word)
+    return switches, overrides
+
+
+def _is_dry(overrides: list[str]) -> bool:
+    values = [word.partition("=")[2] for word in overrides if re.match(r"\+{0,2}dry_run=", word)]
+    return bool(values) and re.fullmatch(r"\W*(true|yes|on|y|1)\W*", values[-1], re.IGNORECASE) is not None
 
 
 @contextlib.contextmanager

@@ -56,14 +56,17 @@ def read_ranks(folder: Path, processes: int) -> list[RankRecord | None]:
 def judge(ended: Ended, ranks: list[RankRecord | None], oom_kill: bool) -> Outcome:
     """The status of the run, and the reason of the rank that failed first: the others fail after it."""
     timing = {"launched_at_s": ended.started_at_s, "wall_s": ended.wall_s}
-    if ended.timeout is not None:
-        stuck = next((rank for rank, record in enumerate(ranks) if record is None), 0)
-        return Outcome("timeout", ended.timeout, stuck, **timing)
+    failed = [r for r in ranks if r is not None and r.status != "ok"]
+    # A rank that failed and then hung in closing a broken group has said what went wrong.
+    if ended.timeout is not None and not failed:
+        silent = [rank for rank, record in enumerate(ranks) if record is None]
+        stuck = (ended.stopped or silent or [0])[0]
+        why = f"; rank {stuck} is stopped" if ended.stopped else ""
+        return Outcome("timeout", f"{ended.timeout}{why}", stuck, **timing)
     # A rank that died without a word is the cause; those that tell of a lost connection follow it.
     silent = [rank for rank in ended.died_first if ranks[rank] is None]
     if silent:
         return _silent(silent[0], ended.exit_codes[silent[0]] or 0, oom_kill, timing)
-    failed = [r for r in ranks if r is not None and r.status != "ok"]
     if failed:
         first = min(failed, key=lambda r: r.failed_at_s or 0.0)
         where = f"rank {first.rank}: " if len(ranks) > 1 and first.status != "unsupported" else ""

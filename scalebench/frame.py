@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -40,14 +41,14 @@ COUNTS = (
 
 
 def find(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
-    """All result.json files at or below `paths`, sorted; InputError for a path without any."""
-    found: set[Path] = set()
+    """All result.json files at or below `paths`, each once, sorted; InputError for a path without any."""
+    found: dict[Path, Path] = {}
     for given in map(Path, paths):
         below = [given] if given.is_file() else sorted(given.rglob(RESULT_FILE))
         if not below:
             raise InputError(f"no {RESULT_FILE} at or below {given}; give the folder of a run or a sweep")
-        found.update(below)
-    return sorted(found)
+        found |= {path.resolve(): path for path in below}
+    return sorted(found.values())
 
 
 def load(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> pd.DataFrame:
@@ -93,8 +94,8 @@ def row(result: Result, folder: Path, baselines: analysis.Baselines) -> dict[str
         "epoch_s": samples_per_epoch / value if samples_per_epoch and value else None,
         "updates_per_epoch": w.updates_per_epoch, "launch_s": p.launch_s, "setup_s": p.setup_s,
         "warmup_s": p.warmup_s, "measured_s": p.measure_s, "wall_s": p.wall_s,
-        "warmup_steps": len(first.warmup_block_s) * (first.warmup_block_steps or 0) if first else None,
-        "measured_steps": len(first.block_s) * (first.block_steps or 0) if first else None,
+        "warmup_steps": _steps(first.warmup_block_s, first.warmup_block_steps) if first else None,
+        "measured_steps": _steps(first.block_s, first.block_steps) if first else None,
         "sync_isolated_s": result.sync.isolated_s, "sync_exposed_s": result.sync.exposed_s,
         "straggler_wait_s": result.sync.straggler_wait_s,
         "forward_s": result.breakdown.forward_s, "backward_s": result.breakdown.backward_s,
@@ -125,8 +126,13 @@ def _against(cells: dict[str, Any], result: Result, kind: str, baseline: Result 
 
 
 def _limits(name: str, stem: str, value: float | None, interval: Interval | None) -> dict[str, float | None]:
+    """A figure and its limits; one that the data cannot give, infinite in the interval, is null."""
     low, high = (interval.low, interval.high) if interval else (None, None)
-    return {name: value, f"{stem}_low": low, f"{stem}_high": high}
+    return {name: value, f"{stem}_low": low, f"{stem}_high": None if high is None or math.isinf(high) else high}
+
+
+def _steps(block_s: list[float], block_steps: int | None) -> int | None:
+    return None if block_steps is None else len(block_s) * block_steps
 
 
 def _largest(values: Iterable[int | None]) -> int | None:

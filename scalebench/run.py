@@ -20,7 +20,12 @@ from scalebench.results import RESULT_FILE, Result, write_result
 from scalebench.spec import InputError, RunSpec, write_spec
 
 
-def run(spec: RunSpec, folder: Path, on_look: Callable[[list[Progress]], None] = lambda progress: None) -> Result:
+def run(
+    spec: RunSpec,
+    folder: Path,
+    on_look: Callable[[list[Progress]], None] = lambda progress: None,
+    module: str = "scalebench.worker",
+) -> Result:
     """Run `spec` in `folder` and leave its result.json there.
 
     Raises InputError when the folder already holds a result, OSError when it cannot be written, and
@@ -35,7 +40,7 @@ def run(spec: RunSpec, folder: Path, on_look: Callable[[list[Progress]], None] =
         return _leave(spec, folder, started_at, run_id, outcome)
     kills_before = machine.oom_kills()
     try:
-        ended = local.launch(spec, folder, run_id, on_look)
+        ended = local.launch(spec, folder, run_id, on_look, module)
     except KeyboardInterrupt:
         _leave(spec, folder, started_at, run_id, Outcome("cancelled", "cancelled while it ran"))
         raise

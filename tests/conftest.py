@@ -20,20 +20,8 @@ def data_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("data_cache")
 
 
-@pytest.fixture(autouse=True)
-def in_tmp_path(
-    environment_unchanged: None, tmp_path: Path, data_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Work in tmp_path, with the session's data cache, and blind to plugins that the machine may have."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SCALEBENCH_CACHE", str(data_cache))
-    monkeypatch.setenv("SCALEBENCH_PLUGINS", "")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-
-
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def environment_unchanged() -> Iterator[None]:
-    """Stands before monkeypatch, and so looks again after it has undone what a test set."""
     before = dict(os.environ)
     yield
     after = dict(os.environ)
@@ -41,7 +29,7 @@ def environment_unchanged() -> Iterator[None]:
     assert not changed, f"the test changed environment variables: {sorted(changed)}"
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def no_child_left() -> Iterator[None]:
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     yield
@@ -54,12 +42,28 @@ def no_child_left() -> Iterator[None]:
     assert not names, f"the test left processes: {names}"
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def nothing_outside_tmp_path() -> Iterator[None]:
     before = _listing()
     yield
     new = _listing() - before
     assert not new, f"the test wrote outside tmp_path: {sorted(map(str, new))}"
+
+
+@pytest.fixture(autouse=True)
+def guards(environment_unchanged: None, no_child_left: None, nothing_outside_tmp_path: None) -> None:
+    """All of them stand before monkeypatch, and so look again after it has undone what a test set."""
+
+
+@pytest.fixture(autouse=True)
+def in_tmp_path(
+    guards: None, tmp_path: Path, data_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Work in tmp_path, with the session's data cache, and blind to plugins that the machine may have."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SCALEBENCH_CACHE", str(data_cache))
+    monkeypatch.setenv("SCALEBENCH_PLUGINS", "")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
 def _listing() -> set[Path]:

@@ -39,7 +39,10 @@ class Options:
 
 
 class Null(Strategy):
-    """Does nothing for a known time. Its ranks meet at the end of each update, as gradients would make them."""
+    """Does nothing for a known time. Its ranks meet at the end of each update, as gradients would make them.
+
+    With lockstep=false they are independent replicas, which only meet between stages.
+    """
 
     Options = Options
 
@@ -47,7 +50,7 @@ class Null(Strategy):
         super().__init__(spec, rank)
         self._group: list[Connection] = []
         self._steps = 0
-        self._exchanging = True
+        self._exchanging = spec.config.strategy.lockstep
 
     def setup(self) -> None:
         self._fault("setup")
@@ -153,7 +156,7 @@ def join(rank: int, processes: int) -> list[Connection]:
     address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     key = os.environ.get("SCALEBENCH_RUN_ID", "").encode() or None
     if rank == 0:
-        with Listener(address, backlog=processes, authkey=key) as listener:
+        with _listen(address, processes, key) as listener:
             listener._listener._socket.settimeout(JOIN_S)  # type: ignore[attr-defined]
             peers = {}
             for _ in range(processes - 1):
@@ -171,3 +174,11 @@ def join(rank: int, processes: int) -> list[Connection]:
             time.sleep(0.01)
     peer.send_bytes(NUMBER.pack(rank))
     return [peer]
+
+
+def _listen(address: tuple[str, int], backlog: int, key: bytes | None) -> Listener:
+    try:
+        return Listener(address, backlog=backlog, authkey=key)
+    except OSError as error:
+        host, port = address
+        raise OSError(f"cannot listen on port {port} of {host} ({error.strerror}); run it again") from error

@@ -32,6 +32,7 @@ class Ended:
     wall_s: float
     died_first: list[int] = field(default_factory=list)  # ranks that were seen to end badly at the first glance
     timeout: str | None = None  # why the group was ended from here
+    stopped: list[int] = field(default_factory=list)  # ranks that a signal had put to sleep then
     pids: list[int] = field(default_factory=list)
 
 
@@ -58,11 +59,16 @@ def launch(
         # One by one, so that an exception half-way leaves the started ones where `finally` finds them.
         group.extend(_start(spec, folder, run_id, rank, port, module) for rank in range(spec.processes))
         died_first, timeout = _watch(spec, folder, group, on_look)
+        stopped = _stopped(group) if timeout is not None else []
     finally:
         codes = [process.poll() for process in group]
-        end_group(group)
+        try:
+            end_group(group, GRACE_S)
+        except KeyboardInterrupt:  # again: somebody is in a hurry
+            end_group(group, 0.0)
+            raise
     wall_s = time.monotonic() - start_s
-    return Ended(codes, started_at_s, wall_s, died_first, timeout, [process.pid for process in group])
+    return Ended(codes, started_at_s, wall_s, died_first, timeout, stopped, [process.pid for process in group])
 
 
 def free_port() -> int:
@@ -143,14 +149,26 @@ def _wait_all(group: list[subprocess.Popen[bytes]], limit_s: float) -> None:
         time.sleep(POLL_S)
 
 
-def end_group(group: list[subprocess.Popen[bytes]]) -> None:
-    """SIGTERM to every process group, SIGKILL after a while to what is left; stopped ones are woken first."""
+def _stopped(group: list[subprocess.Popen[bytes]]) -> list[int]:
+    """Ranks that SIGSTOP or a debugger holds: nothing else tells why they make no progress."""
+    import psutil
+
+    found = []
+    for rank, process in enumerate(group):
+        with contextlib.suppress(psutil.Error):
+            if psutil.Process(process.pid).status() == psutil.STATUS_STOPPED:
+                found.append(rank)
+    return found
+
+
+def end_group(group: list[subprocess.Popen[bytes]], grace_s: float) -> None:
+    """SIGTERM to every process group, SIGKILL after `grace_s` to what is left; stopped ones are woken first."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
         alive = [process for process in group if process.poll() is None]
         for process in alive:
             _signal(process, sign)
             _signal(process, signal.SIGCONT)
-        _wait_all(alive, GRACE_S)
+        _wait_all(alive, grace_s)
     for process in group:
         process.wait()
         _signal(process, signal.SIGKILL)  # children that outlived their leader

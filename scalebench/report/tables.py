@@ -31,7 +31,7 @@ def summary(frame: pd.DataFrame) -> Table:
     shared = {name: frame[name].iloc[0] for name in SHARED if frame[name].nunique() == 1}
     varying = [name for name in SHARED if name not in shared]
     head = ", ".join(f"{name} {value}" for name, value in shared.items())
-    table = Table(title=head or None, title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(title=Text(head) if head else None, title_justify="left", box=box.SIMPLE_HEAD)
     for name in [*varying, "strategy"]:
         table.add_column(name)
     for name in ("gpus", "samples/s (95 %)", "speedup bare", "speedup self", "efficiency self", "epoch"):
@@ -53,7 +53,7 @@ def throughput(row: dict[str, Any]) -> str:
     if value is None:
         return ""
     figure = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-    return figure if low is None or high is None else f"{figure} ± {(high - low) / 2 / value:.1%}"
+    return figure if low is None or high is None else f"{figure} ± {100 * (high - low) / 2 / value:.1f} %"
 
 
 def ratio(row: dict[str, Any], name: str) -> str:

@@ -51,7 +51,9 @@ def train_samples(config: Config, samples: int) -> int:
     return split(samples, config.dataset.validation_share)
 
 
-def sources(spec: RunSpec, replica: int, replicas: int) -> tuple[Source, Source | None]:
+def sources(
+    spec: RunSpec, replica: int, replicas: int, kind: type[Source] = Source
+) -> tuple[Source, Source | None]:
     """This replica's (training, validation) batches; None without any sample to validate."""
     config = spec.config
     inputs, targets = cache.open_arrays(prepare(config))
@@ -63,7 +65,7 @@ def sources(spec: RunSpec, replica: int, replicas: int) -> tuple[Source, Source 
         "replicas": replicas,
     }
     feed = "host" if config.dataset.feed == "device" else config.dataset.feed  # the adapter places it
-    train = Source(inputs, targets, feed=feed, last=border, **common)
+    train = kind(inputs, targets, feed=feed, last=border, **common)
     if len(inputs) - border < replicas:
         return train, None
     return train, Source(inputs, targets, first=border, **common)

@@ -1,0 +1,161 @@
+"""What all PyTorch strategies share: device, model, optimizer, one weighted update, metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from scalebench.adapters.torch import feeding, models, training
+from scalebench.adapters.torch.evaluation import mean_squared_errors
+from scalebench.adapters.torch.feeding import TorchBatch
+from scalebench.adapters.torch.group import Group
+from scalebench.spec import RunSpec
+from scalebench.strategy import LossPart, Strategy, Unsupported
+from scalebench.workloads.models import layers
+from scalebench.workloads.source import Source
+from scalebench.workloads.weights import initial_weights
+
+DEBUG_TIMEOUT_S = 86400.0
+
+
+class TorchStrategy(Strategy):
+    """One replica of the model on one device. By itself it talks to nobody; subclasses say how they do.
+
+    `model` is the bare model, `net` what is trained: the same, or a wrapper around it.
+    """
+
+    device: torch.device
+    model: nn.Module
+    net: nn.Module
+    optimizer: torch.optim.Optimizer
+
+    def __init__(self, spec: RunSpec, rank: int) -> None:
+        super().__init__(spec, rank)
+        self.group: Group | None = None
+        self.last_batch: TorchBatch | None = None
+        self._loss = training.loss(spec.config.model.loss)
+
+    def group_backend(self) -> str | None:
+        """Which backend the processes talk over; None: they do not, and no group is formed."""
+        return None
+
+    @property
+    def group_timeout_s(self) -> float:
+        """How long a rank waits for the others before it fails; someone with a debugger is not hurried."""
+        return DEBUG_TIMEOUT_S if self.spec.config.debug else self.spec.config.measure.hang_s
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """What is trained, around the model that is already on its device."""
+        return model
+
+    def setup(self) -> None:
+        settings = self.spec.config
+        set_threads(self.place.threads)
+        self.device = choose_device(self.spec.device, self.place.devices[0])
+        backend = self.group_backend()
+        if backend is not None:
+            self.group = Group(backend, self.device, self.place.rank, self.spec.processes, self.group_timeout_s)
+        self.model = self._build().to(self.device)
+        self.optimizer = training.optimizer(
+            settings.train.optimizer, self.model.parameters(), settings.train.learning_rate
+        )
+        self.net = self.wrap(self.model)
+
+    def feed(self, source: Source) -> Iterable[TorchBatch]:
+        settings = self.spec.config.dataset
+        return feeding.batches(source, self.device, settings.feed, settings.prefetch)
+
+    def step(self, batch: TorchBatch) -> LossPart | None:
+        self.optimizer.zero_grad()
+        loss, part = self.forward(self.net, batch)
+        loss.backward()
+        self.optimizer.step()
+        return part
+
+    def forward(self, net: nn.Module, batch: TorchBatch) -> tuple[Tensor, LossPart]:
+        """(what to differentiate, what to report) for a batch; nothing here waits for the device."""
+        self.last_batch = batch
+        mean = self._loss(net(batch.inputs), batch.targets)
+        weight = self.loss_weight(batch)
+        part = LossPart(mean.detach() * batch.samples, batch.samples)
+        return (mean if weight == 1 else mean * weight), part
+
+    def loss_weight(self, batch: TorchBatch) -> float:
+        """So that gradients averaged over the replicas are those of the mean over the global batch."""
+        return training.shard_weight(batch.samples, batch.global_samples, self.shard()[1])
+
+    def synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def broadcast(self, value: float) -> float:
+        return value if self.group is None else self.group.broadcast(value)
+
+    def backend_used(self) -> str | None:
+        return None
+
+    def evaluate(self, source: Source) -> dict[str, float]:
+        """Mean squared errors, overall and per target; each replica's model judges its own part of the samples."""
+        over_group = (lambda values: values) if self.group is None else self.group.sum
+        return mean_squared_errors(self.model, source, self.device, self.model.TARGETS, over_group)
+
+    def num_params(self) -> int:
+        return count_parameters(self.model)
+
+    def parameters(self) -> dict[str, Any]:
+        return models.read_weights(self.model)
+
+    def peak_memory_bytes(self) -> list[int | None]:
+        if self.device.type == "cuda":
+            return [torch.cuda.max_memory_allocated(self.device)]
+        return [None]
+
+    def versions(self) -> dict[str, str]:
+        found = {"torch": str(torch.__version__)}
+        if torch.version.cuda is not None:
+            found["cuda"] = str(torch.version.cuda)
+        if torch.cuda.is_available() and torch.distributed.is_nccl_available():
+            found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        return found
+
+    def close(self) -> None:
+        if self.group is not None:
+            self.group.leave()
+            self.group = None
+
+    def _build(self) -> nn.Module:
+        """The model with the weights that every rank and every framework starts from."""
+        wanted = self.spec.config.model
+        model = models.build(wanted.name, wanted.input_shape)
+        models.load_weights(model, initial_weights(layers(wanted.name), self.spec.config.seed))
+        found = count_parameters(model)
+        if wanted.params is not None and found != wanted.params:
+            raise RuntimeError(f"{wanted.name} has {found} parameters here and {wanted.params} in its YAML")
+        return model
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Trainable ones."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def choose_device(kind: str, index: int) -> torch.device:
+    """The CPU, or the GPU of that number, made this process's current one. Unsupported if PyTorch sees none."""
+    if kind == "cpu":
+        return torch.device("cpu")
+    seen = torch.cuda.device_count()
+    if index >= seen:
+        raise Unsupported(f"PyTorch {torch.__version__} sees {seen} GPUs and this rank wants number {index}")
+    device = torch.device("cuda", index)
+    torch.cuda.set_device(device)
+    return device
+
+
+def set_threads(threads: int) -> None:
+    """Threads inside an operation; operations themselves run one after the other."""
+    torch.set_num_threads(threads)
+    if torch.get_num_interop_threads() != 1:  # can be set once per process only
+        torch.set_num_interop_threads(1)

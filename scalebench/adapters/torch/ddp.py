@@ -1,0 +1,69 @@
+"""DistributedDataParallel in a plain loop."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from scalebench.adapters.torch.base import TorchStrategy
+from scalebench.adapters.torch.evidence import observed_backend
+
+
+@dataclass
+class DdpOptions:
+    """Passed on to DistributedDataParallel under the same names."""
+
+    bucket_cap_mb: float = 25.0  # gradients are exchanged in buckets of this size
+    static_graph: bool = False
+    gradient_as_bucket_view: bool = False
+    find_unused_parameters: bool = False
+
+
+class Ddp(TorchStrategy):
+    """One process per device; gradients are averaged bucket by bucket while backward still runs."""
+
+    Options = DdpOptions
+
+    def group_backend(self) -> str:
+        requested = self.spec.config.strategy.backend
+        if requested in (None, "auto"):
+            return "nccl" if self.spec.device == "cuda" else "gloo"
+        return requested
+
+    def ddp_arguments(self) -> dict[str, Any]:
+        """Keyword arguments of DistributedDataParallel, but for the device."""
+        return asdict(self.options)
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        device_ids = [self.device.index] if self.device.type == "cuda" else None
+        return DistributedDataParallel(model, device_ids=device_ids, **self.ddp_arguments())
+
+    def exchange(self, on: bool) -> None:
+        self.net.require_backward_grad_sync = on
+
+    def message_sizes(self) -> list[int]:
+        return bucket_bytes(self.net)
+
+    def run_exchange(self, sizes: list[int]) -> None:
+        assert self.group is not None, "setup comes first"
+        self.group.all_reduce_buffers(sizes)
+
+    def backend_used(self) -> str | None:
+        """Two more updates under the profiler, so it comes last: it spoils the weights."""
+        if self.last_batch is None:
+            raise RuntimeError("backend_used replays the last batch of the training, and there was no training")
+        return observed_backend(self.train, self.last_batch)
+
+
+def bucket_bytes(net: DistributedDataParallel) -> list[int]:
+    """Sizes of the buckets as they are exchanged.
+
+    They are rebuilt after the first update in the order in which gradients got ready; with
+    find_unused_parameters they stay as they were.
+    """
+    known = net._get_ddp_logging_data()
+    text = known.get("rebuilt_bucket_sizes") or known.get("bucket_sizes") or ""
+    return [int(size) for size in text.split(",") if size.strip()]

@@ -1,0 +1,142 @@
+"""numpy batches -> tensors on the device, as `dataset.feed` and `dataset.prefetch` ask for."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Generator
+from contextlib import closing
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scalebench.workloads.batch import Batch
+from scalebench.workloads.prefetch import prefetch
+from scalebench.workloads.source import Source
+
+
+class TorchBatch(NamedTuple):
+    """One process's part of a global batch as tensors."""
+
+    inputs: Tensor
+    targets: Tensor
+    global_samples: int
+
+    @property
+    def samples(self) -> int:
+        return len(self.inputs)
+
+    def to(self, device: torch.device) -> TorchBatch:
+        """On the device; from pinned memory the copy runs beside the host's work."""
+        inputs, targets = (tensor.to(device, non_blocking=True) for tensor in self[:2])
+        return TorchBatch(inputs, targets, self.global_samples)
+
+
+TorchBatches = Generator[TorchBatch, None, None]
+
+
+def batches(source: Source, device: torch.device, feed: str, ahead: str) -> TorchBatches:
+    """Batches on `device`, in the order of `source` whatever the feed; closing it ends the threads behind it.
+
+    `feed`: host and disk take each batch from the source; fixed makes the first one once and gives it for
+    ever; device keeps the whole data set on the device. The last two have nothing left to do in advance, so
+    that `ahead` (none, queue, device) concerns the others only.
+    """
+    if feed == "device":
+        return _resident(source, device)
+    if feed == "fixed":
+        return _repeated(source, device)
+    if ahead == "none":
+        return _placed(_host(source, device), device)
+    ready = prefetch(_host(source, device))
+    return _copied_ahead(ready, device) if ahead == "device" else _placed(ready, device)
+
+
+def as_tensors(batch: Batch) -> TorchBatch:
+    """The batch's arrays as tensors, without a copy."""
+    return TorchBatch(torch.from_numpy(batch.inputs), torch.from_numpy(batch.targets), batch.global_samples)
+
+
+def _host(source: Source, device: torch.device) -> TorchBatches:
+    """Tensors in host memory, pinned for a GPU. Runs in the prefetching thread where there is one."""
+    cuda = device.type == "cuda"
+    if cuda:
+        torch.cuda.set_device(device)  # is per thread; pinning would otherwise open a context on GPU 0
+    for batch in source:
+        made = as_tensors(batch)
+        if cuda:
+            made = made._replace(inputs=made.inputs.pin_memory(), targets=made.targets.pin_memory())
+        yield made
+
+
+def _placed(host: TorchBatches, device: torch.device) -> TorchBatches:
+    with closing(host):
+        for batch in host:
+            yield batch.to(device)
+
+
+def _repeated(source: Source, device: torch.device) -> TorchBatches:
+    batch = as_tensors(next(iter(source))).to(device)
+    while True:
+        yield batch
+
+
+def _copied_ahead(host: TorchBatches, device: torch.device) -> TorchBatches:
+    """Double buffer: while the GPU works on one batch, the next is copied on a stream of its own."""
+    copying = torch.cuda.Stream(device)
+
+    def start_copy() -> TorchBatch | None:
+        batch = next(host, None)
+        with torch.cuda.stream(copying):
+            return None if batch is None else batch.to(device)
+
+    with closing(host):
+        following = start_copy()
+        while following is not None:
+            batch, working = following, torch.cuda.current_stream(device)
+            working.wait_stream(copying)  # for this batch only: the next copy is not issued yet
+            for tensor in (batch.inputs, batch.targets):
+                tensor.record_stream(working)  # or its memory could be copied over while it is still read
+            following = start_copy()
+            yield batch
+
+
+def _resident(source: Source, device: torch.device) -> TorchBatches:
+    """Every batch picked on the device from the whole training set, which is copied there once."""
+    inputs, targets, first = _whole(source, device)
+    epoch = 0
+    while True:
+        updates = range(source.updates_per_epoch)
+        rows = [source.batch_indices(epoch, update) - first for update in updates]
+        # One copy of indices per epoch: one per update would make the GPU wait for the host.
+        on_device = torch.from_numpy(np.concatenate(rows)).to(device)
+        picked = on_device.split([len(part) for part in rows])
+        for update, index in zip(updates, picked, strict=True):
+            chosen = inputs.index_select(0, index), targets.index_select(0, index)
+            yield TorchBatch(*chosen, source.global_samples(update))
+        epoch += 1
+
+
+def _whole(source: Source, device: torch.device) -> tuple[Tensor, Tensor, int]:
+    """All samples in order, as tensors on the device, and the row of the source's arrays they begin with.
+
+    All of them and not one replica's part, since each epoch deals the samples anew.
+    """
+    everything = copy.copy(source)
+    everything.replica, everything.replicas = 0, 1
+    epoch = [everything.batch_indices(0, update) for update in range(everything.updates_per_epoch)]
+    first = min(int(rows.min()) for rows in epoch)
+    tensors: tuple[Tensor, ...] = ()
+    filled = 0
+    for batch in everything.in_order():
+        parts = as_tensors(batch)[:2]
+        if not tensors:
+            tensors = tuple(
+                torch.empty((source.samples, *part.shape[1:]), dtype=part.dtype, device=device) for part in parts
+            )
+        for tensor, part in zip(tensors, parts, strict=True):
+            tensor[filled : filled + batch.samples].copy_(part)
+        filled += batch.samples
+    inputs, targets = tensors
+    return inputs, targets, first

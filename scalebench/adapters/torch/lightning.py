@@ -1,0 +1,175 @@
+"""pytorch_lightning.Trainer with its DDP strategy, in processes that scalebench started."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import signal
+import threading
+import warnings
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.plugins.environments import LightningEnvironment
+from pytorch_lightning.strategies import DDPStrategy
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from scalebench.adapters.torch.ddp import Ddp, bucket_bytes
+from scalebench.adapters.torch.evidence import Replay
+from scalebench.adapters.torch.feeding import TorchBatch
+from scalebench.spec import RunSpec
+from scalebench.strategy import Loop, LossPart, Unsupported
+
+ENDLESS = 1 << 40  # updates; far enough, and its sum over all ranks still fits 64 bits
+
+# Beginnings of warnings that say nothing new to anybody here, each with its reason.
+EXPECTED_WARNINGS = (
+    "GPU available but not used",  # hardware=cpu on a machine with GPUs is what the user asked for
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated",  # between Lightning and torch; nothing that we call
+)
+
+
+class LightningDdp(Ddp):
+    """Trainer.fit once per `train`. The group is ours, so that it outlives every Trainer; Lightning joins it.
+
+    Model and optimizer are those of the base class. What Lightning does on top in each update (it asks all
+    ranks for SIGTERM with a broadcast, for one) is part of what is measured here.
+    """
+
+    def __init__(self, spec: RunSpec, rank: int) -> None:
+        super().__init__(spec, rank)
+        self._exchanging = True
+        self._wrapper: DistributedDataParallel | None = None  # lives as long as a fit
+        self._message_sizes: list[int] = []
+
+    def setup(self) -> None:
+        per_node = [sum(p.node == node for p in self.spec.places) for node in range(self.spec.nodes)]
+        if len(set(per_node)) > 1:
+            raise Unsupported(f"Lightning wants as many processes on every node, and here are {per_node}")
+        logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)  # no advice and no banners
+        for beginning in EXPECTED_WARNINGS:
+            warnings.filterwarnings("ignore", message=beginning)
+        super().setup()
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        return model  # Lightning's strategy wraps it anew in each fit
+
+    def train(self, loop: Loop) -> None:
+        self._trainer(_Reporter(self, loop)).fit(_Module(self), train_dataloaders=_Endless(loop))
+        self._wrapper = None
+        self.model.to(self.device)  # Lightning leaves it on the CPU
+        gc.collect()  # cycles would keep the wrapper alive, and its hooks on our parameters
+
+    def step(self, batch: TorchBatch) -> LossPart | None:
+        """One update by a whole fit. For checks; whoever wants to measure calls `train`."""
+        once = Replay(batch, 1)
+        self.train(once)
+        return once.parts[0]
+
+    def exchange(self, on: bool) -> None:
+        self._exchanging = on
+        if self._wrapper is not None:
+            self._wrapper.require_backward_grad_sync = on
+
+    def message_sizes(self) -> list[int]:
+        return self._message_sizes if self._wrapper is None else bucket_bytes(self._wrapper)
+
+    def versions(self) -> dict[str, str]:
+        return {**super().versions(), "pytorch_lightning": pl.__version__}
+
+    def fit_begins(self, wrapper: DistributedDataParallel) -> None:
+        """Called between Lightning's set-up and its first update."""
+        self._wrapper = wrapper
+        wrapper.require_backward_grad_sync = self._exchanging
+
+    def fit_ends(self) -> None:
+        """Called after the last update, before Lightning takes its wrapper away."""
+        self._message_sizes = self.message_sizes()
+
+    def _trainer(self, reporter: pl.Callback) -> pl.Trainer:
+        here = [p.devices[0] for p in self.spec.places if p.node == self.place.node]
+        cpu = self.device.type == "cpu"
+        return pl.Trainer(
+            accelerator="cpu" if cpu else "gpu",
+            devices=len(here) if cpu else here,
+            num_nodes=self.spec.nodes,
+            strategy=DDPStrategy(
+                cluster_environment=_Environment(),  # under SLURM it would pick its own, and break
+                process_group_backend=self.group_backend(),
+                timeout=timedelta(seconds=self.group_timeout_s),
+                **self.ddp_arguments(),
+            ),
+            callbacks=[reporter],
+            max_epochs=1,  # one that never ends by itself
+            use_distributed_sampler=False,  # batches come sharded
+            limit_val_batches=0,
+            num_sanity_val_steps=0,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+
+
+class _Environment(LightningEnvironment):
+    """Ranks as our launcher set them in the environment."""
+
+    def teardown(self) -> None:
+        """Keep WORLD_SIZE, which Lightning would delete: the processes outlive a fit."""
+
+
+class _Module(pl.LightningModule):
+    """The base class's model, loss and optimizer, as Lightning wants to see them."""
+
+    def __init__(self, owner: LightningDdp) -> None:
+        super().__init__()
+        self.model = owner.model
+        self._owner = owner
+        self.part: LossPart | None = None
+
+    def training_step(self, batch: TorchBatch, batch_idx: int) -> Tensor:
+        loss, self.part = self._owner.forward(self.model, batch)
+        return loss
+
+    def configure_optimizers(self) -> Optimizer:
+        return self._owner.optimizer
+
+
+class _Reporter(pl.Callback):
+    """Tells the loop of each update, and Lightning when the loop is over."""
+
+    def __init__(self, owner: LightningDdp, loop: Loop) -> None:
+        self._owner, self._loop = owner, loop
+        self._on_sigterm = signal.getsignal(signal.SIGTERM)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        # Lightning's own handler broadcasts from within, and would wait for ranks that hang or are gone.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+        self._owner.fit_begins(trainer.strategy.model)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self._loop.done(pl_module.part):
+            trainer.should_stop = True
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._owner.fit_ends()
+
+
+class _Endless:
+    """The loop with a length: without one Lightning draws a batch ahead, to know which is the last."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+
+    def __len__(self) -> int:
+        return ENDLESS
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self._loop  # a generator, so that the loop begins with the first batch and not before

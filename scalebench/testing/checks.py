@@ -1,0 +1,156 @@
+"""One rank under test: `python -m scalebench.testing.checks FOLDER` does everything that a contract asks about.
+
+It takes the strategy through training, evaluation, the switch of its exchange and its end, once, and leaves
+what it saw in checks<k>.json and weights<k>.npz. The tests (contract.py) read those. Layer 3.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scalebench.measure.progress import ProgressFile
+from scalebench.records import write_json
+from scalebench.results import RankRecord
+from scalebench.spec import RunSpec
+from scalebench.strategy import LossPart, Strategy, Unsupported
+from scalebench.worker import run_rank
+from scalebench.workloads import datasets
+from scalebench.workloads.batch import Batch
+from scalebench.workloads.source import Source
+
+EPOCHS = 2
+LOCAL_STEPS = 2
+SENT = 42.5
+
+
+@dataclass
+class Checks:
+    """What one rank saw."""
+
+    rank: int
+    shard: list[int]
+    updates_per_epoch: int
+    train_samples: int
+    loss_sums: list[float | None] = field(default_factory=list)  # of each update
+    samples: list[int] = field(default_factory=list)
+    epoch_rows: list[list[int]] = field(default_factory=list)  # rows of the data set read in each epoch
+    broadcast: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    message_bytes: list[int] = field(default_factory=list)
+    exchange_off: str | None = None  # "done", or why it is unsupported
+    run_exchange: str | None = None
+    backend_used: str | None = None
+    has_weights: bool = True
+    peak_memory_bytes: list[int | None] = field(default_factory=list)
+    devices: int = 0
+    closed_twice: bool = False
+
+
+class ListeningSource(Source):
+    """Notes which rows of the data set its batches are made of."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.rows: list[list[int]] = []
+
+    def _gather(self, rows: NDArray[np.int64], global_samples: int) -> Batch:
+        self.rows.append([int(row) for row in rows])
+        return super()._gather(rows, global_samples)
+
+
+class CountedLoop:
+    """Hands out so many batches and keeps what each update says of its loss."""
+
+    def __init__(self, batches: Iterator[Any], steps: int) -> None:
+        self.parts: list[LossPart | None] = []
+        self._batches, self._steps = batches, steps
+
+    def __iter__(self) -> Iterator[Any]:
+        while len(self.parts) < self._steps:
+            yield next(self._batches)
+
+    def done(self, part: LossPart | None) -> bool:
+        self.parts.append(part)
+        return len(self.parts) >= self._steps
+
+
+def examine(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: ProgressFile, folder: Path) -> None:
+    """All checks of one rank, in the order in which one does not spoil the next."""
+    replica, replicas = strategy.shard()
+    train, validation = datasets.sources(spec, replica, replicas, ListeningSource)
+    assert isinstance(train, ListeningSource)
+    seen = Checks(record.rank, [replica, replicas], train.updates_per_epoch, train.samples)
+    strategy.setup()
+    _keep_weights(strategy, folder / f"start{record.rank}.npz", seen)
+    seen.broadcast = strategy.broadcast(SENT if record.rank == 0 else 0.0)
+    batches = iter(strategy.feed(train))
+    _train(strategy, batches, seen)
+    _keep_weights(strategy, folder / f"weights{record.rank}.npz", seen)
+    _epochs(train, seen)
+    if validation is not None:
+        seen.metrics = strategy.evaluate(validation)
+    seen.message_bytes = strategy.message_sizes()
+    seen.peak_memory_bytes, seen.devices = strategy.peak_memory_bytes(), len(strategy.place.devices)
+    seen.run_exchange = _outcome(lambda: strategy.run_exchange(seen.message_bytes or [1024]))
+    seen.exchange_off = _outcome(lambda: _train_apart(strategy, batches))
+    _keep_weights(strategy, folder / f"apart{record.rank}.npz", seen)
+    seen.backend_used = strategy.backend_used()
+    strategy.close()
+    strategy.close()
+    seen.closed_twice = True
+    write_json(folder / f"checks{record.rank}.json", asdict(seen))
+
+
+def _train(strategy: Strategy, batches: Iterator[Any], seen: Checks) -> None:
+    loop = CountedLoop(batches, EPOCHS * seen.updates_per_epoch)
+    strategy.train(loop)
+    strategy.synchronize()
+    for part in loop.parts:
+        seen.loss_sums.append(None if part is None else float(part.loss_sum))
+        seen.samples.append(0 if part is None else part.samples)
+
+
+def _epochs(train: ListeningSource, seen: Checks) -> None:
+    """The rows of each whole epoch; what is read ahead of training belongs to none of them."""
+    per_epoch = seen.updates_per_epoch
+    for epoch in range(EPOCHS):
+        chunk = train.rows[epoch * per_epoch : (epoch + 1) * per_epoch]
+        seen.epoch_rows.append([row for rows in chunk for row in rows])
+
+
+def _train_apart(strategy: Strategy, batches: Iterator[Any]) -> None:
+    """A few updates with the exchange off, and one with it on again."""
+    strategy.exchange(False)
+    strategy.train(CountedLoop(batches, LOCAL_STEPS))
+    strategy.exchange(True)
+
+
+def _outcome(action: Any) -> str:
+    try:
+        action()
+    except Unsupported as reason:
+        return f"unsupported: {reason}"
+    return "done"
+
+
+def _keep_weights(strategy: Strategy, path: Path, seen: Checks) -> None:
+    try:
+        np.savez(path, **strategy.parameters())
+    except Unsupported:
+        seen.has_weights = False
+
+
+def main(arguments: list[str]) -> int:
+    folder = Path(arguments[0])
+    return run_rank(folder, lambda *parts: examine(*parts, folder))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,62 @@
+"""FaultContract: a rank that dies or hangs ends the run in the stated time and leaves a row and no process. Layer 4.
+
+One strategy of each adapter family passes it; see contract.py for how to use such a class.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import ClassVar
+
+import psutil
+import pytest
+
+from scalebench import cli, jobs
+from scalebench.records import write_json
+from scalebench.resolve import resolve
+from scalebench.results import RESULT_FILE, Result, read_result
+from scalebench.run import run
+from scalebench.testing.contract import WORKLOAD
+from scalebench.testing.faulty import FAULT_FILE
+from scalebench.workloads import datasets
+
+# fault -> (status, words of the reason)
+EXPECTED = {
+    "raise": ("failed", "rank 1: RuntimeError: told to fail"),
+    "exit": ("failed", "rank 1 ended with exit status 7"),
+    "kill": ("failed", "rank 1 was killed by SIGKILL"),
+    "stop": ("timeout", "no rank made progress"),
+    "oom": ("oom", "rank 1: out of memory"),
+}
+
+
+class FaultContract:
+    """Subclass it, name the strategy, and pytest finds the tests."""
+
+    strategy: ClassVar[str] = ""
+    overrides: ClassVar[tuple[str, ...]] = ()
+    hang_s: ClassVar[float] = 15.0  # longer than any honest pause of the strategy, its start-up included
+    limit_s: ClassVar[float] = 60.0  # from the start of the run to its row
+
+    @pytest.mark.parametrize("fault", EXPECTED)
+    def test_a_bad_rank_ends_the_run(self, fault: str, tmp_path: Path) -> None:
+        begin_s = time.monotonic()
+        result, folder = self.run_with(fault, tmp_path)
+        assert time.monotonic() - begin_s < self.limit_s
+        status, words = EXPECTED[fault]
+        assert (result.status, words in (result.reason or "")) == (status, True), result.reason
+        assert read_result(folder / RESULT_FILE) == result
+        assert result.log is not None
+        assert (folder / result.log).exists()
+        assert not [p for p in psutil.Process().children(recursive=True) if "scalebench" in " ".join(p.cmdline())]
+
+    def run_with(self, fault: str, tmp_path: Path) -> tuple[Result, Path]:
+        """A run of two ranks whose rank 1 goes wrong after a few batches."""
+        words = [f"strategy={self.strategy}", "gpus=2", *WORKLOAD, f"measure.hang_s={self.hang_s}", *self.overrides]
+        spec = resolve(jobs.to_config(cli.compose([*words, f"dataset.cache={tmp_path / 'data'}"])))
+        datasets.prepare(spec.config)
+        folder = tmp_path / "run"
+        folder.mkdir()
+        write_json(folder / FAULT_FILE, {"fault": fault, "rank": 1, "batch": 5})
+        return run(spec, folder, module="scalebench.testing.faulty"), folder

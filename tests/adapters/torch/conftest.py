@@ -1,0 +1,78 @@
+"""Runs of the materials CNN inside the test process: one rank, on the CPU, on made-up samples."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+
+pytest.importorskip("torch")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # what these packages think of each other while they are imported
+    import pytorch_lightning  # noqa: F401
+
+from scalebench import registry
+from scalebench.launchers.local import free_port
+from scalebench.spec import Config, Place, RunSpec
+from scalebench.strategy import Strategy
+from scalebench.workloads.source import Source
+
+CONF = Path(__file__).parents[3] / "conf"
+SAMPLES = 101  # prime, so that no batch divides it
+
+
+@pytest.fixture(scope="session")
+def samples() -> tuple[np.ndarray, np.ndarray]:
+    """(inputs, targets) that a network can learn from: the targets are features of the inputs."""
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(SAMPLES, 200, 3)).astype(np.float32)
+    targets = np.stack([inputs[:, :100, 0].mean(1), np.abs(inputs[:, :, 1]).mean(1)], 1)
+    return inputs, targets
+
+
+@pytest.fixture
+def source(samples: tuple[np.ndarray, np.ndarray]) -> Callable[..., Source]:
+    """source(replica=0, replicas=1, **others) -> a Source of those samples in batches of 20."""
+
+    def make(replica: int = 0, replicas: int = 1, **others: Any) -> Source:
+        settings = {"global_batch": 20, "seed": 3, **others}
+        return Source(*samples, replica=replica, replicas=replicas, **settings)
+
+    return make
+
+
+def spec_of(strategy: str, processes: int = 1, **changes: Any) -> RunSpec:
+    """A run of so many CPU ranks; `changes` to the config as dataset__feed='device'."""
+    groups = {"model": "materials_cnn", "dataset": "materials", "strategy": strategy, "measure": "default"}
+    loaded = {group: OmegaConf.load(CONF / group / f"{name}.yaml") for group, name in groups.items()}
+    composed = OmegaConf.merge(OmegaConf.structured(Config), loaded, {"measure": {"hang_s": 20.0}})
+    for key, value in changes.items():
+        OmegaConf.update(composed, key.replace("__", "."), value)
+    config = OmegaConf.to_object(composed)
+    places = [Place(rank, rank, 0, [rank], [], 1) for rank in range(processes)]
+    return RunSpec(config, "cpu", processes, 1, places, 20, 20 * processes, "0" * 16)
+
+
+@pytest.fixture
+def strategy(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """strategy(name, **changes) -> rank 0 of one, set up, and closed after the test."""
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "NODE_RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    made: list[Strategy] = []
+
+    def make(name: str, **changes: Any) -> Strategy:
+        made.append(registry.load(name)(spec_of(name, **changes), 0))
+        made[-1].setup()
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()

@@ -1,0 +1,99 @@
+"""The resolved run as a file, and what its fingerprint is made of."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalebench.spec import Config, Place, RunSpec, fingerprint, read_spec, write_spec
+
+OF_THE_PROGRAM = {"repeat", "resume", "baseline", "dry_run", "debug", "dataset.cache"}
+DECIDED = {"gpus"}  # given to fingerprint() as a number of its own, since null means a default
+
+
+def leaves(record: Any, prefix: str = "") -> Iterator[str]:
+    for f in dataclasses.fields(record):
+        value = getattr(record, f.name)
+        if dataclasses.is_dataclass(value):
+            yield from leaves(value, f"{prefix}{f.name}.")
+        else:
+            yield f"{prefix}{f.name}"
+
+
+def changed(config: Config, key: str) -> Config:
+    """A copy with another value under `key`."""
+    made = copy.deepcopy(config)
+    *path, name = key.split(".")
+    owner: Any = made
+    for part in path:
+        owner = getattr(owner, part)
+    value = getattr(owner, name)
+    if isinstance(value, bool):
+        other: Any = not value
+    elif isinstance(value, (int, float)):
+        other = value + 1
+    elif isinstance(value, list):
+        other = [*value, 7]
+    elif isinstance(value, dict):
+        other = {**value, "more": 1}
+    else:
+        other = f"{value}x"
+    setattr(owner, name, other)
+    return made
+
+
+LEAVES = sorted(leaves(Config()))
+
+
+def run_spec() -> RunSpec:
+    config = Config(gpus=2)
+    config.strategy.options = {"step_s": 0.5, "fault": "none"}
+    config.hardware.links = {"intra_node": None}
+    places = [Place(rank, rank, 0, [rank], [rank], 1) for rank in range(2)]
+    return RunSpec(config, "cpu", 2, 1, places, 75, 150, "0123456789abcdef", ["oversubscribed"], "no GPU")
+
+
+def test_a_run_survives_its_file(tmp_path: Path) -> None:
+    spec = run_spec()
+    write_spec(spec, tmp_path)
+    assert read_spec(tmp_path) == spec
+
+
+def test_label_and_processes() -> None:
+    spec = run_spec()
+    spec.config.strategy.name = "ddp"
+    assert (spec.label, spec.processes) == ("ddp gpus=2", 2)
+
+
+def test_the_fingerprint_is_16_hex_digits_and_stands_still() -> None:
+    # Pinned: results of earlier versions are found by it (resume). Change it only with the schema.
+    assert fingerprint(Config(), 2, "cpu") == fingerprint(Config(), 2, "cpu")
+    assert len(fingerprint(Config(), 2, "cpu")) == 16
+    int(fingerprint(Config(), 2, "cpu"), 16)
+
+
+@pytest.mark.parametrize("key", sorted(OF_THE_PROGRAM | DECIDED))
+def test_switches_of_the_program_leave_the_fingerprint_alone(key: str) -> None:
+    assert key in LEAVES
+    assert fingerprint(changed(Config(), key), 2, "cpu") == fingerprint(Config(), 2, "cpu")
+
+
+@pytest.mark.parametrize("key", sorted(set(LEAVES) - OF_THE_PROGRAM - DECIDED))
+def test_everything_else_changes_the_fingerprint(key: str) -> None:
+    assert fingerprint(changed(Config(), key), 2, "cpu") != fingerprint(Config(), 2, "cpu")
+
+
+def test_devices_count_for_the_fingerprint() -> None:
+    found = {fingerprint(Config(), gpus, device) for gpus in (1, 2) for device in ("cpu", "cuda")}
+    assert len(found) == 4
+
+
+def test_the_fingerprint_does_not_change_the_config() -> None:
+    config = Config()
+    fingerprint(config, 2, "cpu")
+    assert config == Config()
