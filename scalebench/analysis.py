@@ -20,10 +20,9 @@ def group_blocks(ranks: list[RankRecord]) -> Blocks:
 
     Blocks that not every rank finished are left out.
     """
-    count = min((len(r.block_s) for r in ranks), default=0)
-    seconds = [max(r.block_s[i] for r in ranks) for i in range(count)]
-    samples = [sum(r.block_samples[i] for r in ranks) for i in range(count)]
-    return seconds, samples
+    by_rank = [zip(r.block_s, r.block_samples, strict=False) for r in ranks]
+    blocks = [tuple(zip(*block, strict=True)) for block in zip(*by_rank, strict=False)]
+    return [max(seconds) for seconds, _ in blocks], [sum(samples) for _, samples in blocks]
 
 
 def throughput(result: Result) -> tuple[float | None, Interval | None]:
@@ -36,8 +35,8 @@ def throughput(result: Result) -> tuple[float | None, Interval | None]:
         return None, None
     if result.scale.lockstep:
         return _of(group_blocks(result.ranks))
-    series = [(r.block_s[:-1], r.block_samples[:-1]) for r in result.ranks]
-    values, intervals = zip(*(_of(blocks) for blocks in series), strict=True)
+    series = [group_blocks([r]) for r in result.ranks]
+    values, intervals = zip(*(_of((seconds[:-1], samples[:-1])) for seconds, samples in series), strict=True)
     if any(value is None for value in values):
         return None, None
     known = [interval for interval in intervals if interval is not None]
@@ -46,7 +45,7 @@ def throughput(result: Result) -> tuple[float | None, Interval | None]:
 
 def _of(blocks: Blocks) -> tuple[float | None, Interval | None]:
     seconds, samples = blocks
-    if not seconds or sum(seconds) <= 0 or min(samples) < 1:
+    if not seconds or min(seconds) < 0 or sum(seconds) == 0 or min(samples) < 1:
         return None, None
     return sum(samples) / sum(seconds), batch_means_interval(seconds, samples)
 

@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 import tempfile
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,7 +20,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 
 from scalebench import jobs, task
-from scalebench.config_errors import CONFIG_ERRORS, explain, first_line
+from scalebench.config_errors import CONFIG_ERRORS, explain
 from scalebench.configs import conf_dir, plugin_folders
 from scalebench.spec import Config, InputError
 
@@ -47,8 +48,10 @@ def main(arguments: list[str]) -> int:
     except Exception as error:
         if os.environ.get("SCALEBENCH_TRACEBACK") or task.state.done:
             raise
-        # Hydra checks some of its own settings with bare asserts and conversions.
-        return _refuse(f"the overrides cannot be composed: {type(error).__name__}: {first_line(error)}")
+        # Hydra checks some of its own settings with bare asserts, conversions and look-ups.
+        return _refuse(f"the overrides cannot be composed: {traceback.format_exception_only(error)[0]}")
+    except SystemExit as end:  # how callbacks and Hydra's own switches leave
+        return int(end.code or 0)
     except KeyboardInterrupt:
         task.state.console.error("cancelled")
         return 1

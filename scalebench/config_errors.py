@@ -22,7 +22,7 @@ def explain(error: BaseException, arguments: list[str]) -> str:
     if isinstance(error, MissingConfigException):
         return _missing(error)
     if isinstance(error, OverrideParseException):
-        return f"cannot read the override '{error.override}': {first_line(error)}"
+        return f"cannot read the override '{error.override}': {_first_line(error)}"
     text = str(error)
     unknown = re.search(r"Could not (?:override|delete from config\.|find) '([^']+)'", text)
     if unknown:
@@ -37,8 +37,8 @@ def explain(error: BaseException, arguments: list[str]) -> str:
         return f"{ambiguous[1]} names several values: add --multirun for a sweep over them, or quote the value"
     merging = re.search(r"Error merging override (.*)", text)
     if merging:
-        return f"{merging[1]}: {first_line(error.__cause__ or error)}"
-    return first_line(error)
+        return f"{merging[1]}: {_first_line(error.__cause__ or error)}"
+    return _first_line(error)
 
 
 def unknown_key(key: str, arguments: list[str]) -> str:
@@ -58,7 +58,7 @@ def unknown_key(key: str, arguments: list[str]) -> str:
 def _missing(error: MissingConfigException) -> str:
     group, _, name = (error.missing_cfg_file or "").rpartition("/")
     if not group:
-        return first_line(error)
+        return _first_line(error)
     if group == "strategy" and name in registry.NOT_YET:
         return f"strategy '{name}': {registry.NOT_YET[name]}"
     more = registry.NOT_YET if group == "strategy" else {}
@@ -85,7 +85,6 @@ def _keys(kind: type, prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{f.name}"
 
 
-def first_line(error: BaseException) -> str:
-    """The first line that says something; the kind of error where none does."""
+def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

@@ -103,7 +103,7 @@ def test_a_wrong_field_is_named(change: dict[str, Any], line: str) -> None:
 
 @pytest.mark.parametrize("tree", [None, [], "x", 3])
 def test_what_is_no_object_is_no_record(tree: Any) -> None:
-    with pytest.raises(ValueError, match="^Outer should be an object, not "):
+    with pytest.raises(ValueError, match=r"^Outer should be an object, not "):
         from_dict(Outer, tree)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import signal
 import threading
 import warnings
@@ -50,6 +51,8 @@ class LightningDdp(Ddp):
         per_node = [sum(p.node == node for p in self.spec.places) for node in range(self.spec.nodes)]
         if len(set(per_node)) > 1:
             raise Unsupported(f"Lightning wants as many processes on every node, and here are {per_node}")
+        # Without it Lightning would choose a number of threads, and overrule ours.
+        os.environ.setdefault("OMP_NUM_THREADS", str(self.place.threads))
         logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)  # no advice and no banners
         for beginning in EXPECTED_WARNINGS:
             warnings.filterwarnings("ignore", message=beginning)

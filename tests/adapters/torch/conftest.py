@@ -48,9 +48,17 @@ def source(samples: tuple[np.ndarray, np.ndarray]) -> Callable[..., Source]:
 
 def spec_of(strategy: str, processes: int = 1, **changes: Any) -> RunSpec:
     """A run of so many CPU ranks; `changes` to the config as dataset__feed='device'."""
-    groups = {"model": "materials_cnn", "dataset": "materials", "strategy": strategy, "measure": "default"}
+    groups = {
+        "model": "materials_cnn",
+        "dataset": "materials",
+        "strategy": strategy,
+        "train": "default",
+        "measure": "default",
+    }
     loaded = {group: OmegaConf.load(CONF / group / f"{name}.yaml") for group, name in groups.items()}
-    composed = OmegaConf.merge(OmegaConf.structured(Config), loaded, {"measure": {"hang_s": 20.0}})
+    composed = OmegaConf.merge(
+        OmegaConf.structured(Config), loaded, {"measure": {"hang_s": 20.0}, "hardware": {"name": "cpu"}}
+    )
     for key, value in changes.items():
         OmegaConf.update(composed, key.replace("__", "."), value)
     config = OmegaConf.to_object(composed)
@@ -64,6 +72,7 @@ def strategy(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(free_port()))
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "NODE_RANK": "0", "WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)
     made: list[Strategy] = []

@@ -1,0 +1,26 @@
+"""Run all benchmarks, or those named."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from scalebench.suggest import no_such
+
+NAMES = ("loop_overhead", "start_up", "parent_cpu", "curves", "memory")
+
+
+def main() -> int:
+    chosen = sys.argv[1:] or NAMES
+    for name in chosen:
+        if name not in NAMES:
+            print(no_such("benchmark", name, NAMES), file=sys.stderr)
+            return 2
+    for name in chosen:
+        print(f"== {name}", flush=True)
+        importlib.import_module(f"benchmarks.{name}").main()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,26 @@
+"""How fast the curves of the data set `materials` are made, beside drawing as many random numbers. Wanted: 40,000/s."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from benchmarks.spread import ratios
+from scalebench.workloads import materials
+
+CURVES = 2 * materials.CHUNK
+TURNS = 10
+
+
+def main() -> None:
+    made_s, drawn_s = [], []
+    rng = np.random.default_rng(0)
+    for turn in range(TURNS):
+        begin_s = time.process_time()
+        materials.generate(CURVES, turn)
+        made_s.append(time.process_time() - begin_s)
+        begin_s = time.process_time()
+        rng.standard_normal((CURVES, *materials.INPUT_SHAPE), np.float32)
+        drawn_s.append(time.process_time() - begin_s)
+    print(f"{CURVES / sorted(made_s)[TURNS // 2]:,.0f} curves/s per core; time / drawing as many normals: {ratios(made_s, drawn_s)}")

@@ -1,0 +1,36 @@
+"""How long the command line takes, in turns with Python itself. Wanted: help and strategies 1 s, a null run 1.5 s."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+
+from benchmarks.spread import ratios
+
+TURNS = 10
+PYTHON = [sys.executable, "-c", "import numpy"]
+HERE = [sys.executable, "-m", "scalebench"]
+NULL = ["strategy=null", "gpus=1", "measure=quick", "measure.warmup_steps=1", "measure.min_s=0", "measure.max_s=0.02"]
+CASES = {"--help": [*HERE, "--help"], "strategies": [*HERE, "strategies"], "null run": [*HERE, *NULL]}
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        environment = dict(os.environ, PYTHONPATH=os.getcwd())
+        seconds: dict[str, list[float]] = {name: [] for name in ["python", *CASES]}
+        _run(CASES["null run"], folder, environment)  # makes the data set
+        for _ in range(TURNS):
+            for name, command in {"python": PYTHON, **CASES}.items():
+                seconds[name].append(_run(command, folder, environment))
+    for name in CASES:
+        middle = sorted(seconds[name])[TURNS // 2]
+        print(f"{name}: {middle:.2f} s, as many times `python -c 'import numpy'`: {ratios(seconds[name], seconds['python'])}")
+
+
+def _run(command: list[str], folder: str, environment: dict[str, str]) -> float:
+    begin_s = time.perf_counter()
+    subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - begin_s

@@ -1,0 +1,130 @@
+"""One rank, bare: updates, weights of uneven shards, metrics, and what goes wrong at set-up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from scalebench.adapters.torch import feeding, training
+from scalebench.adapters.torch.base import choose_device
+from scalebench.spec import InputError
+from scalebench.strategy import Unsupported
+from scalebench.workloads.models import layers
+from scalebench.workloads.source import Source
+from scalebench.workloads.weights import initial_weights
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "momentum"])
+def test_loss_decreases(strategy: Any, source: Callable[..., Source], optimizer: str) -> None:
+    rate = 1e-3 if optimizer == "adam" else 0.02
+    bare = strategy("bare_torch", train__optimizer=optimizer, train__learning_rate=rate)
+    losses = [part.loss_sum / part.samples for part in map(bare.step, islice(bare.feed(source()), 60))]
+    assert np.mean([float(loss) for loss in losses[-12:]]) < 0.5 * float(losses[0])
+
+
+def test_starts_from_the_seeds_weights(strategy: Any) -> None:
+    bare = strategy("bare_torch", seed=5)
+    for name, array in initial_weights(layers("materials_cnn"), 5).items():
+        np.testing.assert_array_equal(bare.parameters()[name], array)
+    assert bare.num_params() == 153441
+
+
+def test_loss_is_reported_as_a_lazy_sum(strategy: Any, source: Callable[..., Source]) -> None:
+    bare = strategy("bare_torch")
+    batch = next(iter(bare.feed(source())))
+    with torch.no_grad():
+        expected = (bare.model(batch.inputs) - batch.targets).square().mean(1).sum()
+    part = bare.step(batch)
+    assert isinstance(part.loss_sum, torch.Tensor)
+    assert not part.loss_sum.requires_grad
+    assert (part.samples, float(part.loss_sum)) == (20, pytest.approx(float(expected), rel=1e-6))
+
+
+def test_weighted_shards_average_to_the_whole_batch(strategy: Any, source: Callable[..., Source]) -> None:
+    """Three replicas of 7, 7 and 6 samples; plain averaging would be off by far more."""
+    bare = strategy("bare_torch")
+    whole = feeding.as_tensors(next(iter(source())))
+    expected = gradients(bare, whole)
+    shards = [feeding.as_tensors(next(iter(source(replica, 3)))) for replica in range(3)]
+    assert [shard.samples for shard in shards] == [7, 7, 6]
+    bare.shard = lambda: (0, 3)
+    averaged = [sum(parts) / 3 for parts in zip(*(gradients(bare, shard) for shard in shards), strict=True)]
+    for found, wanted in zip(averaged, expected, strict=True):
+        assert torch.allclose(found, wanted, rtol=0, atol=1e-6)
+    plain = [sum(parts) / 3 for parts in zip(*(unweighted(bare, shard) for shard in shards), strict=True)]
+    assert max(float((a - b).abs().max()) for a, b in zip(plain, expected, strict=True)) > 1e-4
+
+
+def gradients(bare: Any, batch: feeding.TorchBatch) -> list[torch.Tensor]:
+    bare.model.zero_grad()
+    bare.forward(bare.net, batch)[0].backward()
+    return [parameter.grad.clone() for parameter in bare.model.parameters()]
+
+
+def unweighted(bare: Any, batch: feeding.TorchBatch) -> list[torch.Tensor]:
+    return gradients(bare, batch._replace(global_samples=batch.samples * bare.shard()[1]))
+
+
+def test_equal_shards_are_not_weighted() -> None:
+    assert training.shard_weight(75, 600, 8) == 1
+    assert training.shard_weight(38, 75, 2) > 1 > training.shard_weight(37, 75, 2)
+
+
+def test_evaluate_is_the_mean_over_all_samples(
+    strategy: Any, source: Callable[..., Source], samples: tuple[np.ndarray, np.ndarray]
+) -> None:
+    bare = strategy("bare_torch")
+    inputs, targets = (torch.from_numpy(array) for array in samples)
+    with torch.no_grad():
+        errors = (bare.model(inputs) - targets).double().square()
+    found = bare.evaluate(source())
+    assert found == pytest.approx(
+        {"mse": float(errors.mean()), "mse_G0": float(errors[:, 0].mean()), "mse_a": float(errors[:, 1].mean())},
+        rel=1e-6,
+    )
+    assert bare.model.training
+    assert all(parameter.grad is None for parameter in bare.model.parameters())
+
+
+@pytest.mark.parametrize("name", ["bare_torch", "ddp_gloo", "independent_torch", "lightning_ddp_gloo"])
+def test_contract_of_one_rank(strategy: Any, source: Callable[..., Source], name: str) -> None:
+    one = strategy(name)
+    batch = next(iter(one.feed(source())))
+    assert one.step(batch).samples == 20
+    one.synchronize()
+    one.exchange(False)
+    one.exchange(True)
+    assert one.broadcast(2.5) == 2.5
+    assert one.peak_memory_bytes() == [None]
+    assert one.versions()["torch"] == torch.__version__
+    exchanges = name in ("ddp_gloo", "lightning_ddp_gloo")
+    assert one.message_sizes() == ([4 * 153441] if exchanges else [])
+    assert one.backend_used() == ("gloo" if exchanges else None)
+    one.close()
+    one.close()
+
+
+def test_wrong_parameter_count(strategy: Any) -> None:
+    with pytest.raises(RuntimeError, match="153441 parameters here and 7 in its YAML"):
+        strategy("bare_torch", model__params=7)
+
+
+def test_unknown_loss(strategy: Any) -> None:
+    with pytest.raises(InputError, match="mse"):
+        strategy("bare_torch", model__loss="msee")
+
+
+def test_close_before_setup(strategy: Any) -> None:
+    with pytest.raises(InputError, match="adam"):
+        strategy("ddp_gloo", train__optimizer="adamm")  # after the group was joined; the fixture closes it
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_no_gpu() -> None:
+    with pytest.raises(Unsupported, match="sees 0 GPUs"):
+        choose_device("cuda", 0)

@@ -1,0 +1,168 @@
+"""Every YAML in conf/ composes, and says what the typed spine and the registry say."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
+
+from scalebench import cli, jobs, registry, resolve
+from scalebench.records import from_dict
+from scalebench.spec import Config, DatasetSpec, HardwareSpec, MeasureSpec, ModelSpec, StrategySpec, TrainSpec
+from scalebench.workloads import models
+from scalebench.workloads.datasets import RECIPES
+
+CONF = Path(__file__).parents[2] / "conf"
+KINDS = {
+    "model": ModelSpec,
+    "dataset": DatasetSpec,
+    "strategy": StrategySpec,
+    "hardware": HardwareSpec,
+    "measure": MeasureSpec,
+    "train": TrainSpec,
+}
+FILES = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml"))
+IN_GROUPS = [path for path in FILES if path.parent.name in KINDS]
+SWEEPS = [path for path in FILES if path.parent.name == "sweep"]
+STRATEGIES = [path.stem for path in IN_GROUPS if path.parent.name == "strategy"]
+
+
+def names(paths: list[Path]) -> list[str]:
+    return [path.as_posix() for path in paths]
+
+
+def load(path: Path | str) -> dict[str, Any]:
+    tree = OmegaConf.to_container(OmegaConf.load(CONF / path))
+    assert isinstance(tree, dict)
+    return {str(key): value for key, value in tree.items()}
+
+
+@pytest.fixture(autouse=True)
+def hydra_forgets() -> Iterator[None]:
+    yield
+    GlobalHydra.instance().clear()
+
+
+def test_every_file_is_looked_at() -> None:
+    assert sorted([Path("config.yaml"), *IN_GROUPS, *SWEEPS]) == FILES
+    assert len(IN_GROUPS) > 15 and len(SWEEPS) >= 3
+
+
+@pytest.mark.parametrize("path", IN_GROUPS, ids=names(IN_GROUPS))
+def test_each_file_of_a_group_composes_into_the_spine(path: Path) -> None:
+    config = jobs.to_config(cli.compose([f"{path.parent}='{path.stem}'"]))
+    chosen = getattr(config, path.parent.name)
+    if path.parent.name not in ("measure", "train"):
+        assert chosen.name == path.stem
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=names(SWEEPS))
+def test_each_sweep_is_a_multirun_whose_every_run_resolves(path: Path) -> None:
+    tree = load(path)
+    assert (CONF / path).read_text().startswith("# @package _global_\n")
+    assert tree["hydra"]["mode"] == "MULTIRUN"
+    params = tree["hydra"]["sweeper"]["params"]
+    jobs.to_config(cli.compose([f"sweep={path.stem}"]))
+    for key, values in params.items():
+        for value in str(values).split(","):
+            resolve.resolve(jobs.to_config(cli.compose([f"{key}={value}"])))
+
+
+@pytest.mark.parametrize("path", IN_GROUPS, ids=names(IN_GROUPS))
+def test_each_file_has_the_fields_of_its_dataclass_in_their_order(path: Path) -> None:
+    fields = [f.name for f in dataclasses.fields(KINDS[path.parent.name])]
+    assert [key for key in load(path) if key != "defaults"] == fields
+
+
+def test_the_top_level_keys_are_the_spines() -> None:
+    tree = load("config.yaml")
+    groups = [next(iter(entry)) for entry in tree["defaults"] if isinstance(entry, dict)]
+    chosen = [name for name in groups if not name.startswith("override ") and name != "sweep"]
+    own = [key for key in tree if key not in ("defaults", "hydra")]
+    assert sorted(chosen + own) == sorted(f.name for f in dataclasses.fields(Config))
+    assert tree["defaults"][0] == "spine" and tree["defaults"][-1] == "_self_"
+
+
+def test_the_defaults_are_those_of_the_design() -> None:
+    config = jobs.to_config(cli.compose([]))
+    chosen = config.model.name, config.dataset.name, config.strategy.name, config.hardware.name
+    assert chosen == ("materials_cnn", "materials", "ddp", "local")
+    assert dataclasses.asdict(config.measure) == load("measure/default.yaml")
+    assert (config.gpus, config.scaling, config.baseline) == (None, "weak", "auto")
+
+
+def test_the_model_brings_its_training_settings() -> None:
+    config = jobs.to_config(cli.compose([]))
+    assert config.train.batch_per_device == config.model.batch_per_device == 75
+    assert config.train.learning_rate == config.model.learning_rate == 4.7331e-4
+    assert config.train.optimizer == config.model.optimizer == "adam"
+
+
+@pytest.mark.parametrize("path", [path for path in IN_GROUPS if path.parent.name == "model"], ids=str)
+def test_a_model_has_the_parameters_that_its_yaml_expects(path: Path) -> None:
+    model = from_dict(ModelSpec, load(path))
+    assert model.params == models.parameters(path.stem)
+    assert model.sources
+
+
+def test_the_materials_cnn_is_the_thesis() -> None:
+    assert load("model/materials_cnn.yaml")["params"] == 153441 == models.parameters("materials_cnn")
+
+
+def test_every_dataset_has_a_recipe() -> None:
+    assert {path.stem for path in IN_GROUPS if path.parent.name == "dataset"} == set(RECIPES)
+
+
+def test_every_built_in_strategy_has_a_yaml_and_every_yaml_is_registered() -> None:
+    assert set(registry.BUILT_IN) - set(STRATEGIES) == set()
+    assert set(STRATEGIES) - set(registry.BUILT_IN) - set(registry.NOT_YET) == set()
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_strategys_yaml_is_consistent(name: str) -> None:
+    strategy = from_dict(StrategySpec, load(f"strategy/{name}.yaml"))
+    assert strategy.baseline in STRATEGIES
+    assert strategy.processes in ("one_per_device", "one_for_all")
+    assert strategy.framework in ("none", "torch", "tensorflow")
+    assert strategy.description and set(strategy.devices) <= {"cpu", "cuda"}
+    if name.endswith(("_nccl", "_gloo")):
+        assert strategy.backend == name.rpartition("_")[2]
+    if strategy.backend == "nccl":
+        assert strategy.devices == ["cuda"]
+    if strategy.framework != "none":
+        assert strategy.framework in strategy.requires
+
+
+@pytest.mark.parametrize("name", ["null"])
+def test_the_yaml_lists_every_option_with_its_default(name: str) -> None:
+    options = registry.load(name).Options
+    assert load(f"strategy/{name}.yaml")["options"] == dataclasses.asdict(options())
+    assert list(load(f"strategy/{name}.yaml")["options"]) == [f.name for f in dataclasses.fields(options)]
+
+
+@pytest.mark.real
+def test_the_yaml_lists_every_option_of_a_framework() -> None:
+    """In an interpreter of its own, since the frameworks are imported for it."""
+    code = (
+        "import dataclasses, json\nfrom scalebench import registry\n"
+        "print(json.dumps({n: dataclasses.asdict(registry.load(n).Options()) for n in registry.BUILT_IN}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    told = json.loads(done.stdout)
+    assert {name: load(f"strategy/{name}.yaml")["options"] for name in registry.BUILT_IN} == told
+
+
+def test_measuring_gets_longer_and_finer() -> None:
+    quick, default, thorough = (
+        from_dict(MeasureSpec, load(f"measure/{n}.yaml")) for n in ("quick", "default", "thorough")
+    )
+    assert quick.max_s < default.max_s < thorough.max_s
+    assert quick.target > default.target > thorough.target
