@@ -14,9 +14,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from scalebench import task
 from scalebench.config_errors import explain
-from scalebench.jobs import exit_status, to_config
+from scalebench.jobs import to_config
 from scalebench.report.tables import write_tables
 from scalebench.resolve import resolve
+from scalebench.run import refuse_results
 from scalebench.spec import InputError
 
 
@@ -26,6 +27,8 @@ class Check(Callback):
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         try:
             resolve(to_config(config))
+            if not config.resume:
+                refuse_results(Path(str(config.hydra.run.dir)))
         except InputError as error:
             task.state.console.error(str(error))
             raise SystemExit(2) from error
@@ -51,5 +54,5 @@ class Aggregate(Callback):
         except (InputError, OSError) as error:
             task.state.console.error(f"{folder}: the tables could not be written: {error}")
             raise SystemExit(1) from error
-        if exit_status(task.state.done) != 0:
+        if task.exit_status() != 0:
             raise SystemExit(1)

@@ -19,7 +19,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 
-from scalebench import jobs, task
+from scalebench import task
 from scalebench.config_errors import CONFIG_ERRORS, explain
 from scalebench.configs import conf_dir, plugin_folders
 from scalebench.spec import Config, InputError
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         task.state.console.error("cancelled")
         return 1
-    return jobs.exit_status(task.state.done)
+    return task.exit_status()
 
 
 def register() -> None:

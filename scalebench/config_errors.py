@@ -50,6 +50,8 @@ def unknown_key(key: str, arguments: list[str]) -> str:
         defaults = {name: configs.option_defaults(name.strip("'\"")) for name in names}
         name = next((n for n, known in defaults.items() if key.split(".")[2] not in known), names[0])
         return no_such(f"option of strategy '{name}'", key.split(".", 2)[2], defaults[name])
+    if key in known:
+        return f"{key} cannot be removed; set it instead: {key}=VALUE"
     if nearest(key, known) is None:  # then the names of its own group, not all of them
         known = [k for k in known if k.startswith(f"{group}.")] or sorted({k.partition(".")[0] for k in known})
     return no_such("key", key, known)

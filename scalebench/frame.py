@@ -47,7 +47,8 @@ def find(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
         below = [given] if given.is_file() else sorted(given.rglob(RESULT_FILE))
         if not below:
             raise InputError(f"no {RESULT_FILE} at or below {given}; give the folder of a run or a sweep")
-        found |= {path.resolve(): path for path in below}
+        for path in below:
+            found.setdefault(path.resolve(), path)
     return sorted(found.values())
 
 

@@ -12,7 +12,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
 from scalebench import jobs, task
-from scalebench.results import RESULT_FILE
+from scalebench.run import refuse_results
 
 
 class SweepLauncher(Launcher):
@@ -32,6 +32,9 @@ class SweepLauncher(Launcher):
             earlier = jobs.earlier_results(sweep_dir.absolute().parent)
             for job in planned:
                 job.earlier = earlier.get(job.key)
+        else:
+            for number in range(initial_job_idx, initial_job_idx + len(planned)):
+                refuse_results(sweep_dir / str(number))
         task.prepare_data([job.spec for job in planned if job.earlier is None])
         task.begin_sweep(planned)
         return [self._one(job, initial_job_idx + i, sweep_dir) for i, job in enumerate(planned)]
@@ -48,7 +51,7 @@ class SweepLauncher(Launcher):
         if job.earlier is not None:
             _adopt(job.earlier, folder)
         elif self._config.resume:
-            (folder / RESULT_FILE).unlink(missing_ok=True)  # of a run that did not go well
+            shutil.rmtree(folder, ignore_errors=True)  # of a run that did not go well
         return run_job(
             task_function=self._task,
             config=config,

@@ -31,7 +31,8 @@ def run(
     Raises InputError when the folder already holds a result, OSError when it cannot be written, and
     KeyboardInterrupt, after the row is written, when it was cancelled.
     """
-    make_folder(folder)
+    refuse_results(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     started_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     run_id = uuid.uuid4().hex[:12]
     write_spec(spec, folder)
@@ -52,11 +53,10 @@ def run(
     return _leave(spec, folder, started_at, run_id, outcome)
 
 
-def make_folder(folder: Path) -> None:
-    """The run's folder, empty of results. InputError when it already holds some."""
+def refuse_results(folder: Path) -> None:
+    """InputError when the folder already holds a result: no figure is ever overwritten."""
     if (folder / RESULT_FILE).exists():
         raise InputError(f"{folder} already holds a result.json; choose another folder or remove it")
-    folder.mkdir(parents=True, exist_ok=True)
 
 
 def _leave(spec: RunSpec, folder: Path, started_at: str, run_id: str, outcome: Outcome) -> Result:

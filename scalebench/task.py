@@ -11,6 +11,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from scalebench.jobs import Job, to_config
+from scalebench.jobs import exit_status as jobs_exit_status
 from scalebench.report.console import Console
 from scalebench.resolve import resolve
 from scalebench.results import RESULT_FILE, Result, read_result
@@ -26,6 +27,7 @@ class State:
     console: Console
     done: list[Result] = field(default_factory=list)
     planned: int = 1
+    refused: int = 0  # exit status of what left no row
     sweep_dir: Path | None = None  # while it is new and nothing has run in it
 
 
@@ -33,7 +35,18 @@ state = State(Console())
 
 
 def one_run(composed: DictConfig) -> None:
-    """Run what is composed in Hydra's output folder. Raises InputError for bad input, never for a failed run."""
+    """What Hydra calls: one run in its output folder. Never raises for a run, since Hydra would end the sweep."""
+    try:
+        _one_run(composed)
+    except InputError as error:
+        state.refused = 2 if not state.done else 1
+        state.console.error(str(error))
+    except OSError as error:  # the row itself cannot be written
+        state.refused = 1
+        state.console.error(f"{HydraConfig.get().runtime.output_dir} cannot be written: {error.strerror or error}")
+
+
+def _one_run(composed: DictConfig) -> None:
     hydra = HydraConfig.get()
     folder = Path(hydra.runtime.output_dir)
     if (folder / RESULT_FILE).exists() and composed.resume:
@@ -86,6 +99,11 @@ def show_plan(planned: Sequence[Job]) -> None:
 
 def begin_sweep(planned: Sequence[Job]) -> None:
     state.planned, state.sweep_dir = len(planned), None
+
+
+def exit_status() -> int:
+    """0: all asked runs ok or unsupported; 1: any other status among them; 2: nothing was started."""
+    return state.refused or jobs_exit_status(state.done)
 
 
 def drop_unused_folder() -> None:

@@ -94,7 +94,7 @@ def baseline_command(row: dict[str, Any]) -> str:
 
 
 def _number(value: Any) -> float | None:
-    return None if value is None or value != value or str(value) == "<NA>" else float(value)
+    return None if _text(value) == "" else float(value)
 
 
 def _text(value: Any) -> str:

@@ -44,8 +44,12 @@ class TorchStrategy(Strategy):
 
     @property
     def group_timeout_s(self) -> float:
-        """How long a rank waits for the others before it fails; someone with a debugger is not hurried."""
-        return DEBUG_TIMEOUT_S if self.spec.config.debug else self.spec.config.measure.hang_s
+        """How long a rank waits for the others before it fails by itself.
+
+        Longer than the launcher waits for progress, so that a hang is called a hang and not a broken
+        connection. Someone with a debugger is not hurried.
+        """
+        return DEBUG_TIMEOUT_S if self.spec.config.debug else 2 * self.spec.config.measure.hang_s
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """What is trained, around the model that is already on its device."""

@@ -47,9 +47,9 @@ def batches(source: Source, device: torch.device, feed: str, ahead: str) -> Torc
         return _resident(source, device)
     if feed == "fixed":
         return _repeated(source, device)
-    if ahead == "none":
-        return _placed(_host(source, device), device)
-    ready = prefetch(_host(source, device))
+    ready = _host(source, device) if ahead == "none" else prefetch(_host(source, device))
+    if device.type == "cpu":
+        return ready  # they are where they are wanted
     return _copied_ahead(ready, device) if ahead == "device" else _placed(ready, device)
 
 

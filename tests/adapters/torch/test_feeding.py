@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import islice
 from typing import Any
 
@@ -56,3 +57,30 @@ def test_closing_ends_the_thread(source: Callable[..., Source]) -> None:
     assert any(thread.name == "prefetch" for thread in threading.enumerate())
     batches.close()
     assert not any(thread.name == "prefetch" for thread in threading.enumerate())
+
+
+def test_next_copy_is_issued_after_waiting_for_this_one(
+    source: Callable[..., Source], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The double buffer with streams that only take notes: same batches, each wait before the copy that follows."""
+    notes: list[str] = []
+
+    class Stream:
+        def __init__(self, device: torch.device) -> None:
+            pass
+
+        def wait_stream(self, other: Stream) -> None:
+            notes.append("wait")
+
+    def copying(stream: Stream) -> Any:
+        notes.append("copy")
+        return nullcontext()
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", copying)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: notes.append("record"))
+    found = list(islice(feeding._copied_ahead(feeding.batches(source(), CPU, "host", "none"), CPU), STEPS))
+    for batch, expected in zip(found, first_batches(source(), "host"), strict=True):
+        assert torch.equal(batch.inputs, expected.inputs)
+    assert notes == ["copy"] + ["wait", "record", "record", "copy"] * STEPS

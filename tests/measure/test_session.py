@@ -1,0 +1,218 @@
+"""A rank's phases, and what is measured against what is known: the null strategy sleeps as told.
+
+A sleep never ends early, so what was slept bounds every block from below. From above the machine's other work
+does not: there the quietest block counts, since noise only ever adds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import statistics
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from scalebench import analysis
+from scalebench.adapters.null import Null
+from scalebench.measure.progress import ProgressFile, read_progress
+from scalebench.measure.session import Session, WrongBackend, finish
+from scalebench.results import RankRecord, Result
+from scalebench.run import run
+from scalebench.spec import DatasetSpec, RunSpec, StrategySpec
+from scalebench.workloads import datasets
+from tests.helpers import in_parallel, null_spec
+
+PHASES = ["setup", "warmup", "measure", "evaluate", "probes", "close"]
+ABOVE = 1.08  # how far the quietest block may lie above what was slept
+STRAGGLER = {"straggler_rank": 1, "straggler_s": 0.02}
+LONG = {"block_s": 0.05, "min_s": 1.0, "max_s": 1.0}
+
+
+class Noted(Null):
+    """A null strategy that notes what is asked of it."""
+
+    def __init__(self, spec: RunSpec, rank: int = 0) -> None:
+        super().__init__(spec, rank)
+        self.asked: list[str] = []
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if callable(found) and not name.startswith("_") and name not in ("asked", "Options"):
+            super().__getattribute__("asked").append(name)
+        return found
+
+
+def one_rank(tmp_path: Path, spec: RunSpec, kind: type[Null] = Null) -> tuple[RankRecord, Null]:
+    """A session of one rank in this process."""
+    record, strategy = RankRecord(0, "here", os.getpid()), kind(spec, 0)
+    Session(spec, strategy, record, ProgressFile(tmp_path, 0, os.getpid())).run()
+    return record, strategy
+
+
+def test_phases_come_in_order_and_are_marked(tmp_path: Path) -> None:
+    record, strategy = one_rank(tmp_path, null_spec(), Noted)
+    assert isinstance(strategy, Noted)
+    assert list(record.marks_s) == PHASES
+    assert list(record.marks_s.values()) == sorted(record.marks_s.values())
+    asked = [name for name, _ in itertools.groupby(strategy.asked)]
+    order = ["shard", "setup", "num_params", "feed", "train", "step", "peak_memory_bytes", "evaluate"]
+    assert [name for name in dict.fromkeys(asked) if name in order] == order
+    # Probes come last; to close is the worker's part.
+    probes = ["message_sizes", "backend_used", "versions"]
+    assert [name for name in asked if name in (*probes, "evaluate", "close")] == ["evaluate", *probes]
+    progress = read_progress(tmp_path, 0)
+    assert progress is not None and progress.phase == "close"
+
+
+def test_what_a_session_leaves_in_the_record(tmp_path: Path) -> None:
+    record, _ = one_rank(tmp_path, null_spec(options={"message_bytes": 77}, size=80))
+    assert (record.train_samples, record.updates_per_epoch, record.params) == (60, 6, None)
+    assert (record.metrics, record.message_bytes, record.backend_used) == ({"mse": 0.0}, [77], None)
+    assert record.peak_memory_bytes == [None]
+    assert record.warmup_block_steps == 1 and len(record.warmup_block_s) == len(record.warmup_losses) == 5
+    assert record.block_steps is not None and record.block_steps >= 1
+    assert len(record.block_s) == len(record.block_samples) == len(record.block_losses) > 0
+    losses = [loss for loss in record.warmup_losses + record.block_losses if loss is not None]
+    assert losses[0] == 1.0 and losses == sorted(losses, reverse=True), "1/k at update k"
+
+
+@pytest.mark.parametrize("changes", [{"measure": {"evaluate": False}}, {"share": 0.0}])
+def test_without_validation_there_is_no_such_phase(changes: dict[str, Any], tmp_path: Path) -> None:
+    share = changes.pop("share", 0.25)
+    spec = null_spec(dataset=DatasetSpec("materials", size=64, validation_share=share), **changes)
+    record, _ = one_rank(tmp_path, spec)
+    assert list(record.marks_s) == [phase for phase in PHASES if phase != "evaluate"]
+    assert record.metrics == {}
+
+
+def test_another_backend_than_asked_for_is_a_failure(tmp_path: Path) -> None:
+    spec = null_spec(strategy=StrategySpec("null", baseline="null", backend="gloo"))
+    with pytest.raises(WrongBackend, match="null asked for gloo, but the gradients were carried by nothing"):
+        one_rank(tmp_path, spec)
+    spec.config.strategy.backend = "auto"
+    assert one_rank(tmp_path, spec)[0].backend_used is None
+
+
+def test_a_failure_leaves_the_marks_so_far(tmp_path: Path) -> None:
+    spec = null_spec(options={"fault": "raise", "fault_phase": "evaluate"})
+    record = RankRecord(0, "here", 1)
+    with pytest.raises(RuntimeError, match="told to fail"):
+        Session(spec, Null(spec, 0), record, ProgressFile(tmp_path, 0, 1)).run()
+    assert list(record.marks_s) == ["setup", "warmup", "measure", "evaluate"]
+    assert record.block_s and record.backend_used is None
+
+
+def test_the_feed_is_closed_after_training(tmp_path: Path) -> None:
+    closed = []
+
+    class Feeding(Null):
+        def feed(self, source: Any) -> Any:
+            try:
+                yield from source
+            finally:
+                closed.append(True)
+
+    one_rank(tmp_path, null_spec(), Feeding)
+    assert closed == [True]
+
+
+def test_finish_takes_stock() -> None:
+    record = RankRecord(0, "here", 1)
+    finish(record, SimpleNamespace(rss_anon_peak_bytes=5))  # type: ignore[arg-type]
+    assert record.rss_anon_peak_bytes == 5
+    assert record.rss_peak_bytes is not None and record.rss_peak_bytes > 1 << 20
+    assert record.cpu_s is not None and record.cpu_s > 0
+    assert list(record.marks_s) == ["end"]
+
+
+def test_times_are_those_that_were_slept(tmp_path: Path) -> None:
+    """Loading, step, exchange and straggler, alone and together, on one and two ranks."""
+    known = {
+        "step": (1, {"step_s": 0.02}, 0.02),
+        "loading": (1, {"step_s": 0.005, "loading_s": 0.02}, 0.025),
+        "group": (2, {"step_s": 0.02}, 0.02),
+        "exchange": (2, {"step_s": 0.01, "exchange_s": 0.02}, 0.03),
+        "straggler": (2, {"step_s": 0.01, **STRAGGLER}, 0.03),
+        "rank 0 straggles": (2, {"step_s": 0.01, "straggler_rank": 0, "straggler_s": 0.02}, 0.03),
+        "no such straggler": (2, {"step_s": 0.02, "straggler_rank": 2, "straggler_s": 1.0}, 0.02),
+        "all": (2, {"step_s": 0.01, "loading_s": 0.01, "exchange_s": 0.01, **STRAGGLER, "straggler_s": 0.01}, 0.04),
+    }  # fmt: skip
+
+    def measured(name: str) -> Result:
+        gpus, options, _ = known[name]
+        return run(null_spec(gpus, options=options, measure=LONG, size=160), tmp_path / name)
+
+    for name, result in in_parallel(measured, known, at_once=4).items():
+        gpus, _, expected_s = known[name]
+        assert result.status == "ok", result.reason
+        seconds, samples = analysis.group_blocks(result.ranks)
+        steps = result.ranks[0].block_steps
+        assert steps is not None and len(seconds) >= 5
+        assert expected_s <= min(seconds) / steps <= expected_s * ABOVE, name
+        step_s, (throughput, _) = analysis.step_s(result), analysis.throughput(result)
+        assert step_s == pytest.approx(statistics.fmean(seconds) / steps) and step_s >= expected_s
+        assert throughput == pytest.approx(sum(samples) / sum(seconds))
+        assert throughput == pytest.approx(gpus * 10 / step_s)
+
+
+def test_warm_up_does_not_count(tmp_path: Path) -> None:
+    options = {"step_s": 0.002, "warmup_s": 0.1, "warmup_steps": 10}
+    record, _ = one_rank(tmp_path, null_spec(options=options, measure={"warmup_steps": 10, "block_s": 0.01}))
+    assert len(record.warmup_block_s) * (record.warmup_block_steps or 0) == 10
+    assert min(record.warmup_block_s) >= 2 * 0.102
+    assert record.block_steps == 1, "as long as the warm-up made it seem"
+    assert statistics.median(record.block_s) < 0.05
+    assert record.marks_s["measure"] - record.marks_s["warmup"] >= 10 * 0.102
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 3])
+def test_every_sample_is_counted_also_of_an_uneven_last_batch(gpus: int, tmp_path: Path) -> None:
+    """94 samples in batches of 7 per device; each block against the sizes of its own updates."""
+    spec = null_spec(gpus, size=125, measure={"block_s": 0.006, "warmup_steps": 7})
+    spec.batch_per_device, spec.global_batch = 7, 7 * gpus
+    result = run(spec, tmp_path / "run")
+    assert result.status == "ok", result.reason
+    train, _ = datasets.sources(spec, 0, gpus)
+    first = result.ranks[0]
+    assert (first.train_samples, first.updates_per_epoch) == (94, train.updates_per_epoch)
+    assert train.global_samples(train.updates_per_epoch - 1) != 7 * gpus
+    steps, warm = first.block_steps or 0, (first.warmup_block_steps or 0) * len(first.warmup_block_s)
+    assert warm >= 7
+    sizes = [train.global_samples(update) for update in range(train.updates_per_epoch)]
+    for block in range(len(first.block_s)):
+        begin = warm + block * steps
+        expected = sum(sizes[update % len(sizes)] for update in range(begin, begin + steps))
+        assert sum(rank.block_samples[block] for rank in result.ranks) == expected
+
+
+def test_all_ranks_stop_at_the_same_step(tmp_path: Path) -> None:
+    options = {"straggler_rank": 1, "straggler_s": 0.003}
+    result = run(null_spec(3, options=options), tmp_path / "run")
+    assert result.status == "ok", result.reason
+    assert [r.rank for r in result.ranks] == [0, 1, 2]
+    assert (
+        len({(r.block_steps, len(r.block_s), r.warmup_block_steps, len(r.warmup_block_s)) for r in result.ranks}) == 1
+    )
+    ends = [sum(r.block_s) for r in result.ranks]
+    assert max(ends) == pytest.approx(min(ends), rel=0.2), "they wait for each other"
+
+
+def test_replicas_stop_at_a_deadline_and_their_throughputs_add_up(tmp_path: Path) -> None:
+    strategy = StrategySpec("null", baseline="null", lockstep=False)
+    strategy.options = {"step_s": 0.01, **STRAGGLER}
+    result = run(null_spec(2, strategy=strategy, measure=LONG), tmp_path / "run")
+    assert result.status == "ok", result.reason
+    fast, slow = result.ranks
+    assert fast.block_steps == slow.block_steps
+    assert len(fast.block_s) > 1.5 * len(slow.block_s), "nobody waits for the slower one"
+    ends = [r.marks_s["evaluate"] for r in result.ranks]
+    begin = max(r.marks_s["measure"] for r in result.ranks)
+    assert min(ends) >= begin + 0.5, "measured until the deadline"
+    assert abs(ends[0] - ends[1]) < max(fast.block_s[-1], slow.block_s[-1]) + 0.5
+    expected = sum(sum(r.block_samples[:-1]) / sum(r.block_s[:-1]) for r in result.ranks)
+    assert analysis.throughput(result)[0] == pytest.approx(expected)
+    assert min(fast.block_s) / (fast.block_steps or 1) <= 0.01 * ABOVE
+    assert min(slow.block_s) / (slow.block_steps or 1) >= 0.03

@@ -1,0 +1,134 @@
+"""What people see while runs go on."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console as RichConsole
+
+from scalebench.measure.progress import Progress
+from scalebench.report import console
+from scalebench.report.console import Console, describe, estimate_s
+from scalebench.results import write_result
+from scalebench.spec import InputError
+from tests.helpers import null_spec, record
+
+
+def on_terminal() -> Console:
+    made = Console()
+    made._rich = RichConsole(file=io.StringIO(), force_terminal=True, width=150, highlight=False, color_system=None)
+    return made
+
+
+def shown(made: Console) -> str:
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", made.rich.file.getvalue())
+
+
+def test_an_error_is_one_line_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    Console().error("a\nb   [red]c")
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "scalebench: a b [red]c\n")
+
+
+def test_lines_are_neither_broken_nor_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "[bold]" + "a b " * 100 + "[/nothing]"
+    Console().line(line)
+    assert capsys.readouterr().out == line + "\n"
+
+
+def test_plain_output_gets_one_line_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    with Console().progress(null_spec(gpus=2), 2, 3) as on_look:
+        on_look([Progress(0, 1, "warmup", 0.0)])
+        on_look([Progress(0, 1, "measure", 0.0)])
+    assert capsys.readouterr().out == "[2/3] null gpus=2 ...\n"
+
+
+def test_a_terminal_gets_a_line_that_changes() -> None:
+    made = on_terminal()
+    with made.progress(null_spec(gpus=2), 2, 3) as on_look:
+        on_look([Progress(0, 1, "warmup", 0.0)])
+        made.rich._live_stack[0].refresh()
+    assert "[2/3] null gpus=2  warmup" in shown(made)
+
+
+def test_debugging_keeps_the_terminal_free() -> None:
+    made = on_terminal()
+    with made.progress(null_spec(debug=True), 1, 1) as on_look:
+        on_look([])
+    assert shown(made) == "[1/1] null gpus=1 ...\n"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_working_lets_the_work_through(terminal: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    made = on_terminal() if terminal else Console()
+    with pytest.raises(KeyError), made.working("data"):
+        raise KeyError
+    assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("ranks", "line"),
+    [
+        ([], "starting"),
+        ([Progress(0, 1, "setup", 0.0)], "setup"),
+        ([Progress(1, 1, "measure", 0.0), Progress(0, 1, "setup", 0.0)], "setup"),
+        (
+            [Progress(0, 1, "measure", 0.0, 9, 1000.4, 10.0, 30.0), Progress(1, 1, "measure", 0.0, 9, 1.0, 1.0, 30.0)],
+            "measure, 2,001 samples/s, at most 20 s left",
+        ),
+        ([Progress(0, 1, "measure", 0.0, 9, 10.0, 31.0, 30.0)], "measure, 10 samples/s, at most 0 s left"),
+    ],
+)
+def test_describe(ranks: list[Progress], line: str) -> None:
+    assert describe(ranks) == line
+
+
+def test_a_run_that_is_not_ok_gets_a_line_and_its_log(capsys: pytest.CaptureFixture[str]) -> None:
+    made = Console()
+    made.ended(record(), Path("/runs/1"))
+    made.ended(record(gpus=2, status="failed", block_s=None, reason="rank 1: [x] broke"), Path("/runs/1"))
+    made.ended(record(status="unsupported", block_s=None, reason="no GPU", log=None), Path("/runs/1"))
+    assert capsys.readouterr().out.splitlines() == [
+        "ddp gpus=2: failed: rank 1: [x] broke (log: /runs/1/rank0.log)",
+        "ddp gpus=1: unsupported: no GPU",
+    ]
+
+
+def test_a_skipped_run_gets_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    Console().skipped(record(gpus=2), 1, 4)
+    assert capsys.readouterr().out == "[1/4] ddp gpus=2: done before, kept\n"
+
+
+def test_the_plan_lists_each_run_and_the_time_of_all(capsys: pytest.CaptureFixture[str]) -> None:
+    measure = {"min_s": 10.0, "max_s": 20.0}
+    one, many = null_spec(measure=measure), null_spec(gpus=64, size=2000, measure=measure)
+    cannot = null_spec()
+    cannot.unsupported = "not here"
+    Console().plan([(one, True), (many, False), (cannot, False)])
+    first, second, third, last = capsys.readouterr().out.splitlines()
+    assert first == "[1/3] null gpus=1 (baseline, added): batch 10 per device, 10 global, 10 to 20 s"
+    assert second.startswith("[2/3] null gpus=64 [oversubscribed]: batch 10 per device, 640 global")
+    assert third == "[3/3] null gpus=1: unsupported: not here"
+    assert last == "3 runs, about 21 to 41 s; nothing was started"
+
+
+@pytest.mark.parametrize("framework", ["none", "torch", "a new one"])
+def test_an_estimate_is_start_up_and_measuring(framework: str) -> None:
+    spec = null_spec(measure={"min_s": 1.0, "max_s": 5.0})
+    spec.config.strategy.framework = framework
+    start_s = console.SETUP_S.get(framework, 4.0)
+    assert estimate_s(spec) == (1.0 + start_s, 5.0 + start_s)
+
+
+def test_the_table_of_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_result(record(), tmp_path)
+    Console().table([tmp_path])
+    out: Any = capsys.readouterr().out
+    assert "speedup bare" in out and "ddp" in out
+    assert out.splitlines()[-1] == f"results: {tmp_path}"
+    with pytest.raises(InputError):
+        Console().table([tmp_path / "none"])

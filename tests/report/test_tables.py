@@ -1,0 +1,122 @@
+"""The frame for people: a table whose text is known, and files that hold every column."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from scalebench.frame import COLUMNS, frame
+from scalebench.report.tables import (
+    baseline_command,
+    percent,
+    ratio,
+    remarks,
+    seconds,
+    summary,
+    throughput,
+    write_tables,
+)
+from scalebench.results import Result, write_result
+from scalebench.spec import HardwareSpec
+from tests.helpers import rank, record
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def text(*results: Result, width: int = 160) -> str:
+    """The table without colour, lines stripped at their end."""
+    console = Console(width=width, record=True, color_system=None, file=io.StringIO())
+    console.print(summary(frame(results, [Path("x")] * len(results))))
+    return "\n".join(line.rstrip() for line in console.export_text().splitlines()) + "\n"
+
+
+def test_the_table_of_a_small_sweep() -> None:
+    rows = [
+        record("lightning_ddp", gpus=2, status="failed", block_s=None, reason="rank 1: RuntimeError: told to fail"),
+        record("ddp", gpus=4, block_s=0.16, flags=["oversubscribed"]),
+        record("ddp", gpus=2, block_s=0.11),
+        record("ddp", gpus=1, block_s=0.1),
+        record("bare_torch", gpus=1, block_s=0.09),
+        record("null", gpus=2, block_s=2.5, baseline=None, repeat=1),
+        record("fsdp", gpus=1, ranks=[rank(0, [0.1, 0.1])]),
+        record("horovod_nccl", gpus=8, status="unsupported", ranks=[], reason="needs NCCL [libnccl.so], not here"),
+    ]
+    assert text(*rows) == (GOLDEN / "table.txt").read_text(encoding="utf-8")
+
+
+def test_brackets_are_no_markup() -> None:
+    reason = "[red]no[/red] such [/thing] in [link=x]y[/link]"
+    shown = text(record(status="failed", block_s=None, reason=reason, hardware=HardwareSpec("box [b]1[/b]")), width=250)
+    assert reason in shown
+    assert "hardware box [b]1[/b]" in shown
+
+
+def test_what_differs_between_rows_is_a_column() -> None:
+    shown = text(record(), record(hardware=HardwareSpec("other")))
+    head, columns = shown.splitlines()[0], shown.splitlines()[2]
+    assert "hardware" not in head and "model materials_cnn" in head
+    assert columns.split()[:2] == ["hardware", "strategy"]
+
+
+def test_a_missing_baseline_shows_the_command_that_makes_it() -> None:
+    (row,) = frame([record(gpus=4)], [Path("x")]).to_dict("records")
+    assert remarks(row) == f"no bare and self baseline: {baseline_command(row)}"
+    assert baseline_command(row) == "python -m scalebench --multirun strategy=ddp gpus=4"
+    row = frame([record(gpus=4), record()], [Path("x")] * 2).to_dict("records")[0]
+    assert remarks(row).startswith("no bare baseline: ")
+    row = frame([record(gpus=4), record(), record("bare_torch")], [Path("x")] * 3).to_dict("records")[0]
+    assert remarks(row) == ""
+
+
+def test_a_failed_row_shows_its_reason_and_asks_for_no_baseline() -> None:
+    (row,) = frame([record(status="oom", block_s=None)], [Path("x")]).to_dict("records")
+    assert remarks(row) == "told to fail"
+
+
+def cells(name: str, value: Any, low: Any = None, high: Any = None) -> dict[str, Any]:
+    stem = "throughput" if name.startswith("throughput") else name
+    return {name: value, f"{stem}_low": low, f"{stem}_high": high}
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "shown"),
+    [
+        (12345.4, 12246.6, 12444.2, "12,345 ± 0.8 %"),
+        (99.94, None, None, "99.9"),
+        (0.01234, 0.01222, 0.01246, "0.0123 ± 1.0 %"),
+        (100.4, 99.0, None, "100"),
+        (None, None, None, ""),
+        (pd.NA, pd.NA, pd.NA, ""),
+        (float("nan"), 1.0, 1.0, ""),
+    ],
+)
+def test_throughput(value: Any, low: Any, high: Any, shown: str) -> None:
+    assert throughput(cells("throughput_samples_per_s", value, low, high)) == shown
+
+
+def test_ratios_and_shares() -> None:
+    assert ratio(cells("speedup_self", 1.856, 1.82, 1.904), "speedup_self") == "1.86 [1.82, 1.90]"
+    assert ratio(cells("speedup_self", 1.0), "speedup_self") == "1.00"
+    assert ratio(cells("speedup_self", pd.NA, pd.NA, pd.NA), "speedup_self") == ""
+    assert percent(cells("efficiency_self", 0.928, 0.91, 0.952), "efficiency_self") == "93 % [91, 95]"
+    assert percent(cells("efficiency_self", 0.5, 0.4, pd.NA), "efficiency_self") == "50 %"
+    assert percent(cells("efficiency_self", pd.NA), "efficiency_self") == ""
+    assert (seconds(0.123456), seconds(pd.NA)) == ("0.123 s", "")
+
+
+@pytest.mark.parametrize("results", [[record(gpus=2), record()], [record(status="failed", block_s=None, ranks=[])]])
+def test_csv_and_parquet_hold_the_frame(results: list[Result], tmp_path: Path) -> None:
+    for number, result in enumerate(results):
+        (tmp_path / str(number)).mkdir()
+        write_result(result, tmp_path / str(number))
+    made = write_tables(tmp_path)
+    parquet = pd.read_parquet(tmp_path / "results.parquet")
+    pd.testing.assert_frame_equal(parquet, made)
+    csv = pd.read_csv(tmp_path / "results.csv", dtype=made.dtypes.to_dict())
+    assert list(csv.columns) == list(parquet.columns) == list(COLUMNS)
+    pd.testing.assert_frame_equal(csv, made)

@@ -1,0 +1,134 @@
+"""Sweeps: all runs are checked before the first, baselines join, failed ones do not stop the others, resume."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+
+import scalebench
+from scalebench import __main__ as program
+from scalebench import task
+from scalebench.report.console import Console
+
+SHORT = [
+    *("hardware=cpu", "strategy=null", "dataset.size=1000", "measure=quick", "measure.min_s=0", "measure.max_s=0.1"),
+    *("measure.warmup_steps=2", "measure.evaluate=false"),
+]
+Sweep = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def sweep(capsys: pytest.CaptureFixture[str]) -> Iterator[Sweep]:
+    """A sweep into the folder `s`: status, output, errors."""
+
+    def swept(*words: str, folder: str = "s") -> tuple[int, str, str]:
+        task.state = task.State(Console())
+        status = program.main([*SHORT, "--multirun", f"hydra.sweep.dir={folder}", *words])
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    yield swept
+    GlobalHydra.instance().clear()
+    HydraConfig.instance().cfg = None
+
+
+def rows(folder: str = "s") -> pd.DataFrame:
+    """In the order of their folders, which are numbered."""
+    frame = scalebench.load(folder)
+    return frame.iloc[frame.path.map(lambda path: int(Path(path).name)).argsort()]
+
+
+def test_a_sweep_adds_its_baselines_and_goes_on_after_a_failed_run(sweep: Sweep) -> None:
+    """Rank 1 fails, so that the run on two devices does, and those on one do not."""
+    words = ["gpus=2,1", "seed=0,1", "strategy.options.fault=raise", "strategy.options.fault_rank=1"]
+    status, out, err = sweep(*words)
+    assert (status, err) == (1, "")
+    frame = rows()
+    assert frame[["gpus", "seed", "status"]].to_records(index=False).tolist() == [
+        (2, 0, "failed"),
+        (2, 1, "failed"),
+        (1, 0, "ok"),
+        (1, 1, "ok"),
+    ]
+    assert frame.reason.iloc[0] == "rank 1: RuntimeError: told to fail"
+    assert "[1/4] null gpus=2 ..." in out and "[4/4] null gpus=1 ..." in out
+    assert sorted(os.listdir("s")) == ["0", "1", "2", "3", "multirun.yaml", "results.csv", "results.parquet"]
+    assert len(pd.read_csv("s/results.csv")) == len(pd.read_parquet("s/results.parquet")) == 4
+
+
+def test_resume_keeps_what_went_well_and_repeats_what_did_not(sweep: Sweep) -> None:
+    options = ["strategy.options.fault=raise", "strategy.options.fault_rank=1"]
+    assert sweep("gpus=2", *options)[0] == 1
+    first = rows()
+    assert first.status.tolist() == ["ok", "failed"]  # the baseline, then what was asked for
+
+    status, out, _ = sweep("gpus=2", *options, "resume=true")  # in the same folder
+    again = rows()
+    assert status == 1 and "[1/2] null gpus=1: done before, kept" in out
+    assert again.run_id.iloc[0] == first.run_id.iloc[0]
+    assert again.run_id.iloc[1] != first.run_id.iloc[1]
+
+    status, out, _ = sweep("gpus=1", "repeat=0,1", *options, "resume=true", folder="t")  # in one beside it
+    beside = rows("t")
+    assert status == 0 and out.count("done before, kept") == 1
+    assert beside.run_id.iloc[0] == first.run_id.iloc[0] and beside.repeat.tolist() == [0, 1]
+
+
+def test_a_finished_sweep_is_not_run_over(sweep: Sweep) -> None:
+    assert sweep("gpus=1")[0] == 0
+    before = rows().run_id.tolist()
+    status, _, err = sweep("gpus=1")
+    assert status == 2 and err.splitlines()[-1].endswith(
+        "already holds a result.json; choose another folder or remove it"
+    )
+    assert rows().run_id.tolist() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["gpus=1,0"], "gpus=0 should be at least 1"),
+        (["strategy=null,mirorred"], "no strategy 'mirorred'; did you mean 'mirrored'?"),
+        (["gpus=1,two"], "gpus=two: Value 'two' of type 'str' could not be converted to Integer"),
+        (["strategy.options.step=0.1,0.2"], "no option of strategy 'null' 'step'; did you mean 'step_s'?"),
+        (["gpus=1,2", "dataset.size=100"], "75 training samples are fewer than one global batch of 150: "),
+        (["gpus=interval(1,2)"], "BasicSweeper does not support sweep type : INTERVAL_SWEEP"),
+    ],
+)
+def test_one_bad_member_starts_nothing_and_leaves_no_folder(sweep: Sweep, words: list[str], line: str) -> None:
+    status, out, err = sweep(*words)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"scalebench: {line}") and err.count("\n") == 1
+    assert os.listdir() == []
+
+
+def test_a_bad_sweep_leaves_a_folder_of_somebody_else_alone(sweep: Sweep) -> None:
+    Path("s").mkdir()
+    Path("s/note.txt").touch()
+    assert sweep("gpus=1,0")[0] == 2
+    assert Path("s/note.txt").exists()
+
+
+def test_what_is_impossible_here_gets_its_row_among_the_others(sweep: Sweep) -> None:
+    status, out, err = sweep("strategy=null,horovod_nccl", "gpus=1")
+    assert (status, err) == (0, "")
+    assert rows().status.tolist() == ["ok", "unsupported"]
+    assert "horovod_nccl gpus=1: unsupported: horovod_nccl exchanges gradients over NCCL" in out
+
+
+def test_a_sweep_from_its_file(sweep: Sweep) -> None:
+    """`sweep=gpus` with the two values that fit here; the command line wins over the file."""
+    status, _, _ = sweep("sweep=gpus", "gpus=1,2", "baseline=none")
+    assert status == 0 and rows().gpus.tolist() == [1, 2]
+
+
+def test_a_folder_that_cannot_be_made(sweep: Sweep) -> None:
+    status, _, err = sweep("gpus=1,2", folder="/proc/x")
+    assert status == 2
+    assert err == "scalebench: /proc/x: No such file or directory; choose another hydra.run.dir or hydra.sweep.dir\n"

@@ -1,0 +1,177 @@
+"""What a sweep needs: its runs in order, each once, and the baselines that they are compared with."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from scalebench import cli, jobs, machine, results
+from scalebench.jobs import Job
+from scalebench.records import write_json
+from scalebench.spec import Config, InputError
+from tests.helpers import record
+
+BASE = ["hardware=cpu", "dataset.size=1000"]
+Plan = Callable[..., list[Job]]
+
+
+@pytest.fixture(autouse=True)
+def cpu_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(machine, "gpu_count", lambda: 0)
+    yield
+    GlobalHydra.instance().clear()
+
+
+@pytest.fixture(scope="module")
+def compose() -> Callable[[Sequence[str]], DictConfig]:
+    """Composed once for each set of words."""
+    known: dict[tuple[str, ...], DictConfig] = {}
+
+    def composed(words: Sequence[str]) -> DictConfig:
+        key = (*BASE, *words)
+        if key not in known:
+            known[key] = cli.compose(key)
+        return known[key]
+
+    return composed
+
+
+@pytest.fixture
+def plan(compose: Callable[[Sequence[str]], DictConfig]) -> Plan:
+    """Plans the full product of `key=a,b` words, the last key varying fastest, as Hydra's sweeper gives it."""
+
+    def planned(*words: str) -> list[Job]:
+        values = [[f"{word.partition('=')[0]}={v}" for v in word.partition("=")[2].split(",")] for word in words]
+        return jobs.plan([list(line) for line in itertools.product(*values)], compose)
+
+    return planned
+
+
+def told(planned: Sequence[Job]) -> list[str]:
+    """`+` marks a baseline that was added."""
+    return [f"{'+' if job.added else ''}{job.spec.config.strategy.name} {job.spec.gpus}" for job in planned]
+
+
+def test_baselines_stand_before_their_first_use(plan: Plan) -> None:
+    assert told(plan("strategy=ddp_gloo", "gpus=2,4")) == ["+bare_torch 1", "+ddp_gloo 1", "ddp_gloo 2", "ddp_gloo 4"]
+
+
+def test_each_baseline_is_added_once_for_all(plan: Plan) -> None:
+    assert told(plan("strategy=ddp_gloo,lightning_ddp_gloo", "gpus=2")) == [
+        "+bare_torch 1",
+        "+ddp_gloo 1",
+        "ddp_gloo 2",
+        "+lightning_ddp_gloo 1",
+        "lightning_ddp_gloo 2",
+    ]
+
+
+def test_a_baseline_that_was_asked_for_stays_where_it_was(plan: Plan) -> None:
+    planned = plan("strategy=ddp_gloo,bare_torch", "gpus=2,1")
+    assert told(planned) == ["ddp_gloo 2", "ddp_gloo 1", "bare_torch 2", "bare_torch 1"]
+    assert planned[2].spec.unsupported == "bare_torch runs on 1 device only, gpus=2"
+
+
+def test_a_strategy_that_is_its_own_baseline(plan: Plan) -> None:
+    assert told(plan("strategy='null'", "gpus=2")) == ["+null 1", "null 2"]
+
+
+def test_none_for_a_run_that_cannot_happen_here(plan: Plan) -> None:
+    assert told(plan("strategy=ddp_nccl", "gpus=2")) == ["ddp_nccl 2"]
+
+
+def test_none_when_none_are_wanted(plan: Plan) -> None:
+    assert told(plan("baseline=none", "strategy=ddp_gloo", "gpus=2,1")) == ["ddp_gloo 2", "ddp_gloo 1"]
+
+
+def test_a_baseline_without_what_it_needs_is_left_out(plan: Plan) -> None:
+    planned = plan("strategy=ddp_gloo", "strategy.baseline=horovod_nccl", "gpus=2")
+    assert told(planned) == ["+ddp_gloo 1", "ddp_gloo 2"]
+
+
+def test_baselines_keep_every_other_override(plan: Plan) -> None:
+    words = ("seed=7", "strategy=ddp_gloo", "strategy.options.bucket_cap_mb=1.0", "train.batch_per_device=5", "gpus=2")
+    bare, own, asked = plan(*words)
+    assert {job.spec.config.seed for job in (bare, own, asked)} == {7}
+    assert {job.spec.batch_per_device for job in (bare, own, asked)} == {5}
+    assert own.spec.config.strategy.options["bucket_cap_mb"] == 1.0
+    assert bare.spec.config.strategy.options == {}
+
+
+def test_equal_runs_are_run_once(plan: Plan) -> None:
+    assert told(plan("strategy=bare_torch", "gpus=1,1")) == ["bare_torch 1"]
+    # gpus=null means two workers here
+    assert told(plan("strategy=ddp_gloo", "baseline=none", "gpus=null,2")) == ["ddp_gloo 2"]
+
+
+def test_repeats_are_runs_of_their_own_in_their_order(plan: Plan) -> None:
+    planned = plan("repeat=0,1", "strategy=ddp_gloo", "gpus=1,2")
+    assert [(job.spec.config.repeat, name) for job, name in zip(planned, told(planned), strict=True)] == [
+        (repeat, name) for repeat in (0, 1) for name in ("+bare_torch 1", "ddp_gloo 1", "ddp_gloo 2")
+    ]
+    assert len({job.spec.fingerprint for job in planned}) == 3
+
+
+@pytest.mark.parametrize("word", ["gpus=2,0", "scaling=weak,week", "strategy=ddp,mirorred", "train.optimizer=adam,x"])
+def test_one_bad_member_refuses_the_sweep(plan: Plan, word: str) -> None:
+    with pytest.raises((InputError, HydraException)):
+        plan(word)
+
+
+def test_the_spine_comes_out_plain_and_resolved(compose: Callable[[Sequence[str]], DictConfig]) -> None:
+    config = jobs.to_config(compose(["gpus=2"]))
+    assert isinstance(config, Config) and config.train.batch_per_device == 75
+    assert type(config.model.input_shape) is list
+
+
+def test_a_key_of_nobody(compose: Callable[[Sequence[str]], DictConfig]) -> None:
+    with pytest.raises(InputError, match=r"^no key 'gpu'; did you mean 'gpus'\?$"):
+        jobs.to_config(compose(["+gpu=1"]))
+
+
+def test_a_value_of_a_wrong_type_or_none_at_all() -> None:
+    with pytest.raises(InputError, match=r"^gpus should be int, not str$"):
+        jobs.to_config(OmegaConf.create({"gpus": "two"}))
+    with pytest.raises(OmegaConfBaseException, match="Missing mandatory value"):
+        jobs.to_config(OmegaConf.create({"model": {"name": "???"}}))
+
+
+def leave(folder: Path, started_at: str, **changes: object) -> Path:
+    folder.mkdir(parents=True)
+    results.write_result(record(started_at=started_at, **changes), folder)  # type: ignore[arg-type]
+    return folder
+
+
+def test_earlier_results_are_the_latest_good_ones(tmp_path: Path) -> None:
+    leave(tmp_path / "a" / "0", "2026-01-02T00:00:00.000+00:00", fingerprint="f" * 16)
+    latest = leave(tmp_path / "b" / "0", "2026-01-03T00:00:00.000+00:00", fingerprint="f" * 16)
+    leave(tmp_path / "c" / "0", "2026-01-01T00:00:00.000+00:00", fingerprint="f" * 16)
+    leave(tmp_path / "d" / "0", "2026-01-04T00:00:00.000+00:00", fingerprint="f" * 16, status="failed")
+    other = leave(tmp_path / "d" / "1", "2026-01-01T00:00:00.000+00:00", fingerprint="0" * 16)
+    assert jobs.earlier_results(tmp_path) == {("f" * 16, 0): latest, ("0" * 16, 0): other}
+
+
+def test_earlier_results_pass_over_what_cannot_be_read(tmp_path: Path) -> None:
+    good = leave(tmp_path / "z", "2026-01-01T00:00:00.000+00:00", fingerprint="f" * 16)
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / "result.json").write_text((good / "result.json").read_text()[:500])
+    (tmp_path / "later").mkdir()
+    write_json(tmp_path / "later" / "result.json", dataclasses.asdict(record()) | {"schema_version": 99})
+    assert jobs.earlier_results(tmp_path) == {("f" * 16, 0): good}
+    assert jobs.earlier_results(tmp_path / "not_there") == {}
+
+
+@pytest.mark.parametrize(
+    ("statuses", "status"),
+    [("", 0), ("ok", 0), ("ok unsupported", 0), ("ok failed", 1), ("oom", 1), ("timeout", 1), ("ok cancelled", 1)],
+)
+def test_exit_status(statuses: str, status: int) -> None:
+    assert jobs.exit_status([record(status=name) for name in statuses.split()]) == status
