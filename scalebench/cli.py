@@ -49,7 +49,8 @@ def main(arguments: list[str]) -> int:
         if os.environ.get("SCALEBENCH_TRACEBACK") or task.state.done:
             raise
         # Hydra checks some of its own settings with bare asserts, conversions and look-ups.
-        return _refuse(f"the overrides cannot be composed: {traceback.format_exception_only(error)[0]}")
+        line = traceback.format_exception_only(error)[0].strip()
+        return _refuse(f"the overrides cannot be composed: {line} (SCALEBENCH_TRACEBACK=1 shows where)")
     except SystemExit as end:  # how callbacks and Hydra's own switches leave
         return int(end.code or 0)
     except KeyboardInterrupt:

@@ -9,7 +9,7 @@ import contextlib
 import signal
 import uuid
 from collections.abc import Callable
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 from scalebench import machine
@@ -33,7 +33,7 @@ def run(
     """
     refuse_results(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    started_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
     run_id = uuid.uuid4().hex[:12]
     write_spec(spec, folder)
     if spec.unsupported is not None:

@@ -51,9 +51,7 @@ def train_samples(config: Config, samples: int) -> int:
     return split(samples, config.dataset.validation_share)
 
 
-def sources(
-    spec: RunSpec, replica: int, replicas: int, kind: type[Source] = Source
-) -> tuple[Source, Source | None]:
+def sources(spec: RunSpec, replica: int, replicas: int, kind: type[Source] = Source) -> tuple[Source, Source | None]:
     """This replica's (training, validation) batches; None without any sample to validate."""
     config = spec.config
     inputs, targets = cache.open_arrays(prepare(config))

@@ -57,7 +57,8 @@ class Source:
             raise InputError(f"dataset.feed={feed} is unknown: take one of {', '.join(FEEDS)}")
         self.global_batch, self.seed, self.feed = global_batch, seed, feed
         self.replica, self.replicas = replica, replicas
-        self._first = first
+        self.first = first
+        self._arrays = inputs[first:last], targets[first:last]
         self._input_rows, self._target_rows = _reader(inputs, feed), _reader(targets, feed)
         self._order: tuple[int, Indices] | None = None  # the epoch drawn last, and its permutation
         self._fixed: Batch | None = None
@@ -89,7 +90,11 @@ class Source:
             stop = min(start + self.global_batch, self.samples)
             part = _part(start, stop, self.replica, self.replicas)
             if part.start < part.stop:
-                yield self._gather(np.arange(part.start, part.stop) + self._first, stop - start)
+                yield self._gather(np.arange(part.start, part.stop) + self.first, stop - start)
+
+    def whole(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Inputs and targets of all samples of all replicas, in order, uncopied; row 0 is row `first` of the file."""
+        return self._arrays
 
     def batch_indices(self, epoch: int, update: int) -> Indices:
         """Rows of the arrays that this replica reads for an update (0-based) of an epoch, in order.
@@ -97,7 +102,7 @@ class Source:
         Over the replicas in sequence they are the rows of the global batch. IndexError past the epoch.
         """
         start, stop = self._span(update)
-        return self._permutation(epoch)[_part(start, stop, self.replica, self.replicas)] + self._first
+        return self._permutation(epoch)[_part(start, stop, self.replica, self.replicas)] + self.first
 
     def global_samples(self, update: int) -> int:
         """Samples of a whole global batch, by its place in the epoch."""

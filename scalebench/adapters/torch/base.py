@@ -58,6 +58,7 @@ class TorchStrategy(Strategy):
     def setup(self) -> None:
         settings = self.spec.config
         set_threads(self.place.threads)
+        keep_float32()
         self.device = choose_device(self.spec.device, self.place.devices[0])
         backend = self.group_backend()
         if backend is not None:
@@ -144,6 +145,12 @@ class TorchStrategy(Strategy):
 def count_parameters(model: nn.Module) -> int:
     """Trainable ones."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def keep_float32() -> None:
+    """precision=fp32 means it: PyTorch would compute convolutions in TF32 on GPUs that can."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
 
 
 def choose_device(kind: str, index: int) -> torch.device:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Generator
 from contextlib import closing
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from scalebench.workloads.batch import Batch
 from scalebench.workloads.prefetch import prefetch
 from scalebench.workloads.source import Source
+
+CHUNK = 4096  # samples
 
 
 class TorchBatch(NamedTuple):
@@ -103,12 +105,15 @@ def _copied_ahead(host: TorchBatches, device: torch.device) -> TorchBatches:
 
 
 def _resident(source: Source, device: torch.device) -> TorchBatches:
-    """Every batch picked on the device from the whole training set, which is copied there once."""
-    inputs, targets, first = _whole(source, device)
+    """Every batch picked on the device from the whole training set, which is copied there once.
+
+    All of it and not one replica's part, since each epoch deals the samples anew.
+    """
+    inputs, targets = (_on_device(array, device) for array in source.whole())
     epoch = 0
     while True:
         updates = range(source.updates_per_epoch)
-        rows = [source.batch_indices(epoch, update) - first for update in updates]
+        rows = [source.batch_indices(epoch, update) - source.first for update in updates]
         # One copy of indices per epoch: one per update would make the GPU wait for the host.
         on_device = torch.from_numpy(np.concatenate(rows)).to(device)
         picked = on_device.split([len(part) for part in rows])
@@ -118,25 +123,9 @@ def _resident(source: Source, device: torch.device) -> TorchBatches:
         epoch += 1
 
 
-def _whole(source: Source, device: torch.device) -> tuple[Tensor, Tensor, int]:
-    """All samples in order, as tensors on the device, and the row of the source's arrays they begin with.
-
-    All of them and not one replica's part, since each epoch deals the samples anew.
-    """
-    everything = copy.copy(source)
-    everything.replica, everything.replicas = 0, 1
-    epoch = [everything.batch_indices(0, update) for update in range(everything.updates_per_epoch)]
-    first = min(int(rows.min()) for rows in epoch)
-    tensors: tuple[Tensor, ...] = ()
-    filled = 0
-    for batch in everything.in_order():
-        parts = as_tensors(batch)[:2]
-        if not tensors:
-            tensors = tuple(
-                torch.empty((source.samples, *part.shape[1:]), dtype=part.dtype, device=device) for part in parts
-            )
-        for tensor, part in zip(tensors, parts, strict=True):
-            tensor[filled : filled + batch.samples].copy_(part)
-        filled += batch.samples
-    inputs, targets = tensors
-    return inputs, targets, first
+def _on_device(array: NDArray[Any], device: torch.device) -> Tensor:
+    """The whole array on the device, through host memory chunk by chunk: a file may be larger than that."""
+    tensor = torch.from_numpy(np.empty((0, *array.shape[1:]), array.dtype)).new_empty(array.shape, device=device)
+    for start in range(0, len(array), CHUNK):
+        tensor[start : start + CHUNK].copy_(torch.from_numpy(np.array(array[start : start + CHUNK])))
+    return tensor
