@@ -23,6 +23,5 @@ def main() -> None:
         begin_s = time.process_time()
         rng.standard_normal((CURVES, *materials.INPUT_SHAPE), np.float32)
         drawn_s.append(time.process_time() - begin_s)
-    print(
-        f"{CURVES / sorted(made_s)[TURNS // 2]:,.0f} curves/s per core; time / drawing as many normals: {ratios(made_s, drawn_s)}"
-    )
+    rate = CURVES / sorted(made_s)[TURNS // 2]
+    print(f"{rate:,.0f} curves/s per core; time / drawing as many normals: {ratios(made_s, drawn_s)}")

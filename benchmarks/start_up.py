@@ -27,9 +27,8 @@ def main() -> None:
                 seconds[name].append(_run(command, folder, environment))
     for name in CASES:
         middle = sorted(seconds[name])[TURNS // 2]
-        print(
-            f"{name}: {middle:.2f} s, as many times `python -c 'import numpy'`: {ratios(seconds[name], seconds['python'])}"
-        )
+        compared = ratios(seconds[name], seconds["python"])
+        print(f"{name}: {middle:.2f} s; time / `python -c 'import numpy'`: {compared}")
 
 
 def _run(command: list[str], folder: str, environment: dict[str, str]) -> float:

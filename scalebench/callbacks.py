@@ -10,7 +10,6 @@ from typing import Any
 
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 
 from scalebench import task
 from scalebench.config_errors import explain
@@ -26,19 +25,19 @@ class Check(Callback):
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         try:
-            resolve(to_config(config))
-            if not config.resume:
-                refuse_results(Path(str(config.hydra.run.dir)))
-        except InputError as error:
-            task.state.console.error(str(error))
-            raise SystemExit(2) from error
-        except OmegaConfBaseException as error:
+            spec = resolve(to_config(config))
+            if not config.dry_run:
+                if not config.resume:
+                    refuse_results(Path(str(config.hydra.run.dir)))
+                task.prepare_data([spec])
+        except Exception as error:
             task.state.console.error(explain(error, []))
             raise SystemExit(2) from error
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         folder = Path(str(config.hydra.sweep.dir))
         task.state.sweep_dir = None if folder.exists() else folder
+        task.state.new_parents = [parent for parent in folder.parents if not parent.exists()]
 
 
 class Aggregate(Callback):

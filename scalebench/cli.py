@@ -8,7 +8,6 @@ import re
 import signal
 import sys
 import tempfile
-import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,7 +19,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 
 from scalebench import task
-from scalebench.config_errors import CONFIG_ERRORS, explain
+from scalebench.config_errors import FORESEEN, explain
 from scalebench.configs import conf_dir, plugin_folders
 from scalebench.spec import Config, InputError
 
@@ -36,21 +35,17 @@ def main(arguments: list[str]) -> int:
                 overrides += [f"hydra.run.dir={nowhere}", f"hydra.sweep.dir={nowhere}"]
             register()
             _hydra_main([*switches, *overrides])
-    except CONFIG_ERRORS as error:
+    except FORESEEN as error:
         return _refuse(explain(error, arguments))
-    except InputError as error:
-        return _refuse(str(error))
     except OSError as error:
         return _refuse(
             f"{error.filename or 'output folder'}: {error.strerror or error}; "
             "choose another hydra.run.dir or hydra.sweep.dir"
         )
     except Exception as error:
-        if os.environ.get("SCALEBENCH_TRACEBACK") or task.state.done:
+        if task.state.done or os.environ.get("SCALEBENCH_TRACEBACK"):
             raise
-        # Hydra checks some of its own settings with bare asserts, conversions and look-ups.
-        line = traceback.format_exception_only(error)[0].strip()
-        return _refuse(f"the overrides cannot be composed: {line} (SCALEBENCH_TRACEBACK=1 shows where)")
+        return _refuse(explain(error, arguments))
     except SystemExit as end:  # how callbacks and Hydra's own switches leave
         return int(end.code or 0)
     except KeyboardInterrupt:

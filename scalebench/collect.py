@@ -57,7 +57,8 @@ def judge(ended: Ended, ranks: list[RankRecord | None], oom_kill: bool) -> Outco
     """The status of the run, and the reason of the rank that failed first: the others fail after it."""
     timing = {"launched_at_s": ended.started_at_s, "wall_s": ended.wall_s}
     failed = [r for r in ranks if r is not None and r.status != "ok"]
-    # A rank that failed and then hung in closing a broken group has said what went wrong.
+    if ended.timeout_at_s is not None:  # a rank that failed and then hung in closing a broken group said it before
+        failed = [r for r in failed if (r.failed_at_s or 0.0) < ended.timeout_at_s]
     if ended.timeout is not None and not failed:
         silent = [rank for rank, record in enumerate(ranks) if record is None]
         stuck = (ended.stopped or silent or [0])[0]

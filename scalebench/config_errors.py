@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import traceback
 from collections.abc import Iterator
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -11,14 +12,18 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from scalebench import configs, registry
-from scalebench.spec import Config
+from scalebench.spec import Config, InputError
 from scalebench.suggest import nearest, no_such
 
-CONFIG_ERRORS = (HydraException, OmegaConfBaseException)
+FORESEEN = (InputError, HydraException, OmegaConfBaseException)
 
 
 def explain(error: BaseException, arguments: list[str]) -> str:
-    """One line for an error of composing the config from these command line words."""
+    """One line for an error of composing and checking the config from these command line words."""
+    if not isinstance(error, FORESEEN):
+        # Hydra checks some of its own settings with bare asserts, conversions and look-ups.
+        line = traceback.format_exception_only(error)[0].strip()
+        return f"the overrides cannot be composed: {line} (SCALEBENCH_TRACEBACK=1 shows where)"
     if isinstance(error, MissingConfigException):
         return _missing(error)
     if isinstance(error, OverrideParseException):
@@ -46,12 +51,14 @@ def unknown_key(key: str, arguments: list[str]) -> str:
     known = [*_keys(Config), *configs.groups()]
     group = key.partition("/")[0].partition(".")[0]
     if key.startswith("strategy.options."):
-        names = _chosen("strategy", arguments).split(",")
-        defaults = {name: configs.option_defaults(name.strip("'\"")) for name in names}
+        names = [name.strip("'\"") for name in _chosen("strategy", arguments).split(",")]
+        defaults = {name: configs.option_defaults(name) for name in names}
         name = next((n for n, known in defaults.items() if key.split(".")[2] not in known), names[0])
         return no_such(f"option of strategy '{name}'", key.split(".", 2)[2], defaults[name])
     if key in known:
         return f"{key} cannot be removed; set it instead: {key}=VALUE"
+    if "." in key and group in {k.partition(".")[0] for k in known}:  # a group is no answer to one of its keys
+        known = [k for k in known if "." in k]
     if nearest(key, known) is None:  # then the names of its own group, not all of them
         known = [k for k in known if k.startswith(f"{group}.")] or sorted({k.partition(".")[0] for k in known})
     return no_such("key", key, known)

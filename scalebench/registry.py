@@ -120,7 +120,14 @@ def load(name: str) -> type[Strategy]:
 
 def missing_packages(requires: list[str]) -> list[str]:
     """Those of the import names that are not installed; nothing is imported."""
-    return [name for name in requires if importlib.util.find_spec(name) is None]
+    return [name for name in requires if not _installed(name)]
+
+
+def _installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):  # of a part of a package that is not there, or no name at all
+        return False
 
 
 def install_hint(package: str) -> str:

@@ -42,6 +42,7 @@ AT_LEAST = {
     "measure.warmup_steps": 0,
     "measure.min_s": 0,
 }
+AT_MOST = {"gpus": 65_536, "dataset.size": 10**10, "train.batch_per_device": 10**8, "train.global_batch": 10**10}
 POSITIVE = (
     "train.learning_rate",
     "measure.block_s",
@@ -88,6 +89,10 @@ def check(config: Config) -> None:
         value = _get(config, key)
         if value is not None and not value >= least:
             raise InputError(f"{key}={value} should be at least {least}")
+    for key, most in AT_MOST.items():
+        value = _get(config, key)
+        if value is not None and value > most:
+            raise InputError(f"{key} should be at most {most}")
     for key in POSITIVE:
         value = _get(config, key)
         if not (value > 0 and math.isfinite(value)):
@@ -181,6 +186,9 @@ def obstacles(config: Config, gpus: int) -> list[str]:
         gpus_here = machine.gpu_count()
         if gpus > gpus_here:
             found.append(f"gpus={gpus} asks for more than the {gpus_here} GPUs here")
+    nodes = -(-gpus // (hardware.gpus_per_node or gpus))
+    if nodes > hardware.max_nodes and hardware.devices == "cuda" and not hardware.here:
+        found.append(f"gpus={gpus} asks for {nodes} nodes, hardware={hardware.name} has {hardware.max_nodes}")
     if hardware.devices not in strategy.devices:
         found.append(_wrong_device(strategy.name, hardware.devices))
     if strategy.max_gpus is not None and gpus > strategy.max_gpus:
@@ -210,7 +218,7 @@ def _elsewhere(hardware: HardwareSpec) -> str:
 
 
 def _wrong_device(strategy: str, device: str) -> str:
-    if device == "cpu":
+    if device == "cpu" and strategy.endswith("_nccl"):
         stem = strategy.removesuffix("_nccl")
         return f"{strategy} exchanges gradients over NCCL, which needs GPUs; use strategy={stem}_gloo on CPU"
     return f"{strategy} does not run on {device}"

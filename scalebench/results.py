@@ -194,6 +194,7 @@ def read_result(path: Path) -> Result:
         result = from_dict(Result, tree, ignore_unknown=True)
     except ValueError as error:
         raise InputError(f"{path} is no valid record: {error}; run it again, or remove its folder") from error
-    if result.status not in STATUSES:
-        raise InputError(f"{path} is no valid record: status '{result.status}' is none of {', '.join(STATUSES)}")
+    for status in (result.status, *(rank.status for rank in result.ranks)):
+        if status not in STATUSES:
+            raise InputError(f"{path} is no valid record: status '{status}' is none of {', '.join(STATUSES)}")
     return result

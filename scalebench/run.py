@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import signal
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from scalebench import machine
 from scalebench.collect import Outcome, assemble, judge, read_ranks
@@ -39,18 +40,25 @@ def run(
     if spec.unsupported is not None:
         outcome = Outcome("unsupported", spec.unsupported)
         return _leave(spec, folder, started_at, run_id, outcome)
-    kills_before = machine.oom_kills()
+    remove_leftovers(folder)
     try:
-        ended = local.launch(spec, folder, run_id, on_look, module)
+        outcome = _attempt(spec, folder, run_id, on_look, module)
     except KeyboardInterrupt:
         _leave(spec, folder, started_at, run_id, Outcome("cancelled", "cancelled while it ran"))
         raise
-    except OSError as error:
-        reason = f"the processes could not be started: {error.strerror or error}"
-        return _leave(spec, folder, started_at, run_id, Outcome("failed", reason))
-    oom_kill = kills_before is not None and (machine.oom_kills() or 0) > kills_before
-    outcome = judge(ended, read_ranks(folder, spec.processes), oom_kill)
     return _leave(spec, folder, started_at, run_id, outcome)
+
+
+def _attempt(
+    spec: RunSpec, folder: Path, run_id: str, on_look: Callable[[list[Progress]], None], module: str
+) -> Outcome:
+    kills_before = machine.oom_kills()
+    try:
+        ended = local.launch(spec, folder, run_id, on_look, module)
+    except OSError as error:
+        return Outcome("failed", f"the processes could not be started: {error.strerror or error}")
+    oom_kill = kills_before is not None and (machine.oom_kills() or 0) > kills_before
+    return judge(ended, read_ranks(folder, spec.processes), oom_kill)
 
 
 def refuse_results(folder: Path) -> None:
@@ -59,10 +67,17 @@ def refuse_results(folder: Path) -> None:
         raise InputError(f"{folder} already holds a result.json; choose another folder or remove it")
 
 
+def remove_leftovers(folder: Path) -> None:
+    """What the ranks of a run left whose parent was killed before it wrote the row."""
+    for pattern in ("rank*.json", "rank*.log", "progress*.json"):
+        for path in folder.glob(pattern):
+            path.unlink()
+
+
 def _leave(spec: RunSpec, folder: Path, started_at: str, run_id: str, outcome: Outcome) -> Result:
-    """Write the row. Ctrl-C waits for that long."""
-    before = signal.getsignal(signal.SIGINT)
-    _handle(signal.SIG_IGN)
+    """Write the row. Ctrl-C and SIGTERM have to wait for that long."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    _handle(dict.fromkeys(before, signal.SIG_IGN))
     try:
         result = assemble(spec, read_ranks(folder, spec.processes), started_at, run_id, outcome)
         write_result(result, folder)
@@ -73,6 +88,7 @@ def _leave(spec: RunSpec, folder: Path, started_at: str, run_id: str, outcome: O
         _handle(before)
 
 
-def _handle(handler: object) -> None:
-    with contextlib.suppress(ValueError):  # not in the main thread, where Ctrl-C does not arrive either
-        signal.signal(signal.SIGINT, handler)  # type: ignore[arg-type]
+def _handle(handlers: Mapping[signal.Signals, Any]) -> None:
+    with contextlib.suppress(ValueError):  # not in the main thread, where no signal arrives either
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

@@ -29,6 +29,7 @@ class State:
     planned: int = 1
     refused: int = 0  # exit status of what left no row
     sweep_dir: Path | None = None  # while it is new and nothing has run in it
+    new_parents: list[Path] = field(default_factory=list)  # of it, made together with it; innermost first
 
 
 state = State(Console())
@@ -54,11 +55,9 @@ def _one_run(composed: DictConfig) -> None:
         state.console.skipped(result, len(state.done) + 1, state.planned)
     else:
         spec = resolve(to_config(composed))
-        if hydra.mode == RunMode.RUN:
-            if spec.config.dry_run:
-                show_plan([Job([], spec)])
-                return
-            prepare_data([spec])
+        if hydra.mode == RunMode.RUN and spec.config.dry_run:
+            show_plan([Job([], spec)])
+            return
         with state.console.progress(spec, len(state.done) + 1, state.planned) as on_look:
             result = run(spec, folder, on_look)
         state.console.ended(result, folder)
@@ -111,4 +110,5 @@ def drop_unused_folder() -> None:
     folder, state.sweep_dir = state.sweep_dir, None
     if folder is not None and [path.name for path in folder.glob("*")] == ["multirun.yaml"]:
         (folder / "multirun.yaml").unlink()
-        folder.rmdir()
+        for new in (folder, *state.new_parents):
+            new.rmdir()

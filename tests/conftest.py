@@ -56,9 +56,7 @@ def guards(environment_unchanged: None, no_child_left: None, nothing_outside_tmp
 
 
 @pytest.fixture(autouse=True)
-def in_tmp_path(
-    guards: None, tmp_path: Path, data_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def in_tmp_path(guards: None, tmp_path: Path, data_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Work in tmp_path, with the session's data cache, and blind to plugins that the machine may have."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SCALEBENCH_CACHE", str(data_cache))

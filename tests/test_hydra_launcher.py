@@ -83,10 +83,9 @@ def test_resume_keeps_what_went_well_and_repeats_what_did_not(sweep: Sweep) -> N
 def test_a_finished_sweep_is_not_run_over(sweep: Sweep) -> None:
     assert sweep("gpus=1")[0] == 0
     before = rows().run_id.tolist()
-    status, _, err = sweep("gpus=1")
-    assert status == 2 and err.splitlines()[-1].endswith(
-        "already holds a result.json; choose another folder or remove it"
-    )
+    status, out, err = sweep("gpus=1,2")
+    line = "scalebench: s/0 already holds a result.json; choose another folder or remove it\n"
+    assert (status, out, err) == (2, "", line)
     assert rows().run_id.tolist() == before
 
 

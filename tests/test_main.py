@@ -146,9 +146,8 @@ def test_a_run_leaves_its_files_and_a_second_one_is_refused(call: Call, tmp_path
     before = (folder / "result.json").read_bytes()
 
     status, out, err = call(*words)
-    assert status == 2 and err[-1] == (
-        f"scalebench: {folder} already holds a result.json; choose another folder or remove it"
-    )
+    line = f"scalebench: {folder} already holds a result.json; choose another folder or remove it"
+    assert (status, out, err) == (2, [], [line])
     assert (folder / "result.json").read_bytes() == before
     assert call(*words, "resume=true")[0] == 0
     assert (folder / "result.json").read_bytes() == before

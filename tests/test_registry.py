@@ -102,7 +102,7 @@ def test_a_plugin_is_found_and_loaded(plugin: Plugin) -> None:
     assert issubclass(loaded, Strategy) and loaded.__module__ == "my_plugin"
 
 
-@pytest.mark.parametrize("chosen", ["", "another-plugin"])
+@pytest.mark.parametrize("chosen", ["", "another-plugin", "my-plugin-two,my"])
 def test_a_plugin_that_is_not_chosen_is_hidden(plugin: Plugin, monkeypatch: pytest.MonkeyPatch, chosen: str) -> None:
     plugin()
     monkeypatch.setenv("SCALEBENCH_PLUGINS", chosen)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shutil
 from typing import Any
 
@@ -140,14 +141,14 @@ def test_each_figure_that_has_to_be_above_0(key: str, value: float) -> None:
     assert line(made) == f"{key}={value} should be a finite number above 0"
 
 
-def test_every_number_of_the_measuring_and_training_settings_is_checked() -> None:
+def test_every_number_that_people_set_is_checked() -> None:
     """A new one is forgotten easily."""
     made = config()
-    checked = {*AT_LEAST, *POSITIVE}
-    for group in ("measure", "train"):
-        for f in dataclasses.fields(getattr(made, group)):
-            if "int" in str(f.type) or "float" in str(f.type):
-                assert f"{group}.{f.name}" in checked
+    checked = {*AT_LEAST, *POSITIVE, "dataset.validation_share"}
+    for group in ("", "dataset.", "measure.", "train."):
+        for f in dataclasses.fields(getattr(made, group[:-1]) if group else made):
+            if re.match(r"int|float", str(f.type)):
+                assert f"{group}{f.name}" in checked
 
 
 @pytest.mark.parametrize(
@@ -164,6 +165,7 @@ def test_every_number_of_the_measuring_and_training_settings_is_checked() -> Non
         ),
         ({"dataset__validation_share": 1.0}, "dataset.validation_share=1.0 should be in [0, 1)"),
         ({"dataset__validation_share": -0.1}, "dataset.validation_share=-0.1 should be in [0, 1)"),
+        ({"measure__min_s": float("nan")}, "measure.min_s=nan should be at least 0"),
         ({"measure__min_s": 5.0, "measure__max_s": 2.0}, "measure.max_s=2 is below measure.min_s=5"),
         (
             {"strategy__processes": "one_per_node"},
@@ -173,10 +175,6 @@ def test_every_number_of_the_measuring_and_training_settings_is_checked() -> Non
 )
 def test_names_and_figures_that_make_no_sense(changes: dict[str, Any], told: str) -> None:
     assert line(config(**changes)) == told
-
-
-def test_nan_is_no_lower_limit() -> None:
-    assert line(config(measure__min_s=float("nan"))) == "measure.min_s=nan should be at least 0"
 
 
 @pytest.mark.parametrize(("gpus_here", "hardware", "want"), [(0, "auto", 2), (4, "auto", 4), (4, "cpu", 2)])
@@ -214,9 +212,10 @@ def test_more_workers_than_cores_are_allowed_and_flagged(machine_with: Any, gpus
 
 def test_one_process_for_all_devices(machine_with: Any) -> None:
     machine_with(0, cpus=8)
-    made = config(gpus=2, hardware=HardwareSpec("local", devices="cpu"), strategy__processes="one_for_all")
-    spec = resolve.resolve(made)
-    assert [(p.devices, p.cpus, p.threads) for p in spec.places] == [([0, 1], list(range(8)), 4)]
+    made = config(gpus=3, hardware=HardwareSpec("local", devices="cpu", cpus_per_device=2))
+    made.strategy.processes = "one_for_all"
+    (only,) = resolve.resolve(made).places
+    assert (only.devices, only.cpus, only.threads) == ([0, 1, 2], list(range(6)), 2)
 
 
 @pytest.mark.parametrize(("gpus", "per_node"), [(1, [1]), (8, [8]), (10, [8, 2]), (24, [8, 8, 8])])

@@ -89,7 +89,6 @@ def test_the_unmutated_record_is_valid(tmp_path: Path) -> None:
     assert read_result(tmp_path / RESULT_FILE) == FULL
 
 
-@pytest.mark.xfail(reason="read_result does not look at the status of ranks", strict=True)
 def test_the_status_of_a_rank_is_checked(tmp_path: Path) -> None:
     tree = mutated(("ranks", 0, "status"), False, "text")
     assert not VALIDATOR.is_valid(tree)

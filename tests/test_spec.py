@@ -71,7 +71,6 @@ def test_label_and_processes() -> None:
 
 
 def test_the_fingerprint_is_16_hex_digits_and_stands_still() -> None:
-    # Pinned: results of earlier versions are found by it (resume). Change it only with the schema.
     assert fingerprint(Config(), 2, "cpu") == fingerprint(Config(), 2, "cpu")
     assert len(fingerprint(Config(), 2, "cpu")) == 16
     int(fingerprint(Config(), 2, "cpu"), 16)

@@ -158,9 +158,13 @@ def join(rank: int, processes: int) -> list[Connection]:
     if rank == 0:
         with _listen(address, processes, key) as listener:
             listener._listener._socket.settimeout(JOIN_S)  # type: ignore[attr-defined]
-            peers = {}
+            peers: dict[int, Connection] = {}
             for _ in range(processes - 1):
-                peer = listener.accept()
+                try:
+                    peer = listener.accept()
+                except TimeoutError as error:
+                    found = f"only {len(peers) + 1} of {processes} ranks met within {JOIN_S:g} s"
+                    raise TimeoutError(found) from error
                 peers[int(NUMBER.unpack(peer.recv_bytes())[0])] = peer
         return [peers[r] for r in sorted(peers)]
     deadline = time.monotonic() + JOIN_S

@@ -8,8 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,6 +33,7 @@ class Ended:
     wall_s: float
     died_first: list[int] = field(default_factory=list)  # ranks that were seen to end badly at the first glance
     timeout: str | None = None  # why the group was ended from here
+    timeout_at_s: float | None = None  # seconds since the epoch; what ranks say later is only about being ended
     stopped: list[int] = field(default_factory=list)  # ranks that a signal had put to sleep then
     pids: list[int] = field(default_factory=list)
 
@@ -57,9 +59,12 @@ def launch(
     group: list[subprocess.Popen[bytes]] = []
     try:
         # One by one, so that an exception half-way leaves the started ones where `finally` finds them.
-        group.extend(_start(spec, folder, run_id, rank, port, module) for rank in range(spec.processes))
+        for rank in range(spec.processes):
+            with _signals_later():
+                group.append(_start(spec, folder, run_id, rank, port, module))
         died_first, timeout = _watch(spec, folder, group, on_look)
-        stopped = _stopped(group) if timeout is not None else []
+        timeout_at_s = None if timeout is None else time.time()
+        stopped = [] if timeout is None else _stopped(group)
     finally:
         codes = [process.poll() for process in group]
         try:
@@ -68,7 +73,8 @@ def launch(
             end_group(group, 0.0)
             raise
     wall_s = time.monotonic() - start_s
-    return Ended(codes, started_at_s, wall_s, died_first, timeout, stopped, [process.pid for process in group])
+    pids = [process.pid for process in group]
+    return Ended(codes, started_at_s, wall_s, died_first, timeout, timeout_at_s, stopped, pids)
 
 
 def free_port() -> int:
@@ -110,6 +116,25 @@ def _start(spec: RunSpec, folder: Path, run_id: str, rank: int, port: int, modul
         return subprocess.Popen(
             command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
+
+
+@contextlib.contextmanager
+def _signals_later() -> Iterator[None]:
+    """Ctrl-C and SIGTERM wait for the end of this: an interrupted start would lose sight of its process."""
+    if threading.current_thread() is not threading.main_thread():  # where no signal arrives
+        yield
+        return
+    came: list[int] = []
+    before = {sign: signal.getsignal(sign) for sign in (signal.SIGINT, signal.SIGTERM)}
+    for sign in before:
+        signal.signal(sign, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        for sign, handler in before.items():
+            signal.signal(sign, handler)
+    if came:
+        signal.raise_signal(came[0])
 
 
 def _watch(

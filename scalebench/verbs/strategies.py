@@ -20,11 +20,12 @@ def main(arguments: list[str]) -> int:
     table = Table("strategy", "what it is", "from", f"here ({device})", box=box.SIMPLE_HEAD)
     for name, entry in sorted(registry.table().items()):
         if name not in files:
-            table.add_row(name, "", entry.origin, f"no: {entry.origin} brings no strategy/{name}.yaml")
+            reason = registry.NOT_YET.get(name, f"{entry.origin} brings no strategy/{name}.yaml")
+            table.add_row(name, "", entry.origin, f"no: {reason}")
             continue
         tree = OmegaConf.to_container(OmegaConf.load(files[name]))
         table.add_row(name, str(tree.get("description", "")), entry.origin, _here(tree, device))
-    console = Console()
+    console = Console(markup=False)  # brackets, as in scalebench[torch], are meant
     console.width = console.width if console.is_terminal else 200
     console.print(table)
     return 0

@@ -114,9 +114,7 @@ def test_no_worker_outlives_its_parent(tmp_path, how):
 def test_a_killed_worker_is_one_line(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    ended = subprocess.run(
-        [sys.executable, script, tmp_path, "die"], capture_output=True, text=True, timeout=60
-    )
+    ended = subprocess.run([sys.executable, script, tmp_path, "die"], capture_output=True, text=True, timeout=60)
     line = ended.stderr.splitlines()[-1]
     assert line.startswith("scalebench.spec.InputError: a process that makes dataset slow")
     assert "was killed" in line and str(tmp_path / "cache") in line and "dataset.cache=" in line

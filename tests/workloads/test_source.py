@@ -19,9 +19,7 @@ def arrays(samples: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def source(samples=20, global_batch=6, replica=0, replicas=1, seed=0, **options) -> Source:
-    return Source(
-        *arrays(samples), global_batch=global_batch, seed=seed, replica=replica, replicas=replicas, **options
-    )
+    return Source(*arrays(samples), global_batch=global_batch, seed=seed, replica=replica, replicas=replicas, **options)
 
 
 def group(samples, global_batch, replicas, **options) -> list[Source]:

@@ -1,0 +1,119 @@
+"""Before a run: bad input is refused. After a sweep: its tables, and SystemExit where something went wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf
+
+from scalebench import cli, task
+from scalebench.callbacks import Aggregate, Check
+from scalebench.report.console import Console
+from scalebench.results import write_result
+from tests.helpers import record
+
+
+@pytest.fixture(autouse=True)
+def fresh_state(monkeypatch: pytest.MonkeyPatch) -> task.State:
+    monkeypatch.setattr(task, "state", task.State(Console()))
+    return task.state
+
+
+def loose(**changes: object) -> DictConfig:
+    return OmegaConf.create({"hydra": {"sweep": {"dir": "s"}}, "dry_run": False, **changes})
+
+
+def test_both_are_callbacks_under_the_names_in_the_config() -> None:
+    tree = OmegaConf.load(cli.conf_dir() / "config.yaml")
+    targets = {entry["_target_"] for entry in tree.hydra.callbacks.values()}
+    assert targets == {f"scalebench.callbacks.{kind.__name__}" for kind in (Check, Aggregate)}
+    assert issubclass(Check, Callback) and issubclass(Aggregate, Callback)
+
+
+def unstructured(*words: str) -> DictConfig:
+    """A composed config with the part of Hydra that callbacks look at."""
+    plain = OmegaConf.to_container(cli.compose(words))
+    GlobalHydra.instance().clear()
+    assert isinstance(plain, dict)
+    return OmegaConf.create({**plain, "hydra": {"run": {"dir": "r"}, "sweep": {"dir": "s"}}})
+
+
+def test_a_sound_run_passes_and_leaves_nothing() -> None:
+    Check().on_run_start(unstructured("strategy=null", "gpus=1"))
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("word", "line"),
+    [
+        ("gpus=0", "gpus=0 should be at least 1"),
+        ("model.name=???", "model.name has no value; choose model=NAME"),
+        ("gpus=${nowhere}", "Interpolation key 'nowhere' not found"),
+    ],
+)
+def test_bad_input_ends_the_program_with_2(capsys: pytest.CaptureFixture[str], word: str, line: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        Check().on_run_start(unstructured(word))
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == f"scalebench: {line}\n"
+
+
+def test_a_new_sweep_folder_is_remembered_and_one_that_was_there_is_not() -> None:
+    Check().on_multirun_start(loose())
+    assert task.state.sweep_dir == Path("s")
+    Path("s").mkdir()
+    Check().on_multirun_start(loose())
+    assert task.state.sweep_dir is None
+
+
+def leave(status: str) -> None:
+    """A sweep's folder with one run, and the program's memory of it."""
+    folder = Path("s/0")
+    folder.mkdir(parents=True)
+    result = record(status=status)
+    write_result(result, folder)
+    task.state.done.append(result)
+
+
+def test_the_end_of_a_sweep_is_its_table(capsys: pytest.CaptureFixture[str]) -> None:
+    leave("ok")
+    Aggregate().on_multirun_end(loose())
+    assert "ddp" in capsys.readouterr().out
+    assert {path.name for path in Path("s").iterdir()} == {"0", "results.csv", "results.parquet"}
+
+
+@pytest.mark.parametrize(("status", "code"), [("unsupported", None), ("failed", 1), ("oom", 1), ("timeout", 1)])
+def test_a_failed_run_makes_the_sweep_end_with_1_after_its_table(status: str, code: int | None) -> None:
+    leave(status)
+    if code is None:
+        Aggregate().on_multirun_end(loose())
+    else:
+        with pytest.raises(SystemExit) as caught:
+            Aggregate().on_multirun_end(loose())
+        assert caught.value.code == code
+    assert Path("s/results.csv").exists()
+
+
+def test_nothing_is_aggregated_after_a_dry_run() -> None:
+    Aggregate().on_multirun_end(loose(dry_run=True))
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize("trouble", ["nothing", "cut short", "in the way"])
+def test_tables_that_cannot_be_made_end_with_1(capsys: pytest.CaptureFixture[str], trouble: str) -> None:
+    """Hydra would turn any other exception into a warning, and the status into 0."""
+    leave("ok")
+    if trouble == "nothing":
+        Path("s/0/result.json").unlink()
+    elif trouble == "cut short":
+        Path("s/0/result.json").write_text("{")
+    else:
+        Path("s/results.csv").mkdir()
+    with pytest.raises(SystemExit) as caught:
+        Aggregate().on_multirun_end(loose())
+    assert caught.value.code == 1
+    err = capsys.readouterr().err
+    assert err.startswith("scalebench: s: the tables could not be written: ") and err.count("\n") == 1

@@ -1,0 +1,189 @@
+"""Exit codes and rank files -> one status, one reason, one record."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalebench import machine
+from scalebench.collect import Outcome, assemble, judge, read_ranks
+from scalebench.launchers.local import Ended
+from scalebench.records import write_json
+from scalebench.results import RankRecord
+from scalebench.spec import DatasetSpec
+from scalebench.worker import rank_path
+from tests.helpers import MACHINE, null_spec, rank
+
+KILLED, TERMINATED = -signal.SIGKILL, -signal.SIGTERM
+
+
+def ended(*codes: int | None, **changes: Any) -> Ended:
+    """A group that ended with these codes; the first bad one was seen first."""
+    first = [i for i, code in enumerate(codes) if code not in (None, 0)][:1]
+    return Ended(**{"exit_codes": list(codes), "started_at_s": 100.0, "wall_s": 9.0, "died_first": first, **changes})
+
+
+def timed_out(*codes: int | None, **changes: Any) -> Ended:
+    return ended(*codes, timeout="no progress", timeout_at_s=109.0, died_first=[], **changes)
+
+
+def failed(number: int, at_s: float, reason: str = "RuntimeError: broke", status: str = "failed") -> RankRecord:
+    return rank(number, status=status, reason=reason, failed_at_s=at_s)
+
+
+CASES: dict[str, tuple[Ended, list[RankRecord | None], bool, tuple[str, str | None, int | None]]] = {
+    "all well": (ended(0, 0), [rank(0), rank(1)], False, ("ok", None, None)),
+    "all well, some process of the host was killed": (ended(0), [rank(0)], True, ("ok", None, None)),
+    "one raised, the other followed": (
+        ended(1, 1), [failed(0, 105.2, "EOFError: EOFError"), failed(1, 105.1)], False,
+        ("failed", "rank 1: RuntimeError: broke", 1),
+    ),
+    "one of one raised": (ended(1), [failed(0, 105.0)], False, ("failed", "RuntimeError: broke", 0)),
+    "one raised, the other was ended": (
+        ended(None, 1), [None, failed(1, 105.0)], False, ("failed", "rank 1: RuntimeError: broke", 1),
+    ),
+    "out of memory": (
+        ended(0, 1), [rank(0), failed(1, 105.0, "out of memory: MemoryError", "oom")], False,
+        ("oom", "rank 1: out of memory: MemoryError", 1),
+    ),
+    "unsupported speaks for the group": (
+        ended(1, 1), [failed(0, 105.0), failed(1, 104.0, "needs a GPU", "unsupported")], False,
+        ("unsupported", "needs a GPU", 1),
+    ),
+    "killed, the other tells of a lost connection": (
+        ended(1, KILLED, died_first=[1]), [failed(0, 105.0, "EOFError: EOFError"), None], False,
+        ("failed", "rank 1 was killed by SIGKILL", 1),
+    ),
+    "killed for memory by the kernel": (
+        ended(None, KILLED), [None, None], True,
+        ("oom", "rank 1 was killed by the kernel, which ran out of memory", 1),
+    ),
+    "another signal is not the kernel's for memory": (
+        ended(-signal.SIGSEGV), [None], True, ("failed", "rank 0 was killed by SIGSEGV", 0),
+    ),
+    "left without a word": (
+        ended(None, 7), [None, None], False, ("failed", "rank 1 ended with exit status 7 and no word of why", 1),
+    ),
+    "crashed after a good end": (
+        ended(0, -signal.SIGSEGV), [rank(0), rank(1)], False, ("failed", "rank 1 was killed by SIGSEGV", 1),
+    ),
+    "no file in spite of a good end": (
+        ended(0, 0), [rank(0), None], False, ("failed", "rank 1 ended with exit status 0 and no word of why", 1),
+    ),
+    "hangs": (timed_out(None, None), [None, None], False, ("timeout", "no progress", 0)),
+    "hangs while the other is done": (timed_out(0, None), [rank(0), None], False, ("timeout", "no progress", 1)),
+    "is stopped": (
+        timed_out(None, None, None, stopped=[2]), [None, None, None], False,
+        ("timeout", "no progress; rank 2 is stopped", 2),
+    ),
+    "failed, then hung in its end": (
+        timed_out(None, None), [None, failed(1, 104.0)], False, ("failed", "rank 1: RuntimeError: broke", 1),
+    ),
+    "tells of being ended after hanging": (
+        timed_out(None, None), [None, failed(1, 109.5, "EOFError: EOFError")], False, ("timeout", "no progress", 0),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_judge(case: Any) -> None:
+    end, ranks, oom_kill, expected = case
+    outcome = judge(end, ranks, oom_kill)
+    assert (outcome.status, outcome.reason, outcome.rank) == expected
+    assert (outcome.launched_at_s, outcome.wall_s) == (100.0, 9.0)
+
+
+def test_ranks_that_left_no_whole_record_are_none(tmp_path: Path) -> None:
+    whole = dataclasses.asdict(rank(0, [0.1]))
+    texts = [json.dumps(whole), None, json.dumps(whole)[:-5], "", "[]", json.dumps(whole | {"pid": "x"})]
+    for number, text in enumerate(texts):
+        if text is not None:
+            rank_path(tmp_path, number).write_text(text)
+    assert read_ranks(tmp_path, len(texts)) == [rank(0, [0.1]), *[None] * 5]
+
+
+def test_a_good_run_as_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "detect", lambda: MACHINE)
+    spec = null_spec(gpus=2, repeat=3, seed=4)
+    spec.flags = ["oversubscribed"]
+    marks = {
+        "launch": 100.5,
+        "setup": 101.0,
+        "warmup": 103.0,
+        "measure": 106.0,
+        "probes": 110.0,
+        "close": 110.5,
+        "end": 112.0,
+    }
+    ranks = [
+        rank(0, [0.1, 0.2], block_losses=[9.0, 1.0], block_samples=[20, 30], marks_s=marks,
+             metrics={"mse": 0.5, "mae": 2.0}, params=7, versions={"none": "1"}, message_bytes=[8, 8],
+             backend_used="gloo"),
+        rank(1, [0.1, 0.2], block_losses=[9.0, 2.0], block_samples=[20, 10]),
+    ]  # fmt: skip
+    result = assemble(spec, ranks, "now", "an id", Outcome("ok", launched_at_s=100.0, wall_s=13.0))
+    assert (result.run_id, result.started_at, result.status, result.reason, result.log) == (
+        "an id",
+        "now",
+        "ok",
+        None,
+        None,
+    )
+    assert (result.fingerprint, result.flags, result.ranks) == (spec.fingerprint, ["oversubscribed"], ranks)
+    assert result.flags is not spec.flags
+    assert result.spec == dataclasses.asdict(spec.config)
+    p = result.phases
+    assert (p.launch_s, p.setup_s, p.warmup_s, p.measure_s) == (0.5, 2.0, 3.0, 4.0)
+    assert (p.evaluate_s, p.probes_s, p.close_s, p.wall_s) == (None, 0.5, 1.5, 13.0)
+    w, s, q = result.workload, result.scale, result.quality
+    assert (w.model_params, w.gradient_bytes, w.train_samples, w.updates_per_epoch) == (7, 28, 1000, 100)
+    assert (s.framework_version, s.backend_used, s.gpus, s.processes, s.repeat, s.seed) == ("1", "gloo", 2, 2, 3, 4)
+    assert (s.batch_per_device, s.global_batch, s.lockstep, s.baseline_bare) == (10, 20, True, "null")
+    assert q.final_loss == (1.0 * 30 + 2.0 * 10) / 40, "the last block of all ranks, by samples"
+    assert (q.metric_name, q.metric, q.metrics) == ("mse", 0.5, {"mse": 0.5, "mae": 2.0})
+    assert result.sync.message_bytes == [8, 8]
+
+
+def test_a_run_without_any_rank_as_a_record() -> None:
+    result = assemble(null_spec(), [None], "now", "an id", Outcome("failed", "rank 0 was killed by SIGKILL", 0))
+    assert (result.status, result.reason, result.log, result.ranks) == (
+        "failed",
+        "rank 0 was killed by SIGKILL",
+        "rank0.log",
+        [],
+    )
+    assert (result.workload.model_params, result.scale.framework_version, result.phases.launch_s) == (None, None, None)
+    assert (result.quality.final_loss, result.quality.metric, result.sync.message_bytes) == (None, None, [])
+
+
+def test_figures_come_from_the_first_rank_that_is_there() -> None:
+    result = assemble(null_spec(2), [None, rank(1, [0.1], params=7)], "now", "an id", Outcome("failed", "gone", 0))
+    assert result.workload.model_params == 7 and [r.rank for r in result.ranks] == [1]
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"), [([[None], [2.0]], 2.0), ([[None], [None]], None), ([[], [3.0]], 3.0), ([[], []], None)]
+)
+def test_ranks_without_a_loss_do_not_count(losses: list[list[float | None]], expected: float | None) -> None:
+    ranks = [rank(k, block_losses=loss, block_samples=[10] * len(loss)) for k, loss in enumerate(losses)]
+    assert assemble(null_spec(2), ranks, "now", "an id", Outcome("ok")).quality.final_loss == expected
+
+
+def test_a_dataset_of_ones_own_goes_by_its_path(tmp_path: Path) -> None:
+    spec = null_spec(dataset=DatasetSpec("materials", size=64, path="/data/mine.npz"))
+    assert assemble(spec, [None], "now", "an id", Outcome("ok")).workload.dataset == "/data/mine.npz"
+
+
+def test_a_clock_that_was_set_back_gives_no_negative_launch(tmp_path: Path) -> None:
+    ranks = [rank(0, marks_s={"launch": 99.0, "setup": 99.5})]
+    assert assemble(null_spec(), list(ranks), "now", "id", Outcome("ok", launched_at_s=100.0)).phases.launch_s == 0.0
+
+
+def test_a_rank_file_of_another_scalebench_is_none(tmp_path: Path) -> None:
+    write_json(rank_path(tmp_path, 0), dataclasses.asdict(rank(0)) | {"later": 1})
+    assert read_ranks(tmp_path, 1) == [None]

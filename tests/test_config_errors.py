@@ -1,0 +1,122 @@
+"""Errors of composing, said in one line with the nearest known name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import ConfigCompositionException, HydraException, OverrideParseException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from scalebench import cli, jobs
+from scalebench.config_errors import FORESEEN, _keys, explain, unknown_key
+from scalebench.spec import Config, InputError
+
+TOP = "baseline, dataset, debug, dry_run, gpus, hardware, measure, model, repeat, resume, scaling, seed, strategy"
+
+
+@pytest.fixture(autouse=True)
+def hydra_forgets() -> Iterator[None]:
+    yield
+    GlobalHydra.instance().clear()
+
+
+def told(*words: str) -> str:
+    with pytest.raises(FORESEEN) as caught:
+        jobs.to_config(cli.compose(words))
+    line = explain(caught.value, list(words))
+    assert "\n" not in line
+    return line
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["gpu=1"], "no key 'gpu'; did you mean 'gpus'?"),
+        (["zzz=1"], f"no key 'zzz'; known: {TOP}, sweep, train"),
+        (["train.lerning_rate=1"], "no key 'train.lerning_rate'; did you mean 'train.learning_rate'?"),
+        (
+            ["train.zzzzzz=1"],
+            "no key 'train.zzzzzz'; known: train.batch_per_device, train.data_format, train.global_batch, "
+            "train.learning_rate, train.optimizer, train.precision",
+        ),
+        (["~train.optimiser"], "no key 'train.optimiser'; did you mean 'train.optimizer'?"),
+        (["~train.global_batch"], "train.global_batch cannot be removed; set it instead: train.global_batch=VALUE"),
+        (["stratgy=ddp"], "no key 'stratgy'; did you mean 'strategy'?"),
+        (["strategy=dpd"], "no strategy 'dpd'; did you mean 'ddp'?"),
+        (["strategy=mirorred"], "no strategy 'mirorred'; did you mean 'mirrored'?"),
+        (
+            ["strategy=zero1"],
+            "strategy 'zero1': its PyTorch adapter is not part of this version of scalebench",
+        ),
+        (["measure=fast"], "no measure 'fast'; known: default, quick, thorough"),
+        (["train.optimizer=null"], "train.optimizer=null: field 'train.optimizer' is not Optional"),
+        (["seed=x"], "seed=x: Value 'x' of type 'str' could not be converted to Integer"),
+        (["~strategy"], "strategy.name has no value; choose strategy=NAME"),
+        (["model.name=???"], "model.name has no value; choose model=NAME"),
+        (["gpus=${oc.env:NO_SUCH}"], "KeyError raised while resolving interpolation: "),
+        (["gpus=(1"], "cannot read the override 'gpus=(1': "),
+    ],
+)
+def test_each_kind_of_error(words: list[str], line: str) -> None:
+    assert told(*words).startswith(line)
+    assert told(*words) == line or line.endswith(": ")
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "line"),
+    [
+        ([], "bucket_cap", "no option of strategy 'ddp' 'bucket_cap'; did you mean 'bucket_cap_mb'?"),
+        (["strategy=null"], "step", "no option of strategy 'null' 'step'; did you mean 'step_s'?"),
+        (["strategy='null'"], "step", "no option of strategy 'null' 'step'; did you mean 'step_s'?"),
+        (["strategy=ddp", "strategy=null"], "step", "no option of strategy 'null' 'step'; did you mean 'step_s'?"),
+        (["strategy=bare_torch"], "step", "no option of strategy 'bare_torch' 'step'; known: none"),
+        # of a sweep's strategies, the first that has no such option
+        (["strategy=null,ddp"], "step_s", "no option of strategy 'ddp' 'step_s'; known: bucket_cap_mb, "),
+    ],
+)
+def test_an_option_is_looked_up_in_the_chosen_strategys_yaml(words: list[str], key: str, line: str) -> None:
+    assert unknown_key(f"strategy.options.{key}", words).startswith(line)
+
+
+def test_several_values_without_multirun() -> None:
+    """Only the command line itself finds this out; the text is Hydra's."""
+    error = ConfigCompositionException(
+        "Ambiguous value for argument 'gpus=1,2'\n1. To use it as a list, use key=[value1,value2]\n2. ..."
+    )
+    line = "gpus=1,2 names several values: add --multirun for a sweep over them, or quote the value"
+    assert explain(error, ["gpus=1,2"]) == line
+
+
+def test_an_error_without_words_is_named_by_its_kind() -> None:
+    assert explain(HydraException(""), []) == "HydraException"
+    assert explain(HydraException("\n\n  what it is \nand more"), []) == "what it is"
+
+
+def test_an_unreadable_override_is_quoted() -> None:
+    error = OverrideParseException("a=[", "no viable alternative at input '['\nSee https://hydra.cc")
+    assert explain(error, []) == "cannot read the override 'a=[': no viable alternative at input '['"
+
+
+def test_an_error_that_nobody_foresaw_is_told_with_its_kind() -> None:
+    begin, end = "the overrides cannot be composed: ", " (SCALEBENCH_TRACEBACK=1 shows where)"
+    assert explain(AssertionError(), []) == f"{begin}AssertionError{end}"
+    assert explain(TypeError("no name"), []) == f"{begin}TypeError: no name{end}"
+
+
+def test_bad_input_speaks_for_itself() -> None:
+    assert explain(InputError("gpus=0 should be at least 1"), []) == "gpus=0 should be at least 1"
+
+
+def test_errors_of_both_libraries_are_caught() -> None:
+    assert issubclass(OverrideParseException, FORESEEN) and issubclass(OmegaConfBaseException, FORESEEN)
+    with pytest.raises(FORESEEN):
+        OmegaConf.to_container(OmegaConf.create({"a": "${b}"}), resolve=True)
+
+
+def test_the_keys_of_the_spine_are_all_known() -> None:
+    keys = list(_keys(Config))
+    assert {"gpus", "train.learning_rate", "strategy.options", "hardware.links", "measure.hang_s"} <= set(keys)
+    assert "train" not in keys and len(keys) == len(set(keys))

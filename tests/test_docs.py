@@ -1,0 +1,51 @@
+"""What the documentation says is there: its links lead somewhere, its commands compose."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("plugins/*.md"), ROOT / "multirun/README.md"])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links(page: Path) -> None:
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8"))
+    missing = [target for target in targets if not (page.parent / target).exists()]
+    assert not missing
+
+
+def commands() -> list[str]:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    found = re.findall(r"^python -m scalebench[^#\n]*", text, flags=re.MULTILINE)
+    return [command.strip() for command in found if "show" not in command]
+
+
+def test_commands_of_the_readme(tmp_path: Path) -> None:
+    """Each is accepted; none is started."""
+    assert len(commands()) >= 5
+    for command in commands():
+        words = shlex.split(command)[3:]
+        dry = words if words == ["strategies"] else [*words, "dry_run=true"]
+        done = subprocess.run(
+            [sys.executable, "-m", "scalebench", *dry], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.real
+def test_benchmarks_run(tmp_path: Path) -> None:
+    """They still do what they are for; what they print is for people."""
+    done = subprocess.run([sys.executable, "-m", "benchmarks"], cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert "hand-written loop" in done.stdout
+    assert "growth of anonymous memory" in done.stdout

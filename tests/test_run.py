@@ -1,0 +1,195 @@
+"""One run from its spec to its row, whatever happens on the way."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalebench import frame, machine
+from scalebench import run as run_module
+from scalebench.launchers import local
+from scalebench.launchers.local import Ended
+from scalebench.results import RESULT_FILE, Result, read_result
+from scalebench.run import run
+from scalebench.spec import HardwareSpec, InputError, read_spec
+from tests.helpers import null_spec
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 3])
+def test_a_run_leaves_its_files_and_its_row(gpus: int, tmp_path: Path) -> None:
+    spec = null_spec(gpus, options={"step_s": 0.002})
+    folder = tmp_path / "deep" / "run"
+    result = run(spec, folder)
+    ranks = [name for k in range(gpus) for name in (f"rank{k}.json", f"rank{k}.log")]
+    assert sorted(os.listdir(folder)) == sorted(["spec.json", "result.json", *ranks])
+    assert read_spec(folder) == spec
+    assert read_result(folder / RESULT_FILE) == result
+    assert (result.status, result.reason, result.log) == ("ok", None, None)
+    assert [r.rank for r in result.ranks] == list(range(gpus)) and len({r.pid for r in result.ranks}) == gpus
+    assert len(result.run_id) == 12
+    # The phases, one after the other, make up the run.
+    p = result.phases
+    parts = [p.launch_s, p.setup_s, p.warmup_s, p.measure_s, p.evaluate_s, p.probes_s, p.close_s]
+    assert None not in parts and p.wall_s is not None
+    assert 0 < sum(part or 0.0 for part in parts) <= p.wall_s
+    (row,) = frame.load(folder).to_dict("records")
+    assert row["throughput_samples_per_s"] > 0 and row["gpus"] == gpus and row["path"] == str(folder)
+
+
+def test_two_runs_of_the_same_spec_have_a_fingerprint_and_two_ids(tmp_path: Path) -> None:
+    one, two = (run(null_spec(repeat=k), tmp_path / str(k)) for k in range(2))
+    assert one.fingerprint == two.fingerprint and one.run_id != two.run_id
+    assert one.started_at < two.started_at
+
+
+def test_a_folder_with_a_result_is_left_alone(tmp_path: Path) -> None:
+    run(null_spec(), tmp_path / "run")
+    before = (tmp_path / "run" / RESULT_FILE).read_bytes()
+    with pytest.raises(InputError, match=r"already holds a result\.json; choose another folder or remove it"):
+        run(null_spec(gpus=2), tmp_path / "run")
+    assert (tmp_path / "run" / RESULT_FILE).read_bytes() == before
+    assert read_spec(tmp_path / "run").gpus == 1
+
+
+def test_what_is_impossible_here_is_a_row_and_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "launch", lambda *args, **options: pytest.fail("it was started"))
+    spec = null_spec(hardware=HardwareSpec("far", devices="cuda", gpus_per_node=8, here=False, gpu_model="X"), gpus=3)
+    result = run(spec, tmp_path / "run")
+    assert result.status == "unsupported" and result.reason is not None
+    assert "hardware=far is another machine (8 x X a node)" in result.reason
+    assert (result.ranks, result.phases.wall_s) == ([], None)
+    assert read_result(tmp_path / "run" / RESULT_FILE) == result
+
+
+def test_looks_show_the_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "LOOK_S", 0.02)
+    phases: list[str] = []
+    run(null_spec(), tmp_path / "run", lambda progress: phases.extend(p.phase for p in progress))
+    assert "measure" in phases
+
+
+def launch(action: Any) -> Any:
+    """A launcher that does `action` instead."""
+
+    def stand_in(*args: Any) -> Ended:
+        action()
+        return Ended([0], 0.0, 1.0)
+
+    return stand_in
+
+
+def broken(error: BaseException) -> Any:
+    def action() -> None:
+        raise error
+
+    return launch(action)
+
+
+def test_cancelled_is_a_row_and_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "launch", broken(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        run(null_spec(), tmp_path / "run")
+    result = read_result(tmp_path / "run" / RESULT_FILE)
+    assert (result.status, result.reason, result.log) == ("cancelled", "cancelled while it ran", None)
+
+
+def test_no_processes_to_be_had_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "launch", broken(OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))))
+    result = run(null_spec(), tmp_path / "run")
+    assert result.status == "failed"
+    assert result.reason == "the processes could not be started: Resource temporarily unavailable"
+    assert read_result(tmp_path / "run" / RESULT_FILE) == result
+
+
+@pytest.mark.parametrize(("before", "after", "status"), [(5, 6, "oom"), (5, 5, "failed"), (None, 6, "failed")])
+def test_a_kill_while_the_kernel_killed_for_memory(
+    before: int | None, after: int, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = [before, after]
+    monkeypatch.setattr(machine, "oom_kills", lambda: counts.pop(0))
+    monkeypatch.setattr(local, "launch", lambda *args: Ended([-signal.SIGKILL], 0.0, 1.0, [0]))
+    result = run(null_spec(), tmp_path / "run")
+    assert result.status == status and result.reason is not None and "killed by" in result.reason
+
+
+def test_ctrl_c_waits_while_the_row_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = run_module.write_result
+
+    def interrupted(*args: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return write(*args)
+
+    monkeypatch.setattr(run_module, "write_result", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    assert run(null_spec(), tmp_path / "run").status == "ok"
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_run_outside_the_main_thread(tmp_path: Path) -> None:
+    done: list[Result] = []
+    thread = threading.Thread(target=lambda: done.append(run(null_spec(), tmp_path / "run")))
+    thread.start()
+    thread.join()
+    assert [result.status for result in done] == ["ok"]
+
+
+def test_a_full_disk_is_said_and_leaves_no_half_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace = os.replace
+
+    def full(source: Any, target: Any) -> None:
+        if Path(target).name == RESULT_FILE:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        with pytest.raises(OSError, match="No space left on device"):
+            run(null_spec(), tmp_path / "run")
+    assert not [name for name in os.listdir(tmp_path / "run") if "result" in name]
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError):
+        run(null_spec(), tmp_path / "file" / "run")
+
+
+def test_rank_files_of_an_earlier_run_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run whose parent was killed left rank files; the next one in this folder starts nothing."""
+    folder = tmp_path / "run"
+    run(null_spec(), folder)
+    (folder / RESULT_FILE).unlink()
+    monkeypatch.setattr(local, "launch", lambda *args: Ended([0], 0.0, 1.0))
+    result = run(null_spec(), folder)
+    assert (result.status, result.ranks) == ("failed", [])
+
+
+class Terminated(Exception):
+    """In place of KeyboardInterrupt, which pytest would take for its own."""
+
+
+def test_sigterm_waits_while_the_row_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line takes SIGTERM for Ctrl-C; schedulers send it more than once."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise Terminated
+
+    write, before = run_module.write_result, signal.signal(signal.SIGTERM, interrupt)
+
+    def interrupted(*args: Any) -> Any:
+        signal.raise_signal(signal.SIGTERM)
+        return write(*args)
+
+    monkeypatch.setattr(run_module, "write_result", interrupted)
+    try:
+        assert run(null_spec(), tmp_path / "run").status == "ok"
+        assert json.loads((tmp_path / "run" / RESULT_FILE).read_text())
+    finally:
+        signal.signal(signal.SIGTERM, before)
