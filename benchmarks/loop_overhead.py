@@ -5,10 +5,12 @@ Same model, batch, data and threads, in the same processes, in turns.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 
-from benchmarks.spread import ratios
+import numpy as np
+
 from scalebench import cli, jobs
 from scalebench.launchers import local
 from scalebench.records import read_json
@@ -16,18 +18,28 @@ from scalebench.resolve import resolve
 from scalebench.spec import write_spec
 from scalebench.workloads import datasets
 
+LAUNCHES = int(os.environ.get("BENCHMARK_LAUNCHES", "5"))  # where memory happens to lie differs between them
 CASES = (("bare_torch", 1), ("ddp_gloo", 1), ("ddp_gloo", 2))
+
+
+WHAT = {
+    "blocks": "throughput as measured / that of a hand-written loop",
+    "wall": "the same, with what happens between blocks",
+}
 
 
 def main() -> None:
     for strategy, gpus in CASES:
-        seconds = measure(strategy, gpus)
-        ours, by_hand = seconds["scalebench"], seconds["by_hand"]
-        print(f"{strategy} gpus={gpus}: throughput of scalebench / hand-written loop: {ratios(by_hand, ours)}")
+        launches = [measure(strategy, gpus) for _ in range(LAUNCHES)]
+        for what in ("blocks", "wall"):
+            pairs = [np.divide(turns["by_hand"], turns[what]) for turns in launches]
+            each = ", ".join(f"{np.median(of_one):.3f}" for of_one in pairs)
+            middle = np.median(np.concatenate(pairs))
+            print(f"{strategy} gpus={gpus}: {WHAT[what]}: {middle:.3f} (medians of the launches: {each})", flush=True)
 
 
 def measure(strategy: str, gpus: int) -> dict[str, list[float]]:
-    """Seconds of each turn on rank 0: {"scalebench": [...], "by_hand": [...]}."""
+    """Seconds per update of each turn on rank 0: by_hand; blocks: ours as measured; wall: with the time between."""
     spec = resolve(jobs.to_config(cli.compose([f"strategy={strategy}", f"gpus={gpus}"])))
     datasets.prepare(spec.config)
     with tempfile.TemporaryDirectory() as name:

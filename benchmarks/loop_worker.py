@@ -23,8 +23,8 @@ from scalebench.strategy import Strategy
 from scalebench.worker import run_rank
 from scalebench.workloads import cache, datasets
 
-TURNS = 40
-BLOCKS = 5  # of a turn
+TURNS = 20
+BLOCKS = 3  # of a turn
 
 
 class ByHand:
@@ -57,17 +57,18 @@ def body(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: Progre
     batches = iter(strategy.feed(train))
     steps = _our_turn(strategy, batches, progress, spec)[1]
     by_hand.train(steps)
-    turns: dict[str, list[float]] = {"scalebench": [], "by_hand": []}
+    turns: dict[str, list[float]] = {"by_hand": [], "blocks": [], "wall": []}
     for turn in range(TURNS):
-        for which in sorted(turns, reverse=bool(turn % 2)):  # neither is always first
+        for ours in (True, False) if turn % 2 else (False, True):  # neither is always first
             strategy.broadcast(0.0)
             begin_s = time.perf_counter()
-            if which == "scalebench":
-                done = _our_turn(strategy, batches, progress, spec)[1]
+            if ours:
+                block_s, done = _our_turn(strategy, batches, progress, spec)
+                turns["blocks"].append(block_s / done)
+                turns["wall"].append((time.perf_counter() - begin_s) / done)
             else:
                 by_hand.train(steps)
-                done = steps
-            turns[which].append((time.perf_counter() - begin_s) / done)
+                turns["by_hand"].append((time.perf_counter() - begin_s) / steps)
     if record.rank == 0:
         write_json(folder / "turns.json", turns)
 

@@ -67,13 +67,13 @@ def comparison_key(result: Result, strategy: bool) -> str:
     tree = copy.deepcopy(result.spec)
     for key in ("gpus", "repeat", "resume", "baseline", "dry_run", "debug", "measure"):
         tree.pop(key, None)
-    tree["dataset"].pop("cache", None)
-    chosen = tree.pop("strategy")
+    tree.get("dataset", {}).pop("cache", None)
+    chosen = tree.pop("strategy", {})
     kept: list[Any] = [tree, result.scale.device, sorted({gpu.name or "" for gpu in result.machine.gpus})]
     if result.scale.device == "cpu":
         kept.append(result.machine.cpu_model)
     if strategy:
-        kept.append([chosen["name"], chosen["options"]])
+        kept.append([chosen.get("name"), chosen.get("options")])
     return json.dumps(kept, sort_keys=True)
 
 

@@ -32,7 +32,11 @@ def write_json(path: Path, content: Any) -> None:
 
 def read_json(path: Path) -> Any:
     """The content of a JSON file; ValueError when it is cut short or no JSON."""
-    return json.loads(path.read_text(encoding="utf-8"))
+    return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
 
 
 def from_dict(kind: type[T], tree: Any, where: str = "", ignore_unknown: bool = False) -> T:

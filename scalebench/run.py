@@ -46,6 +46,10 @@ def run(
     except KeyboardInterrupt:
         _leave(spec, folder, started_at, run_id, Outcome("cancelled", "cancelled while it ran"))
         raise
+    except Exception as error:
+        reason = f"the parent failed: {type(error).__name__}: {' '.join(str(error).split())}"
+        _leave(spec, folder, started_at, run_id, Outcome("failed", reason))
+        raise
     return _leave(spec, folder, started_at, run_id, outcome)
 
 
@@ -55,7 +59,7 @@ def _attempt(
     kills_before = machine.oom_kills()
     try:
         ended = local.launch(spec, folder, run_id, on_look, module)
-    except OSError as error:
+    except local.StartError as error:
         return Outcome("failed", f"the processes could not be started: {error.strerror or error}")
     oom_kill = kills_before is not None and (machine.oom_kills() or 0) > kills_before
     return judge(ended, read_ranks(folder, spec.processes), oom_kill)

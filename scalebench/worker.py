@@ -6,6 +6,7 @@ Which rank it is stands in RANK, as torchrun sets it too. No Hydra and no pandas
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import signal
 import socket
@@ -26,6 +27,7 @@ from scalebench.strategy import Strategy, Unsupported
 
 PR_SET_PDEATHSIG = 1
 PARENT = "SCALEBENCH_PARENT_PID"
+CLOSE_S = 5  # that a failed rank has to leave its group
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "unable to allocate")
 
 
@@ -42,6 +44,8 @@ def run_rank(folder: Path, body: Callable[[RunSpec, Strategy, RankRecord, Progre
     """Everything around the `body` of a rank: its place, its record, its end."""
     arrived_s = time.time()
     end_with_parent()
+    faulthandler.enable()
+    faulthandler.register(signal.SIGTERM, chain=True)  # a rank that hangs leaves in its log where
     rank = int(os.environ["RANK"])
     spec = read_spec(folder)
     pin(spec.places[rank].cpus)
@@ -52,6 +56,7 @@ def run_rank(folder: Path, body: Callable[[RunSpec, Strategy, RankRecord, Progre
     strategy: Strategy | None = None
     try:
         progress.phase("setup")
+        record.marks_s["setup"] = time.time()  # the framework's import is part of it
         strategy = registry.load(spec.config.strategy.name)(spec, rank)
         body(spec, strategy, record, progress)
         strategy.close()
@@ -105,7 +110,9 @@ def end_with_parent() -> None:
 
 
 def _close_quietly(strategy: Strategy | None) -> None:
-    """After a failure the group may be broken; what went wrong first has been recorded."""
+    """After a failure the group may be broken, and hold us; what went wrong first has been recorded."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(CLOSE_S)
     try:
         if strategy is not None:
             strategy.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import signal
 import threading
@@ -119,17 +118,31 @@ def test_a_kill_while_the_kernel_killed_for_memory(
     assert result.status == status and result.reason is not None and "killed by" in result.reason
 
 
-def test_ctrl_c_waits_while_the_row_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = run_module.write_result
+class Interrupted(Exception):
+    """In place of KeyboardInterrupt, which pytest would take for its own."""
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_signals_wait_while_the_row_is_written(
+    sign: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command line takes SIGTERM for Ctrl-C; schedulers send it more than once."""
+
+    def handler(number: int, frame: Any) -> None:
+        raise Interrupted
 
     def interrupted(*args: Any) -> Any:
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(sign)
         return write(*args)
 
+    write, before = run_module.write_result, signal.signal(sign, handler)
     monkeypatch.setattr(run_module, "write_result", interrupted)
-    before = signal.getsignal(signal.SIGINT)
-    assert run(null_spec(), tmp_path / "run").status == "ok"
-    assert signal.getsignal(signal.SIGINT) is before
+    try:
+        assert run(null_spec(), tmp_path / "run").status == "ok"
+        assert signal.getsignal(sign) is handler
+    finally:
+        signal.signal(sign, before)
+    assert read_result(tmp_path / "run" / RESULT_FILE).status == "ok"
 
 
 def test_a_run_outside_the_main_thread(tmp_path: Path) -> None:
@@ -169,27 +182,3 @@ def test_rank_files_of_an_earlier_run_do_not_count(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(local, "launch", lambda *args: Ended([0], 0.0, 1.0))
     result = run(null_spec(), folder)
     assert (result.status, result.ranks) == ("failed", [])
-
-
-class Terminated(Exception):
-    """In place of KeyboardInterrupt, which pytest would take for its own."""
-
-
-def test_sigterm_waits_while_the_row_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command line takes SIGTERM for Ctrl-C; schedulers send it more than once."""
-
-    def interrupt(number: int, frame: Any) -> None:
-        raise Terminated
-
-    write, before = run_module.write_result, signal.signal(signal.SIGTERM, interrupt)
-
-    def interrupted(*args: Any) -> Any:
-        signal.raise_signal(signal.SIGTERM)
-        return write(*args)
-
-    monkeypatch.setattr(run_module, "write_result", interrupted)
-    try:
-        assert run(null_spec(), tmp_path / "run").status == "ok"
-        assert json.loads((tmp_path / "run" / RESULT_FILE).read_text())
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -170,6 +170,14 @@ def test_a_thread_that_never_ends_does_not_keep_a_failed_worker(tmp_path: Path) 
     assert one.returncode == 1 and "told to fail" in one.stderr
 
 
+def test_a_worker_whose_parent_is_gone_before_it_looks_ends(tmp_path: Path) -> None:
+    """It was started by another process than it was told."""
+    one = process(tmp_path, null_spec(options={"setup_s": 600.0}), SCALEBENCH_PARENT_PID="1")
+    out, _ = one.communicate(timeout=60)
+    assert (one.returncode, out) == (1, "")
+    assert not rank_path(tmp_path, 0).exists()
+
+
 def test_the_kernel_ends_a_worker_whose_parent_was_killed(tmp_path: Path) -> None:
     """A parent of its own, so that it can be killed; it says the pid of its worker."""
     write_spec(null_spec(options={"setup_s": 600.0}), tmp_path)
@@ -182,6 +190,7 @@ def test_the_kernel_ends_a_worker_whose_parent_was_killed(tmp_path: Path) -> Non
         "time.sleep(600)\n"
     )
     one = subprocess.Popen([sys.executable, "-c", parent, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    pid = 0
     try:
         assert one.stdout is not None
         pid = int(one.stdout.readline())
@@ -189,6 +198,11 @@ def test_the_kernel_ends_a_worker_whose_parent_was_killed(tmp_path: Path) -> Non
         one.send_signal(signal.SIGKILL)
         one.wait()
         wait_until(lambda: not alive([pid]), 10.0)
+        pid = 0
     finally:
         one.kill()
-        one.communicate()
+        one.wait()
+        if one.stdout is not None:
+            one.stdout.close()
+        if pid:
+            os.kill(pid, signal.SIGKILL)

@@ -38,6 +38,13 @@ class Ended:
     pids: list[int] = field(default_factory=list)
 
 
+cancelled = threading.Event()  # set by the program's signal handlers: an exception alone can get lost in a __del__
+
+
+class StartError(OSError):
+    """A process could not be started."""
+
+
 def log_name(rank: int) -> str:
     return f"rank{rank}.log"
 
@@ -52,7 +59,7 @@ def launch(
     """Run all ranks of `spec` in `folder` to their end.
 
     A rank that ends badly, no progress for `hang_s`, or `timeout_s` in all end the group. Whatever happens,
-    also an exception or Ctrl-C here, no process is left. OSError when processes cannot be started.
+    also an exception or Ctrl-C here, no process is left. StartError when processes cannot be started.
     """
     started_at_s, start_s = time.time(), time.monotonic()
     port = free_port()
@@ -60,7 +67,7 @@ def launch(
     try:
         # One by one, so that an exception half-way leaves the started ones where `finally` finds them.
         for rank in range(spec.processes):
-            with _signals_later():
+            with _signals_later(), _start_errors():
                 group.append(_start(spec, folder, run_id, rank, port, module))
         died_first, timeout = _watch(spec, folder, group, on_look)
         timeout_at_s = None if timeout is None else time.time()
@@ -119,6 +126,14 @@ def _start(spec: RunSpec, folder: Path, run_id: str, rank: int, port: int, modul
 
 
 @contextlib.contextmanager
+def _start_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StartError(*error.args) from error
+
+
+@contextlib.contextmanager
 def _signals_later() -> Iterator[None]:
     """Ctrl-C and SIGTERM wait for the end of this: an interrupted start would lose sight of its process."""
     if threading.current_thread() is not threading.main_thread():  # where no signal arrives
@@ -126,9 +141,9 @@ def _signals_later() -> Iterator[None]:
         return
     came: list[int] = []
     before = {sign: signal.getsignal(sign) for sign in (signal.SIGINT, signal.SIGTERM)}
-    for sign in before:
-        signal.signal(sign, lambda number, frame: came.append(number))
     try:
+        for sign in before:
+            signal.signal(sign, lambda number, frame: came.append(number))
         yield
     finally:
         for sign, handler in before.items():
@@ -146,6 +161,8 @@ def _watch(
     begin_s = changed_s = looked_s = time.monotonic()
     seen: list[tuple[int, float]] = []
     while True:
+        if cancelled.is_set():
+            raise KeyboardInterrupt
         codes = [process.poll() for process in group]
         bad = [rank for rank, code in enumerate(codes) if code not in (None, 0)]
         if bad:

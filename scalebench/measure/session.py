@@ -34,7 +34,6 @@ class Session:
     def run(self) -> None:
         """All phases but close. Whatever goes wrong is raised, with the record filled up to there."""
         settings = self.spec.config.measure
-        self._enter("setup")
         replica, replicas = self.strategy.shard()
         train, validation = datasets.sources(self.spec, replica, replicas)
         self.record.train_samples, self.record.updates_per_epoch = train.samples, train.updates_per_epoch

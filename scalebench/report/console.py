@@ -13,6 +13,7 @@ from scalebench.measure.progress import Progress
 from scalebench.results import Result
 from scalebench.spec import RunSpec
 
+MOST_COMMANDS = 3  # below a table
 PLAIN_WIDTH = 200  # of a file or a pipe, where nobody's window is the limit
 SETUP_S = {"none": 0.3, "torch": 4.0, "tensorflow": 8.0}  # rough start-up of one worker, for estimates only
 
@@ -43,7 +44,7 @@ class Console:
     def working(self, what: str) -> Iterator[None]:
         """A line while something is made that may take a while."""
         if self.rich.is_terminal:
-            with self.rich.status(what):
+            with self.rich.status(escape(what)):
                 yield
         else:
             yield
@@ -56,8 +57,8 @@ class Console:
             self.line(f"{head} ...")
             yield lambda ranks: None
             return
-        with self.rich.status(head) as status:
-            yield lambda ranks: status.update(f"{head}  {describe(ranks)}")
+        with self.rich.status(escape(head)) as status:
+            yield lambda ranks: status.update(escape(f"{head}  {describe(ranks)}"))
 
     def ended(self, result: Result, folder: Path) -> None:
         """One line for a run that is not ok; a good one speaks through the table."""
@@ -72,9 +73,12 @@ class Console:
     def table(self, paths: Sequence[str | os.PathLike[str]]) -> None:
         """The table of all runs at or below `paths`. InputError where there is none, or one cannot be read."""
         from scalebench.frame import load
-        from scalebench.report.tables import summary
+        from scalebench.report.tables import baseline_commands, summary
 
-        self.rich.print(summary(load(paths)))
+        frame = load(paths)
+        self.rich.print(summary(frame))
+        for command in baseline_commands(frame)[:MOST_COMMANDS]:
+            self.line(f"for the missing baselines: {command}")
         self.line(f"results: {', '.join(str(path) for path in paths)}")
 
     def plan(self, runs: Sequence[tuple[RunSpec, bool]]) -> None:
@@ -91,6 +95,13 @@ class Console:
             batch = f"batch {spec.batch_per_device} per device, {spec.global_batch} global"
             self.line(f"[{number}/{len(runs)}] {spec.label}{note}: {batch}, {low:.0f} to {high:.0f} s")
         self.line(f"{len(runs)} runs, about {low_s:.0f} to {high_s:.0f} s; nothing was started")
+
+
+def escape(text: str) -> str:
+    """Rich takes brackets for markup, and a path or a name may hold some."""
+    from rich.markup import escape as escaped
+
+    return escaped(text)
 
 
 def estimate_s(spec: RunSpec) -> tuple[float, float]:

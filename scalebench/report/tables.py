@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from omegaconf import OmegaConf
 from rich import box
 from rich.table import Table
 from rich.text import Text
@@ -79,18 +81,36 @@ def seconds(value: Any) -> str:
 
 
 def remarks(row: dict[str, Any]) -> str:
-    """Why a run is not ok, or what to know of one that is, and which command makes a missing baseline."""
-    words = [_text(row["reason"])] if row["status"] != "ok" else _text(row["flags"]).split()
-    if row["status"] == "ok":
-        missing = [kind for kind in ("bare", "self") if _text(row[f"baseline_{kind}_id"]) == ""]
-        if missing:
-            words.append(f"no {' and '.join(missing)} baseline: {baseline_command(row)}")
-    return ", ".join(word for word in words if word)
+    """Why a run is not ok, or what to know of one that is."""
+    if row["status"] != "ok":
+        return _text(row["reason"])
+    words = _text(row["flags"]).split()
+    if missing := missing_baselines(row):
+        words.append(f"no {' and '.join(missing)} baseline")
+    return ", ".join(words)
 
 
-def baseline_command(row: dict[str, Any]) -> str:
-    """The sweep that measures this row together with what it is compared with."""
-    return f"python -m scalebench --multirun strategy={row['strategy']} gpus={row['gpus']}"
+def missing_baselines(row: dict[str, Any]) -> list[str]:
+    """Of a run that went well: those of bare and self that are not among the rows."""
+    if row["status"] != "ok":
+        return []
+    return [kind for kind in ("bare", "self") if _text(row[f"baseline_{kind}_id"]) == ""]
+
+
+def baseline_commands(frame: pd.DataFrame) -> list[str]:
+    """The sweeps that measure the rows without a baseline together with what they are compared with."""
+    rows = [row for row in frame.sort_values(ORDER).to_dict("records") if missing_baselines(row)]
+    return list(dict.fromkeys(map(_baseline_command, rows)))
+
+
+def _baseline_command(row: dict[str, Any]) -> str:
+    overrides = Path(str(row["path"])) / ".hydra" / "overrides.yaml"  # what the user typed, where Hydra kept it
+    words = [f"strategy={row['strategy']}", f"gpus={row['gpus']}"]
+    if overrides.is_file():
+        typed = [str(word).replace("'null'", "null") for word in OmegaConf.load(overrides)]
+        named = {word.partition("=")[0] for word in typed}
+        words = typed + [word for word in words if word.partition("=")[0] not in named]
+    return f"python -m scalebench --multirun {shlex.join(words)}"
 
 
 def _number(value: Any) -> float | None:

@@ -134,7 +134,8 @@ QUICK = [ending for i, ending in enumerate(ENDINGS) if i % 2 == (i // 6) % 2]
 
 def ended(ending: Ended, folder: Path) -> tuple[int, str, list[int]]:
     """(exit status, what was printed, worker processes) of a program that was signalled in that phase."""
-    command = [sys.executable, "-m", "scalebench", *SMALL, *TO_STAY_IN[ending.phase], f"hydra.run.dir={folder}"]
+    program = [sys.executable, "-X", "faulthandler", "-m", "scalebench"]
+    command = [*program, *SMALL, *TO_STAY_IN[ending.phase], f"hydra.run.dir={folder}"]
     printed = folder.with_suffix(".txt")
     with open(printed, "w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
@@ -147,7 +148,9 @@ def ended(ending: Ended, folder: Path) -> tuple[int, str, list[int]]:
             pids = [p.pid for p in (read_progress(folder, rank) for rank in range(2)) if p is not None]
         os.kill(process.pid, ending.sign)
         return process.wait(LIMIT_S), printed.read_text(), pids
-    except AssertionError as error:
+    except (AssertionError, subprocess.TimeoutExpired) as error:
+        process.send_signal(signal.SIGABRT)  # has it print where it is
+        process.wait()
         raise AssertionError(f"{ending}: {error}; it printed: {printed.read_text()}") from error
     finally:
         process.kill()

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from scalebench import machine
@@ -26,6 +25,10 @@ from scalebench.worker import rank_path
 from tests.helpers import alive, null_spec, ranks_of, wait_until
 
 FOREVER = {"measure": {"min_s": 600.0, "max_s": 600.0, "timeout_s": 600.0}}
+
+
+class Interrupted(Exception):
+    """In place of KeyboardInterrupt, which pytest would take for its own."""
 
 
 def launched(spec: RunSpec, folder: Path, **options: Any) -> Ended:
@@ -139,6 +142,33 @@ def test_a_start_that_fails_half_way_ends_those_that_started(tmp_path: Path, mon
     with pytest.raises(OSError, match="no more processes"):
         launched(null_spec(gpus=3, **FOREVER), tmp_path)
     assert len(started) == 2 and not alive(started)
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_a_start_does_not_lose_the_process(
+    sign: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the fork and the list of the group nobody else knows of it."""
+    started: list[Any] = []
+    start = local._start
+
+    def interrupted(*arguments: Any) -> Any:
+        started.append(start(*arguments))
+        signal.raise_signal(sign)
+        return started[-1]
+
+    def handler(number: int, frame: Any) -> None:
+        raise Interrupted
+
+    monkeypatch.setattr(local, "_start", interrupted)
+    before = signal.signal(sign, handler)
+    try:
+        with pytest.raises(Interrupted):
+            launched(null_spec(gpus=2, **FOREVER), tmp_path)
+        assert signal.getsignal(sign) is handler
+    finally:
+        signal.signal(sign, before)
+    assert len(started) == 1 and not alive([started[0].pid])
 
 
 def test_no_interpreter_is_a_failed_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,13 +294,3 @@ def test_a_port_in_use_is_a_failed_row_with_its_reason(tmp_path: Path, monkeypat
     assert result.reason == f"rank 0: OSError: {words}"
     assert words in (tmp_path / "run" / "rank0.log").read_text()
     assert not ranks_of(tmp_path / "run")
-
-
-def test_a_worker_without_its_parent_ends(tmp_path: Path, program: Callable[[str], str]) -> None:
-    """A parent that is killed cannot end anything; the worker was started by somebody else than it was told."""
-    spec = null_spec(**FOREVER)
-    write_spec(spec, tmp_path)
-    variables = environment(spec, "an id", 0, free_port()) | {"SCALEBENCH_PARENT_PID": "1"}
-    process = psutil.Popen([sys.executable, "-m", "scalebench.worker", str(tmp_path)], env=variables)
-    assert process.wait(30) == 1
-    assert not rank_path(tmp_path, 0).exists()
