@@ -44,8 +44,6 @@ def run_rank(folder: Path, body: Callable[[RunSpec, Strategy, RankRecord, Progre
     """Everything around the `body` of a rank: its place, its record, its end."""
     arrived_s = time.time()
     end_with_parent()
-    faulthandler.enable()
-    faulthandler.register(signal.SIGTERM, chain=True)  # a rank that hangs leaves in its log where
     rank = int(os.environ["RANK"])
     spec = read_spec(folder)
     pin(spec.places[rank].cpus)
@@ -100,24 +98,29 @@ def affinity() -> list[int]:
 
 
 def end_with_parent() -> None:
-    """Have the kernel end this process when the one that launched it dies, however it dies (Linux)."""
+    """Have the kernel end this process when the one that launched it dies, however it dies (Linux).
+
+    A process that nobody launched, as in a test, is left alone.
+    """
     parent = os.environ.get(PARENT)
     if parent is None or not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent):  # it died before the line above
         os._exit(1)
+    faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)  # the launcher asks a rank that hangs where it is
 
 
 def _close_quietly(strategy: Strategy | None) -> None:
     """After a failure the group may be broken, and hold us; what went wrong first has been recorded."""
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(CLOSE_S)
+    signal.alarm(CLOSE_S)  # nobody handles it, so it ends the process, also in the midst of a collective
     try:
         if strategy is not None:
             strategy.close()
     except Exception:
         traceback.print_exc()
+    finally:
+        signal.alarm(0)
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ def test_cancelled_is_a_row_and_passed_on(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_no_processes_to_be_had_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "launch", broken(OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))))
+    monkeypatch.setattr(local, "launch", broken(local.StartError(errno.EAGAIN, os.strerror(errno.EAGAIN))))
     result = run(null_spec(), tmp_path / "run")
     assert result.status == "failed"
     assert result.reason == "the processes could not be started: Resource temporarily unavailable"

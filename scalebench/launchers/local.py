@@ -19,6 +19,7 @@ from scalebench.spec import RunSpec
 
 POLL_S = 0.02
 LOOK_S = 0.5  # between two looks at the progress files
+STACK_S = 0.3  # that a rank has to write its stack
 GRACE_S = 5.0  # between SIGTERM and SIGKILL
 FOLLOW_S = 5.0  # that the other ranks have to notice a dead one and say so
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -72,6 +73,8 @@ def launch(
         died_first, timeout = _watch(spec, folder, group, on_look)
         timeout_at_s = None if timeout is None else time.time()
         stopped = [] if timeout is None else _stopped(group)
+        if timeout is not None:
+            _ask_for_stacks(group)
     finally:
         codes = [process.poll() for process in group]
         try:
@@ -201,6 +204,15 @@ def _stopped(group: list[subprocess.Popen[bytes]]) -> list[int]:
             if psutil.Process(process.pid).status() == psutil.STATUS_STOPPED:
                 found.append(rank)
     return found
+
+
+def _ask_for_stacks(group: list[subprocess.Popen[bytes]]) -> None:
+    """Have ranks that hang write where they are into their logs; worker.py listens to SIGUSR1."""
+    for process in group:
+        if process.poll() is None:
+            _signal(process, signal.SIGUSR1)
+            _signal(process, signal.SIGCONT)
+    time.sleep(STACK_S)
 
 
 def end_group(group: list[subprocess.Popen[bytes]], grace_s: float) -> None:

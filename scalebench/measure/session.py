@@ -34,6 +34,7 @@ class Session:
     def run(self) -> None:
         """All phases but close. Whatever goes wrong is raised, with the record filled up to there."""
         settings = self.spec.config.measure
+        self._enter("setup")
         replica, replicas = self.strategy.shard()
         train, validation = datasets.sources(self.spec, replica, replicas)
         self.record.train_samples, self.record.updates_per_epoch = train.samples, train.updates_per_epoch
@@ -78,7 +79,7 @@ class Session:
             )
 
     def _enter(self, phase: str, limit_s: float | None = None) -> None:
-        self.record.marks_s[phase] = time.time()
+        self.record.marks_s.setdefault(phase, time.time())  # setup may have begun with the framework's import
         self.progress.phase(phase, limit_s)
 
     def _report(self, series: Series) -> None:

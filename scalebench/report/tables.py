@@ -108,6 +108,7 @@ def _baseline_command(row: dict[str, Any]) -> str:
     words = [f"strategy={row['strategy']}", f"gpus={row['gpus']}"]
     if overrides.is_file():
         typed = [str(word).replace("'null'", "null") for word in OmegaConf.load(overrides)]
+        typed = [word for word in typed if not word.startswith("hydra.")]
         named = {word.partition("=")[0] for word in typed}
         words = typed + [word for word in words if word.partition("=")[0] not in named]
     return f"python -m scalebench --multirun {shlex.join(words)}"

@@ -49,6 +49,8 @@ class FaultContract:
         assert read_result(folder / RESULT_FILE) == result
         assert result.log is not None
         assert (folder / result.log).exists()
+        if fault == "stop":
+            assert "most recent call first" in (folder / result.log).read_text(), "no stack of the rank that hung"
         assert not [p for p in psutil.Process().children(recursive=True) if "scalebench" in " ".join(p.cmdline())]
 
     def run_with(self, fault: str, tmp_path: Path) -> tuple[Result, Path]:

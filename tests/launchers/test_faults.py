@@ -18,9 +18,10 @@ from pathlib import Path
 import pytest
 
 from scalebench.launchers import local
-from scalebench.measure.progress import read_progress
+from scalebench.measure.progress import Progress, read_progress
 from scalebench.results import RESULT_FILE, Result, read_result
 from scalebench.run import run
+from scalebench.spec import write_spec
 from tests.helpers import alive, in_parallel, null_spec, ranks_of, wait_until
 
 PHASES = ("setup", "step", "evaluate", "close")
@@ -184,3 +185,25 @@ def test_the_parent_is_ended(endings: list[Ended], tmp_path: Path) -> None:
         result = read_result(folder / RESULT_FILE)
         assert (result.status, result.reason) == ("cancelled", "cancelled while it ran"), ending
         assert not list(folder.glob("progress*")), ending
+
+
+def test_an_interrupt_whose_exception_got_lost_still_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python drops what a signal handler raises within a __del__; the handler's flag stays."""
+    monkeypatch.setattr(local, "LOOK_S", 0.02)
+    pids: list[int] = []
+
+    def on_look(progress: list[Progress]) -> None:
+        pids.extend(p.pid for p in progress)
+        if pids:
+            local.cancelled.set()
+
+    spec = null_spec(gpus=2, measure={"min_s": 30.0, "max_s": 30.0})
+    write_spec(spec, tmp_path)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            local.launch(spec, tmp_path, "an id", on_look)
+    finally:
+        local.cancelled.clear()
+    assert pids and not alive(pids)
