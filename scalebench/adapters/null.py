@@ -141,7 +141,7 @@ def fail(fault: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if fault == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
-    if fault == "hang":
+    while fault == "hang":
         signal.pause()
     if fault == "oom":
         import resource
