@@ -23,7 +23,8 @@ if ! .venv/bin/python -c 'import torch' 2>/dev/null; then
     # The default Linux wheels bring gigabytes of CUDA libraries, for nothing here.
     echo "installing the CPU build of $TORCH"
     pip install --quiet --no-deps --no-index "$TORCH" 2>/dev/null ||
-      pip install --quiet --no-deps --index-url "$CPU_BUILDS" "$TORCH"
+      pip install --quiet --no-deps --index-url "$CPU_BUILDS" "$TORCH" ||
+      pip install --quiet "$TORCH"
   fi
 fi
 echo "installing scalebench with what it needs"

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LAYERS = [
-    "spec results records schema suggest stats machine",
+    "spec results records schema suggest stats gpus machine",
     "strategy registry configs workloads frame analysis",
     "launchers measure adapters resolve",
     "run worker collect report testing.checks",

@@ -1,4 +1,4 @@
-"""The record of this machine: real where it can be, with a made-up NVML where it takes GPUs."""
+"""The record of this machine: real where it can be, with made-up system files where not."""
 
 from __future__ import annotations
 
@@ -9,53 +9,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from scalebench import machine
-from scalebench.machine import Gpu
+from scalebench.gpus import Gpu, GpuFacts
 
-UUIDS = [f"GPU-{i}b2c4f5e-0000-4000-8000-00000000000{i}" for i in range(4)]
 A100 = "NVIDIA A100-SXM4-40GB"
-
-
-def refuse(*_: object) -> Any:
-    raise RuntimeError("Not Supported")  # stands for an NVMLError
-
-
-@pytest.fixture
-def nvml(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """As much of pynvml as machine.py asks for: four A100 in two pairs; handles are plain indices."""
-    links: dict[int, list[Any]] = {}  # GPU -> the other end of each of its links
-
-    def bus(handle: int) -> SimpleNamespace:
-        return SimpleNamespace(busId=f"00000000:{handle:X}A:00.0")
-
-    fake = SimpleNamespace(
-        links=links,
-        nvmlInit=lambda: None,
-        nvmlShutdown=lambda: None,
-        nvmlSystemGetDriverVersion=lambda: b"550.54.15",
-        nvmlSystemGetCudaDriverVersion_v2=lambda: 12040,
-        nvmlDeviceGetCount=lambda: 4,
-        nvmlDeviceGetHandleByIndex=lambda index: index,
-        nvmlDeviceGetHandleByUUID=lambda uuid: 0 if uuid == "MIG-known" else refuse(),
-        nvmlDeviceGetName=lambda handle: A100.encode() if handle % 2 else A100,  # older pynvml: bytes
-        nvmlDeviceGetUUID=lambda handle: UUIDS[handle],
-        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=42_949_672_960, free=1, used=2),
-        nvmlDeviceGetMaxClockInfo=lambda handle, clock: {1: 1410, 2: 1215}[clock],
-        nvmlDeviceGetEnforcedPowerLimit=lambda handle: 400_000,
-        nvmlDeviceGetPciInfo=bus,
-        nvmlDeviceGetTopologyCommonAncestor=lambda a, b: 20 if a // 2 == b // 2 else 50,
-        nvmlDeviceGetNvLinkState=lambda handle, link: int(link < len(links[handle])),  # no links: KeyError
-        nvmlDeviceGetNvLinkRemoteDeviceType=lambda handle, link: 2 if links[handle][link] == "switch" else 0,
-        nvmlDeviceGetNvLinkRemotePciInfo=lambda handle, link: bus(links[handle][link]),
-    )
-    monkeypatch.setitem(sys.modules, "pynvml", fake)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return fake
 
 
 @pytest.fixture
@@ -111,7 +71,7 @@ def test_a_machine_that_tells_nothing(root: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "psutil", None)  # an import of it fails
     monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(os, "sysconf", refuse)
+    monkeypatch.delattr(os, "sysconf")
     found = dataclasses.asdict(machine.detect())
     told = {"hostname", "cpus", "gpus", "os", "python", "versions", "environment"}
     assert {name for name, value in found.items() if value is not None} == told
@@ -209,76 +169,11 @@ def test_git_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.git_commit(tmp_path / "absent") is None
 
 
-def test_gpus_as_nvml_tells_them(nvml: SimpleNamespace, root: Path) -> None:
-    put(root, "sys/bus/pci/devices/0000:2a:00.0/numa_node", "1\n")
-    put(root, "sys/bus/pci/devices/0000:3a:00.0/numa_node", "-1\n")
+def test_the_gpus_are_those_of_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = GpuFacts([Gpu(0, A100, None, None, None, None, None, None, None)], [["X"]], "550.54.15", "12.4")
+    monkeypatch.setattr(machine, "detect_gpus", lambda: facts)
     found = machine.detect()
-    assert found.gpus[2] == Gpu(2, A100, UUIDS[2], 42_949_672_960, 1410, 1215, 400.0, 1, "00000000:2A:00.0")
-    assert (found.gpus[3].name, found.gpus[3].numa_node) == (A100, None)
-    assert (found.driver_version, found.cuda_driver_version) == ("550.54.15", "12.4")
-    json.dumps(dataclasses.asdict(found))
-
-
-@pytest.mark.parametrize(
-    ("call", "fields"),
-    [
-        ("nvmlDeviceGetName", {"name"}),
-        ("nvmlDeviceGetUUID", {"uuid"}),
-        ("nvmlDeviceGetMemoryInfo", {"memory_bytes"}),
-        ("nvmlDeviceGetMaxClockInfo", {"sm_clock_max_mhz", "mem_clock_max_mhz"}),
-        ("nvmlDeviceGetEnforcedPowerLimit", {"power_limit_w"}),
-        ("nvmlDeviceGetPciInfo", {"pci_bus_id", "numa_node"}),
-    ],
-)
-def test_a_refused_field_is_none(nvml: SimpleNamespace, root: Path, call: str, fields: set[str]) -> None:
-    put(root, "sys/bus/pci/devices/0000:0a:00.0/numa_node", "0\n")
-    setattr(nvml, call, refuse)
-    gpu = dataclasses.asdict(machine.detect().gpus[0])
-    assert {name for name, value in gpu.items() if value is None} == fields
-
-
-def test_an_nvml_that_misbehaves(nvml: SimpleNamespace) -> None:
-    nvml.nvmlDeviceGetPciInfo = lambda handle: SimpleNamespace(busId="what:ever")
-    assert machine.detect().gpus[0].numa_node is None
-    nvml.nvmlDeviceGetHandleByIndex = refuse  # lost GPUs stay counted
-    assert len(machine.detect().gpus) == 4
-    nvml.nvmlInit = nvml.nvmlShutdown = refuse
-    assert (machine.detect().gpus, machine.gpu_count()) == ([], 0)
-
-
-def test_topology(nvml: SimpleNamespace) -> None:
-    assert machine.detect().topology == [
-        ["X", "PXB", "SYS", "SYS"],
-        ["PXB", "X", "SYS", "SYS"],
-        ["SYS", "SYS", "X", "PXB"],
-        ["SYS", "SYS", "PXB", "X"],
-    ]
-    nvml.links |= {0: [1, 1, 2], 1: [0, 0], 2: [0]}
-    assert (machine.detect().topology or [])[:2] == [["X", "NV2", "NV1", "SYS"], ["NV2", "X", "SYS", "SYS"]]
-    nvml.links |= {gpu: ["switch"] * 12 for gpu in range(4)}
-    assert (machine.detect().topology or [])[3] == ["NV12", "NV12", "NV12", "X"]
-
-
-def test_topology_that_cannot_be_told_is_none(nvml: SimpleNamespace) -> None:
-    del nvml.nvmlDeviceGetTopologyCommonAncestor  # a library older than this function
-    assert machine.detect().topology is None
-    nvml.nvmlDeviceGetCount = lambda: 1
-    assert machine.detect().topology == [["X"]]
-    nvml.nvmlDeviceGetCount = lambda: 0
-    assert machine.detect().topology is None
-
-
-VISIBLE = {"": 0, "0": 1, "2, 0": 2, "0,1,2,3": 4, "-1": 0, "1,-1,2": 1, "0,7,1": 1, "0,0": 0, "none": 0}
-VISIBLE |= {UUIDS[3]: 1, f"{UUIDS[3]},{UUIDS[0]}": 2, "GPU-2b2c": 1, "GPU-ffff": 0, "G": 0}
-VISIBLE |= {"GPU-": 0, "MIG-known": 1, "MIG-unknown": 0}  # the first of these fits more than one
-
-
-def test_gpu_count_sees_what_cuda_sees(nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert machine.gpu_count() == 4
-    for visible, count in VISIBLE.items():
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert machine.gpu_count() == count, visible
-    assert len(machine.detect().gpus) == 4  # the record tells of hidden ones, too
+    assert GpuFacts(found.gpus, found.topology, found.driver_version, found.cuda_driver_version) == facts
 
 
 @pytest.mark.parametrize(

@@ -71,11 +71,16 @@ class Session:
         self.record.message_bytes = self.strategy.message_sizes()
         self.record.backend_used = self.strategy.backend_used()
         self.record.versions = self.strategy.versions()
-        requested = self.spec.config.strategy.backend
-        if requested not in (None, "auto") and self.record.backend_used != requested:
+        self._check_backend()
+
+    def _check_backend(self) -> None:
+        requested, used = self.spec.config.strategy.backend, self.record.backend_used
+        lost = requested == "auto" and used is None and self.spec.processes > 1
+        if lost or requested not in (None, "auto", used):
+            asked = "some exchange" if lost else requested
             raise WrongBackend(
-                f"{self.spec.config.strategy.name} asked for {requested}, but the gradients were carried by "
-                f"{self.record.backend_used or 'nothing'}"
+                f"{self.spec.config.strategy.name} asked for {asked}, but the gradients were carried by "
+                f"{used or 'nothing'}"
             )
 
     def _enter(self, phase: str, limit_s: float | None = None) -> None:

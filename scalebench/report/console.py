@@ -94,7 +94,8 @@ class Console:
             low_s, high_s = low_s + low, high_s + high
             batch = f"batch {spec.batch_per_device} per device, {spec.global_batch} global"
             self.line(f"[{number}/{len(runs)}] {spec.label}{note}: {batch}, {low:.0f} to {high:.0f} s")
-        self.line(f"{len(runs)} runs, about {low_s:.0f} to {high_s:.0f} s; nothing was started")
+        count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+        self.line(f"{count}, about {low_s:.0f} to {high_s:.0f} s; nothing was started")
 
 
 def escape(text: str) -> str:

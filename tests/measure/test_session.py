@@ -96,6 +96,14 @@ def test_another_backend_than_asked_for_is_a_failure(tmp_path: Path) -> None:
     assert one_rank(tmp_path, spec)[0].backend_used is None
 
 
+def test_no_exchange_at_all_between_processes_is_a_failure(tmp_path: Path) -> None:
+    """Whatever `auto` may choose: replicas that silently do not average must not pass for a strategy."""
+    spec = null_spec(gpus=2, strategy=StrategySpec("null", baseline="null", backend="auto"))
+    session = Session(spec, Null(spec, 0), RankRecord(0, "here", 1), ProgressFile(tmp_path, 0, 1))
+    with pytest.raises(WrongBackend, match="asked for some exchange, but the gradients were carried by nothing"):
+        session._probe()
+
+
 def test_a_failure_leaves_the_marks_so_far(tmp_path: Path) -> None:
     spec = null_spec(options={"fault": "raise", "fault_phase": "evaluate"})
     record = RankRecord(0, "here", 1)
