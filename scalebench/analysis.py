@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from scalebench.results import RankRecord, Result
@@ -108,10 +109,21 @@ class Baselines:
 
 
 def _nearest(result: Result, candidates: list[Result]) -> Result | None:
-    """The one of the same repeat if there is one; of several the latest."""
-    if not candidates:
-        return None
-    return max(candidates, key=lambda c: (c.scale.repeat == result.scale.repeat, c.started_at))
+    """The row itself if it is one of them; else of the same repeat if there is one, and closest in time.
+
+    Machines drift: a baseline of the same sweep says more than the latest of all.
+    """
+
+    def distance(candidate: Result) -> tuple[bool, bool, float]:
+        apart_s = abs((_started(candidate) - _started(result)).total_seconds())
+        return candidate.run_id != result.run_id, candidate.scale.repeat != result.scale.repeat, apart_s
+
+    return min(candidates, key=distance, default=None)
+
+
+def _started(result: Result) -> datetime:
+    when = datetime.fromisoformat(result.started_at)
+    return when if when.tzinfo is not None else when.replace(tzinfo=UTC)
 
 
 def speedup(result: Result, baseline: Result | None) -> tuple[float | None, Interval | None]:

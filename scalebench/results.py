@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +193,7 @@ def read_result(path: Path) -> Result:
         raise InputError(f"{path} has schema version {version}, this scalebench reads {SCHEMA_VERSION}; {way_out}")
     try:
         result = from_dict(Result, tree, ignore_unknown=True)
+        datetime.fromisoformat(result.started_at)
     except ValueError as error:
         raise InputError(f"{path} is no valid record: {error}; run it again, or remove its folder") from error
     for status in (result.status, *(rank.status for rank in result.ranks)):

@@ -129,16 +129,18 @@ def test_self_and_bare_are_found() -> None:
     assert Baselines.among([own]).bare_of(record(gpus=2, baseline=None)) is None
 
 
-def test_the_baseline_of_the_same_repeat_is_preferred_then_the_latest() -> None:
+def test_the_baseline_of_the_same_repeat_is_preferred_then_the_closest_in_time() -> None:
     early, late, same = (
         record(run_id="early", repeat=0, started_at="2026-01-01"),
-        record(run_id="late", repeat=1, started_at="2026-01-03"),
-        record(run_id="same", repeat=2, started_at="2026-01-02"),
+        record(run_id="late", repeat=1, started_at="2026-01-08"),
+        record(run_id="same", repeat=2, started_at="2026-02-02"),
     )
-    asking = record(gpus=2, repeat=2)
+    asking = record(run_id="asking", gpus=2, repeat=2, started_at="2026-01-03")
     for order in ([early, late, same], [same, late, early]):
         assert Baselines.among(order).self_of(asking) is same
-        assert Baselines.among([r for r in order if r is not same]).self_of(asking) is late
+        assert Baselines.among([r for r in order if r is not same]).self_of(asking) is early
+        for own in order:
+            assert Baselines.among(order).self_of(own) is own, "whatever else there is"
 
 
 @pytest.mark.parametrize("bad", [record(status="failed"), record(gpus=2, run_id="x"), record(status="cancelled")])

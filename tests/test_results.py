@@ -169,3 +169,10 @@ def test_a_full_disk_keeps_the_result_that_is_there(tmp_path: Path, monkeypatch:
             write_result(record(run_id="second"), tmp_path)
     assert read_result(tmp_path / RESULT_FILE).run_id == "first"
     assert os.listdir(tmp_path) == [RESULT_FILE]
+
+
+def test_a_time_that_is_none_is_refused(tmp_path: Path) -> None:
+    """Baselines are chosen by it."""
+    path = write_result(record(started_at="yesterday"), tmp_path)
+    with pytest.raises(InputError, match="is no valid record: Invalid isoformat string: 'yesterday'"):
+        read_result(path)
