@@ -5,6 +5,9 @@ One strategy of each adapter family passes it; see contract.py for how to use su
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import ClassVar
@@ -13,6 +16,7 @@ import psutil
 import pytest
 
 from scalebench import cli, jobs
+from scalebench.measure.progress import read_progress
 from scalebench.records import write_json
 from scalebench.resolve import resolve
 from scalebench.results import RESULT_FILE, Result, read_result
@@ -52,6 +56,34 @@ class FaultContract:
         if fault == "stop":
             assert "most recent call first" in (folder / result.log).read_text(), "no stack of the rank that hung"
         assert not [p for p in psutil.Process().children(recursive=True) if "scalebench" in " ".join(p.cmdline())]
+
+    @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL])
+    def test_the_parent_is_ended(self, sign: signal.Signals, tmp_path: Path) -> None:
+        """Ctrl-C leaves a cancelled row; a killed parent leaves none, and in either case no worker lives on."""
+        folder = tmp_path / "run"
+        words = [f"strategy={self.strategy}", "gpus=2", *WORKLOAD, *self.overrides, f"hydra.run.dir={folder}"]
+        long = ["measure.min_s=60", "measure.max_s=60", f"dataset.cache={tmp_path / 'data'}"]
+        command = [sys.executable, "-m", "scalebench", *words, *long]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as parent:
+            workers = self.workers_that_measure(folder)
+            parent.send_signal(sign)
+            parent.wait(self.limit_s)
+        _, alive = psutil.wait_procs(workers, timeout=self.limit_s)
+        assert not alive
+        assert (folder / RESULT_FILE).exists() == (sign == signal.SIGINT)
+        if sign == signal.SIGINT:
+            assert parent.returncode == 1
+            assert read_result(folder / RESULT_FILE).status == "cancelled"
+
+    def workers_that_measure(self, folder: Path) -> list[psutil.Process]:
+        """Both workers of a run in `folder`, once both measure."""
+        deadline_s = time.monotonic() + self.limit_s
+        while time.monotonic() < deadline_s:
+            seen = [progress for progress in (read_progress(folder, rank) for rank in range(2)) if progress]
+            if [progress.phase for progress in seen] == ["measure"] * 2:
+                return [psutil.Process(progress.pid) for progress in seen]
+            time.sleep(0.1)
+        pytest.fail(f"no two workers measure after {self.limit_s:g} s")
 
     def run_with(self, fault: str, tmp_path: Path) -> tuple[Result, Path]:
         """A run of two ranks whose rank 1 goes wrong after a few batches."""
