@@ -23,6 +23,7 @@ CHOICES = {
     "dataset.feed": ("host", "device", "fixed", "disk"),
     "dataset.prefetch": ("none", "queue", "device"),
     "hardware.devices": ("auto", "cpu", "cuda"),
+    "strategy.launcher": ("local",),
     "train.optimizer": ("adam", "sgd", "momentum"),
     "train.precision": ("fp32",),
     "train.data_format": ("default",),
