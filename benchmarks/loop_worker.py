@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from scalebench.adapters.torch import models
 from scalebench.measure import stopping
 from scalebench.measure.loop import Series, TimedLoop
 from scalebench.measure.progress import ProgressFile
@@ -27,6 +27,24 @@ TURNS = 20
 BLOCKS = 3  # of a turn
 
 
+class MaterialsCnn(nn.Module):
+    """The network of the benchmark, written out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv1d(3, 16, kernel_size=7, padding=3)
+        self.conv2 = nn.Conv1d(16, 24, kernel_size=7, padding=3)
+        self.dense1 = nn.Linear(50 * 24, 125)
+        self.dense2 = nn.Linear(125, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        x = inputs.transpose(1, 2)
+        x = functional.max_pool1d(functional.relu(self.conv1(x)), 2)
+        x = functional.max_pool1d(functional.relu(self.conv2(x)), 2)
+        x = functional.relu(self.dense1(x.transpose(1, 2).flatten(1)))
+        return self.dense2(x)
+
+
 class ByHand:
     """The loop that anybody would write first."""
 
@@ -34,9 +52,11 @@ class ByHand:
         inputs, targets = cache.open_arrays(datasets.prepare(spec.config))
         self.inputs, self.targets = torch.from_numpy(inputs.copy()), torch.from_numpy(targets.copy())
         self.batch = spec.batch_per_device
-        model = models.build(spec.config.model.name, spec.config.model.input_shape)
+        model = MaterialsCnn()
         self.net: nn.Module = DistributedDataParallel(model) if spec.config.strategy.backend else model
-        self.optimizer = torch.optim.Adam(self.net.parameters(), lr=spec.config.train.learning_rate, eps=1e-7)
+        self.optimizer = torch.optim.Adam(
+            self.net.parameters(), lr=spec.config.train.learning_rate, eps=1e-7, fused=True
+        )
         self.order = torch.randperm(len(self.inputs), generator=torch.Generator().manual_seed(rank))
         self.at = 0
 
@@ -45,7 +65,7 @@ class ByHand:
             rows = self.order[self.at : self.at + self.batch]
             self.at = (self.at + self.batch) % (len(self.order) - self.batch)
             self.optimizer.zero_grad()
-            loss = nn.functional.mse_loss(self.net(self.inputs[rows]), self.targets[rows])
+            loss = functional.mse_loss(self.net(self.inputs[rows]), self.targets[rows])
             loss.backward()
             self.optimizer.step()
 

@@ -25,7 +25,7 @@ from scalebench.results import (
 )
 from scalebench.spec import RunSpec
 from scalebench.worker import rank_path
-from scalebench.workloads.models import flops_per_sample
+from scalebench.workloads import datasets, networks
 
 FP32_BYTES = 4
 PHASES = ("launch", "setup", "warmup", "measure", "evaluate", "probes", "close", "end")
@@ -60,32 +60,38 @@ def judge(ended: Ended, ranks: list[RankRecord | None], oom_kill: bool) -> Outco
     if ended.timeout_at_s is not None:  # a rank that failed and then hung in closing a broken group said it before
         failed = [r for r in failed if (r.failed_at_s or 0.0) < ended.timeout_at_s]
     if ended.timeout is not None and not failed:
-        silent = [rank for rank, record in enumerate(ranks) if record is None]
+        silent = [rank for rank, record in enumerate(ranks) if record is None and rank not in ended.services]
         stuck = (ended.stopped or silent or [0])[0]
         why = f"; rank {stuck} is stopped" if ended.stopped else ""
         return Outcome("timeout", f"{ended.timeout}{why}", stuck, **timing)
     # A rank that died without a word is the cause; those that tell of a lost connection follow it.
     silent = [rank for rank in ended.died_first if ranks[rank] is None]
     if silent:
-        return _silent(silent[0], ended.exit_codes[silent[0]] or 0, oom_kill, timing)
+        return _silent(silent[0], ended, oom_kill, timing)
     if failed:
         first = min(failed, key=lambda r: r.failed_at_s or 0.0)
         where = f"rank {first.rank}: " if len(ranks) > 1 and first.status != "unsupported" else ""
         return Outcome(first.status, f"{where}{first.reason}", first.rank, **timing)
-    bad = [rank for rank, code in enumerate(ended.exit_codes) if code != 0 or ranks[rank] is None]
+    bad = [
+        rank
+        for rank, code in enumerate(ended.exit_codes)
+        if (code != 0 or ranks[rank] is None) and rank not in ended.services
+    ]
     if bad:
-        return _silent(bad[0], ended.exit_codes[bad[0]], oom_kill, timing)
+        return _silent(bad[0], ended, oom_kill, timing)
     return Outcome("ok", **timing)
 
 
-def _silent(rank: int, code: int | None, oom_kill: bool, timing: dict[str, float]) -> Outcome:
+def _silent(rank: int, ended: Ended, oom_kill: bool, timing: dict[str, float]) -> Outcome:
     """The outcome of a rank that left no reason of its own."""
+    code = ended.exit_codes[rank]
+    who = f"rank {rank} ({ended.services[rank]})" if rank in ended.services else f"rank {rank}"
     if code is not None and code < 0:
         name = signal.Signals(-code).name
         if oom_kill and name == "SIGKILL":
-            return Outcome("oom", f"rank {rank} was killed by the kernel, which ran out of memory", rank, **timing)
-        return Outcome("failed", f"rank {rank} was killed by {name}", rank, **timing)
-    return Outcome("failed", f"rank {rank} ended with exit status {code} and no word of why", rank, **timing)
+            return Outcome("oom", f"{who} was killed by the kernel, which ran out of memory", rank, **timing)
+        return Outcome("failed", f"{who} was killed by {name}", rank, **timing)
+    return Outcome("failed", f"{who} ended with exit status {code} and no word of why", rank, **timing)
 
 
 def assemble(spec: RunSpec, ranks: list[RankRecord | None], started_at: str, run_id: str, outcome: Outcome) -> Result:
@@ -117,12 +123,13 @@ def assemble(spec: RunSpec, ranks: list[RankRecord | None], started_at: str, run
 def _workload(spec: RunSpec, first: RankRecord | None) -> Workload:
     config = spec.config
     params = first.params if first else None
+    used = first.settings_used if first else {}
     return Workload(
         model=config.model.name,
         model_params=params,
         gradient_bytes=None if params is None else params * FP32_BYTES,
-        flops_per_sample=flops_per_sample(config.model.name),
-        dataset=config.dataset.path or config.dataset.name,
+        flops_per_sample=networks.of(config.model).training_flops,
+        dataset=datasets.label(config),
         train_samples=first.train_samples if first else None,
         updates_per_epoch=first.updates_per_epoch if first else None,
         feed=config.dataset.feed,
@@ -130,6 +137,10 @@ def _workload(spec: RunSpec, first: RankRecord | None) -> Workload:
         input_shape=list(config.model.input_shape),
         precision=config.train.precision,
         data_format=config.train.data_format,
+        compile=config.train.compile,
+        precision_used=used.get("precision"),
+        data_format_used=used.get("data_format"),
+        compiler_used=used.get("compiler"),
     )
 
 

@@ -26,6 +26,23 @@ BUILT_IN: dict[str, str] = {
     "lightning_ddp_nccl": "scalebench.adapters.torch.lightning:LightningDdp",
     "lightning_ddp_gloo": "scalebench.adapters.torch.lightning:LightningDdp",
     "independent_torch": "scalebench.adapters.torch.independent:IndependentTorch",
+    "bare_tensorflow": "scalebench.adapters.tensorflow.bare:BareTensorFlow",
+    "mirrored": "scalebench.adapters.tensorflow.mirrored:Mirrored",
+    "mirrored_nccl": "scalebench.adapters.tensorflow.mirrored:Mirrored",
+    "mirrored_hierarchical": "scalebench.adapters.tensorflow.mirrored:Mirrored",
+    "mirrored_reduce_cpu": "scalebench.adapters.tensorflow.mirrored:Mirrored",
+    "mirrored_reduce_device": "scalebench.adapters.tensorflow.mirrored:Mirrored",
+    "central_storage_cpu": "scalebench.adapters.tensorflow.central_storage:CentralStorage",
+    "central_storage_device": "scalebench.adapters.tensorflow.central_storage:CentralStorage",
+    "multi_gpu_model": "scalebench.adapters.tensorflow.in_graph:InGraph",
+    "kuza55_ps_cpu": "scalebench.adapters.tensorflow.in_graph:InGraph",
+    "kuza55_ps_gpu": "scalebench.adapters.tensorflow.in_graph:InGraph",
+    "avolkov1_ps_cpu": "scalebench.adapters.tensorflow.in_graph:InGraph",
+    "avolkov1_ps_gpu": "scalebench.adapters.tensorflow.in_graph:InGraph",
+    "multiworker_ring": "scalebench.adapters.tensorflow.multiworker:MultiWorker",
+    "multiworker_nccl": "scalebench.adapters.tensorflow.multiworker:MultiWorker",
+    "parameter_server": "scalebench.adapters.tensorflow.parameter_server:ParameterServer",
+    "independent_tensorflow": "scalebench.adapters.tensorflow.independent:IndependentTensorFlow",
 }
 
 # Names that people of the field look for, whose adapters are not part of this version.
@@ -34,8 +51,6 @@ NOT_YET: dict[str, str] = {
     name: _LATER.format(framework)
     for framework, names in {
         "Horovod": "horovod_nccl horovod_mpi horovod_gloo lightning_horovod",
-        "TensorFlow": "bare_tensorflow mirrored mirrored_nccl central_storage_cpu multiworker_ring parameter_server "
-        "multi_gpu_model independent_tensorflow",
         "PyTorch": "fsdp_nccl fsdp_gloo zero1 data_parallel tensor_parallel model_parallel pipeline_gpipe hybrid",
     }.items()
     for name in names.split()

@@ -11,10 +11,10 @@ import shutil
 
 from scalebench import machine, registry
 from scalebench.configs import option_defaults
-from scalebench.spec import Config, HardwareSpec, InputError, Place, RunSpec, fingerprint
+from scalebench.spec import CHIEF, Config, DatasetSpec, HardwareSpec, InputError, ModelSpec, Place, RunSpec, fingerprint
 from scalebench.strategy import check_options
 from scalebench.suggest import no_such
-from scalebench.workloads.datasets import split
+from scalebench.workloads import datasets, networks
 
 CPU_WORKERS = 2  # devices of a machine without a GPU, unless its YAML says otherwise
 CHOICES = {
@@ -25,8 +25,9 @@ CHOICES = {
     "hardware.devices": ("auto", "cpu", "cuda"),
     "strategy.launcher": ("local",),
     "train.optimizer": ("adam", "sgd", "momentum"),
-    "train.precision": ("fp32",),
-    "train.data_format": ("default",),
+    "dataset.dtype": ("float32", "uint8"),
+    "train.precision": ("float32", "tf32", "bfloat16", "float16"),
+    "train.data_format": ("default", "nhwc", "nchw"),
 }
 AT_LEAST = {
     "gpus": 1,
@@ -34,6 +35,8 @@ AT_LEAST = {
     "seed": 0,
     "dataset.size": 1,
     "dataset.seed": 0,
+    "dataset.image_size": 1,
+    "dataset.classes": 2,
     "hardware.gpus_per_node": 1,
     "hardware.cpus_per_node": 1,
     "hardware.cpus_per_device": 1,
@@ -58,7 +61,8 @@ def resolve(config: Config) -> RunSpec:
     """The run that `config` means on this machine. Raises InputError for bad input."""
     check(config)
     hardware = detected(config.hardware)
-    config = dataclasses.replace(config, hardware=hardware)
+    config = dataclasses.replace(config, hardware=hardware, model=sized(config), dataset=fed(config.dataset))
+    datasets.check(config)
     gpus = config.gpus or hardware.gpus_per_node or CPU_WORKERS
     batch_per_device, global_batch = batches(config, gpus)
     config = dataclasses.replace(config, gpus=gpus)
@@ -73,7 +77,7 @@ def resolve(config: Config) -> RunSpec:
         batch_per_device=batch_per_device,
         global_batch=global_batch,
         fingerprint=fingerprint(config, gpus, device),
-        flags=["oversubscribed"] if oversubscribed(hardware, gpus) else [],
+        flags=["oversubscribed"] if oversubscribed(hardware, gpus) or _crowded(hardware, places) else [],
         unsupported="; ".join(obstacles(config, gpus)) or None,
     )
 
@@ -111,6 +115,31 @@ def _get(config: Config, key: str) -> object:
     return value
 
 
+def sized(config: Config) -> ModelSpec:
+    """The model for the samples of the data set, with the number of parameters that it has at that size.
+
+    InputError where the two do not go together.
+    """
+    model, size = config.model, config.dataset.image_size
+    shape = networks.input_shape(model)
+    if size is not None and len(shape) == 3:
+        shape = [size, size, shape[-1]]
+    if shape != model.input_shape:
+        model = dataclasses.replace(model, input_shape=shape, params=None)
+    found = networks.of(model).parameters
+    if model.params not in (None, found):
+        raise InputError(
+            f"model.params={model.params} is asserted, but {model.name} has {found} parameters as it is configured; "
+            f"set model.params=null"
+        )
+    return dataclasses.replace(model, params=found)
+
+
+def fed(dataset: DatasetSpec) -> DatasetSpec:
+    """Without prefetching where nothing is left to do in advance, so that such runs of a sweep are one run."""
+    return dataclasses.replace(dataset, prefetch="none") if dataset.feed in ("device", "fixed") else dataset
+
+
 def detected(hardware: HardwareSpec) -> HardwareSpec:
     """The hardware with what its YAML leaves open filled in from this machine, if it means this one."""
     devices, cpus = hardware.devices, hardware.cpus_per_node
@@ -142,7 +171,7 @@ def batches(config: Config, gpus: int) -> tuple[int, int]:
             f"a global batch of {global_batch} samples is fewer than {gpus} devices: "
             f"raise train.global_batch or lower gpus"
         )
-    samples = split(config.dataset.size, config.dataset.validation_share)
+    samples = datasets.split(config.dataset.size, config.dataset.validation_share)
     if config.dataset.path is None and samples < global_batch:
         raise InputError(
             f"{samples} training samples are fewer than one global batch of {global_batch}: "
@@ -161,20 +190,44 @@ def place(config: Config, gpus: int) -> list[Place]:
     cores = machine.usable_cpus() if hardware.here else []
     if config.strategy.processes == "one_for_all":
         return [Place(0, 0, 0, list(range(gpus)), cores[: threads * gpus], threads)]
-    if config.strategy.processes != "one_per_device":
-        raise InputError(f"strategy.processes={config.strategy.processes} should be one_per_device or one_for_all")
-    places = []
-    for rank in range(gpus):
-        node, local_rank = divmod(rank, per_node)
-        mine = [cores[(local_rank * threads + i) % len(cores)] for i in range(threads)] if cores else []
-        places.append(Place(rank, local_rank, node, [local_rank], sorted(set(mine)), threads))
+    # What drives no device comes first, and takes the cores that the others leave.
+    places = [Place(rank, rank, 0, [], [], threads, role) for rank, role in enumerate(_without_device(config))]
+    others = len(places)
+    role = "worker" if others else ""
+    for number in range(gpus):
+        node, device = divmod(number, per_node)
+        mine = [cores[(device * threads + i) % len(cores)] for i in range(threads)] if cores else []
+        local_rank = device + (others if node == 0 else 0)
+        places.append(Place(others + number, local_rank, node, [device], sorted(set(mine)), threads, role))
     return places
+
+
+def _without_device(config: Config) -> list[str]:
+    """Roles of the processes that drive no device, the chief's first; InputError where strategy.processes is wrong."""
+    wanted = config.strategy.processes
+    if wanted == "one_per_device":
+        return []
+    roles = wanted.get("roles") if isinstance(wanted, dict) and set(wanted) == {"roles"} else None
+    if not isinstance(roles, dict):
+        raise InputError(f"strategy.processes={wanted} should be one_per_device, one_for_all or roles")
+    if set(roles) != {CHIEF, "ps", "worker"} or roles[CHIEF] != 1 or roles["worker"] != "gpus":
+        raise InputError(f"strategy.processes.roles={roles} should be chief: 1, ps: a count, worker: gpus")
+    servers = roles["ps"]
+    if not (isinstance(servers, int) and not isinstance(servers, bool) and 1 <= servers <= AT_MOST["gpus"]):
+        raise InputError(f"strategy.processes.roles.ps={servers} should be a count, at least 1")
+    return [CHIEF, *["ps"] * servers]
 
 
 def oversubscribed(hardware: HardwareSpec, gpus: int) -> bool:
     """Whether the processes of one node want more cores than it has."""
     on_node = gpus if hardware.devices == "cpu" else min(gpus, hardware.gpus_per_node or gpus)
     return on_node * (hardware.cpus_per_device or 1) > (hardware.cpus_per_node or on_node)
+
+
+def _crowded(hardware: HardwareSpec, places: list[Place]) -> bool:
+    """Whether a node has more processes than cores."""
+    fullest = max(sum(p.node == node for p in places) for node in {p.node for p in places})
+    return fullest > (hardware.cpus_per_node or fullest)
 
 
 def obstacles(config: Config, gpus: int) -> list[str]:
@@ -221,5 +274,7 @@ def _elsewhere(hardware: HardwareSpec) -> str:
 def _wrong_device(strategy: str, device: str) -> str:
     if device == "cpu" and strategy.endswith("_nccl"):
         stem = strategy.removesuffix("_nccl")
-        return f"{strategy} exchanges gradients over NCCL, which needs GPUs; use strategy={stem}_gloo on CPU"
+        others = [f"{stem}{end}" for end in ("_gloo", "_ring", "") if f"{stem}{end}" in registry.BUILT_IN]
+        way_out = f"; use strategy={others[0]} on CPU" if others else ""
+        return f"{strategy} exchanges gradients over NCCL, which needs GPUs{way_out}"
     return f"{strategy} does not run on {device}"

@@ -43,6 +43,7 @@ class RankRecord:
     metrics: dict[str, float] = field(default_factory=dict)
     message_bytes: list[int] = field(default_factory=list)
     backend_used: str | None = None
+    settings_used: dict[str, str] = field(default_factory=dict)  # precision, data_format, compiler
     params: int | None = None
     train_samples: int | None = None  # of the whole data set, all replicas
     updates_per_epoch: int | None = None
@@ -67,8 +68,12 @@ class Workload:
     feed: str
     prefetch: str
     input_shape: list[int]
-    precision: str
+    precision: str  # requested, as are the next two
     data_format: str
+    compile: bool = False
+    precision_used: str | None = None
+    data_format_used: str | None = None
+    compiler_used: str | None = None  # inductor | xla | none
 
 
 @dataclass

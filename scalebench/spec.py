@@ -16,6 +16,7 @@ from typing import Any
 from scalebench.records import from_dict, read_json, write_json
 
 SPEC_FILE = "spec.json"
+CHIEF = "chief"  # the role of the one process that measures, where there are roles
 
 
 class InputError(ValueError):
@@ -29,10 +30,13 @@ class ModelSpec:
     name: str = "???"
     description: str = ""
     input_shape: list[int] = field(default_factory=list)  # of one sample, channels last
-    target_shape: list[int] = field(default_factory=list)
+    target_shape: list[int] = field(default_factory=list)  # []: the number of a class
+    outputs: int = 1  # of the last layer
+    targets: list[str] = field(default_factory=list)  # names of the outputs, where they are quantities
     loss: str = "mse"
     metric: str = "mse"
     params: int | None = None  # expected number of trainable parameters, checked by every worker
+    options: dict[str, Any] = field(default_factory=dict)  # of the function that builds the network
     batch_per_device: int = 1
     optimizer: str = "adam"
     learning_rate: float = 1e-3
@@ -47,7 +51,10 @@ class DatasetSpec:
     size: int = 1
     seed: int = 0  # of the samples; the seed of a run leaves them alone
     validation_share: float = 0.25
-    path: str | None = None  # a user's own .npz of the same layout
+    path: str | None = None  # a user's own files: .npz of the same layout, CIFAR archive, folders of images
+    image_size: int | None = None  # pixels along each side; null: as the model's input
+    dtype: str = "float32"  # of the inputs: float32, or uint8 that becomes float32 on the device
+    classes: int | None = None  # labels are 0 .. classes - 1; null: targets are quantities
     cache: str | None = None  # null: $SCALEBENCH_CACHE, else ~/.cache/scalebench
     feed: str = "host"  # host | device | fixed | disk
     prefetch: str = "none"  # none | queue | device
@@ -63,7 +70,7 @@ class StrategySpec:
     requires: list[str] = field(default_factory=list)  # import names of packages
     baseline: str | None = None  # strategy of the `bare` baseline
     launcher: str = "local"
-    processes: Any = "one_per_device"  # one_per_device | one_for_all | roles
+    processes: Any = "one_per_device"  # one_per_device | one_for_all | {roles: {chief: 1, ps: 1, worker: gpus}}
     backend: str | None = None  # requested carrier of the gradients; null: no exchange
     devices: list[str] = field(default_factory=lambda: ["cpu", "cuda"])
     max_gpus: int | None = None
@@ -115,8 +122,10 @@ class TrainSpec:
     global_batch: int | None = None  # only with scaling=strong
     optimizer: str = "adam"
     learning_rate: float = 1e-3
-    precision: str = "fp32"
-    data_format: str = "default"
+    precision: str = "float32"  # float32 | tf32 | bfloat16 | float16; weights stay float32
+    data_format: str = "default"  # nhwc | nchw: how images lie in memory; default: what the adapter takes
+    compile: bool = False  # torch.compile, XLA
+    dropout: bool = True  # false: dropout layers let everything through, so that losses can be compared
 
 
 @dataclass
@@ -149,6 +158,7 @@ class Place:
     devices: list[int]  # indices of the devices it drives, on its node
     cpus: list[int]  # cores it is pinned to; empty: not pinned
     threads: int
+    role: str = ""  # where the processes of a strategy differ: chief, or what it serves the chief as
 
 
 @dataclass
@@ -169,6 +179,11 @@ class RunSpec:
     @property
     def processes(self) -> int:
         return len(self.places)
+
+    @property
+    def services(self) -> dict[int, str]:
+        """Role by rank of the processes that serve the chief: they measure nothing, and end with it."""
+        return {place.rank: place.role for place in self.places if place.role not in ("", CHIEF)}
 
     @property
     def label(self) -> str:

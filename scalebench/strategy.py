@@ -102,12 +102,17 @@ class Strategy(ABC):
     def evaluate(self, source: Source) -> dict[str, float]:
         """Validation metrics over the whole of `source`, the same on every rank."""
 
+    def settings_used(self) -> dict[str, str]:
+        """Which precision, data_format and compiler updates really ran with, under these names, found out and not
+        assumed; what cannot be told is left out. Read after the training, which it may go on with."""
+        return {}
+
     def num_params(self) -> int | None:
         """Trainable parameters of the whole model; None when there is no model."""
         return None
 
     def parameters(self) -> dict[str, Any]:
-        """Weights as numpy arrays under the neutral names of workloads.models."""
+        """Weights as numpy arrays under the neutral names of workloads.network."""
         raise Unsupported(f"{self.spec.config.strategy.name} does not show its weights")
 
     def peak_memory_bytes(self) -> list[int | None]:
@@ -117,6 +122,10 @@ class Strategy(ABC):
     def versions(self) -> dict[str, str]:
         """Of the framework and the libraries that this process really loaded."""
         return {}
+
+    def serve(self) -> None:
+        """The life of a process in another role than chief: it serves the chief until it is ended from outside."""
+        raise Unsupported(f"{self.spec.config.strategy.name} has no process that serves others")
 
     def close(self) -> None:
         """Leave the group. May be called twice, also after a failed setup."""

@@ -70,8 +70,9 @@ def prepare_data(specs: Sequence[RunSpec]) -> None:
     """Make every data set that these runs read, before the first of them. InputError for an unfit one."""
     seen = set()
     for spec in specs:
-        d = spec.config.dataset
-        key = (d.name, d.size, d.seed, d.path, d.cache)
+        d, model = spec.config.dataset, spec.config.model
+        samples = (*model.input_shape, "->", *model.target_shape, model.outputs)
+        key = (d.name, d.size, d.seed, d.path, d.dtype, d.classes, d.cache, samples)
         if spec.unsupported is not None or key in seen:
             continue
         seen.add(key)

@@ -28,7 +28,14 @@ from scalebench.strategy import Strategy, Unsupported
 PR_SET_PDEATHSIG = 1
 PARENT = "SCALEBENCH_PARENT_PID"
 CLOSE_S = 5  # that a failed rank has to leave its group
-OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "unable to allocate")
+OUT_OF_MEMORY = (
+    "out of memory",
+    "oom when allocating",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "unable to allocate",
+)
+WHERE = ("Graph execution error", "Detected at node", "File ")  # where TensorFlow says an operation was made
 
 
 def rank_path(folder: Path, rank: int) -> Path:
@@ -47,6 +54,8 @@ def run_rank(folder: Path, body: Callable[[RunSpec, Strategy, RankRecord, Progre
     rank = int(os.environ["RANK"])
     spec = read_spec(folder)
     pin(spec.places[rank].cpus)
+    if rank in spec.services:
+        return serve(spec, rank, folder)
     record = RankRecord(rank, socket.gethostname(), os.getpid(), threads=spec.places[rank].threads)
     record.marks_s["launch"] = arrived_s
     record.affinity = affinity()
@@ -68,6 +77,18 @@ def run_rank(folder: Path, body: Callable[[RunSpec, Strategy, RankRecord, Progre
     return 0
 
 
+def serve(spec: RunSpec, rank: int, folder: Path) -> int:
+    """The life of a rank that serves the chief. It leaves a record only where it fails: the launcher ends it."""
+    try:
+        registry.load(spec.config.strategy.name)(spec, rank).serve()
+    except BaseException as error:
+        record = RankRecord(rank, socket.gethostname(), os.getpid(), threads=spec.places[rank].threads)
+        classify(error, record)
+        traceback.print_exc()
+        write_json(rank_path(folder, rank), asdict(record))
+    return 1
+
+
 def leave(record: RankRecord, progress: ProgressFile, folder: Path) -> None:
     finish(record, progress)
     write_json(rank_path(folder, record.rank), asdict(record))
@@ -75,7 +96,7 @@ def leave(record: RankRecord, progress: ProgressFile, folder: Path) -> None:
 
 def classify(error: BaseException, record: RankRecord) -> None:
     """Status and one-line reason of a failure."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = said(error) or type(error).__name__
     if isinstance(error, Unsupported):
         record.status, record.reason = "unsupported", text
     elif isinstance(error, MemoryError) or any(words in text.lower() for words in OUT_OF_MEMORY):
@@ -85,6 +106,15 @@ def classify(error: BaseException, record: RankRecord) -> None:
     else:
         record.status, record.reason = "failed", f"{type(error).__name__}: {text[:300]}"
     record.failed_at_s = time.time()
+
+
+def said(error: BaseException) -> str:
+    """The message in one line. TensorFlow's begin with pages on where an operation was made, which is left out."""
+    text = str(error)
+    if text.startswith(WHERE):
+        parts = text.partition("\n\t [[")[0].split("\n\n")
+        text = " ".join(part for part in parts if not part.strip().startswith(WHERE)) or text
+    return " ".join(text.split())
 
 
 def pin(cpus: list[int]) -> None:

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Sets up .venv with scalebench, its PyTorch part and the tools of its tests. The second call takes a moment.
+# Sets up .venv with scalebench, PyTorch, TensorFlow and the tools of the tests. The second call takes a moment.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 PYTHON=${PYTHON:-python3}
 TORCH=$(grep '^torch==' constraints.txt)
+TENSORFLOW=$(grep '^tensorflow==' constraints.txt)
 CPU_BUILDS=${TORCH_CPU_INDEX:-https://download.pytorch.org/whl/cpu}
 STAMP=.venv/.installed
 WANTED=$(cat pyproject.toml constraints.txt scripts/install.sh | cksum)
@@ -15,8 +16,10 @@ fi
 [ -x .venv/bin/python ] || "$PYTHON" -m venv .venv
 pip() { .venv/bin/python -m pip "$@"; }
 
+has_gpu() { command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; }
+
 if ! .venv/bin/python -c 'import torch' 2>/dev/null; then
-  if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; then
+  if has_gpu; then
     echo "installing $TORCH with CUDA"
     pip install --quiet "$TORCH"
   else
@@ -27,6 +30,9 @@ if ! .venv/bin/python -c 'import torch' 2>/dev/null; then
       pip install --quiet "$TORCH"
   fi
 fi
-echo "installing scalebench with what it needs"
-pip install --quiet --constraint constraints.txt --editable '.[torch,dev]'
+finish() { pip install --quiet --constraint constraints.txt "$1" --editable '.[torch,images,dev]'; }
+
+if has_gpu; then BUILD="${TENSORFLOW/==/[and-cuda]==}"; else BUILD="${TENSORFLOW/==/-cpu==}"; fi
+echo "installing scalebench with what it needs, and $BUILD"
+finish "$BUILD" || finish "$TENSORFLOW" # there is no such build for every machine
 echo "$WANTED" >"$STAMP"

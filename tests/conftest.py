@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import psutil
@@ -37,9 +38,13 @@ def no_child_left() -> Iterator[None]:
     names = [" ".join(process.cmdline()[:4]) for process in left if process.is_running()]
     for process in left:
         process.kill()
-    # multiprocessing keeps one tracker of shared resources for the life of the interpreter
-    names = [name for name in names if "resource_tracker" not in name]
     assert not names, f"the test left processes: {names}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_resource_tracker() -> None:
+    """Started before any test: multiprocessing keeps it for the life of the interpreter, and so no test left it."""
+    resource_tracker.ensure_running()
 
 
 @pytest.fixture

@@ -158,7 +158,7 @@ def record(
         "spec": dataclasses.asdict(config),
         "workload": results.Workload(
             config.model.name, 153441, 613764, 1e6, config.dataset.name, first.train_samples if first else None,
-            first.updates_per_epoch if first else None, "host", "none", [200, 3], "fp32", "default",
+            first.updates_per_epoch if first else None, "host", "none", [200, 3], "float32", "default",
         ),
         "scale": results.Scale(
             strategy, "torch", "2.9", "gloo", "gloo", config.hardware.name, "cpu", gpus, 1, gpus, config.scaling,

@@ -75,6 +75,28 @@ CASES: dict[str, tuple[Ended, list[RankRecord | None], bool, tuple[str, str | No
     "no file in spite of a good end": (
         ended(0, 0), [rank(0), None], False, ("failed", "rank 1 ended with exit status 0 and no word of why", 1),
     ),
+    "services are ended with the chief": (
+        ended(0, None, None, services={1: "ps", 2: "worker"}), [rank(0), None, None], False, ("ok", None, None),
+    ),
+    "a service was killed": (
+        ended(None, None, KILLED, services={1: "ps", 2: "worker"}), [None, None, None], False,
+        ("failed", "rank 2 (worker) was killed by SIGKILL", 2),
+    ),
+    "a service said why": (
+        ended(None, 1, None, services={1: "ps", 2: "worker"}), [None, failed(1, 105.0), None], False,
+        ("failed", "rank 1: RuntimeError: broke", 1),
+    ),
+    "a service left without a word": (
+        ended(None, 0, died_first=[1], services={1: "ps"}), [None, None], False,
+        ("failed", "rank 1 (ps) ended with exit status 0 and no word of why", 1),
+    ),
+    "the chief failed": (
+        ended(1, None, services={1: "ps"}), [failed(0, 105.0), None], False,
+        ("failed", "rank 0: RuntimeError: broke", 0),
+    ),
+    "the chief hangs, and not its services": (
+        timed_out(None, None, services={0: "ps"}), [None, None], False, ("timeout", "no progress", 1),
+    ),
     "hangs": (timed_out(None, None), [None, None], False, ("timeout", "no progress", 0)),
     "hangs while the other is done": (timed_out(0, None), [rank(0), None], False, ("timeout", "no progress", 1)),
     "is stopped": (

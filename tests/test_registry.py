@@ -13,12 +13,14 @@ from scalebench.spec import InputError
 from scalebench.strategy import Strategy
 
 BUILT_IN = (
-    "null bare_torch ddp ddp_nccl ddp_gloo lightning_ddp lightning_ddp_nccl lightning_ddp_gloo independent_torch"
+    "null bare_torch ddp ddp_nccl ddp_gloo lightning_ddp lightning_ddp_nccl lightning_ddp_gloo independent_torch "
+    "bare_tensorflow mirrored mirrored_nccl mirrored_hierarchical mirrored_reduce_cpu mirrored_reduce_device "
+    "central_storage_cpu central_storage_device multiworker_ring multiworker_nccl parameter_server "
+    "independent_tensorflow multi_gpu_model kuza55_ps_cpu kuza55_ps_gpu avolkov1_ps_cpu avolkov1_ps_gpu"
 ).split()
 NOT_YET = (
-    "horovod_nccl horovod_mpi horovod_gloo lightning_horovod bare_tensorflow mirrored mirrored_nccl "
-    "central_storage_cpu multiworker_ring parameter_server multi_gpu_model independent_tensorflow fsdp_nccl "
-    "fsdp_gloo zero1 data_parallel tensor_parallel model_parallel pipeline_gpipe hybrid"
+    "horovod_nccl horovod_mpi horovod_gloo lightning_horovod fsdp_nccl fsdp_gloo zero1 data_parallel "
+    "tensor_parallel model_parallel pipeline_gpipe hybrid"
 ).split()
 CODE = """
 from scalebench.adapters.null import Null
@@ -91,8 +93,8 @@ def test_an_unknown_name(name: str, line: str) -> None:
 
 def test_an_announced_strategy_says_what_is_missing() -> None:
     with pytest.raises(InputError) as caught:
-        registry.load("mirrored")
-    assert str(caught.value) == "strategy 'mirrored': its TensorFlow adapter is not part of this version of scalebench"
+        registry.load("zero1")
+    assert str(caught.value) == "strategy 'zero1': its PyTorch adapter is not part of this version of scalebench"
 
 
 def test_a_plugin_is_found_and_loaded(plugin: Plugin) -> None:

@@ -169,7 +169,7 @@ def test_every_number_that_people_set_is_checked() -> None:
         ({"measure__min_s": 5.0, "measure__max_s": 2.0}, "measure.max_s=2 is below measure.min_s=5"),
         (
             {"strategy__processes": "one_per_node"},
-            "strategy.processes=one_per_node should be one_per_device or one_for_all",
+            "strategy.processes=one_per_node should be one_per_device, one_for_all or roles",
         ),
     ],
 )
@@ -218,6 +218,58 @@ def test_one_process_for_all_devices(machine_with: Any) -> None:
     assert (only.devices, only.cpus, only.threads) == ([0, 1, 2], list(range(6)), 2)
 
 
+ROLES = {"roles": {"chief": 1, "ps": 1, "worker": "gpus"}}
+
+
+def test_roles_stand_before_the_workers_and_take_no_device(machine_with: Any) -> None:
+    machine_with(0, cpus=8)
+    made = config(gpus=2, hardware=HardwareSpec("local", devices="cpu", cpus_per_device=2))
+    made.strategy.processes = {"roles": {**ROLES["roles"], "ps": 2}}
+    spec = resolve.resolve(made)
+    assert [(p.rank, p.local_rank, p.role, p.devices, p.cpus) for p in spec.places] == [
+        (0, 0, "chief", [], []),
+        (1, 1, "ps", [], []),
+        (2, 2, "ps", [], []),
+        (3, 3, "worker", [0], [0, 1]),
+        (4, 4, "worker", [1], [2, 3]),
+    ]
+    assert (spec.gpus, spec.processes, spec.flags) == (2, 5, [])
+    assert spec.services == {1: "ps", 2: "ps", 3: "worker", 4: "worker"}
+    assert of(gpus=2).services == {}
+
+
+def test_roles_over_several_nodes() -> None:
+    spec = of(gpus=10, hardware=ALPHA, strategy__processes=ROLES)
+    workers = [p for p in spec.places if p.role == "worker"]
+    assert [(p.node, p.devices) for p in workers] == [(0, [k]) for k in range(8)] + [(1, [0]), (1, [1])]
+    for node in (0, 1):
+        local_ranks = [p.local_rank for p in spec.places if p.node == node]
+        assert local_ranks == list(range(len(local_ranks)))
+
+
+def test_processes_without_a_core_of_their_own_are_flagged(machine_with: Any) -> None:
+    machine_with(0, cpus=3)
+    hardware = HardwareSpec("local", devices="cpu")
+    assert of(gpus=2, hardware=hardware).flags == []
+    assert of(gpus=2, hardware=hardware, strategy__processes=ROLES).flags == ["oversubscribed"]
+
+
+@pytest.mark.parametrize(
+    ("roles", "told"),
+    [
+        ({"chief": 1, "worker": "gpus"}, "should be chief: 1, ps: a count, worker: gpus"),
+        ({"chief": 2, "ps": 1, "worker": "gpus"}, "should be chief: 1, ps: a count, worker: gpus"),
+        ({"chief": 1, "ps": 1, "worker": 2}, "should be chief: 1, ps: a count, worker: gpus"),
+        ({"chief": 1, "ps": 1, "worker": "gpus", "boss": 1}, "should be chief: 1, ps: a count, worker: gpus"),
+        ({"chief": 1, "ps": 0, "worker": "gpus"}, "strategy.processes.roles.ps=0 should be a count, at least 1"),
+        ({"chief": 1, "ps": "x", "worker": "gpus"}, "strategy.processes.roles.ps=x should be a count, at least 1"),
+        (None, "strategy.processes={'roles': None} should be one_per_device, one_for_all or roles"),
+    ],
+)
+def test_roles_that_make_no_sense(roles: Any, told: str) -> None:
+    assert told in line(config(strategy__processes={"roles": roles}))
+
+
 @pytest.mark.parametrize(("gpus", "per_node"), [(1, [1]), (8, [8]), (10, [8, 2]), (24, [8, 8, 8])])
 def test_a_second_node_only_when_the_first_is_full(gpus: int, per_node: list[int]) -> None:
     spec = of(gpus=gpus, hardware=ALPHA)
@@ -246,7 +298,7 @@ UNQUEUED = dataclasses.replace(ALPHA, scheduler="none")
 ANOTHER = "hardware=alpha is another machine (8 x A100 a node"
 NEEDS_GPUS = "gradients over NCCL, which needs GPUs"
 NO_GPU = "copies to a GPU ahead of time and there is none"
-LATER = "its TensorFlow adapter is not part of this version of scalebench"
+LATER = "its PyTorch adapter is not part of this version of scalebench"
 NO_PACKAGE = "null needs no_such_package_x, which is not installed: pip install no_such_package_x"
 
 
@@ -266,7 +318,7 @@ NO_PACKAGE = "null needs no_such_package_x, which is not installed: pip install 
         (4, {"hardware": GPUS_HERE, "dataset__prefetch": "device"}, None),
         (0, {"hardware__unsupported": {"null": "it sleeps"}}, "null does not work on cpu: it sleeps"),
         (0, {"hardware__unsupported": {"ddp": "it sleeps"}}, None),
-        (0, {"strategy": StrategySpec("mirrored")}, f"mirrored: {LATER}"),
+        (0, {"strategy": StrategySpec("zero1")}, f"zero1: {LATER}"),
     ],
 )
 def test_what_is_impossible_here_says_why(
@@ -274,6 +326,15 @@ def test_what_is_impossible_here_says_why(
 ) -> None:
     machine_with(gpus_here)
     assert of(**changes).unsupported == told
+
+
+@pytest.mark.parametrize(
+    ("asked", "instead"), [("multiworker_nccl", "multiworker_ring"), ("mirrored_nccl", "mirrored")]
+)
+def test_nccl_on_the_cpu_names_a_strategy_that_there_is(machine_with: Any, asked: str, instead: str) -> None:
+    machine_with(0)
+    reason = of(strategy=StrategySpec(asked, devices=["cuda"], backend="nccl")).unsupported
+    assert reason == f"{asked} exchanges {NEEDS_GPUS}; use strategy={instead} on CPU"
 
 
 def test_all_reasons_are_told(machine_with: Any) -> None:

@@ -64,6 +64,16 @@ def body(error: BaseException) -> Any:
         (ValueError("x" * 1000), "failed", "ValueError: " + "x" * 300),
         (Unsupported("it takes a GPU"), "unsupported", "it takes a GPU"),
         (InputError("dataset.size is too small"), "failed", "dataset.size is too small"),
+        (
+            RuntimeError(
+                'Graph execution error:\n\nDetected at node add defined at (most recent call last):\n  File "a.py", '
+                'line 1, in f\n\n  File "b.py", line 2, in g\n\nIncompatible\nshapes\n\t [[{{node add}}]]'
+            ),
+            "failed",
+            "RuntimeError: Incompatible shapes",
+        ),
+        (RuntimeError("Graph execution error:"), "failed", "RuntimeError: Graph execution error:"),
+        (RuntimeError("OOM when allocating tensor"), "oom", "out of memory: OOM when allocating tensor"),
         (MemoryError(), "oom", "out of memory: MemoryError"),
         (RuntimeError("CUDA out of memory. Tried to"), "oom", "out of memory: CUDA out of memory. Tried to"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "oom", None),
@@ -139,7 +149,7 @@ def test_pinning(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def process(folder: Path, spec: RunSpec, **variables: str) -> subprocess.Popen[str]:
     write_spec(spec, folder)
-    surroundings = environment(spec, "an id", 0, free_port()) | variables
+    surroundings = environment(spec, "an id", 0, [f"127.0.0.1:{free_port()}"]) | variables
     command = [sys.executable, "-m", "scalebench.worker", str(folder)]
     return subprocess.Popen(command, env=surroundings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -164,7 +174,7 @@ def test_a_thread_that_never_ends_does_not_keep_a_failed_worker(tmp_path: Path) 
         "runpy.run_module('scalebench.worker', run_name='__main__')\n"
     )
     write_spec(spec := null_spec(options={"fault": "raise"}), tmp_path)
-    surroundings = environment(spec, "an id", 0, free_port())
+    surroundings = environment(spec, "an id", 0, [f"127.0.0.1:{free_port()}"])
     command = [sys.executable, str(tmp_path / "stuck.py"), str(tmp_path)]
     one = subprocess.run(command, env=surroundings, capture_output=True, text=True, timeout=60, check=False)
     assert one.returncode == 1 and "told to fail" in one.stderr
@@ -206,3 +216,28 @@ def test_the_kernel_ends_a_worker_whose_parent_was_killed(tmp_path: Path) -> Non
             one.stdout.close()
         if pid:
             os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def service_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """This process as rank 1 of a run, which serves the chief."""
+    monkeypatch.setenv("RANK", "1")
+    spec = null_spec(gpus=2)
+    spec.places[0].role, spec.places[1].role = "chief", "ps"
+    write_spec(spec, folder)
+    return folder
+
+
+def test_a_service_leaves_no_record_and_never_ends_well(service_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = []
+    monkeypatch.setattr(Null, "serve", lambda self: served.append(self.place.role))
+    assert run_rank(service_folder, lambda *parts: pytest.fail("a service has no body")) == 1
+    assert served == ["ps"]
+    assert not list(service_folder.glob("rank*.json")) and not list(service_folder.glob("progress*"))
+
+
+def test_a_service_that_fails_says_why(service_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert worker.main([str(service_folder)]) == 1
+    record = record_in(service_folder, 1)
+    assert (record.rank, record.status, record.reason) == (1, "unsupported", "null has no process that serves others")
+    assert "has no process that serves others" in capsys.readouterr().err

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,6 +37,7 @@ class Ended:
     timeout_at_s: float | None = None  # seconds since the epoch; what ranks say later is only about being ended
     stopped: list[int] = field(default_factory=list)  # ranks that a signal had put to sleep then
     pids: list[int] = field(default_factory=list)
+    services: dict[int, str] = field(default_factory=dict)  # role by rank of those that end when the others have
 
 
 cancelled = threading.Event()  # set by the program's signal handlers: an exception alone can get lost in a __del__
@@ -59,17 +60,18 @@ def launch(
 ) -> Ended:
     """Run all ranks of `spec` in `folder` to their end.
 
-    A rank that ends badly, no progress for `hang_s`, or `timeout_s` in all end the group. Whatever happens,
-    also an exception or Ctrl-C here, no process is left. StartError when processes cannot be started.
+    A rank that ends badly, no progress for `hang_s`, or `timeout_s` in all end the group; so does the good end of
+    all ranks that measure, for those that serve them. Whatever happens, also an exception or Ctrl-C here, no
+    process is left. StartError when processes cannot be started.
     """
     started_at_s, start_s = time.time(), time.monotonic()
-    port = free_port()
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(spec.processes)]
     group: list[subprocess.Popen[bytes]] = []
     try:
         # One by one, so that an exception half-way leaves the started ones where `finally` finds them.
         for rank in range(spec.processes):
             with _signals_later(), _start_errors():
-                group.append(_start(spec, folder, run_id, rank, port, module))
+                group.append(_start(spec, folder, run_id, rank, addresses, module))
         died_first, timeout = _watch(spec, folder, group, on_look)
         timeout_at_s = None if timeout is None else time.time()
         stopped = [] if timeout is None else _stopped(group)
@@ -84,19 +86,30 @@ def launch(
             raise
     wall_s = time.monotonic() - start_s
     pids = [process.pid for process in group]
-    return Ended(codes, started_at_s, wall_s, died_first, timeout, timeout_at_s, stopped, pids)
+    return Ended(codes, started_at_s, wall_s, died_first, timeout, timeout_at_s, stopped, pids, spec.services)
+
+
+def free_ports(count: int) -> list[int]:
+    """So many different ports of the loopback interface that are free now."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 def free_port() -> int:
     """A port of the loopback interface that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_ports(1)[0]
 
 
-def environment(spec: RunSpec, run_id: str, rank: int, port: int) -> dict[str, str]:
-    """This process's environment and a rank's own variables, under the names that torchrun uses."""
+def environment(spec: RunSpec, run_id: str, rank: int, addresses: Sequence[str]) -> dict[str, str]:
+    """This process's environment and a rank's own variables, under the names that torchrun uses.
+
+    `addresses` are host:port of every rank: the first is where a group meets, and a cluster needs them all.
+    """
     place = spec.places[rank]
+    host, _, port = addresses[0].rpartition(":")
     local = sum(p.node == place.node for p in spec.places)
     variables = dict(os.environ)
     variables.update({name: str(place.threads) for name in THREAD_VARIABLES})
@@ -106,19 +119,22 @@ def environment(spec: RunSpec, run_id: str, rank: int, port: int) -> dict[str, s
         LOCAL_RANK=str(place.local_rank),
         LOCAL_WORLD_SIZE=str(local),
         NODE_RANK=str(place.node),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
+        MASTER_ADDR=host,
+        MASTER_PORT=port,
         GLOO_SOCKET_IFNAME="lo",
         PYTHONUNBUFFERED="1",
+        SCALEBENCH_ADDRESSES=",".join(addresses),
         SCALEBENCH_RUN_ID=run_id,
         SCALEBENCH_PARENT_PID=str(os.getpid()),
     )
     return variables
 
 
-def _start(spec: RunSpec, folder: Path, run_id: str, rank: int, port: int, module: str) -> subprocess.Popen[bytes]:
+def _start(
+    spec: RunSpec, folder: Path, run_id: str, rank: int, addresses: Sequence[str], module: str
+) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", module, str(folder)]
-    env = environment(spec, run_id, rank, port)
+    env = environment(spec, run_id, rank, addresses)
     if spec.config.debug and rank == 0:  # in the foreground, where a debugger can be
         return subprocess.Popen(command, env=env)
     with open(folder / log_name(rank), "wb") as log:
@@ -163,16 +179,18 @@ def _watch(
     limited = not spec.config.debug
     begin_s = changed_s = looked_s = time.monotonic()
     seen: list[tuple[int, float]] = []
+    services = spec.services
+    measuring = [rank for rank in range(len(group)) if rank not in services]
     while True:
         if cancelled.is_set():
             raise KeyboardInterrupt
         codes = [process.poll() for process in group]
-        bad = [rank for rank, code in enumerate(codes) if code not in (None, 0)]
-        if bad:
-            _wait_all(group, FOLLOW_S)
-            return bad, None
-        if all(code == 0 for code in codes):
+        if all(codes[rank] == 0 for rank in measuring):
             return [], None
+        bad = [rank for rank, code in enumerate(codes) if code is not None and (code != 0 or rank in services)]
+        if bad:
+            _wait_all([group[rank] for rank in measuring], FOLLOW_S)
+            return bad, None
         now_s = time.monotonic()
         if now_s - looked_s >= LOOK_S:
             looked_s = now_s

@@ -70,12 +70,15 @@ class Session:
     def _probe(self) -> None:
         self.record.message_bytes = self.strategy.message_sizes()
         self.record.backend_used = self.strategy.backend_used()
+        self.record.settings_used = self.strategy.settings_used()
         self.record.versions = self.strategy.versions()
         self._check_backend()
 
     def _check_backend(self) -> None:
         requested, used = self.spec.config.strategy.backend, self.record.backend_used
-        lost = requested == "auto" and used is None and self.spec.processes > 1
+        if used is None and self.spec.gpus == 1:  # some exchange nothing where there is nobody to exchange with
+            return
+        lost = requested == "auto" and used is None
         if lost or requested not in (None, "auto", used):
             asked = "some exchange" if lost else requested
             raise WrongBackend(

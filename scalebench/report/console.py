@@ -84,8 +84,10 @@ class Console:
     def plan(self, runs: Sequence[tuple[RunSpec, bool]]) -> None:
         """What a dry run lists: each run, and how long all may take."""
         low_s = high_s = 0.0
+        several = len({spec.config.model.name for spec, _ in runs}) > 1
         for number, (spec, added) in enumerate(runs, 1):
-            note = " (baseline, added)" if added else ""
+            note = f" model={spec.config.model.name}" if several else ""
+            note += " (baseline, added)" if added else ""
             note += " [oversubscribed]" if "oversubscribed" in spec.flags else ""
             if spec.unsupported is not None:
                 self.line(f"[{number}/{len(runs)}] {spec.label}{note}: unsupported: {spec.unsupported}")

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 ORDER = ["model", "dataset", "hardware", "scaling", "strategy", "gpus", "repeat", "started_at"]
 SHARED = ("model", "hardware", "scaling")  # told once, above the table, when all rows agree
+# Told in a column of their own when rows differ in them, and else not at all.
+DIFFERING = ("dataset", "feed", "batch_per_device", "precision", "data_format", "model_params")
 
 
 def write_tables(folder: Path) -> pd.DataFrame:
@@ -31,7 +33,7 @@ def write_tables(folder: Path) -> pd.DataFrame:
 def summary(frame: pd.DataFrame) -> Table:
     """Strategy by devices: throughput with interval, speedup, efficiency, epoch time, status and reason."""
     shared = {name: frame[name].iloc[0] for name in SHARED if frame[name].nunique() == 1}
-    varying = [name for name in SHARED if name not in shared]
+    varying = [name for name in SHARED if name not in shared] + _differing(frame)
     head = ", ".join(f"{name} {value}" for name, value in shared.items())
     table = Table(title=Text(head) if head else None, title_justify="left", box=box.SIMPLE_HEAD)
     for name in [*varying, "strategy"]:
@@ -47,6 +49,12 @@ def summary(frame: pd.DataFrame) -> Table:
         # Text, not str: rich would take brackets in a reason for markup.
         table.add_row(*map(Text, cells))
     return table
+
+
+def _differing(frame: pd.DataFrame) -> list[str]:
+    """What rows of one model, scaling and number of devices differ in, as a sweep over it makes them."""
+    groups = frame.groupby(["model", "hardware", "scaling", "gpus"], dropna=False)
+    return [name for name in DIFFERING if (groups[name].nunique() > 1).any()]
 
 
 def throughput(row: dict[str, Any]) -> str:

@@ -22,7 +22,6 @@ from scalebench.spec import RunSpec
 from scalebench.strategy import LossPart, Strategy, Unsupported
 from scalebench.worker import run_rank
 from scalebench.workloads import datasets
-from scalebench.workloads.batch import Batch
 from scalebench.workloads.source import Source
 
 EPOCHS = 2
@@ -60,9 +59,10 @@ class ListeningSource(Source):
         super().__init__(*args, **kwargs)
         self.rows: list[list[int]] = []
 
-    def _gather(self, rows: NDArray[np.int64], global_samples: int) -> Batch:
-        self.rows.append([int(row) for row in rows])
-        return super()._gather(rows, global_samples)
+    def batch_indices(self, epoch: int, update: int) -> NDArray[np.int64]:
+        rows = super().batch_indices(epoch, update)
+        self.rows.append(rows.tolist())
+        return rows
 
 
 class CountedLoop:

@@ -27,11 +27,11 @@ from scalebench.workloads import datasets
 
 # fault -> (status, words of the reason)
 EXPECTED = {
-    "raise": ("failed", "rank 1: RuntimeError: told to fail"),
-    "exit": ("failed", "rank 1 ended with exit status 7"),
-    "kill": ("failed", "rank 1 was killed by SIGKILL"),
+    "raise": ("failed", "rank {}: RuntimeError: told to fail"),
+    "exit": ("failed", "rank {} ended with exit status 7"),
+    "kill": ("failed", "rank {} was killed by SIGKILL"),
     "stop": ("timeout", "no rank made progress"),
-    "oom": ("oom", "rank 1: out of memory"),
+    "oom": ("oom", "rank {}: out of memory"),
 }
 
 
@@ -42,13 +42,15 @@ class FaultContract:
     overrides: ClassVar[tuple[str, ...]] = ()
     hang_s: ClassVar[float] = 15.0  # longer than any honest pause of the strategy, its start-up included
     limit_s: ClassVar[float] = 60.0  # from the start of the run to its row
+    rank: ClassVar[int] = 1  # the one that goes wrong
+    measuring: ClassVar[int] = 2  # ranks that measure, of a run on two devices
 
     @pytest.mark.parametrize("fault", EXPECTED)
     def test_a_bad_rank_ends_the_run(self, fault: str, tmp_path: Path) -> None:
         begin_s = time.monotonic()
         result, folder = self.run_with(fault, tmp_path)
         assert time.monotonic() - begin_s < self.limit_s
-        status, words = EXPECTED[fault]
+        status, words = EXPECTED[fault][0], EXPECTED[fault][1].format(self.rank)
         assert (result.status, words in (result.reason or "")) == (status, True), result.reason
         assert read_result(folder / RESULT_FILE) == result
         assert result.log is not None
@@ -65,7 +67,7 @@ class FaultContract:
         long = ["measure.min_s=60", "measure.max_s=60", f"dataset.cache={tmp_path / 'data'}"]
         command = [sys.executable, "-m", "scalebench", *words, *long]
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as parent:
-            workers = self.workers_that_measure(folder)
+            workers = self.workers_that_measure(folder, psutil.Process(parent.pid))
             parent.send_signal(sign)
             parent.wait(self.limit_s)
         _, alive = psutil.wait_procs(workers, timeout=self.limit_s)
@@ -75,22 +77,22 @@ class FaultContract:
             assert parent.returncode == 1
             assert read_result(folder / RESULT_FILE).status == "cancelled"
 
-    def workers_that_measure(self, folder: Path) -> list[psutil.Process]:
-        """Both workers of a run in `folder`, once both measure."""
+    def workers_that_measure(self, folder: Path, parent: psutil.Process) -> list[psutil.Process]:
+        """All processes of the run in `folder`, once it measures."""
         deadline_s = time.monotonic() + self.limit_s
         while time.monotonic() < deadline_s:
             seen = [progress for progress in (read_progress(folder, rank) for rank in range(2)) if progress]
-            if [progress.phase for progress in seen] == ["measure"] * 2:
-                return [psutil.Process(progress.pid) for progress in seen]
+            if [progress.phase for progress in seen] == ["measure"] * self.measuring:
+                return parent.children(recursive=True)
             time.sleep(0.1)
-        pytest.fail(f"no two workers measure after {self.limit_s:g} s")
+        pytest.fail(f"no {self.measuring} workers measure after {self.limit_s:g} s")
 
     def run_with(self, fault: str, tmp_path: Path) -> tuple[Result, Path]:
-        """A run of two ranks whose rank 1 goes wrong after a few batches."""
+        """A run on two devices, one rank of which goes wrong after a few batches."""
         words = [f"strategy={self.strategy}", "gpus=2", *WORKLOAD, f"measure.hang_s={self.hang_s}", *self.overrides]
         spec = resolve(jobs.to_config(cli.compose([*words, f"dataset.cache={tmp_path / 'data'}"])))
         datasets.prepare(spec.config)
         folder = tmp_path / "run"
         folder.mkdir()
-        write_json(folder / FAULT_FILE, {"fault": fault, "rank": 1, "batch": 5})
+        write_json(folder / FAULT_FILE, {"fault": fault, "rank": self.rank, "batch": 5})
         return run(spec, folder, module="scalebench.testing.faulty"), folder

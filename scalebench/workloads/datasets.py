@@ -3,16 +3,44 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from scalebench.spec import Config, InputError, RunSpec
 from scalebench.suggest import no_such
-from scalebench.workloads import cache, materials, user_file
+from scalebench.workloads import cache, cifar10, imagenet, images, materials, random_data, synthetic_images, user_file
 from scalebench.workloads.recipe import Recipe
 from scalebench.workloads.source import Source
 
-RECIPES = {"materials": materials.recipe}
+
+@dataclass(frozen=True)
+class Kind:
+    """A data set by name: made by `recipe`, or read from `dataset.path` by `read`, or either."""
+
+    recipe: Callable[[Config], Recipe] | None = None
+    read: Callable[[Config, Path, Path], Path] | None = None  # config, cache folder, path -> folder in the cache
+    images: bool = False
+    hint: str = ""  # where the files of one that is only read come from
+
+
+def _own_samples(config: Config, cache_dir: Path, path: Path) -> Path:
+    return user_file.ensure(cache_dir, path, tuple(config.model.input_shape), tuple(config.model.target_shape))
+
+
+def _materials(config: Config) -> Recipe:
+    return materials.recipe(config.dataset.size, config.dataset.seed)
+
+
+DATASETS = {
+    "materials": Kind(_materials, _own_samples),
+    "random": Kind(random_data.recipe, _own_samples),
+    "cifar10_synthetic": Kind(synthetic_images.recipe, images=True),
+    "imagenet_synthetic": Kind(synthetic_images.recipe, images=True),
+    "cifar10": Kind(read=cifar10.ensure, images=True, hint=cifar10.HINT),
+    "imagenet": Kind(read=imagenet.ensure, images=True, hint=imagenet.HINT),
+}
 
 
 def cache_dir(config: Config) -> Path:
@@ -23,23 +51,70 @@ def cache_dir(config: Config) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "scalebench"
 
 
+def label(config: Config) -> str:
+    """What the data set goes by: its name, or the path of one's own samples that stand in for generated ones."""
+    own = config.dataset.path is not None and DATASETS[config.dataset.name].recipe is not None
+    return str(config.dataset.path) if own else config.dataset.name
+
+
 def prepare(config: Config) -> Path:
     """The folder with this run's dataset, which is made or unpacked first where it is not there yet.
 
-    Raises InputError for an unknown dataset, a user's file that does not fit, or a cache that is full.
+    `config.model` has the shapes of the run. Raises InputError for an unknown dataset, one that does not fit the
+    model, files that are not as they should be, or a cache that is full.
     """
-    where = cache_dir(config)
-    if config.dataset.path is not None:
-        shapes = tuple(config.model.input_shape), tuple(config.model.target_shape)
-        return user_file.ensure(where, Path(config.dataset.path), *shapes)
-    return _recipe(config).ensure(where)
+    check(config)
+    kind, where, path = DATASETS[config.dataset.name], cache_dir(config), config.dataset.path
+    if path is not None and kind.read is not None:
+        return kind.read(config, where, Path(path).expanduser().absolute())
+    assert kind.recipe is not None  # check has seen to it
+    return kind.recipe(config).ensure(where)
 
 
-def _recipe(config: Config) -> Recipe:
-    name = config.dataset.name
-    if name not in RECIPES:
-        raise InputError(no_such("dataset", name, RECIPES))
-    return RECIPES[name](config.dataset.size, config.dataset.seed)
+def check(config: Config) -> None:
+    """InputError for an unknown dataset, one that does not fit the model, or a path that is missing or idle.
+
+    Touches no file. `config.model` has the shapes of the run.
+    """
+    dataset = config.dataset
+    if dataset.name not in DATASETS:
+        raise InputError(no_such("dataset", dataset.name, DATASETS))
+    kind = DATASETS[dataset.name]
+    if dataset.path is None and kind.recipe is None:
+        variable = f"SCALEBENCH_{dataset.name.upper()}"  # which its YAML looks at
+        raise InputError(
+            f"dataset={dataset.name} is read from files: {kind.hint}, then set dataset.path or ${variable}"
+        )
+    if dataset.path is not None and kind.read is None:
+        real = dataset.name.removesuffix("_synthetic")
+        raise InputError(f"dataset={dataset.name} is made, not read: leave out dataset.path, or take dataset={real}")
+    if kind.images:
+        images.check(config)
+    elif dataset.path is None and kind.recipe is not None:
+        recipe = kind.recipe(config)
+        _check_shape(config, recipe.input_shape, config.model.input_shape, "samples")
+        _check_shape(config, recipe.target_shape, config.model.target_shape, "targets")
+    if not kind.images:
+        _check_quantities(config)
+
+
+def _check_quantities(config: Config) -> None:
+    dataset, model = config.dataset, config.model
+    if dataset.classes is not None or dataset.dtype != "float32":
+        raise InputError(f"dataset={dataset.name} has float32 quantities: leave out dataset.classes and dataset.dtype")
+    if not model.target_shape:
+        raise InputError(
+            f"dataset={dataset.name} has quantities as targets, model={model.name} takes samples of "
+            f"{tuple(model.input_shape)} with class numbers: choose a dataset of images, or another model"
+        )
+
+
+def _check_shape(config: Config, has: tuple[int, ...], takes: list[int], what: str) -> None:
+    if has != tuple(takes):
+        raise InputError(
+            f"dataset={config.dataset.name} has {what} of {has}, model={config.model.name} takes {tuple(takes)}: "
+            "choose another dataset or model"
+        )
 
 
 def split(samples: int, validation_share: float) -> int:
@@ -63,7 +138,7 @@ def sources(spec: RunSpec, replica: int, replicas: int, kind: type[Source] = Sou
         "replicas": replicas,
     }
     feed = "host" if config.dataset.feed == "device" else config.dataset.feed  # the adapter places it
-    train = kind(inputs, targets, feed=feed, last=border, **common)
+    train = kind(inputs, targets, feed=feed, last=border, devices=spec.gpus, **common)
     if len(inputs) - border < replicas:
         return train, None
     return train, Source(inputs, targets, first=border, **common)

@@ -1,4 +1,4 @@
-"""A generated dataset: how its chunks are made, and how they get into the cache on all cores."""
+"""A dataset made chunk by chunk: what makes it what it is, and how it gets into the cache on all cores."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -29,11 +29,12 @@ POOL_BYTES = 240_000_000
 
 @dataclass(frozen=True)
 class Recipe:
-    """A dataset that is made, not read; equal fields (`make` and `chunk` aside) mean equal files.
+    """A dataset made in chunks; equal fields (`make`, `chunk` and `pool_bytes` aside) mean equal files.
 
     `make(start, count)` returns inputs (count, *input_shape) and targets (count, *target_shape); it
     must depend on its arguments alone, and must be importable by name, since other processes call
-    it. It is asked for `chunk` samples at a time. Raise `version` when its output changes.
+    it. It is asked for `chunk` samples at a time. Raise `version` when its output changes. `details`
+    (what JSON can hold) are whatever else the output depends on.
     """
 
     name: str
@@ -46,6 +47,8 @@ class Recipe:
     make: Callable[[int, int], Arrays]
     input_dtype: str = "float32"
     target_dtype: str = "float32"
+    details: Mapping[str, Any] = field(default_factory=dict)
+    pool_bytes: int = POOL_BYTES  # a dataset of so many is worth several processes
 
     @property
     def size_bytes(self) -> int:
@@ -66,6 +69,7 @@ class Recipe:
             "seed": self.seed,
             "inputs": [list(self.input_shape), self.input_dtype],
             "targets": [list(self.target_shape), self.target_dtype],
+            **self.details,
         }
         write = partial(self.write, workers=workers)
         return cache.ensure(cache_dir, self.name, identity, self.size_bytes, write)
@@ -76,27 +80,24 @@ class Recipe:
         targets = cache.create(folder / cache.TARGETS, (self.samples, *self.target_shape), self.target_dtype)
         starts = range(0, self.samples, self.chunk)
         if workers is None:
-            workers = _cores() if self.size_bytes >= POOL_BYTES else 1
+            workers = _cores() if self.size_bytes >= self.pool_bytes else 1
         if workers == 1:
             for start in starts:
-                self._fill(inputs, targets, start)
+                self.fill(inputs, targets, start)
         else:
             self._fill_in_pool(folder, starts, min(workers, len(starts)))
 
-    def _fill(self, inputs: NDArray[Any], targets: NDArray[Any], start: int) -> None:
+    def fill(self, inputs: NDArray[Any], targets: NDArray[Any], start: int) -> None:
+        """One chunk into its place in the arrays."""
         rows = slice(start, min(start + self.chunk, self.samples))
         inputs[rows], targets[rows] = self.make(start, rows.stop - start)
-
-    def _fill_file(self, folder: Path, start: int) -> None:
-        """One chunk, straight into the files: no sample ever travels between processes."""
-        self._fill(*cache.open_arrays(folder, "r+"), start)
 
     def _fill_in_pool(self, folder: Path, starts: range, workers: int) -> None:
         # spawn, not fork: the caller may hold threads, locks or a CUDA context.
         context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent)
+        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(self, folder))
         try:
-            jobs: list[Future[None]] = [pool.submit(self._fill_file, folder, start) for start in starts]
+            jobs: list[Future[None]] = [pool.submit(_fill_files, start) for start in starts]
             for job in as_completed(jobs):
                 job.result()
         except BrokenProcessPool:
@@ -113,8 +114,22 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+_worker: dict[str, Callable[[int], None]] = {}  # of a pool worker: what it does with a chunk's start
+
+
+def _begin(recipe: Recipe, folder: Path) -> None:
+    """Pool worker set-up. The recipe, which may name a million files, comes once and not with every chunk."""
+    _end_with_parent()
+    _worker["fill"] = partial(recipe.fill, *cache.open_arrays(folder, "r+"))
+
+
+def _fill_files(start: int) -> None:
+    """One chunk, straight into the files: no sample ever travels between processes."""
+    _worker["fill"](start)
+
+
 def _end_with_parent() -> None:
-    """Pool worker set-up: Ctrl-C is the parent's to handle, and a killed parent leaves no orphan.
+    """Ctrl-C is the parent's to handle, and a killed parent leaves no orphan.
 
     A pool worker holds both ends of its queue and so would wait for ever after its parent's death.
     """

@@ -23,8 +23,9 @@ class Source:
     Each epoch is a new permutation drawn from (seed, epoch), the same on all replicas. Its
     consecutive slices of `global_batch` samples are the batches, and each replica takes a
     contiguous part of a slice; parts differ by at most one sample. The last batch of an epoch is
-    smaller if it has to be; with fewer samples than replicas it joins the batch before it. So every
-    sample is seen once per epoch, and no part is empty.
+    smaller if it has to be; with fewer samples than `devices` it joins the batch before it. So every
+    sample is seen once per epoch, and no part is empty. `devices` are those of all replicas: more than
+    `replicas` where one of them deals its part out to several.
 
     `first` and `last` (exclusive) choose a range of samples, so that two sources can share a file.
     `feed`: host gathers rows from the arrays, memory-mapped or not; fixed gives the first batch
@@ -42,6 +43,7 @@ class Source:
         seed: int,
         replica: int,
         replicas: int,
+        devices: int | None = None,
         feed: str = "host",
         first: int = 0,
         last: int | None = None,
@@ -52,7 +54,8 @@ class Source:
         if not 0 <= replica < replicas:
             raise ValueError(f"replica {replica} of {replicas}")
         self.samples = last - first
-        _check_enough(self.samples, global_batch, replicas)
+        self.devices = replicas if devices is None else devices
+        _check_enough(self.samples, global_batch, self.devices)
         if feed not in FEEDS:
             raise InputError(f"dataset.feed={feed} is unknown: take one of {', '.join(FEEDS)}")
         self.global_batch, self.seed, self.feed = global_batch, seed, feed
@@ -67,7 +70,7 @@ class Source:
     def updates_per_epoch(self) -> int:
         """Global batches per epoch."""
         full, rest = divmod(self.samples, self.global_batch)
-        return full if rest < self.replicas else full + 1
+        return full if rest < self.devices else full + 1
 
     def __iter__(self) -> Iterator[Batch]:
         """Batches for ever, epoch after epoch from 0."""
@@ -148,11 +151,11 @@ def _reader(array: NDArray[Any], feed: str) -> Callable[[Indices], NDArray[Any]]
     return partial(np.take, np.asarray(array), axis=0)  # asarray: a memmap would give memmaps
 
 
-def _check_enough(samples: int, global_batch: int, replicas: int) -> None:
-    if samples < replicas:
-        raise InputError(f"the dataset has {samples} samples for {replicas} replicas: raise dataset.size or lower gpus")
-    if global_batch < replicas:
+def _check_enough(samples: int, global_batch: int, devices: int) -> None:
+    if samples < devices:
+        raise InputError(f"the dataset has {samples} samples for {devices} replicas: raise dataset.size or lower gpus")
+    if global_batch < devices:
         raise InputError(
-            f"a global batch of {global_batch} samples leaves some of {replicas} replicas without any: "
+            f"a global batch of {global_batch} samples leaves some of {devices} replicas without any: "
             "raise train.global_batch or lower gpus"
         )

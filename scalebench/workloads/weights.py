@@ -45,7 +45,11 @@ def _draw(name: str, shape: tuple[int, ...], init: str, seed: int) -> NDArray[np
         raise ValueError(f"{name} has unknown init {init}: zeros, ones, he_uniform or glorot_uniform")
     # crc32, since Python's own hash of a text differs from process to process.
     rng = np.random.default_rng(np.random.SeedSequence([seed, zlib.crc32(name.encode())]))
-    return rng.uniform(-limit, limit, shape).astype(np.float32)
+    # In float32 and in place: the largest kernel of VGG16 takes 411 MB.
+    array = rng.random(shape, dtype=np.float32)
+    array -= np.float32(0.5)
+    array *= np.float32(2 * limit)
+    return array
 
 
 def _fans(shape: tuple[int, ...]) -> tuple[int, int]:

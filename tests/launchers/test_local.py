@@ -53,7 +53,7 @@ def test_each_rank_has_its_own_variables() -> None:
     spec = null_spec(gpus=3)
     spec.places[1].threads = 7
     spec.places[2].node, spec.places[2].local_rank = 1, 0
-    first, second, third = (environment(spec, "an id", rank, 12345) for rank in range(3))
+    first, second, third = (environment(spec, "an id", rank, ["127.0.0.1:12345"]) for rank in range(3))
     assert (first["RANK"], second["RANK"], third["RANK"]) == ("0", "1", "2")
     assert (first["LOCAL_RANK"], second["LOCAL_RANK"], third["LOCAL_RANK"]) == ("0", "1", "0")
     assert (first["LOCAL_WORLD_SIZE"], third["LOCAL_WORLD_SIZE"], third["NODE_RANK"]) == ("2", "1", "1")
@@ -70,6 +70,13 @@ def test_each_rank_has_its_own_variables() -> None:
         assert (first[name], second[name]) == (str(spec.places[0].threads), "7")
 
 
+def test_each_rank_knows_the_addresses_of_all() -> None:
+    addresses = ["10.0.0.1:5000", "10.0.0.1:5001"]
+    variables = environment(null_spec(gpus=2), "an id", 1, addresses)
+    assert variables["SCALEBENCH_ADDRESSES"] == "10.0.0.1:5000,10.0.0.1:5001"
+    assert (variables["MASTER_ADDR"], variables["MASTER_PORT"]) == ("10.0.0.1", "5000")
+
+
 def test_the_variables_of_this_process_stay_as_they_are(tmp_path: Path) -> None:
     before = dict(os.environ)
     launched(null_spec(), tmp_path)
@@ -81,6 +88,10 @@ def test_a_free_port_can_be_bound() -> None:
     assert all(1024 <= port < 65536 for port in ports)
     with socket.socket() as one:
         one.bind(("127.0.0.1", ports[-1]))
+
+
+def test_free_ports_are_all_different() -> None:
+    assert len(set(local.free_ports(50))) == 50
 
 
 def test_ranks_run_in_their_places(tmp_path: Path) -> None:
@@ -287,10 +298,51 @@ def test_a_port_in_use_is_a_failed_row_with_its_reason(tmp_path: Path, monkeypat
     monkeypatch.setattr(local, "FOLLOW_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        monkeypatch.setattr(local, "free_port", lambda: port)
+        monkeypatch.setattr(local, "free_ports", lambda count: [port] * count)
         result = run(null_spec(gpus=2), tmp_path / "run")
     assert result.status == "failed" and result.log == "rank0.log"
     words = f"cannot listen on port {port} of 127.0.0.1 (Address already in use); run it again"
     assert result.reason == f"rank 0: OSError: {words}"
     assert words in (tmp_path / "run" / "rank0.log").read_text()
     assert not ranks_of(tmp_path / "run")
+
+
+def with_services(spec: RunSpec) -> RunSpec:
+    """Rank 0 as the chief of the others."""
+    for place, role in zip(spec.places, ("chief", "ps", "worker"), strict=True):
+        place.role = role
+    return spec
+
+
+def test_services_end_with_the_chief(tmp_path: Path, program: Callable[[str], str]) -> None:
+    """Also one that is deaf to SIGTERM, and none of them counts as failed."""
+    module = program("""
+        if rank == 1:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        (folder / f"up{rank}").touch()
+        while rank or len(list(folder.glob("up*"))) < 3:
+            time.sleep(0.01)
+    """)
+    begin_s = time.monotonic()
+    ended = launched(with_services(null_spec(gpus=3)), tmp_path, module=module)
+    assert time.monotonic() - begin_s < 20
+    assert (ended.exit_codes, ended.died_first, ended.timeout) == ([0, None, None], [], None)
+    assert ended.services == {1: "ps", 2: "worker"} and not alive(ended.pids)
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_service_that_ends_before_the_chief_ends_the_run(
+    code: int, tmp_path: Path, program: Callable[[str], str]
+) -> None:
+    """However it ended: the chief would wait for it. Nobody waits for the other services to follow."""
+    module = program(f"""
+        if rank == 2:
+            sys.exit({code})
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+        time.sleep(600 if rank == 1 else 1)
+    """)
+    begin_s = time.monotonic()
+    ended = launched(with_services(null_spec(gpus=3)), tmp_path, module=module)
+    assert time.monotonic() - begin_s < local.FOLLOW_S
+    assert (ended.exit_codes[1:], ended.died_first) == ([None, code], [2])
+    assert not alive(ended.pids)

@@ -88,20 +88,21 @@ def test_without_validation_there_is_no_such_phase(changes: dict[str, Any], tmp_
     assert record.metrics == {}
 
 
-def test_another_backend_than_asked_for_is_a_failure(tmp_path: Path) -> None:
-    spec = null_spec(strategy=StrategySpec("null", baseline="null", backend="gloo"))
-    with pytest.raises(WrongBackend, match="null asked for gloo, but the gradients were carried by nothing"):
-        one_rank(tmp_path, spec)
-    spec.config.strategy.backend = "auto"
-    assert one_rank(tmp_path, spec)[0].backend_used is None
-
-
-def test_no_exchange_at_all_between_processes_is_a_failure(tmp_path: Path) -> None:
-    """Whatever `auto` may choose: replicas that silently do not average must not pass for a strategy."""
-    spec = null_spec(gpus=2, strategy=StrategySpec("null", baseline="null", backend="auto"))
+@pytest.mark.parametrize(
+    ("asked", "told"), [("gloo", "null asked for gloo"), ("auto", "asked for some exchange")], ids=["named", "auto"]
+)
+def test_another_backend_than_asked_for_is_a_failure(asked: str, told: str, tmp_path: Path) -> None:
+    """Replicas that silently do not average must not pass for a strategy."""
+    spec = null_spec(gpus=2, strategy=StrategySpec("null", baseline="null", backend=asked))
     session = Session(spec, Null(spec, 0), RankRecord(0, "here", 1), ProgressFile(tmp_path, 0, 1))
-    with pytest.raises(WrongBackend, match="asked for some exchange, but the gradients were carried by nothing"):
+    with pytest.raises(WrongBackend, match=f"{told}, but the gradients were carried by nothing"):
         session._probe()
+
+
+@pytest.mark.parametrize("asked", ["gloo", "auto"])
+def test_one_device_has_nobody_to_exchange_with(asked: str, tmp_path: Path) -> None:
+    spec = null_spec(strategy=StrategySpec("null", baseline="null", backend=asked))
+    assert one_rank(tmp_path, spec)[0].backend_used is None
 
 
 def test_a_failure_leaves_the_marks_so_far(tmp_path: Path) -> None:

@@ -41,25 +41,61 @@ def test_other_shapes_and_types(tmp_path):
     assert TOY.size_bytes == inputs.nbytes + targets.nbytes
 
 
-@pytest.mark.parametrize("change", [{"version": 2}, {"samples": 11}, {"seed": 1}, {"input_dtype": "int8"}])
+CHANGES = [{"version": 2}, {"samples": 11}, {"seed": 1}, {"input_dtype": "int8"}, {"details": {"classes": 3}}]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_what_changes_the_files_changes_the_folder(tmp_path, change):
     assert dataclasses.replace(TOY, **change).ensure(tmp_path) != TOY.ensure(tmp_path)
 
 
-def test_chunk_does_not_change_the_folder(tmp_path):
-    assert dataclasses.replace(TOY, chunk=3).ensure(tmp_path) == TOY.ensure(tmp_path)
+@pytest.mark.parametrize("change", [{"chunk": 3}, {"pool_bytes": 0}, {"details": {}}])
+def test_what_does_not_change_the_files_does_not_change_the_folder(tmp_path, change):
+    assert dataclasses.replace(TOY, **change).ensure(tmp_path, workers=1) == TOY.ensure(tmp_path)
 
 
 @pytest.mark.parametrize(("samples", "pooled"), [(99_000, False), (101_000, True)])
 def test_only_large_datasets_start_processes(tmp_path, monkeypatch, samples, pooled):
     pools = []
-    monkeypatch.setattr(recipe.Recipe, "_fill", lambda *_: None)
+    monkeypatch.setattr(recipe.Recipe, "fill", lambda *_: None)
     monkeypatch.setattr(recipe.Recipe, "_fill_in_pool", lambda *arguments: pools.append(arguments))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
     materials.recipe(samples, 0).ensure(tmp_path)
     assert bool(pools) == pooled
     if pooled:
         assert pools[0][-1] == 3
+
+
+def test_a_slow_recipe_says_from_which_size_on_processes_are_worth_it(tmp_path, monkeypatch):
+    pools = []
+    monkeypatch.setattr(recipe.Recipe, "_fill_in_pool", lambda *arguments: pools.append(arguments))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    dataclasses.replace(TOY, pool_bytes=TOY.size_bytes + 1).ensure(tmp_path / "1")
+    assert not pools
+    dataclasses.replace(TOY, pool_bytes=TOY.size_bytes).ensure(tmp_path / "2")
+    assert len(pools) == 1
+
+
+class Counted:
+    """A recipe's `make` that notes how often it is sent to another process."""
+
+    def __init__(self, log):
+        self.log = log
+
+    def __getstate__(self):
+        with self.log.open("a") as log:
+            log.write("sent\n")
+        return self.__dict__
+
+    def __call__(self, start: int, count: int):
+        return make(start, count)
+
+
+def test_the_recipe_is_sent_once_to_each_process(tmp_path):
+    log = tmp_path / "log"
+    folder = dataclasses.replace(TOY, chunk=1, make=Counted(log)).ensure(tmp_path / "cache", workers=2)
+    assert np.array_equal(cache.open_arrays(folder)[1], np.arange(10))
+    assert log.read_text().splitlines() == ["sent"] * 2
 
 
 def alive(pid: int) -> bool:

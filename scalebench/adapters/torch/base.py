@@ -8,13 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scalebench.adapters.torch import feeding, models, training
-from scalebench.adapters.torch.evaluation import mean_squared_errors
+from scalebench.adapters.torch import evaluation, feeding, training
+from scalebench.adapters.torch.compiling import Compiled
+from scalebench.adapters.torch.evidence import observed_settings
 from scalebench.adapters.torch.feeding import TorchBatch
 from scalebench.adapters.torch.group import Group
+from scalebench.adapters.torch.network import NetworkModule
+from scalebench.adapters.torch.precision import Precision
+from scalebench.adapters.torch.weights import load_weights, read_weights
 from scalebench.spec import RunSpec
 from scalebench.strategy import LossPart, Strategy, Unsupported
-from scalebench.workloads.models import layers
+from scalebench.workloads import networks
 from scalebench.workloads.source import Source
 from scalebench.workloads.weights import initial_weights
 
@@ -24,13 +28,16 @@ DEBUG_TIMEOUT_S = 86400.0
 class TorchStrategy(Strategy):
     """One replica of the model on one device. By itself it talks to nobody; subclasses say how they do.
 
-    `model` is the bare model, `net` what is trained: the same, or a wrapper around it.
+    `model` holds the weights, `compiled` is the same or its compiled form, and `net` what is trained: that, or a
+    wrapper around it.
     """
 
     device: torch.device
-    model: nn.Module
+    model: NetworkModule
+    compiled: nn.Module
     net: nn.Module
     optimizer: torch.optim.Optimizer
+    precision: Precision
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
@@ -58,8 +65,8 @@ class TorchStrategy(Strategy):
     def setup(self) -> None:
         settings = self.spec.config
         set_threads(self.place.threads)
-        keep_float32()
         self.device = choose_device(self.spec.device, self.place.devices[0])
+        self.precision = Precision(settings.train.precision, self.device)
         backend = self.group_backend()
         if backend is not None:
             self.group = Group(backend, self.device, self.place.rank, self.spec.processes, self.group_timeout_s)
@@ -67,7 +74,8 @@ class TorchStrategy(Strategy):
         self.optimizer = training.optimizer(
             settings.train.optimizer, self.model.parameters(), settings.train.learning_rate
         )
-        self.net = self.wrap(self.model)
+        self.compiled = Compiled(self.model, self.place.threads) if settings.train.compile else self.model
+        self.net = self.wrap(self.compiled)
 
     def feed(self, source: Source) -> Iterable[TorchBatch]:
         settings = self.spec.config.dataset
@@ -76,14 +84,17 @@ class TorchStrategy(Strategy):
     def step(self, batch: TorchBatch) -> LossPart | None:
         self.optimizer.zero_grad()
         loss, part = self.forward(self.net, batch)
-        loss.backward()
-        self.optimizer.step()
+        self.precision.backward(loss)
+        self.precision.update(self.optimizer)
         return part
 
     def forward(self, net: nn.Module, batch: TorchBatch) -> tuple[Tensor, LossPart]:
         """(what to differentiate, what to report) for a batch; nothing here waits for the device."""
-        self.last_batch = batch
-        mean = self._loss(net(batch.inputs), batch.targets)
+        if self.last_batch is None or batch.samples >= self.last_batch.samples:
+            self.last_batch = batch  # a whole one: the last of an epoch may take another way than all others
+        with self.precision.autocast():
+            outputs = net(batch.inputs)
+        mean = self._loss(outputs.float(), batch.targets)
         weight = self.loss_weight(batch)
         part = LossPart(mean.detach() * batch.samples, batch.samples)
         return (mean if weight == 1 else mean * weight), part
@@ -102,16 +113,21 @@ class TorchStrategy(Strategy):
     def backend_used(self) -> str | None:
         return None
 
+    def settings_used(self) -> dict[str, str]:
+        """One more update under the profiler, which spoils the weights."""
+        return {} if self.last_batch is None else observed_settings(self.train, self.last_batch)
+
     def evaluate(self, source: Source) -> dict[str, float]:
-        """Mean squared errors, overall and per target; each replica's model judges its own part of the samples."""
+        """Each replica's model judges its own part of the samples, in the precision of the training."""
         over_group = (lambda values: values) if self.group is None else self.group.sum
-        return mean_squared_errors(self.model, source, self.device, self.model.TARGETS, over_group)
+        with self.precision.autocast():
+            return evaluation.metrics(self.model, self.spec.config.model, source, self.device, over_group)
 
     def num_params(self) -> int:
         return count_parameters(self.model)
 
     def parameters(self) -> dict[str, Any]:
-        return models.read_weights(self.model)
+        return read_weights(self.model)
 
     def peak_memory_bytes(self) -> list[int | None]:
         if self.device.type == "cuda":
@@ -131,11 +147,14 @@ class TorchStrategy(Strategy):
             self.group.leave()
             self.group = None
 
-    def _build(self) -> nn.Module:
+    def _build(self) -> NetworkModule:
         """The model with the weights that every rank and every framework starts from."""
-        wanted = self.spec.config.model
-        model = models.build(wanted.name, wanted.input_shape)
-        models.load_weights(model, initial_weights(layers(wanted.name), self.spec.config.seed))
+        config = self.spec.config
+        wanted, network = config.model, networks.of(config.model)
+        model = NetworkModule(network, config.train.data_format, config.train.dropout)
+        arrays = ((array.name, array.shape, array.init) for array in network.arrays)
+        load_weights(model, initial_weights(arrays, config.seed))
+        torch.manual_seed(config.seed + self.place.rank)  # of dropout
         found = count_parameters(model)
         if wanted.params is not None and found != wanted.params:
             raise RuntimeError(f"{wanted.name} has {found} parameters here and {wanted.params} in its YAML")
@@ -145,12 +164,6 @@ class TorchStrategy(Strategy):
 def count_parameters(model: nn.Module) -> int:
     """Trainable ones."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-
-
-def keep_float32() -> None:
-    """precision=fp32 means it: PyTorch would compute convolutions in TF32 on GPUs that can."""
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
 
 
 def choose_device(kind: str, index: int) -> torch.device:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,12 +15,15 @@ from scalebench.adapters.torch.evidence import observed_backend
 
 @dataclass
 class DdpOptions:
-    """Passed on to DistributedDataParallel under the same names."""
+    """Passed on to DistributedDataParallel."""
 
     bucket_cap_mb: float = 25.0  # gradients are exchanged in buckets of this size
     static_graph: bool = False
     gradient_as_bucket_view: bool = False
     find_unused_parameters: bool = False
+    # DistributedDataParallel's own default is true: moving statistics of rank 0 to all, before each forward pass.
+    # Here each replica keeps its own, as under MirroredStrategy, and message_sizes tells all that is sent.
+    broadcast_buffers: bool = False
 
 
 class Ddp(TorchStrategy):
@@ -35,7 +39,11 @@ class Ddp(TorchStrategy):
 
     def ddp_arguments(self) -> dict[str, Any]:
         """Keyword arguments of DistributedDataParallel, but for the device."""
-        return asdict(self.options)
+        arguments = asdict(self.options)
+        known = inspect.signature(DistributedDataParallel).parameters
+        if "forward_sync_buffers" in known:  # as newer PyTorch calls it, which warns of the old name
+            arguments["forward_sync_buffers"] = arguments.pop("broadcast_buffers")
+        return arguments
 
     def wrap(self, model: nn.Module) -> nn.Module:
         device_ids = [self.device.index] if self.device.type == "cuda" else None

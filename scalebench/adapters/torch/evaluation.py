@@ -1,35 +1,63 @@
-"""Validation: errors summed on every process, put together over the group."""
+"""Validation: sums on every process, put together over the group."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 from scalebench.adapters.torch.feeding import as_tensors
+from scalebench.spec import ModelSpec
 from scalebench.workloads.source import Source
 
 Sum = Callable[[list[float]], list[float]]
 
 
-def mean_squared_errors(
-    model: nn.Module, source: Source, device: torch.device, targets: Sequence[str], over_group: Sum
+def metrics(
+    model: nn.Module, wanted: ModelSpec, source: Source, device: torch.device, over_group: Sum
 ) -> dict[str, float]:
-    """{'mse': over all target columns, 'mse_<target>': of one}, over every sample of every replica's part.
+    """Means over every sample of every replica's part.
 
-    `over_group` adds up numbers over the processes, all of which have to call this. The model is left
-    in training mode.
+    Of a classifier {'cross_entropy': mean, 'accuracy': share that is right}, else {'mse': over all outputs,
+    'mse_<target>': of one, where they have names}. `over_group` adds up numbers over the processes, all of
+    which have to call this. The model is left in training mode.
     """
-    sums = torch.zeros(len(targets), dtype=torch.float64, device=device)
+    if wanted.loss == "cross_entropy":
+        loss, right = _means(model, source, device, 2, _classified, over_group)
+        return {"cross_entropy": loss, "accuracy": right}
+    means = _means(model, source, device, wanted.outputs, _squared_errors, over_group)
+    named = {f"mse_{name}": mean for name, mean in zip(wanted.targets, means, strict=True)} if wanted.targets else {}
+    return {"mse": sum(means) / len(means), **named}
+
+
+def _means(
+    model: nn.Module,
+    source: Source,
+    device: torch.device,
+    width: int,
+    sums_of: Callable[[Tensor, Tensor], Tensor],
+    over_group: Sum,
+) -> list[float]:
+    """Over all samples, of `width` quantities whose sums over a batch `sums_of` gives from (outputs, targets)."""
+    sums = torch.zeros(width, dtype=torch.float64, device=device)
     samples = 0
     model.eval()
     with torch.no_grad():
         for batch in map(as_tensors, source.in_order()):
-            errors = model(batch.inputs.to(device)) - batch.targets.to(device)
-            sums += errors.square().double().sum(0)
+            sums += sums_of(model.forward(batch.inputs.to(device)).float(), batch.targets.to(device))
             samples += batch.samples
     model.train()
     *totals, count = over_group([*sums.tolist(), float(samples)])
-    columns = {f"mse_{name}": total / count for name, total in zip(targets, totals, strict=True)}
-    return {"mse": sum(totals) / count / len(totals), **columns}
+    return [total / count for total in totals]
+
+
+def _squared_errors(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets).square().double().sum(0)
+
+
+def _classified(outputs: Tensor, labels: Tensor) -> Tensor:
+    labels = labels.long()
+    loss = functional.cross_entropy(outputs, labels, reduction="none").double().sum()
+    return torch.stack([loss, (outputs.argmax(1) == labels).double().sum()])

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.plugins.environments import LightningEnvironment
+from pytorch_lightning.plugins.precision import MixedPrecision
 from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -25,6 +26,7 @@ from scalebench.adapters.torch.feeding import TorchBatch
 from scalebench.spec import RunSpec
 from scalebench.strategy import Loop, LossPart, Unsupported
 
+HALF_PRECISIONS = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}
 ENDLESS = 1 << 40  # updates; far enough, and its sum over all ranks still fits 64 bits
 
 # Beginnings of warnings that say nothing new to anybody here, each with its reason.
@@ -106,6 +108,7 @@ class LightningDdp(Ddp):
                 timeout=timedelta(seconds=self.group_timeout_s),
                 **self.ddp_arguments(),
             ),
+            plugins=self._precision_plugins(),
             callbacks=[reporter],
             max_epochs=1,  # one that never ends by itself
             use_distributed_sampler=False,  # batches come sharded
@@ -116,6 +119,11 @@ class LightningDdp(Ddp):
             enable_progress_bar=False,
             enable_model_summary=False,
         )
+
+    def _precision_plugins(self) -> list[MixedPrecision]:
+        """What Trainer(precision=...) would choose. The scaler is ours, so that its scale outlives every Trainer."""
+        name = HALF_PRECISIONS.get(self.spec.config.train.precision)
+        return [] if name is None else [MixedPrecision(name, self.device.type, self.precision.scaler)]
 
 
 class _Environment(LightningEnvironment):
@@ -130,7 +138,7 @@ class _Module(pl.LightningModule):
 
     def __init__(self, owner: LightningDdp) -> None:
         super().__init__()
-        self.model = owner.model
+        self.model = owner.compiled
         self._owner = owner
         self.part: LossPart | None = None
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 pytest.importorskip("torch")
 with warnings.catch_warnings():
@@ -18,7 +18,7 @@ with warnings.catch_warnings():
 
 from scalebench import registry
 from scalebench.launchers.local import free_port
-from scalebench.spec import Config, Place, RunSpec
+from scalebench.spec import Config, ModelSpec, Place, RunSpec
 from scalebench.strategy import Strategy
 from scalebench.workloads.source import Source
 
@@ -46,16 +46,22 @@ def source(samples: tuple[np.ndarray, np.ndarray]) -> Callable[..., Source]:
     return make
 
 
-def spec_of(strategy: str, processes: int = 1, **changes: Any) -> RunSpec:
+def load(group: str, name: str) -> DictConfig:
+    loaded = OmegaConf.load(CONF / group / f"{name}.yaml")
+    loaded.pop("defaults", None)  # which data set a model is for
+    return loaded
+
+
+def spec_of(strategy: str, processes: int = 1, model: str = "materials_cnn", **changes: Any) -> RunSpec:
     """A run of so many CPU ranks; `changes` to the config as dataset__feed='device'."""
     groups = {
-        "model": "materials_cnn",
+        "model": model,
         "dataset": "materials",
         "strategy": strategy,
         "train": "default",
         "measure": "default",
     }
-    loaded = {group: OmegaConf.load(CONF / group / f"{name}.yaml") for group, name in groups.items()}
+    loaded = {group: load(group, name) for group, name in groups.items()}
     composed = OmegaConf.merge(
         OmegaConf.structured(Config), loaded, {"measure": {"hang_s": 20.0}, "hardware": {"name": "cpu"}}
     )
@@ -64,6 +70,11 @@ def spec_of(strategy: str, processes: int = 1, **changes: Any) -> RunSpec:
     config = OmegaConf.to_object(composed)
     places = [Place(rank, rank, 0, [rank], [], 1) for rank in range(processes)]
     return RunSpec(config, "cpu", processes, 1, places, 20, 20 * processes, "0" * 16)
+
+
+def model_spec(name: str) -> ModelSpec:
+    """What the YAML of that name says."""
+    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ModelSpec), load("model", name)))
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from scalebench.adapters.torch import feeding, training
 from scalebench.adapters.torch.base import choose_device
 from scalebench.spec import InputError
 from scalebench.strategy import Unsupported
-from scalebench.workloads.models import layers
+from scalebench.workloads import networks
 from scalebench.workloads.source import Source
 from scalebench.workloads.weights import initial_weights
 
@@ -29,7 +29,8 @@ def test_loss_decreases(strategy: Any, source: Callable[..., Source], optimizer:
 
 def test_starts_from_the_seeds_weights(strategy: Any) -> None:
     bare = strategy("bare_torch", seed=5)
-    for name, array in initial_weights(layers("materials_cnn"), 5).items():
+    arrays = networks.of(bare.spec.config.model).arrays
+    for name, array in initial_weights(((a.name, a.shape, a.init) for a in arrays), 5).items():
         np.testing.assert_array_equal(bare.parameters()[name], array)
     assert bare.num_params() == 153441
 

@@ -1,0 +1,179 @@
+"""What all TensorFlow strategies share: devices, model, optimizer, one weighted update, metrics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import tensorflow as tf
+
+from scalebench.adapters.tensorflow import devices, evaluation, evidence, feeding, precision, training
+from scalebench.adapters.tensorflow.feeding import Part, TfBatch
+from scalebench.adapters.tensorflow.network import NetworkModel, read_weights
+from scalebench.spec import RunSpec
+from scalebench.strategy import LossPart, Strategy
+from scalebench.workloads import networks
+from scalebench.workloads.source import Source
+from scalebench.workloads.weights import initial_weights
+
+
+class TensorFlowStrategy(Strategy):
+    """One replica of the model on one device. By itself it talks to nobody; subclasses say how they do."""
+
+    model: NetworkModel
+    devices: list[str]
+
+    def __init__(self, spec: RunSpec, rank: int) -> None:
+        super().__init__(spec, rank)
+        self.last_batch: TfBatch | None = None
+        self.exchanging = True
+        self._loss = training.loss(spec.config.model.loss)
+        self._functions: dict[bool, Callable[..., tf.Tensor]] = {}  # by whether gradients are exchanged
+
+    def join(self) -> None:
+        """Meet the other processes, where there are any; `devices` are known."""
+
+    def scope(self) -> AbstractContextManager[Any]:
+        """Where model and optimizer are made."""
+        return nullcontext()
+
+    def setup(self) -> None:
+        settings = self.spec.config
+        self.devices = devices.configure(self.spec.device, self.place)
+        computes_in = precision.choose(settings.train.precision, self.devices[0])
+        if settings.train.data_format != "default":
+            precision.keep_layout()
+        self.join()  # before the first operation, which settles what TensorFlow's devices are
+        if settings.train.data_format == "nchw":
+            precision.check_channels_first(self.devices[0], computes_in)
+        tf.random.set_seed(settings.seed + self.place.rank)  # of dropout; weights come from numpy
+        with self.scope():
+            self.model = self._build(computes_in)
+            plain = training.optimizer(settings.train.optimizer, settings.train.learning_rate)
+            self.optimizer = precision.scaled(plain, settings.train.precision)
+            self.optimizer.build(self.model.trainable_variables)
+        self._gradients = self.gradients
+        if settings.train.compile:  # of one replica, on one device: XLA takes no notice of several
+            self._gradients = tf.function(self.gradients, jit_compile=True, autograph=False)
+        self._forward = tf.function(self.forward, input_signature=[self._part_spec()[0]], autograph=False)
+
+    def feed_devices(self) -> list[str]:
+        """Where the parts of a batch are put, one on each."""
+        return self.devices
+
+    def feed(self, source: Source) -> Iterable[TfBatch]:
+        settings = self.spec.config.dataset
+        return feeding.batches(source, self.feed_devices(), settings.feed, settings.prefetch)
+
+    def step(self, batch: TfBatch) -> LossPart | None:
+        self.last_batch = batch
+        return LossPart(self.update_function()(batch.parts, batch.global_samples), batch.samples)
+
+    def update_function(self) -> Callable[..., tf.Tensor]:
+        """The compiled update, with or without the exchange: (parts, samples of the global batch) -> loss sum."""
+        if self.exchanging not in self._functions:
+            signature = [(self._part_spec(),) * len(self.feed_devices()), tf.TensorSpec((), tf.float32)]
+            self._functions[self.exchanging] = tf.function(
+                self.update, input_signature=signature, jit_compile=False, autograph=False
+            )
+        return self._functions[self.exchanging]
+
+    def update(self, parts: tuple[Part, ...], global_samples: tf.Tensor) -> tf.Tensor:
+        """One update from the parts of all devices; the sum of the losses over their samples."""
+        (part,) = parts
+        return self.update_replica(*part, global_samples)
+
+    def update_replica(self, inputs: tf.Tensor, targets: tf.Tensor, global_samples: tf.Tensor) -> tf.Tensor:
+        """One replica's update. Gradients added up over the replicas are those of the mean over the global batch."""
+        loss_sum, gradients = self._gradients(inputs, targets, global_samples)
+        self.optimizer.apply(gradients, self.model.trainable_variables)
+        return loss_sum
+
+    def gradients(
+        self, inputs: tf.Tensor, targets: tf.Tensor, global_samples: tf.Tensor
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """(sum of the losses, gradients of their share of the mean) over one replica's samples."""
+        with tf.GradientTape() as tape:
+            loss_sum = tf.reduce_sum(self._loss(self.model(inputs, training=True), targets))
+            loss = self.optimizer.scale_loss(loss_sum / self.loss_samples(inputs, global_samples))
+        return loss_sum, tape.gradient(loss, [variable.value for variable in self.model.trainable_variables])
+
+    def loss_samples(self, inputs: tf.Tensor, global_samples: tf.Tensor) -> tf.Tensor:
+        """How many samples the loss is a mean over."""
+        return global_samples
+
+    def model_type(self) -> type[NetworkModel]:
+        return NetworkModel
+
+    def forward(self, inputs: tf.Tensor) -> tf.Tensor:
+        """The model's outputs, for validation."""
+        return self.model(inputs, training=False)
+
+    def synchronize(self) -> None:
+        devices.synchronize()
+
+    def broadcast(self, value: float) -> float:
+        return value
+
+    def group_sum(self, values: list[float]) -> list[float]:
+        """Sums over the processes."""
+        return values
+
+    def backend_used(self) -> str | None:
+        return None
+
+    def evaluate(self, source: Source) -> dict[str, float]:
+        wanted = self.spec.config.model
+        with tf.device(self.devices[0]):
+            if wanted.loss == "cross_entropy":
+                return evaluation.classification(self._forward, source, self.group_sum)
+            return evaluation.mean_squared_errors(self._forward, source, wanted.targets, self.group_sum)
+
+    def settings_used(self) -> dict[str, str]:
+        function = self.update_function().get_concrete_function()
+        kept = self.spec.config.train.data_format != "default"
+        return precision.of_update(function, self.devices[0], kept) | {"compiler": evidence.compiler(function)}
+
+    def num_params(self) -> int:
+        return sum(math.prod(variable.shape) for variable in self.model.trainable_variables)
+
+    def parameters(self) -> dict[str, Any]:
+        return read_weights(self.model)
+
+    def peak_memory_bytes(self) -> list[int | None]:
+        return [devices.peak_memory_bytes(device) for device in self.devices]
+
+    def versions(self) -> dict[str, str]:
+        import keras
+
+        build = tf.sysconfig.get_build_info()
+        found = {"tensorflow": tf.__version__, "keras": keras.__version__}
+        return found | {name: build[f"{name}_version"] for name in ("cuda", "cudnn") if f"{name}_version" in build}
+
+    def _build(self, computes_in: str) -> NetworkModel:
+        """The model with the weights that every rank and every framework starts from."""
+        settings = self.spec.config
+        network = networks.of(settings.model)
+        layout = "nhwc" if settings.train.data_format == "default" else settings.train.data_format
+        model = self.model_type()(
+            network,
+            initial_weights(((a.name, a.shape, a.init) for a in network.arrays), settings.seed),
+            data_format=layout,
+            compute_dtype=computes_in,
+            dropout=settings.train.dropout,
+        )
+        found = sum(math.prod(variable.shape) for variable in model.trainable_variables)
+        if found != settings.model.params:
+            raise RuntimeError(f"{network.name} has {found} parameters here and {settings.model.params} in the config")
+        return model
+
+    def _part_spec(self) -> tuple[tf.TensorSpec, tf.TensorSpec]:
+        """Inputs and targets of any number of samples, so that no batch traces the update again."""
+        wanted = self.spec.config.model
+        labels = tf.int64 if self.spec.config.dataset.classes is not None else tf.float32
+        return (
+            tf.TensorSpec((None, *wanted.input_shape), tf.as_dtype(self.spec.config.dataset.dtype)),
+            tf.TensorSpec((None, *wanted.target_shape), labels),
+        )

@@ -1,0 +1,94 @@
+"""One copy of the weights, on one device: gradients of all devices are added up there, weights come from there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from scalebench.adapters.tensorflow import evidence
+from scalebench.spec import Config
+from scalebench.strategy import Unsupported
+
+SCOPE = "sum_of_gradients"  # in the names of the operations that carry gradients between devices
+Tensors = Sequence[tf.Tensor]
+Sum = Callable[[Sequence[Tensors]], list[tf.Tensor]]
+
+
+def refuse_compiler(config: Config) -> None:
+    """Unsupported where XLA is asked for."""
+    if config.train.compile:
+        raise Unsupported(
+            f"{config.strategy.name} is one program over several devices, and train.compile=true would put it all on "
+            f"one of them, without a word from XLA"
+        )
+
+
+def no_switch(config: Config) -> Unsupported:
+    """Why the exchange cannot be switched off."""
+    return Unsupported(
+        f"{config.strategy.name} has one copy of the weights, and there is no update without the gradients' way to it"
+    )
+
+
+def added_up(of_devices: Sequence[Tensors], device: str) -> list[tf.Tensor]:
+    """The sum over the devices of each gradient, on `device`. `of_devices`: the same gradients from every device."""
+    with tf.device(device), tf.name_scope(SCOPE):
+        return [tf.add_n(parts) if len(parts) > 1 else parts[0] for parts in zip(*of_devices, strict=True)]
+
+
+def all_reduced(of_devices: Sequence[Tensors], devices: Sequence[str], device: str) -> list[tf.Tensor]:
+    """As added_up, by one NCCL all-reduce for each gradient, whose result is then taken to `device`."""
+    if len(devices) == 1:
+        return added_up(of_devices, device)
+    sums = []
+    for number, parts in enumerate(zip(*of_devices, strict=True)):
+        results = []
+        for own, part in zip(devices, parts, strict=True):
+            with tf.device(own), tf.name_scope(SCOPE):
+                results.append(_nccl_sum(part, len(devices), f"{SCOPE}_{number}"))
+        # All of them have to run, or those that do wait for ever.
+        with tf.control_dependencies(results), tf.device(device):
+            sums.append(tf.identity(results[0]))
+    return sums
+
+
+def _nccl_sum(part: tf.Tensor, devices: int, name: str) -> tf.Tensor:
+    return tf.raw_ops.NcclAllReduce(input=part, reduction="sum", num_devices=devices, shared_name=name)
+
+
+def message_bytes(function: Any) -> list[int]:
+    """Bytes of each gradient of one traced update, as one device sends it.
+
+    Every other device sends as many, and the weights come the other way in as many bytes again; samples, outputs,
+    losses and moving statistics are not counted.
+    """
+    addends = [operation.inputs[0] for operation in evidence.exchanges(function) if SCOPE in operation.name]
+    return [addend.shape.num_elements() * addend.dtype.size for addend in addends]
+
+
+class RoundTrip:
+    """The exchange of one update alone: buffers of these sizes from every device, their sums back to all of them."""
+
+    def __init__(self, devices: Sequence[str], sizes_bytes: Sequence[int], total: Sum) -> None:
+        self._buffers = [self._on(device, sizes_bytes) for device in devices]
+
+        @tf.function(jit_compile=False)
+        def run(buffers: list[list[tf.Tensor]]) -> list[tf.Tensor]:
+            sums = total(buffers)
+            back = []
+            for device in devices:
+                with tf.device(device):
+                    back += [tf.identity(one) for one in sums]
+            return back
+
+        self._run = run
+
+    def __call__(self) -> None:
+        self._run(self._buffers)
+
+    @staticmethod
+    def _on(device: str, sizes_bytes: Sequence[int]) -> list[tf.Tensor]:
+        with tf.device(device):
+            return [tf.zeros(max(1, size // 4)) for size in sizes_bytes]

@@ -1,0 +1,172 @@
+"""In-graph replication as Keras 2 had it: one graph cuts a batch up, runs a tower of the model on each device, and
+updates one copy of the weights. What the originals did: docs/in-graph-replication.md."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from scalebench.adapters.tensorflow import central, evidence
+from scalebench.adapters.tensorflow.base import TensorFlowStrategy
+from scalebench.adapters.tensorflow.feeding import Part, TfBatches
+from scalebench.spec import InputError, RunSpec
+from scalebench.strategy import Unsupported
+from scalebench.suggest import no_such
+from scalebench.workloads.source import Source
+
+CHOICES = {
+    "variable_device": ("cpu", "first"),
+    "slice_device": ("each", "parameter", "cpu"),
+    "merge_device": ("parameter", "cpu"),
+    "loss": ("merged", "tower"),
+    "reduction": ("add", "nccl"),
+    "uneven": ("last", "refused"),
+}
+
+
+@dataclass
+class InGraphOptions:
+    """Where is what. The parameter device is the one of the weights."""
+
+    variable_device: str = "cpu"  # cpu | first
+    slice_device: str = "cpu"  # each: the whole batch goes to every device, which cuts out its own | parameter | cpu
+    merge_device: str = "cpu"  # parameter | cpu: where outputs and losses of the towers come together
+    loss: str = "merged"  # merged: of all outputs at once | tower: of its own outputs, on its device
+    reduction: str = "add"  # add: on the parameter device | nccl: all-reduce, which wants strategy.backend=nccl
+    uneven: str = "last"  # last: the last tower also takes the rest of a batch | refused
+
+
+class Tower(NamedTuple):
+    """One device's part of an update while it is traced."""
+
+    weights: list[tf.Tensor]  # as they came to the device
+    outputs: tf.Tensor
+    statistics: list[tf.Tensor]  # moving statistics after its samples
+
+
+class InGraph(TensorFlowStrategy):
+    """All devices of one process, as towers of one graph."""
+
+    Options = InGraphOptions
+    _round_trip: tuple[list[int], central.RoundTrip] | None = None
+
+    def __init__(self, spec: RunSpec, rank: int) -> None:
+        super().__init__(spec, rank)
+        for key, value in asdict(self.options).items():
+            if value not in CHOICES[key]:
+                raise InputError(no_such(f"strategy.options.{key}", value, CHOICES[key]))
+        if self.options.reduction == "nccl" and spec.config.strategy.backend != "nccl":
+            raise InputError("strategy.options.reduction=nccl wants strategy.backend=nccl as well")
+
+    def shard(self) -> tuple[int, int]:
+        return 0, 1  # this process reads whole batches, and its graph cuts them up
+
+    def setup(self) -> None:
+        central.refuse_compiler(self.spec.config)
+        if self.options.reduction == "nccl" and self.spec.device == "cpu":
+            raise Unsupported("strategy.options.reduction=nccl adds gradients up over NCCL, which needs GPUs; use add")
+        self._check_divides(self.spec.global_batch, "a global batch")
+        super().setup()
+
+    def join(self) -> None:
+        self.parameter_device = "/CPU:0" if self.options.variable_device == "cpu" else self.devices[0]
+        self.merge_device = "/CPU:0" if self.options.merge_device == "cpu" else self.parameter_device
+
+    def scope(self) -> AbstractContextManager[Any]:
+        return tf.device(self.parameter_device)
+
+    def feed_devices(self) -> list[str]:
+        """Of the whole batch, before it is cut up."""
+        return ["/CPU:0" if self.options.slice_device == "cpu" else self.parameter_device]
+
+    def feed(self, source: Source) -> TfBatches:
+        if source.feed != "fixed":
+            self._check_divides(source.global_samples(source.updates_per_epoch - 1), "the last batch of an epoch")
+        return super().feed(source)
+
+    def update(self, parts: tuple[Part, ...], global_samples: tf.Tensor) -> tf.Tensor:
+        """A gradient tape would leave the whole backward pass on one device; tf.gradients keeps it with the forward."""
+        ((inputs, targets),) = parts
+        with tf.device(self.parameter_device):
+            values = [tf.convert_to_tensor(variable) for variable in [*self.model.trained, *self.model.moving]]
+        towers = [self._tower(number, part, values) for number, part in enumerate(self._cut(inputs))]
+        loss_sum = self._loss_sum(towers, targets)
+        with tf.device(self.merge_device):
+            loss = self.optimizer.scale_loss(loss_sum / global_samples)
+        gradients = tf.gradients(loss, [weight for tower in towers for weight in tower.weights])
+        count = len(self.model.trained)
+        of_towers = [gradients[start : start + count] for start in range(0, len(gradients), count)]
+        with tf.device(self.parameter_device):
+            self.optimizer.apply(self._total(of_towers), self.model.trained)
+            for number, variable in enumerate(self.model.moving):
+                variable.assign(tf.reduce_mean(tf.stack([tower.statistics[number] for tower in towers]), 0))
+        return loss_sum
+
+    def exchange(self, on: bool) -> None:
+        raise central.no_switch(self.spec.config)
+
+    def message_sizes(self) -> list[int]:
+        """As central.message_bytes says."""
+        return central.message_bytes(self.update_function().get_concrete_function())
+
+    def run_exchange(self, sizes: list[int]) -> None:
+        if len(self.devices) == 1:  # nobody to exchange with, and nothing is exchanged
+            return
+        if self._round_trip is None or self._round_trip[0] != sizes:
+            self._round_trip = sizes, central.RoundTrip(self.devices, sizes, self._total)
+        self._round_trip[1]()
+
+    def backend_used(self) -> str | None:
+        return evidence.observed_backend(self.train, self.update_function(), self.last_batch)
+
+    def _tower(self, number: int, inputs: tf.Tensor, values: list[tf.Tensor]) -> Tower:
+        """`values` of the model's trained and moving variables, on the parameter device."""
+        trained, moving = self.model.trained, self.model.moving
+        with tf.device(self.devices[number]), tf.name_scope(f"tower_{number}"):
+            own = [tf.identity(value) for value in values]
+            # In this scope the model computes with these values, and its assignments are only noted.
+            mapping = list(zip([*trained, *moving], own, strict=True))
+            with keras.StatelessScope(state_mapping=mapping) as scope:
+                outputs = self.model(inputs, training=True)
+        return Tower(own[: len(trained)], outputs, [scope.get_current_value(variable) for variable in moving])
+
+    def _cut(self, batch: tf.Tensor) -> list[tf.Tensor]:
+        """One slice for each device, equal ones but for the last, which also has the rest."""
+        count, slices = len(self.devices), []
+        for number, own in enumerate(self.devices):
+            device = own if self.options.slice_device == "each" else self.feed_devices()[0]
+            with tf.device(device), tf.name_scope("slice"):
+                share = tf.shape(batch)[0] // count
+                stop = None if number == count - 1 else (number + 1) * share
+                slices.append(batch[number * share : stop])
+        return slices
+
+    def _loss_sum(self, towers: list[Tower], targets: tf.Tensor) -> tf.Tensor:
+        if self.options.loss == "merged":
+            with tf.device(self.merge_device), tf.name_scope("merge"):
+                outputs = tf.concat([tower.outputs for tower in towers], 0)
+                return tf.reduce_sum(self._loss(outputs, targets))
+        sums = []
+        for device, tower, own in zip(self.devices, towers, self._cut(targets), strict=True):
+            with tf.device(device):
+                sums.append(tf.reduce_sum(self._loss(tower.outputs, own)))
+        with tf.device(self.merge_device), tf.name_scope("merge"):
+            return tf.reduce_sum(tf.stack(sums))
+
+    def _total(self, of_towers: list[list[tf.Tensor]]) -> list[tf.Tensor]:
+        if self.options.reduction == "nccl":
+            return central.all_reduced(of_towers, self.devices, self.parameter_device)
+        return central.added_up(of_towers, self.parameter_device)
+
+    def _check_divides(self, samples: int, what: str) -> None:
+        gpus = self.spec.gpus
+        if self.options.uneven == "refused" and samples % gpus:
+            raise Unsupported(
+                f"{self.spec.config.strategy.name} cuts batches into equal slices, and {what} of {samples} samples "
+                f"does not divide by {gpus} devices; choose another batch or dataset.size, or set "
+                f"strategy.options.uneven=last"
+            )

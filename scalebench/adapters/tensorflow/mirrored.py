@@ -1,0 +1,93 @@
+"""tf.distribute.MirroredStrategy: one process, a copy of the weights on each of its devices, gradients added up."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from scalebench.adapters.tensorflow import evidence, training
+from scalebench.adapters.tensorflow.base import TensorFlowStrategy
+from scalebench.adapters.tensorflow.feeding import Part
+from scalebench.adapters.tensorflow.fit import WithFit
+from scalebench.spec import InputError
+from scalebench.suggest import no_such
+
+
+@dataclass
+class MirroredOptions:
+    """Which of TensorFlow's cross_device_ops adds the gradients up, and who owns the loop."""
+
+    cross_device_ops: str = "auto"  # auto | nccl | hierarchical_copy | reduce_to_cpu | reduce_to_device
+    num_packs: int = 1  # of nccl and hierarchical_copy: messages that one update's gradients are packed into
+    loop: str = "custom"  # custom | fit: a plain loop, or Keras'
+
+
+def cross_device_ops(options: MirroredOptions, devices: list[str]) -> tf.distribute.CrossDeviceOps | None:
+    """The object that MirroredStrategy takes; None: its own choice, which is a collective all-reduce."""
+    known = {
+        "auto": lambda: None,
+        "nccl": lambda: tf.distribute.NcclAllReduce(options.num_packs),
+        "hierarchical_copy": lambda: tf.distribute.HierarchicalCopyAllReduce(options.num_packs),
+        "reduce_to_cpu": lambda: tf.distribute.ReductionToOneDevice("/CPU:0"),
+        "reduce_to_device": lambda: tf.distribute.ReductionToOneDevice(devices[0]),
+    }
+    if options.cross_device_ops not in known:
+        raise InputError(no_such("strategy.options.cross_device_ops", options.cross_device_ops, known))
+    return known[options.cross_device_ops]()
+
+
+class Replicated(TensorFlowStrategy):
+    """Runs the replica's update through a tf.distribute.Strategy, `self.strategy`."""
+
+    strategy: tf.distribute.Strategy
+    _exchange: tuple[list[int], evidence.AllReduce] | None = None
+
+    def scope(self) -> AbstractContextManager[Any]:
+        return self.strategy.scope()
+
+    def update(self, parts: tuple[Part, ...], global_samples: tf.Tensor) -> tf.Tensor:
+        training.set_exchange(self.optimizer, self.exchanging)
+        sums = self.strategy.run(self.update_replica, (*self.dealt_out(parts), global_samples))
+        # Not an AddN over the devices, which is how evidence knows the sums of gradients.
+        return tf.reduce_sum(tf.stack(self.strategy.experimental_local_results(sums)))
+
+    def dealt_out(self, parts: tuple[Part, ...]) -> tuple[Any, Any]:
+        """Inputs and targets as `strategy.run` takes them: each replica gets its own."""
+
+        def of_replica(column: int) -> Any:
+            return self.strategy.experimental_distribute_values_from_function(
+                lambda context: parts[context.replica_id_in_sync_group % len(parts)][column]
+            )
+
+        return of_replica(0), of_replica(1)
+
+    def exchange(self, on: bool) -> None:
+        self.exchanging = on
+
+    def message_sizes(self) -> list[int]:
+        return evidence.message_bytes(self.update_function().get_concrete_function())
+
+    def run_exchange(self, sizes: list[int]) -> None:
+        if self.strategy.num_replicas_in_sync == 1:  # nobody to exchange with, and nothing is exchanged
+            return
+        if self._exchange is None or self._exchange[0] != sizes:
+            self._exchange = sizes, evidence.AllReduce(self.strategy, sizes)
+        self._exchange[1]()
+
+    def backend_used(self) -> str | None:
+        return evidence.observed_backend(self.train, self.update_function(), self.last_batch)
+
+
+class Mirrored(WithFit, Replicated):
+    """All devices of one process."""
+
+    Options = MirroredOptions
+
+    def shard(self) -> tuple[int, int]:
+        return 0, 1  # this process reads whole batches, and deals them out to its devices
+
+    def join(self) -> None:
+        self.strategy = tf.distribute.MirroredStrategy(self.devices, cross_device_ops(self.options, self.devices))

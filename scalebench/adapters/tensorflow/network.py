@@ -1,0 +1,211 @@
+"""A neutral network as a Keras model, its weights under their neutral names.
+
+The operations are TensorFlow's own, in the layout that was asked for: Keras' layers transpose around pools and
+never use the fused batch normalisation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from scalebench.workloads.images import SCALE
+from scalebench.workloads.network import Network, Node
+
+Arrays = Mapping[str, NDArray[np.float32]]
+
+
+class NetworkModel(keras.Model):
+    """`network` with its weights set to `arrays`; call it with (samples, *input_shape), channels last.
+
+    Inputs are floats, or bytes that become floats here. `data_format` (nhwc or nchw) is how two-dimensional
+    activations lie in memory, `compute_dtype` what they are computed in; the weights are float32 in any case, and
+    so is the output. Make it where its variables shall live: under a strategy's scope or a device.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        arrays: Arrays,
+        *,
+        data_format: str = "nhwc",
+        compute_dtype: str = "float32",
+        dropout: bool = True,
+    ) -> None:
+        super().__init__(name=network.name)
+        self.network = network
+        self.channels_first = data_format == "nchw" and len(network.input.shape) == 3
+        self.computes_in, self.drops = tf.as_dtype(compute_dtype), dropout
+        trained = [array for array in network.arrays if array.trainable]
+        moving = [array for array in network.arrays if not array.trainable]
+        self.trained = [_variable(a.name, arrays[a.name], trainable=True) for a in trained]
+        self.moving = [_variable(a.name, arrays[a.name], trainable=False) for a in moving]
+        pairs = zip(trained + moving, [*self.trained, *self.moving], strict=True)
+        self.variable_of = {array.name: variable for array, variable in pairs}
+        self.built = True
+
+    def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
+        outputs = {"input": self._prepared(inputs)}
+        for node in self.network.nodes[1:]:
+            xs = [outputs[name] for name in node.inputs]
+            outputs[node.name] = OPERATIONS[node.op](self, node, *xs, training=training)
+        return tf.cast(outputs[self.network.output.name], tf.float32)
+
+    def weight(self, node: Node, last: str) -> tf.Tensor | None:
+        """The node's array of that name in the type that is computed in; None if it has none."""
+        variable = self.variable_of.get(f"{node.name}/{last}")
+        return None if variable is None else tf.cast(variable, self.computes_in)
+
+    def layout(self, node: Node) -> dict[str, str]:
+        """The keyword argument for operations over one or two spatial axes."""
+        if len(self.network.input.shape) == 2:
+            return {"data_format": "NWC"}
+        return {"data_format": "NCHW" if self.channels_first else "NHWC"}
+
+    def per_axis(self, spatial: Any, channels: Any, batch: Any) -> list[Any]:
+        """A list for all axes of an activation, from the values for its spatial axes."""
+        return [batch, channels, *spatial] if self.channels_first else [batch, *spatial, channels]
+
+    def padded(self, x: tf.Tensor, pads: Any, value: float = 0.0) -> tf.Tensor:
+        paddings = self.per_axis([list(pad) for pad in pads], [0, 0], [0, 0])
+        return tf.pad(x, paddings, constant_values=tf.cast(value, x.dtype))
+
+    def _prepared(self, inputs: tf.Tensor) -> tf.Tensor:
+        # Scaled before it is rounded: bfloat16 has few numbers near 2, and many near the 0 that they become.
+        x = tf.cast(inputs, tf.float32) / SCALE - 1 if inputs.dtype == tf.uint8 else inputs
+        x = tf.cast(x, self.computes_in)
+        return tf.transpose(x, [0, 3, 1, 2]) if self.channels_first else x
+
+
+def _variable(name: str, array: NDArray[np.float32], trainable: bool) -> keras.Variable:
+    """A moving statistic is one of each replica, which is averaged only where it is read from outside."""
+    shared = {} if trainable else {"synchronization": "on_read", "aggregation": "mean"}
+    return keras.Variable(
+        lambda shape, dtype: tf.constant(array, dtype),
+        shape=array.shape,
+        dtype="float32",
+        trainable=trainable,
+        name=name.replace("/", "."),
+        **shared,
+    )
+
+
+def _conv(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> tf.Tensor:
+    kernel = model.weight(node, "kernel")
+    padding = padding_name(x, node, kernel.shape[:-2], model)
+    if padding == "EXPLICIT":
+        x, padding = model.padded(x, node.settings["pads"]), "VALID"
+    x = tf.nn.convolution(x, kernel, strides=node.settings["strides"], padding=padding, **model.layout(node))
+    bias = model.weight(node, "bias")
+    # bias_add knows no NWC, and needs none: the channels stand last.
+    return x if bias is None else tf.nn.bias_add(x, bias, "NCHW" if model.channels_first else None)
+
+
+def _dense(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> tf.Tensor:
+    return tf.nn.bias_add(tf.matmul(x, model.weight(node, "kernel")), model.weight(node, "bias"))
+
+
+def _batch_norm(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> tf.Tensor:
+    """The fused kernel, whose statistics and parameters are float32 also where `x` is not."""
+    mean, variance = (model.variable_of[f"{node.name}/moving_{what}"] for what in ("mean", "variance"))
+    beta = tf.convert_to_tensor(model.variable_of[f"{node.name}/beta"])
+    gamma = model.variable_of.get(f"{node.name}/gamma")
+    y, new_mean, new_variance = tf.compat.v1.nn.fused_batch_norm(
+        x,
+        tf.ones_like(beta) if gamma is None else tf.convert_to_tensor(gamma),
+        beta,
+        mean=tf.convert_to_tensor(mean),
+        variance=tf.convert_to_tensor(variance),
+        epsilon=node.settings["epsilon"],
+        is_training=training,
+        exponential_avg_factor=1 - node.settings["momentum"],
+        **model.layout(node),
+    )
+    if training:
+        mean.assign(new_mean)
+        variance.assign(new_variance)
+    return y
+
+
+def _pool(pool: Callable[..., tf.Tensor], beyond: float | None) -> Callable[..., tf.Tensor]:
+    """`beyond`: the value of padding that TensorFlow would not place itself; None: such a pool cannot be had."""
+
+    def apply(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> tf.Tensor:
+        window = node.settings["window"]
+        padding = padding_name(x, node, window, model)
+        if padding == "EXPLICIT":
+            if beyond is None:
+                raise ValueError(f"{node.name}: TensorFlow has no mean over a window that leaves out such padding")
+            x, padding = model.padded(x, node.settings["pads"], beyond), "VALID"
+        return pool(x, list(window), node.settings["strides"], padding, **model.layout(node))
+
+    return apply
+
+
+def padding_name(x: tf.Tensor, node: Node, window: Any, model: NetworkModel) -> str:
+    """SAME or VALID where TensorFlow would pad just so, which its kernels do by themselves; else EXPLICIT."""
+    pads, strides = node.settings["pads"], node.settings["strides"]
+    if all(pad == (0, 0) for pad in pads):
+        return "VALID"
+    axes = range(2, 2 + len(pads)) if model.channels_first else range(1, 1 + len(pads))
+    for axis, width, pad in zip(axes, window, pads, strict=True):
+        total = max((-(-x.shape[axis] // strides) - 1) * strides + width - x.shape[axis], 0)
+        if pad != (total // 2, total - total // 2):
+            return "EXPLICIT"
+    return "SAME"
+
+
+def _pad_channels(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> tf.Tensor:
+    return tf.pad(x, model.per_axis([[0, 0]] * (len(node.shape) - 1), list(node.settings["pads"]), [0, 0]))
+
+
+def _lrn(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> tf.Tensor:
+    """The kernel knows channels last only, and on the CPU no bfloat16."""
+    first = model.channels_first
+    s = node.settings
+    x = tf.cast(tf.transpose(x, [0, 2, 3, 1]) if first else x, tf.float32)
+    x = tf.nn.local_response_normalization(x, s["radius"], s["bias"], s["alpha"], s["beta"])
+    x = tf.cast(x, model.computes_in)
+    return tf.transpose(x, [0, 3, 1, 2]) if first else x
+
+
+def _flatten(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> tf.Tensor:
+    x = tf.transpose(x, [0, 2, 3, 1]) if model.channels_first and len(x.shape) == 4 else x
+    return tf.reshape(x, [-1, *node.shape])
+
+
+def _dropout(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> tf.Tensor:
+    return tf.nn.dropout(x, node.settings["rate"]) if training and model.drops else x
+
+
+def _global_avg_pool(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> tf.Tensor:
+    return tf.reduce_mean(x, range(2, len(x.shape)) if model.channels_first else range(1, len(x.shape) - 1))
+
+
+OPERATIONS: dict[str, Callable[..., tf.Tensor]] = {
+    "conv": _conv,
+    "dense": _dense,
+    "batch_norm": _batch_norm,
+    "relu": lambda model, node, x, training: tf.nn.relu(x),
+    "dropout": _dropout,
+    "lrn": _lrn,
+    "max_pool": _pool(tf.nn.max_pool, -np.inf),
+    "avg_pool": _pool(tf.nn.avg_pool, None),
+    "zero_pad": lambda model, node, x, training: model.padded(x, node.settings["pads"]),
+    "pad_channels": _pad_channels,
+    "global_avg_pool": _global_avg_pool,
+    "flatten": _flatten,
+    "add": lambda model, node, *xs, training: xs[0] + xs[1] if len(xs) == 2 else tf.add_n(xs),
+    "concat": lambda model, node, *xs, training: tf.concat(xs, 1 if model.channels_first else -1),
+}
+
+
+def read_weights(model: NetworkModel, statistics: bool = False) -> dict[str, NDArray[np.float32]]:
+    """Copies of the trained arrays under their neutral names, and of the moving statistics if asked for."""
+    wanted = (array.name for array in model.network.arrays if array.trainable or statistics)
+    return {name: np.array(model.variable_of[name].value.numpy()) for name in wanted}

@@ -1,0 +1,240 @@
+"""A network as data: its nodes with their shapes, the arrays they hold, and what one sample costs. Layer 1.
+
+No framework here: the adapters build the same network from it, in PyTorch and in Keras. Shapes are of one
+sample, channels last: (positions, channels) or (height, width, channels); kernels end in (in, out).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from scalebench.spec import InputError
+
+Shape = tuple[int, ...]
+Pads = tuple[tuple[int, int], ...]  # (before, after) along each spatial axis
+
+
+@dataclass(frozen=True)
+class Array:
+    """One array of a network, in neutral layout. Moving statistics are the ones that are not trained."""
+
+    name: str  # 'conv1/kernel'
+    shape: Shape
+    init: str
+    trainable: bool = True
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operation, on the outputs of other nodes."""
+
+    name: str
+    op: str
+    inputs: tuple[str, ...]
+    shape: Shape  # of its output
+    settings: dict[str, Any] = field(default_factory=dict)
+    arrays: tuple[Array, ...] = ()
+    macs: int = 0  # multiply-adds of one forward pass over one sample
+
+
+class Network:
+    """Built node by node; each method adds one after the given ones and returns it. The last one is the output.
+
+    `padding` is "same" (as TensorFlow pads: an odd one goes behind), "valid", or a number of zeros on every
+    side. Raises InputError where the image is too small for a window, ValueError for a programmer's mistake.
+    """
+
+    def __init__(self, name: str, input_shape: Sequence[int]) -> None:
+        self.name = name
+        self.nodes: list[Node] = []
+        self._names: set[str] = set()
+        self.input = self._add("input", "input", [], tuple(input_shape))
+
+    @property
+    def output(self) -> Node:
+        return self.nodes[-1]
+
+    @property
+    def arrays(self) -> list[Array]:
+        """All arrays, in forward order."""
+        return [array for node in self.nodes for array in node.arrays]
+
+    def count(self, op: str) -> int:
+        """How many nodes of this operation there are so far; names are numbered with it."""
+        return sum(node.op == op for node in self.nodes)
+
+    @property
+    def parameters(self) -> int:
+        """Numbers that are trained."""
+        return sum(math.prod(array.shape) for array in self.arrays if array.trainable)
+
+    @property
+    def forward_flops(self) -> int:
+        """Floating point operations of one forward pass over one sample, 2 per multiply-add.
+
+        Only convolutions and dense layers count: no biases, normalisation, activations, pooling or loss.
+        Padding of a convolution counts as if it were data, as torchvision and most published counts have it.
+        """
+        return 2 * sum(node.macs for node in self.nodes)
+
+    @property
+    def training_flops(self) -> int:
+        """Of training on one sample: 3 x forward.
+
+        Backward counts twice forward, since it forms the gradients of inputs and of weights; the convention of
+        "AI and Compute" (Amodei and Hernandez, OpenAI 2018, appendix) and of Kaplan et al. 2020 (section 2.1).
+        """
+        return 3 * self.forward_flops
+
+    def conv(
+        self,
+        x: Node,
+        name: str,
+        filters: int,
+        kernel: int | Sequence[int],
+        strides: int = 1,
+        padding: str | int = "same",
+        bias: bool = True,
+        init: str = "glorot_uniform",
+    ) -> Node:
+        """A convolution over one or two spatial axes; `kernel` is one width for all axes, or one for each."""
+        window = self._window(x, kernel)
+        pads, spatial = self._slide(x, name, window, strides, padding)
+        shape = (*window, x.shape[-1], filters)
+        arrays = [Array(f"{name}/kernel", shape, init)]
+        arrays += [Array(f"{name}/bias", (filters,), "zeros")] if bias else []
+        settings = {"strides": strides, "pads": pads}
+        return self._add(
+            name, "conv", [x], (*spatial, filters), settings, arrays, math.prod(spatial) * math.prod(shape)
+        )
+
+    def dense(self, x: Node, name: str, units: int, init: str = "glorot_uniform") -> Node:
+        """A fully connected layer with a bias."""
+        if len(x.shape) != 1:
+            raise ValueError(f"{name}: flatten {x.name} of shape {x.shape} first")
+        shape = (x.shape[0], units)
+        arrays = [Array(f"{name}/kernel", shape, init), Array(f"{name}/bias", (units,), "zeros")]
+        return self._add(name, "dense", [x], (units,), {}, arrays, math.prod(shape))
+
+    def batch_norm(self, x: Node, name: str, epsilon: float = 1e-3, momentum: float = 0.99, scale: bool = True) -> Node:
+        """Batch normalisation with an offset; `momentum` is what the moving statistics keep at each update.
+
+        The moving variance is the unbiased one, as PyTorch and TensorFlow's fused kernel have it.
+        """
+        shape = x.shape[-1:]
+        arrays = [Array(f"{name}/gamma", shape, "ones")] if scale else []
+        arrays += [
+            Array(f"{name}/beta", shape, "zeros"),
+            Array(f"{name}/moving_mean", shape, "zeros", trainable=False),
+            Array(f"{name}/moving_variance", shape, "ones", trainable=False),
+        ]
+        settings = {"epsilon": epsilon, "momentum": momentum, "scale": scale}
+        return self._add(name, "batch_norm", [x], x.shape, settings, arrays)
+
+    def relu(self, x: Node) -> Node:
+        return self._add(None, "relu", [x], x.shape)
+
+    def dropout(self, x: Node, rate: float) -> Node:
+        """Sets a share of `rate` to zero in training, and scales the rest up."""
+        return self._add(None, "dropout", [x], x.shape, {"rate": rate})
+
+    def lrn(self, x: Node, radius: int, bias: float, alpha: float, beta: float) -> Node:
+        """Local response normalisation: x / (bias + alpha * sum of squares over 2 radius + 1 channels) ** beta."""
+        return self._add(None, "lrn", [x], x.shape, {"radius": radius, "bias": bias, "alpha": alpha, "beta": beta})
+
+    def max_pool(self, x: Node, window: int, strides: int, padding: str | int = "valid") -> Node:
+        """The largest value of each window; padding never wins."""
+        return self._pool("max_pool", x, window, strides, padding)
+
+    def avg_pool(self, x: Node, window: int, strides: int, padding: str | int = "valid") -> Node:
+        """The mean of each window; padding does not count."""
+        return self._pool("avg_pool", x, window, strides, padding)
+
+    def zero_pad(self, x: Node, width: int) -> Node:
+        """`width` zeros on every side."""
+        pads = tuple((width, width) for _ in x.shape[:-1])
+        spatial = tuple(size + 2 * width for size in x.shape[:-1])
+        return self._add(None, "zero_pad", [x], (*spatial, x.shape[-1]), {"pads": pads})
+
+    def pad_channels(self, x: Node, width: int) -> Node:
+        """`width` channels of zeros before the channels, and as many behind them."""
+        return self._add(None, "pad_channels", [x], (*x.shape[:-1], x.shape[-1] + 2 * width), {"pads": (width, width)})
+
+    def global_avg_pool(self, x: Node) -> Node:
+        """(..., channels) -> (channels,)."""
+        return self._add(None, "global_avg_pool", [x], x.shape[-1:])
+
+    def flatten(self, x: Node) -> Node:
+        """All axes into one, the channels varying fastest."""
+        return self._add(None, "flatten", [x], (math.prod(x.shape),))
+
+    def add(self, *xs: Node) -> Node:
+        if len({x.shape for x in xs}) != 1:
+            raise ValueError(f"add of {', '.join(f'{x.name} {x.shape}' for x in xs)}")
+        return self._add(None, "add", xs, xs[0].shape)
+
+    def concat(self, *xs: Node) -> Node:
+        """Along the channels."""
+        if len({x.shape[:-1] for x in xs}) != 1:
+            raise ValueError(f"concat of {', '.join(f'{x.name} {x.shape}' for x in xs)}")
+        return self._add(None, "concat", xs, (*xs[0].shape[:-1], sum(x.shape[-1] for x in xs)))
+
+    def _pool(self, op: str, x: Node, window: int, strides: int, padding: str | int) -> Node:
+        windows = self._window(x, window)
+        pads, spatial = self._slide(x, op, windows, strides, padding)
+        settings = {"window": windows, "strides": strides, "pads": pads}
+        return self._add(None, op, [x], (*spatial, x.shape[-1]), settings)
+
+    def _window(self, x: Node, window: int | Sequence[int]) -> Shape:
+        axes = len(x.shape) - 1
+        windows = (window,) * axes if isinstance(window, int) else tuple(window)
+        if axes not in (1, 2) or len(windows) != axes:
+            raise ValueError(f"window {windows} over {x.name} of shape {x.shape}")
+        return windows
+
+    def _slide(self, x: Node, name: str, window: Shape, strides: int, padding: str | int) -> tuple[Pads, Shape]:
+        """(zeros before and after, positions) along each spatial axis."""
+        pads, spatial = [], []
+        for size, width in zip(x.shape[:-1], window, strict=True):
+            before, after = _pads(size, width, strides, padding)
+            if size + before + after < width:
+                smallest = "x".join(map(str, self.input.shape[:-1]))
+                raise InputError(
+                    f"inputs of {smallest} are too small for {self.name}: {name} slides a window of {width} over "
+                    f"{size}; raise dataset.image_size or leave it out"
+                )
+            pads.append((before, after))
+            spatial.append((size + before + after - width) // strides + 1)
+        return tuple(pads), tuple(spatial)
+
+    def _add(
+        self,
+        name: str | None,
+        op: str,
+        inputs: Sequence[Node],
+        shape: Shape,
+        settings: dict[str, Any] | None = None,
+        arrays: Sequence[Array] = (),
+        macs: int = 0,
+    ) -> Node:
+        name = name or f"{op}_{len(self.nodes)}"
+        if name in self._names:
+            raise ValueError(f"{self.name} has two nodes named {name}")
+        self._names.add(name)
+        node = Node(name, op, tuple(x.name for x in inputs), shape, settings or {}, tuple(arrays), macs)
+        self.nodes.append(node)
+        return node
+
+
+def _pads(size: int, width: int, strides: int, padding: str | int) -> tuple[int, int]:
+    if padding == "same":
+        total = max((-(-size // strides) - 1) * strides + width - size, 0)
+        return total // 2, total - total // 2
+    if padding == "valid":
+        return 0, 0
+    if isinstance(padding, str):
+        raise ValueError(f"padding {padding}: same, valid or a number")
+    return padding, padding

@@ -1,0 +1,114 @@
+"""Model names -> networks. Layer 1; each family of networks is a file beside this one."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from scalebench.spec import InputError, ModelSpec
+from scalebench.suggest import no_such
+from scalebench.workloads.network import Network
+
+IMAGE, CURVE, VECTOR = ("height", "width", "channels"), ("positions", "channels"), ("numbers",)
+
+
+class Entry(NamedTuple):
+    """How a network is made, from what."""
+
+    function: str  # "module:function"; it adds its nodes to an empty network: function(network, outputs, **options)
+    axes: tuple[str, ...] = IMAGE  # of its inputs
+    input_shape: str | None = None  # "module:function" of the options, where they decide the shape of a sample
+
+
+NETWORKS: dict[str, Entry] = {
+    "materials_cnn": Entry("materials_cnn:materials_cnn", CURVE),
+    "inception_v3": Entry("inception_v3:inception_v3"),
+    "resnet50": Entry("resnet:resnet50"),
+    "resnet50_v1_5": Entry("resnet:resnet50_v1_5"),
+    "resnet50_v2": Entry("resnet:resnet50_v2"),
+    "resnet101": Entry("resnet:resnet101"),
+    "resnet152": Entry("resnet:resnet152"),
+    "vgg16": Entry("vgg:vgg16"),
+    "alexnet": Entry("alexnet:alexnet"),
+    "cifar10_cnn": Entry("cifar10_cnn:cifar10_cnn"),
+    "alexnet_cifar10": Entry("alexnet:alexnet_cifar10"),
+    "resnet20_cifar10": Entry("resnet_cifar10:resnet20"),
+    "resnet32_cifar10": Entry("resnet_cifar10:resnet32"),
+    "resnet44_cifar10": Entry("resnet_cifar10:resnet44"),
+    "resnet56_cifar10": Entry("resnet_cifar10:resnet56"),
+    "resnet110_cifar10": Entry("resnet_cifar10:resnet110"),
+    "densenet40_k12": Entry("densenet:densenet40_k12"),
+    "densenet100_k12": Entry("densenet:densenet100_k12"),
+    "mlp": Entry("mlp:mlp", VECTOR),
+    "synthetic": Entry("synthetic:synthetic", CURVE, "synthetic:input_shape"),
+}
+
+
+def build(name: str, input_shape: Sequence[int], outputs: int, options: dict[str, Any] | None = None) -> Network:
+    """The network of that name for samples of this shape (channels last), with so many outputs.
+
+    Raises InputError for an unknown name or option, an option of another type than its default, inputs of other
+    axes than the network's, and inputs that are too small.
+    """
+    entry = _entry(name)
+    if len(input_shape) != len(entry.axes) or min(input_shape) < 1:
+        raise InputError(
+            f"model={name} takes inputs of shape ({', '.join(entry.axes)}), not model.input_shape={list(input_shape)}"
+        )
+    if outputs < 1:
+        raise InputError(f"model.outputs={outputs} should be at least 1")
+    function = _load(entry.function)
+    _check_options(name, options or {}, _defaults(function, skip=2))
+    network = Network(name, input_shape)
+    function(network, outputs, **(options or {}))
+    return network
+
+
+def of(model: ModelSpec) -> Network:
+    """The network that a run's config means."""
+    return build(model.name, model.input_shape, model.outputs, model.options)
+
+
+def input_shape(model: ModelSpec) -> list[int]:
+    """Shape of one sample: what the YAML says, unless the model's options decide it. Raises InputError as build."""
+    entry = _entry(model.name)
+    if entry.input_shape is None:
+        return model.input_shape
+    _check_options(model.name, model.options, option_defaults(model.name))
+    function = _load(entry.input_shape)
+    return list(function(**{key: model.options[key] for key in _defaults(function) if key in model.options}))
+
+
+def option_defaults(name: str) -> dict[str, Any]:
+    """Every option of that network, with its default."""
+    return _defaults(_load(_entry(name).function), skip=2)
+
+
+def _entry(name: str) -> Entry:
+    if name not in NETWORKS:
+        raise InputError(no_such("model", name, NETWORKS))
+    return NETWORKS[name]
+
+
+def _load(where: str) -> Callable[..., Any]:
+    module, _, function = where.partition(":")
+    loaded: Callable[..., Any] = getattr(importlib.import_module(f"{__name__}.{module}"), function)
+    return loaded
+
+
+def _defaults(function: Callable[..., Any], skip: int = 0) -> dict[str, Any]:
+    parameters = list(inspect.signature(function).parameters.values())[skip:]
+    return {parameter.name: parameter.default for parameter in parameters}
+
+
+def _check_options(name: str, options: dict[str, Any], defaults: dict[str, Any]) -> None:
+    for key, value in options.items():
+        if key not in defaults:
+            raise InputError(no_such(f"option of model '{name}'", key, defaults))
+        wanted = type(defaults[key])
+        if not (type(value) is wanted or (wanted is float and type(value) is int)):
+            raise InputError(
+                f"model.options.{key}={value!r} should be {wanted.__name__}, as its default {defaults[key]}"
+            )

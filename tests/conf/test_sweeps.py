@@ -1,0 +1,116 @@
+"""The sweeps that repeat the studies ask for what the studies ran, on whatever machine."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+from scalebench import cli, jobs
+from scalebench.resolve import resolve
+from scalebench.spec import RunSpec
+from scalebench.workloads import datasets
+from tests.conf.test_conf import SWEEPS, load
+
+CIFAR_MODELS = [
+    *("alexnet_cifar10", "resnet20_cifar10", "resnet32_cifar10", "resnet44_cifar10", "resnet56_cifar10"),
+    *("resnet110_cifar10", "densenet40_k12", "densenet100_k12"),
+]
+
+
+@pytest.fixture(autouse=True)
+def hydra_forgets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("SCALEBENCH_CIFAR10", "cifar-10-python.tar.gz")  # no file is looked at before a run starts
+    yield
+    GlobalHydra.instance().clear()
+
+
+def values(sweep: str) -> dict[str, list[str]]:
+    """What it varies, key by key in its order."""
+    params = load(f"sweep/{sweep}.yaml")["hydra"]["sweeper"]["params"]
+    return {key: str(value).split(",") for key, value in params.items()}
+
+
+def runs(sweep: str, *words: str, **chosen: list[str]) -> list[RunSpec]:
+    """Its runs on the CPU, without baselines; `chosen` values stand for those of its own."""
+    varied = {**values(sweep), **chosen}
+    each = itertools.product(*([f"{key}={value}" for value in found] for key, found in varied.items()))
+    overrides = [[f"sweep={sweep}", "hardware=cpu", *run, *words] for run in each]
+    return [resolve(jobs.to_config(cli.compose(run))) for run in overrides]
+
+
+def test_repeats_stand_first_in_the_sweeps_that_have_them() -> None:
+    """The last key varies fastest, and a key on the command line keeps the place it has in the file."""
+    keys = [list(values(path.stem)) for path in SWEEPS]
+    assert [found[0] for found in keys if "repeat" in found] == ["repeat"] * 6
+
+
+def test_cross_device_ops_is_the_parallel_strategies_study() -> None:
+    found = runs("cross_device_ops")
+    for spec in found:
+        config = spec.config
+        assert (config.model.name, config.model.outputs, config.model.params) == ("resnet50_v2", 10, 23_539_850)
+        assert (config.dataset.name, config.model.input_shape) == ("cifar10", [64, 64, 3])
+        assert (config.train.optimizer, spec.batch_per_device, spec.global_batch) == ("adam", 512, 1024)
+    refused = {spec.config.strategy.name: spec.unsupported for spec in found if spec.unsupported}
+    assert list(refused) == ["mirrored_nccl"] and "NCCL, which needs GPUs" in str(refused["mirrored_nccl"])
+    assert len(found) == 5
+
+
+def test_cross_device_ops_goes_without_the_archive() -> None:
+    chosen = ["dataset=cifar10_synthetic", "measure=quick", "train.batch_per_device=8"]
+    spec = runs("cross_device_ops", *chosen, strategy=["mirrored"])[0]
+    assert (spec.config.dataset.name, spec.config.dataset.image_size) == ("cifar10_synthetic", 64)
+    assert (spec.batch_per_device, spec.global_batch) == (8, 16)
+
+
+@pytest.mark.parametrize("gpus, strong", [(1, 32), (2, 16), (4, 8), (6, 6)])
+def test_keras_multi_gpu_is_what_the_study_ran_and_what_it_meant(gpus: int, strong: int) -> None:
+    found = runs("keras_multi_gpu", f"gpus={gpus}", scaling=["strong", "weak"], strategy=["avolkov1_ps_gpu"])
+    assert [(s.batch_per_device, s.global_batch) for s in found] == [(strong, 32), (32, 32 * gpus)]
+    assert {(s.config.model.name, s.config.dataset.name, s.config.train.optimizer) for s in found} == {
+        ("resnet50", "imagenet_synthetic", "sgd")
+    }
+
+
+@pytest.mark.parametrize("data", ["imagenet_synthetic", "cifar10_synthetic"])
+@pytest.mark.parametrize("batch", [32, 8])
+def test_keras_multi_gpu_cuts_every_batch_evenly(data: str, batch: int) -> None:
+    """kuza55's method refuses what does not divide, the last batch of an epoch included."""
+    words = [f"dataset={data}", f"train.batch_per_device={batch}"]
+    for gpus, scaling in itertools.product((1, 2, 3, 4, 6, 8), ("strong", "weak")):
+        spec = runs("keras_multi_gpu", *words, f"gpus={gpus}", scaling=[scaling], strategy=["kuza55_ps_cpu"])[0]
+        rest = datasets.train_samples(spec.config, spec.config.dataset.size) % spec.global_batch
+        if spec.global_batch % gpus == 0:  # it was the study's error otherwise
+            assert rest % gpus == 0
+
+
+def test_keras_multi_gpu_has_the_three_methods_and_both_parameter_devices() -> None:
+    studied = {f"{method}_ps_{device}" for method in ("kuza55", "avolkov1") for device in ("cpu", "gpu")}
+    assert set(values("keras_multi_gpu")["strategy"]) == studied | {"multi_gpu_model"}
+
+
+def test_models_of_a_sweep_bring_their_data_and_batch_sizes() -> None:
+    found = runs("variable_update", strategy=["central_storage_cpu"])
+    told = {s.config.model.name: (s.config.dataset.name, s.batch_per_device, s.config.train.data_format) for s in found}
+    cifar = {name: ("cifar10_synthetic", 64 if name.startswith("densenet") else 128, "nchw") for name in CIFAR_MODELS}
+    assert told == {"alexnet": ("imagenet_synthetic", 512, "nchw"), **cifar}
+
+
+def test_the_eight_networks_for_cifar_stand_in_each_sweep_of_them() -> None:
+    assert values("cifar_models")["model"] == CIFAR_MODELS
+    assert values("variable_update")["model"] == ["alexnet", *CIFAR_MODELS]
+    assert values("data_format")["model"] == ["inception_v3", "resnet50", *CIFAR_MODELS]
+
+
+def test_samples_and_parameters_vary_each_on_its_own() -> None:
+    found = runs("samples_or_parameters")
+    told = [(s.config.model.params, s.config.model.input_shape, s.config.dataset.name) for s in found]
+    small, big = [3072, 1], [224 * 224 * 3, 1]
+    assert [(shape, name) for _, shape, name in told] == [(small, "random"), (big, "random")] * 2
+    wanted = [1_250_000, 1_250_000, 25_000_000, 25_000_000]
+    assert [params for params, *_ in told] == [pytest.approx(count, rel=0.01) for count in wanted]
+    kept = {(s.config.model.options["flops"], s.config.dataset.size, s.global_batch, s.config.scaling) for s in found}
+    assert kept == {(10**9, 1024, 32, "strong")}

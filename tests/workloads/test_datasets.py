@@ -1,0 +1,120 @@
+"""Names of data sets, what fits a model, and how images reach the ranks."""
+
+import dataclasses
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scalebench.resolve import resolve
+from scalebench.spec import Config, DatasetSpec, InputError, ModelSpec
+from scalebench.workloads import cache, datasets
+from scalebench.workloads.batch import Batch
+from scalebench.workloads.prefetch import prefetch
+from tests.helpers import null_config
+from tests.workloads.configs import image_config
+
+IMAGES = ModelSpec("resnet50", input_shape=[224, 224, 3], target_shape=[], outputs=1000)
+CURVES = ModelSpec("materials_cnn", input_shape=[200, 3], target_shape=[2], outputs=2)
+MLP = ModelSpec("mlp", input_shape=[8000], target_shape=[1], outputs=1)
+
+
+def config(name: str, model: ModelSpec, **dataset) -> Config:
+    return Config(model=model, dataset=DatasetSpec(name, **dataset))
+
+
+FITS = {
+    "materials": (CURVES, {}),
+    "random": (MLP, {}),
+    "cifar10_synthetic": (IMAGES, {"classes": 10}),
+    "imagenet_synthetic": (IMAGES, {"classes": 1000, "dtype": "uint8"}),
+    "cifar10": (IMAGES, {"classes": 10, "path": "/nowhere"}),
+    "imagenet": (IMAGES, {"classes": 1000, "path": "/nowhere"}),
+}
+
+
+@pytest.mark.parametrize("name", datasets.DATASETS)
+def test_what_fits(name):
+    model, dataset = FITS[name]
+    datasets.check(config(name, model, **dataset))
+
+
+def test_ones_own_samples_are_checked_when_they_are_read(tmp_path):
+    np.savez(tmp_path / "my.npz", inputs=np.ones((5, 4)), targets=np.ones((5, 2)))
+    small = dataclasses.replace(CURVES, input_shape=[4])
+    for name in ("materials", "random"):
+        mine = config(name, small, path="my.npz", cache=str(tmp_path / "cache"))
+        assert cache.open_arrays(datasets.prepare(mine))[0].shape == (5, 4)
+    with pytest.raises(InputError, match=r"inputs has shape \(5, 4\), expected \(n, 200, 3\)"):
+        datasets.prepare(config("materials", CURVES, path="my.npz", cache=str(tmp_path / "cache")))
+
+
+MISFITS = {
+    "unknown": (config("cifar", CURVES), "cifar"),
+    "curves for images": (
+        config("materials", IMAGES),
+        r"dataset=materials has samples of \(200, 3\), model=resnet50 takes \(224, 224, 3\)",
+    ),
+    "targets": (
+        config("materials", dataclasses.replace(CURVES, target_shape=[3])),
+        r"has targets of \(2,\), model=materials_cnn takes \(3,\)",
+    ),
+    "images for curves": (config("imagenet_synthetic", CURVES, classes=2), r"has images, model=materials_cnn takes"),
+    "quantities for classes": (config("random", IMAGES), "dataset=random has quantities as targets, model=resnet50"),
+    "my quantities for classes": (config("materials", IMAGES, path="my.npz"), "has quantities as targets"),
+    "classes of curves": (config("materials", CURVES, classes=2), "float32 quantities"),
+    "bytes of curves": (config("random", MLP, dtype="uint8"), "float32 quantities"),
+    "too many classes": (config("imagenet_synthetic", IMAGES, classes=1001), "has 1001 classes, .* 1000 outputs"),
+    "idle path": (
+        config("cifar10_synthetic", IMAGES, classes=10, path="/x"),
+        r"made, not read: leave out dataset\.path, or take dataset=cifar10$",
+    ),
+    "no path": (config("cifar10", IMAGES, classes=10), r"read from files: .*dataset\.path or \$SCALEBENCH_CIFAR10$"),
+}
+
+
+@pytest.mark.parametrize("case", MISFITS)
+def test_what_does_not_fit_is_one_line_before_any_file_is_touched(tmp_path, case, monkeypatch):
+    wrong, message = MISFITS[case]
+    for look in (datasets.check, datasets.prepare):
+        with pytest.raises(InputError, match=message) as caught:
+            look(wrong)
+        assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_home_folder_in_the_path(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(InputError, match=rf"dataset\.path={tmp_path}/cifar is not there"):
+        datasets.prepare(image_config("cifar10", tmp_path, 32, size=60_000, path="~/cifar"))
+
+
+def batches(cache_dir: Path, count: int, feed: str = "host", dtype: str = "uint8") -> list[Batch]:
+    """The first batches that replica 1 of 2 gets of 100 generated images."""
+    spec = resolve(null_config(gpus=2))
+    spec.config = dataclasses.replace(
+        image_config("cifar10_synthetic", cache_dir, dtype=dtype, feed=feed), seed=spec.config.seed
+    )
+    train, validation = datasets.sources(spec, 1, 2)
+    assert validation is not None and train.samples == 75 and validation.samples == 25
+    assert all(batch.targets.dtype == np.int64 for batch in validation.in_order())
+    return list(islice(prefetch(train), count))
+
+
+def test_bytes_and_class_numbers_reach_the_ranks_by_every_feed(tmp_path):
+    cache_dir = tmp_path / "cache"
+    from_host = batches(cache_dir, 12)
+    try:
+        from_disk = batches(cache_dir, 12, "disk")
+    except InputError as error:
+        pytest.skip(str(error))  # the temporary folder lies in memory
+    for one, other in zip(from_host, from_disk, strict=True):
+        assert one.inputs.dtype == other.inputs.dtype == np.uint8 and one.inputs.shape[1:] == (8, 8, 3)
+        assert one.targets.dtype == other.targets.dtype == np.int64 and one.targets.shape == (one.samples,)
+        assert np.array_equal(one.inputs, other.inputs) and np.array_equal(one.targets, other.targets)
+    fixed = batches(cache_dir, 3, "fixed")
+    assert all(np.array_equal(batch.inputs, from_host[0].inputs) for batch in fixed)
+    floats = batches(cache_dir, 1, dtype="float32")[0]
+    assert floats.inputs.dtype == np.float32
+    assert np.array_equal(floats.inputs, from_host[0].inputs / np.float32(127.5) - 1)

@@ -1,0 +1,131 @@
+"""A network as data: shapes, padding, arrays, parameters and multiply-adds of each operation."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalebench.spec import InputError
+from scalebench.workloads.network import Network
+
+
+def image(size: int = 8, channels: int = 3) -> Network:
+    return Network("net", (size, size, channels))
+
+
+def test_a_convolution_over_two_axes() -> None:
+    net = image()
+    node = net.conv(net.input, "conv", 16, (1, 7))
+    assert (node.op, node.inputs, node.shape) == ("conv", ("input",), (8, 8, 16))
+    assert node.settings == {"strides": 1, "pads": ((0, 0), (3, 3))}
+    assert [(a.name, a.shape, a.init) for a in node.arrays] == [
+        ("conv/kernel", (1, 7, 3, 16), "glorot_uniform"),
+        ("conv/bias", (16,), "zeros"),
+    ]
+    assert node.macs == 8 * 8 * 7 * 3 * 16
+
+
+def test_a_convolution_over_one_axis_without_bias() -> None:
+    net = Network("net", (200, 3))
+    node = net.conv(net.input, "conv", 16, 7, strides=2, bias=False, init="he_uniform")
+    assert node.shape == (100, 16) and node.settings["pads"] == ((2, 3),)
+    assert [(a.name, a.shape, a.init) for a in node.arrays] == [("conv/kernel", (7, 3, 16), "he_uniform")]
+    assert node.macs == 100 * 7 * 3 * 16
+
+
+@given(st.integers(1, 64), st.integers(1, 11), st.integers(1, 4))
+def test_same_gives_a_position_for_each_stride_and_pads_behind(size: int, width: int, strides: int) -> None:
+    """https://www.tensorflow.org/api_docs/python/tf/nn#notes_on_padding_2"""
+    net = Network("net", (size, 1))
+    node = net.conv(net.input, "conv", 1, width, strides)
+    ((before, after),) = node.settings["pads"]
+    assert node.shape[0] == -(-size // strides)
+    assert after - before in (0, 1)
+    used = (node.shape[0] - 1) * strides + width  # from the first padded position on
+    assert used == size + before + after or (before == after == 0 and used <= size)
+
+
+@pytest.mark.parametrize(
+    ("padding", "strides", "pads", "size"), [("valid", 1, 0, 6), ("valid", 2, 0, 3), (1, 2, 1, 4), (2, 1, 2, 10)]
+)
+def test_valid_and_numbers_of_zeros(padding: str | int, strides: int, pads: int, size: int) -> None:
+    net = image()
+    for node in (net.conv(net.input, "conv", 1, 3, strides, padding), net.max_pool(net.input, 3, strides, padding)):
+        assert node.shape[:2] == (size, size) and node.settings["pads"] == ((pads, pads), (pads, pads))
+
+
+def test_pools_keep_the_channels_and_cost_nothing() -> None:
+    net = image()
+    for op, node in (("max_pool", net.max_pool(net.input, 2, 2)), ("avg_pool", net.avg_pool(net.input, 2, 2))):
+        assert (node.op, node.shape, node.macs, node.arrays) == (op, (4, 4, 3), 0, ())
+        assert node.settings == {"window": (2, 2), "strides": 2, "pads": ((0, 0), (0, 0))}
+    assert net.global_avg_pool(net.input).shape == (3,)
+
+
+def test_zeros_around_pictures_and_around_channels() -> None:
+    net = image()
+    around = net.zero_pad(net.input, 1)
+    assert around.shape == (10, 10, 3) and around.settings == {"pads": ((1, 1), (1, 1))}
+    channels = net.pad_channels(net.input, 8)
+    assert channels.shape == (8, 8, 19) and channels.settings == {"pads": (8, 8)}
+    assert (channels.op, channels.macs, channels.arrays) == ("pad_channels", 0, ())
+
+
+def test_a_dense_layer_wants_a_flat_input() -> None:
+    net = image()
+    with pytest.raises(ValueError, match=r"dense: flatten input of shape \(8, 8, 3\) first"):
+        net.dense(net.input, "dense", 5)
+    node = net.dense(net.flatten(net.input), "dense", 5)
+    assert node.shape == (5,) and node.macs == 192 * 5
+    assert [a.shape for a in node.arrays] == [(192, 5), (5,)]
+
+
+@pytest.mark.parametrize(("scale", "trained"), [(True, ["gamma", "beta"]), (False, ["beta"])])
+def test_moving_statistics_are_not_trained(scale: bool, trained: list[str]) -> None:
+    net = image()
+    node = net.batch_norm(net.input, "bn", epsilon=1e-5, momentum=0.9, scale=scale)
+    assert [a.name for a in node.arrays if a.trainable] == [f"bn/{last}" for last in trained]
+    assert [(a.name, a.init) for a in node.arrays if not a.trainable] == [
+        ("bn/moving_mean", "zeros"),
+        ("bn/moving_variance", "ones"),
+    ]
+    assert node.settings == {"epsilon": 1e-5, "momentum": 0.9, "scale": scale}
+    assert net.parameters == 3 * len(trained) and len(net.arrays) == 2 + len(trained)
+
+
+def test_joining() -> None:
+    net = image()
+    wide = net.conv(net.input, "wide", 5, 1)
+    assert net.concat(net.input, wide, net.input).shape == (8, 8, 11)
+    assert net.add(wide, wide).inputs == ("wide", "wide")
+    with pytest.raises(ValueError, match="add of input"):
+        net.add(net.input, wide)
+    with pytest.raises(ValueError, match="concat of"):
+        net.concat(net.input, net.max_pool(net.input, 2, 2))
+
+
+def test_counting() -> None:
+    net = image()
+    x = net.relu(net.conv(net.input, "a", 4, 3))
+    assert (net.count("conv"), net.count("dense"), net.output) == (1, 0, x)
+    net.dropout(net.dense(net.flatten(x), "b", 2), 0.5)
+    assert net.parameters == (27 * 4 + 4) + (256 * 2 + 2)
+    assert net.forward_flops == 2 * (64 * 27 * 4 + 256 * 2)
+    assert net.training_flops == 3 * net.forward_flops
+    assert [node.name for node in net.nodes] == ["input", "a", "relu_2", "flatten_3", "b", "dropout_5"]
+
+
+def test_small_pictures_are_a_users_mistake() -> None:
+    net = image(size=2)
+    with pytest.raises(InputError, match=r"^inputs of 2x2 are too small for net: conv slides a window of 3 over 2; "):
+        net.conv(net.input, "conv", 4, 3, padding="valid")
+
+
+def test_programmers_mistakes() -> None:
+    net = image()
+    net.conv(net.input, "conv", 4, 3)
+    with pytest.raises(ValueError, match="two nodes named conv"):
+        net.conv(net.input, "conv", 4, 3)
+    with pytest.raises(ValueError, match="padding full"):
+        net.conv(net.input, "other", 4, 3, padding="full")
+    with pytest.raises(ValueError, match=r"window \(3,\) over input"):
+        net.conv(net.input, "other", 4, (3,))
