@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,12 @@ OPTIONS = {"synthetic": {"parameters": 100_000, "flops": 10_000_000, "sample_byt
 OUTPUTS = {"materials_cnn": 2, "mlp": 1, "synthetic": 1, "cifar10_cnn": 10}
 SAMPLES, UPDATES = 8, 20
 ALL = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in networks.NETWORKS]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of torch's compiler, which the first update of an optimizer looks up, and sets by itself."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
 
 
 def network(name: str) -> Network:

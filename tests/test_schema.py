@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
@@ -103,6 +103,7 @@ def test_the_status_of_a_rank_is_checked(tmp_path: Path) -> None:
 @example(path=("ranks", 0, "pid"), drop=False, value=True)
 @example(path=("machine", "memory_bytes"), drop=True, value=None)
 def test_reader_and_schema_agree(path: tuple[Any, ...], drop: bool, value: Any, tmp_path: Path) -> None:
+    assume(path != ("started_at",) or value != "text")  # JSON Schema leaves formats of texts to its user
     tree = mutated(path, drop, value)
     file = tmp_path / RESULT_FILE
     file.write_text(json.dumps(tree))

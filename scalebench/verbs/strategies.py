@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> int:
         tree = OmegaConf.to_container(OmegaConf.load(files[name]))
         table.add_row(name, str(tree.get("description", "")), entry.origin, _here(tree, device))
     console = Console(markup=False)  # brackets, as in scalebench[torch], are meant
-    console.width = console.width if console.is_terminal else 200
+    console.width = console.width if console.is_terminal else 400  # a line for each strategy
     console.print(table)
     return 0
 

@@ -33,7 +33,8 @@ def test_every_registered_strategy_has_one_line_in_order(listed: dict[str, str])
         ("ddp_gloo", "yes"),
         ("ddp_nccl", "no: needs cuda"),
         ("horovod_nccl", "no: its Horovod adapter is not part of this version of scalebench"),
-        ("mirrored", "no: its TensorFlow adapter is not part of this version of scalebench"),
+        ("mirrored", "no: tensorflow is not installed (pip install 'scalebench[tensorflow]')"),
+        ("zero1", "no: its PyTorch adapter is not part of this version of scalebench"),
     ],
 )
 def test_whether_it_can_run_here(listed: dict[str, str], name: str, here: str) -> None:
@@ -53,7 +54,8 @@ def test_a_missing_package_comes_with_the_command_that_installs_it(
     out = capsys.readouterr().out
     assert "no: torch is not installed (pip install 'scalebench[torch]')" in out
     assert len([line for line in out.splitlines() if "torch is not installed" in line]) == sum(
-        name in registry.BUILT_IN and name != "null" for name in configs.options("strategy")
+        name in registry.BUILT_IN and ".adapters.torch." in registry.BUILT_IN[name]
+        for name in configs.options("strategy")
     )
 
 

@@ -48,9 +48,9 @@ def test_same_losses_as_bare(strategy: Any, source: Callable[..., Source], name:
     assert one.backend_used() == ("ring" if name == "mirrored" else "copy")
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_replicas_go_apart_without_the_exchange(strategy: Any, source: Callable[..., Source], name: str) -> None:
-    one = strategy(f"strategy={name}", "gpus=2")
+@pytest.mark.parametrize("words", [*NAMES, "mirrored train.precision=float16"])
+def test_replicas_go_apart_without_the_exchange(strategy: Any, source: Callable[..., Source], words: str) -> None:
+    one = strategy(*f"strategy={words}".split(), "gpus=2")
     train(one, source(), 2)
     one.exchange(False)
     train(one, source(), 2)

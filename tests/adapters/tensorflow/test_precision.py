@@ -58,8 +58,11 @@ def test_of_curves_there_is_no_layout() -> None:
     assert precision.of_update(traced("float32", "nhwc", axes=1), "/CPU:0", True) == {"precision": "float32"}
 
 
-@pytest.mark.parametrize("layout", ["default", "nhwc", "nchw"])
-@pytest.mark.parametrize("name", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [("float32", "default"), ("float32", "nhwc"), ("bfloat16", "default"), ("float16", "default")]
+    + [(name, "nchw") for name in ("float32", "bfloat16", "float16")],
+)
 def test_settings_used(strategy: Any, pictures: Callable[..., Source], name: str, layout: str) -> None:
     """Found in the update of a whole strategy, which trains with them."""
     try:

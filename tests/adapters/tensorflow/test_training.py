@@ -91,5 +91,6 @@ def test_set_exchange(scaled: bool) -> None:
     for _ in range(2):
         training.set_exchange(optimizer, False)
         assert inner._all_reduce_sum_gradients(pairs) == pairs
+        assert not hasattr(inner._all_reduce_sum_gradients, "__func__")  # Keras', which does so too outside of replicas
         training.set_exchange(optimizer, True)
         assert inner._all_reduce_sum_gradients.__func__ is own
