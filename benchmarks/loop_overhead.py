@@ -1,4 +1,4 @@
-"""bare_torch and ddp_gloo as scalebench runs them, against a minimal hand-written loop. Wanted: at least 0.98.
+"""Plain and replicated training as scalebench runs it, against a minimal hand-written loop. Wanted: at least 0.98.
 
 Same model, batch, data and threads, in the same processes, in turns.
 """
@@ -19,7 +19,15 @@ from scalebench.spec import write_spec
 from scalebench.workloads import datasets
 
 LAUNCHES = int(os.environ.get("BENCHMARK_LAUNCHES", "5"))  # where memory happens to lie differs between them
-CASES = (("bare_torch", 1), ("ddp_gloo", 1), ("ddp_gloo", 2))
+ONLY = os.environ.get("BENCHMARK_STRATEGIES", "").split(",") if os.environ.get("BENCHMARK_STRATEGIES") else []
+CASES = (
+    ("bare_torch", 1),
+    ("ddp_gloo", 1),
+    ("ddp_gloo", 2),
+    ("bare_tensorflow", 1),
+    ("mirrored", 1),
+    ("mirrored", 2),
+)
 
 
 WHAT = {
@@ -30,6 +38,8 @@ WHAT = {
 
 def main() -> None:
     for strategy, gpus in CASES:
+        if ONLY and strategy not in ONLY:
+            continue
         launches = [measure(strategy, gpus) for _ in range(LAUNCHES)]
         for what in ("blocks", "wall"):
             pairs = [np.divide(turns["by_hand"], turns[what]) for turns in launches]

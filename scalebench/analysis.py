@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from scalebench.configs import option_defaults
 from scalebench.results import RankRecord, Result
 from scalebench.stats import Interval, batch_means_interval, ratio_interval, scale, sum_interval
 
@@ -93,7 +94,8 @@ class Baselines:
             if result.status == "ok" and result.scale.gpus == 1:
                 found.own.setdefault(comparison_key(result, True), []).append(result)
                 key = (result.scale.strategy, comparison_key(result, False))
-                found.bare.setdefault(key, []).append(result)
+                if result.scale.framework == "none" or _as_it_comes(result):
+                    found.bare.setdefault(key, []).append(result)
         return found
 
     def self_of(self, result: Result) -> Result | None:
@@ -101,11 +103,19 @@ class Baselines:
         return _nearest(result, self.own.get(comparison_key(result, True), []))
 
     def bare_of(self, result: Result) -> Result | None:
-        """One device, no wrapper: the strategy's own `baseline`."""
+        """One device, no wrapper: the strategy's own `baseline` with the options that it comes with."""
         name = result.scale.baseline_bare
-        if name == result.scale.strategy:  # its options then count too
+        if name == result.scale.strategy and result.scale.framework == "none":  # whose options are the workload
             return self.self_of(result)
-        return _nearest(result, self.bare.get((name, comparison_key(result, False)), [])) if name else None
+        found = _nearest(result, self.bare.get((name, comparison_key(result, False)), [])) if name else None
+        return self.self_of(result) if found is None and name == result.scale.strategy else found
+
+
+def _as_it_comes(result: Result) -> bool:
+    """Whether all options of the strategy have their defaults."""
+    chosen = result.spec.get("strategy", {})
+    defaults = option_defaults(result.scale.strategy)
+    return all(value == defaults.get(key, value) for key, value in (chosen.get("options") or {}).items())
 
 
 def _nearest(result: Result, candidates: list[Result]) -> Result | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from scalebench import results
+from scalebench.configs import option_defaults
 from scalebench.records import from_dict
 from scalebench.resolve import resolve
 from scalebench.results import RESULT_FILE, Result
@@ -78,8 +79,11 @@ def _baselines(job: Job, compose: Compose) -> list[Job]:
         return []
     own = [w for w in job.overrides if not w.startswith("gpus=")]
     wanted = []
-    name = spec.config.strategy.baseline
-    if name is not None and name != spec.config.strategy.name:
+    strategy = spec.config.strategy
+    name = strategy.baseline
+    # One that is its own baseline, with other options than it comes with: Keras' loop against the plain one.
+    varied = strategy.framework != "none" and strategy.options != option_defaults(strategy.name)
+    if name is not None and (name != strategy.name or varied):
         neutral = [w for w in own if not w.startswith(("strategy=", "strategy."))]
         wanted.append([*neutral, f"strategy='{name}'", "gpus=1"])
     if spec.gpus > 1:

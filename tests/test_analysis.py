@@ -189,6 +189,22 @@ def test_a_strategy_that_is_its_own_bare_baseline_must_have_the_same_options() -
     assert found.bare_of(with_options(2, "null", step_s=0.3)) is None
 
 
+def of_tensorflow(loop: str, name: str = "bare_tensorflow", gpus: int = 1) -> Result:
+    made = record(name, gpus=gpus, baseline="bare_tensorflow")
+    made.scale.framework = "tensorflow"
+    made.spec["strategy"]["options"] = {"loop": loop}
+    return made
+
+
+def test_the_bare_baseline_is_the_one_with_its_default_options() -> None:
+    plain, fit = of_tensorflow("custom"), of_tensorflow("fit")
+    found = Baselines.among([fit, plain])
+    assert found.bare_of(fit) is plain and found.self_of(fit) is fit  # so that the cost of Keras' loop is a figure
+    assert found.bare_of(of_tensorflow("fit", "mirrored", 2)) is plain
+    alone = Baselines.among([fit])
+    assert alone.bare_of(fit) is fit and alone.bare_of(of_tensorflow("custom", "mirrored", 2)) is None
+
+
 def test_what_does_not_change_the_work_does_not_part_rows() -> None:
     measured = {"measure": MeasureSpec(min_s=1.0), "repeat": 3, "resume": True, "debug": True}
     cached = {"dataset": DatasetSpec("materials", size=64, cache="/elsewhere")}

@@ -43,8 +43,9 @@ def network(name: str) -> Network:
 
 
 def arrays(net: Network, seed: int = 1) -> dict[str, np.ndarray]:
-    """Drawn as a run draws them, but for statistics and offsets, which start at 0 and 1 and would hide mistakes."""
-    found = initial_weights(((a.name, a.shape, a.init) for a in net.arrays), seed)
+    """Kernels that keep the size of what goes through them; offsets and statistics that are not just 0 and 1."""
+    kernels = ((a.name, a.shape, "he_uniform" if len(a.shape) > 1 else a.init) for a in net.arrays)
+    found = initial_weights(kernels, seed)
     rng = np.random.default_rng(seed)
     for name, array in found.items():
         if array.ndim == 1:

@@ -9,8 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from scalebench.adapters.tensorflow.precision import graphs
 from scalebench.adapters.tensorflow import devices
+from scalebench.adapters.tensorflow.precision import graphs
 from scalebench.strategy import Loop, LossPart
 
 UPDATES = 2  # the first may still set something up

@@ -1,0 +1,56 @@
+"""resnet50 at 224 pixels, batch 4, two threads: ours in both frameworks beside keras.applications in a plain loop.
+
+Wanted: both at least as fast as the latter. A process each, in turns, so that no thread pool sits in another's way.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.spread import ratios
+from scalebench import cli, jobs
+from scalebench.resolve import resolve
+from scalebench.spec import write_spec
+from scalebench.workloads import datasets
+
+ROUNDS = int(os.environ.get("BENCHMARK_LAUNCHES", "5"))
+PLAIN = "keras.applications"
+OURS = ("bare_torch", "bare_tensorflow")
+SETTINGS = "gpus=1 model=resnet50 train.batch_per_device=4 dataset.size=64 dataset.dtype=float32 dataset.feed=fixed"
+
+
+def main() -> None:
+    rates: dict[str, list[float]] = {name: [] for name in (*OURS, PLAIN)}
+    with tempfile.TemporaryDirectory() as name:
+        folders = {strategy: _prepared(Path(name), strategy) for strategy in OURS}
+        for number in range(ROUNDS):
+            for kind in rates if number % 2 else reversed(rates):  # nobody is always first
+                rates[kind].append(images_per_s(kind, folders.get(kind, folders[OURS[0]])))
+    for kind, found in rates.items():
+        print(f"{kind}: {', '.join(f'{rate:.2f}' for rate in found)} images/s", flush=True)
+    for kind in OURS:
+        print(f"{kind} / {PLAIN}: {ratios(rates[kind], rates[PLAIN])}", flush=True)
+
+
+def _prepared(root: Path, strategy: str) -> Path:
+    words = [f"strategy={strategy}", "hardware.cpus_per_device=2", *SETTINGS.split()]
+    spec = resolve(jobs.to_config(cli.compose(words)))
+    datasets.prepare(spec.config)
+    folder = root / strategy
+    folder.mkdir()
+    write_spec(spec, folder)
+    return folder
+
+
+def images_per_s(kind: str, folder: Path) -> float:
+    command = [sys.executable, "-m", "benchmarks.resnet50_worker", kind, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
+    return float(done.stdout.split()[-1])
+
+
+if __name__ == "__main__":
+    main()
