@@ -48,7 +48,7 @@ def _prepared(root: Path, strategy: str) -> Path:
 
 def images_per_s(kind: str, folder: Path) -> float:
     command = [sys.executable, "-m", "benchmarks.resnet50_worker", kind, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=600)
     return float(done.stdout.split()[-1])
 
 

@@ -41,7 +41,7 @@ def plain(spec: RunSpec) -> Callable[[], object]:
     tf.config.threading.set_inter_op_parallelism_threads(1)
     settings = spec.config.train
     model = keras.applications.ResNet50(weights=None, classifier_activation=None)
-    optimizer = keras.optimizers.SGD(settings.learning_rate, momentum=0.9 if settings.optimizer == "momentum" else 0)
+    optimizer = keras.optimizers.SGD(settings.learning_rate, momentum=0.9 if settings.optimizer == "momentum" else 0.0)
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     rng = np.random.default_rng(0)
     inputs = tf.constant(rng.uniform(-1, 1, (spec.global_batch, 224, 224, 3)).astype(np.float32))

@@ -40,7 +40,7 @@ def told(*words: str) -> str:
         (
             ["train.zzzzzz=1"],
             "no key 'train.zzzzzz'; known: train.batch_per_device, train.compile, train.data_format, "
-            "train.learning_rate, train.optimizer, train.precision",
+            "train.dropout, train.global_batch, train.learning_rate, train.optimizer, train.precision",
         ),
         (["~train.optimiser"], "no key 'train.optimiser'; did you mean 'train.optimizer'?"),
         (["~train.global_batch"], "train.global_batch cannot be removed; set it instead: train.global_batch=VALUE"),
@@ -74,7 +74,7 @@ def test_each_kind_of_error(words: list[str], line: str) -> None:
         (["strategy=ddp", "strategy=null"], "step", "no option of strategy 'null' 'step'; did you mean 'step_s'?"),
         (["strategy=bare_torch"], "step", "no option of strategy 'bare_torch' 'step'; known: none"),
         # of a sweep's strategies, the first that has no such option
-        (["strategy=null,ddp"], "step_s", "no option of strategy 'ddp' 'step_s'; known: broadcast_buffers, bucket_cap_mb, "),
+        (["strategy=null,ddp"], "step_s", "no option of strategy 'ddp' 'step_s'; known: broadcast_buffers, "),
     ],
 )
 def test_an_option_is_looked_up_in_the_chosen_strategys_yaml(words: list[str], key: str, line: str) -> None:
