@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalebench import analysis
+from scalebench.configs import option_defaults
 from scalebench.results import RESULT_FILE, Result, read_result
 from scalebench.spec import InputError
 from scalebench.stats import Interval
@@ -27,12 +28,12 @@ COLUMNS = (
     "sync_isolated_s sync_exposed_s sync_exposed_share sync_per_epoch_s straggler_wait_s data_share forward_s "
     "backward_s optimizer_s gpu_util_mean gpu_power_w_mean energy_j_per_sample peak_memory_bytes "
     "sm_clock_mhz_min mem_clock_mhz_min throttle_reasons cpu_util_mean rss_peak_bytes final_loss metric_name "
-    "metric time_to_target_s"
+    "metric time_to_target_s precision_used data_format_used compiler_used prefetch options"
 ).split()
 TEXT = (
     "run_id started_at status reason path fingerprint model dataset strategy framework framework_version "
     "backend_used hardware scaling precision data_format feed interval_over flags baseline_self_id "
-    "baseline_bare_id throttle_reasons metric_name"
+    "baseline_bare_id throttle_reasons metric_name precision_used data_format_used compiler_used prefetch options"
 ).split()
 COUNTS = (
     "repeat seed gpus nodes processes batch_per_device global_batch model_params gradient_bytes "
@@ -108,6 +109,8 @@ def row(result: Result, folder: Path, baselines: analysis.Baselines) -> dict[str
         "rss_peak_bytes": _largest(r.rss_peak_bytes for r in result.ranks),
         "final_loss": q.final_loss, "metric_name": q.metric_name, "metric": q.metric,
         "time_to_target_s": q.time_to_target_s,
+        "precision_used": w.precision_used, "data_format_used": w.data_format_used,
+        "compiler_used": w.compiler_used, "prefetch": w.prefetch, "options": _chosen_options(result),
     }  # fmt: skip
     efficiency = _against(cells, result, "self", baselines.self_of(result))
     _against(cells, result, "bare", baselines.bare_of(result))
@@ -124,6 +127,13 @@ def _against(cells: dict[str, Any], result: Result, kind: str, baseline: Result 
     cells.update(_limits(f"speedup_{kind}", f"speedup_{kind}", value, interval))
     cells.update(_limits(f"efficiency_{kind}", f"efficiency_{kind}", value / gpus if value else None, share))
     return share
+
+
+def _chosen_options(result: Result) -> str | None:
+    """The strategy's options that are not as its YAML has them: `loop=fit`."""
+    defaults = option_defaults(result.scale.strategy)
+    options = result.spec.get("strategy", {}).get("options") or {}
+    return _joined([f"{key}={value}" for key, value in options.items() if value != defaults.get(key, value)])
 
 
 def _limits(name: str, stem: str, value: float | None, interval: Interval | None) -> dict[str, float | None]:

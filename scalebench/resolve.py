@@ -243,6 +243,8 @@ def obstacles(config: Config, gpus: int) -> list[str]:
     nodes = -(-gpus // (hardware.gpus_per_node or gpus))
     if nodes > hardware.max_nodes and hardware.devices == "cuda" and not hardware.here:
         found.append(f"gpus={gpus} asks for {nodes} nodes, hardware={hardware.name} has {hardware.max_nodes}")
+    if strategy.processes == "one_for_all" and nodes > 1 and hardware.max_nodes > 1:
+        found.append(f"{strategy.name} has one process for all devices, which are on {nodes} nodes with gpus={gpus}")
     if hardware.devices not in strategy.devices:
         found.append(_wrong_device(strategy.name, hardware.devices))
     if strategy.max_gpus is not None and gpus > strategy.max_gpus:

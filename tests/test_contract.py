@@ -233,6 +233,32 @@ class TestParameterServer1(StrategyContract):
     gpus = 1
 
 
+# Pictures in bytes, labels, accuracy; 221 samples leave none to validate with the data set's own share.
+PICTURES = ("model=cifar10_cnn", "train.dropout=false", "dataset.validation_share=0.25")
+
+
+@pytest.mark.real
+class TestPicturesInBothFrameworks(StrategyContract):
+    """By momentum: Adam divides small gradients by themselves, and so makes steps of what is rounding in them."""
+
+    strategy = "bare_tensorflow"
+    baseline = "bare_torch"
+    gpus = 1
+    overrides = (*PICTURES, "train.optimizer=momentum")
+
+
+@pytest.mark.real
+class TestPicturesUnderDdp(StrategyContract):
+    strategy = "ddp_gloo"
+    overrides = PICTURES
+
+
+@pytest.mark.real
+class TestPicturesUnderMirrored(StrategyContract):
+    strategy = "mirrored"
+    overrides = PICTURES
+
+
 @pytest.mark.real
 class TestDdpFaults(FaultContract):
     strategy = "ddp_gloo"

@@ -279,6 +279,14 @@ def test_a_second_node_only_when_the_first_is_full(gpus: int, per_node: list[int
     assert {p.threads for p in spec.places} == {6} and all(p.cpus == [] for p in spec.places)
 
 
+def test_one_process_drives_the_devices_of_one_node() -> None:
+    told = "null has one process for all devices, which are on 2 nodes with gpus=16"
+    strategy = StrategySpec("null", processes="one_for_all", options={})
+    for gpus, expected in ((8, False), (16, True)):
+        reason = of(gpus=gpus, hardware=ALPHA, strategy=strategy).unsupported or ""
+        assert (told in reason) == expected
+
+
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 16))
 def test_no_two_processes_share_a_core_while_there_are_enough(gpus: int, threads: int, cores: int) -> None:
     with pytest.MonkeyPatch.context() as patch:

@@ -63,6 +63,24 @@ def test_what_differs_between_rows_is_a_column() -> None:
     assert columns.split()[:2] == ["hardware", "strategy"]
 
 
+def test_what_a_sweep_varies_is_a_column() -> None:
+    """Rows of the same model and number of devices would look alike without it."""
+    one, other, larger = record(), record(), record(gpus=2)
+    other.workload.data_format = "nchw"
+    larger.scale.batch_per_device = 5  # as in strong scaling: the number of devices says it already
+    columns = text(one, other, larger).splitlines()[2].split()
+    assert columns[:2] == ["data_format", "strategy"] and "batch_per_device" not in columns
+    assert "data_format" not in text(one, larger)
+
+
+def test_options_are_a_column_where_one_strategy_has_several() -> None:
+    plain, fit = record("bare_tensorflow"), record("bare_tensorflow")
+    fit.spec["strategy"]["options"] = {"loop": "fit"}
+    shown = text(plain, fit)
+    assert shown.splitlines()[2].split()[:2] == ["options", "strategy"] and "loop=fit" in shown
+    assert "options" not in text(plain, record("ddp"))
+
+
 def test_a_missing_baseline_is_said() -> None:
     (row,) = frame([record(gpus=4)], [Path("x")]).to_dict("records")
     assert remarks(row) == "no bare and self baseline"
