@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 ORDER = ["model", "dataset", "hardware", "scaling", "strategy", "gpus", "repeat", "started_at"]
 SHARED = ("model", "hardware", "scaling")  # told once, above the table, when all rows agree
 # Told in a column of their own when rows differ in them, and else not at all.
-DIFFERING = ("dataset", "feed", "prefetch", "batch_per_device", "model_params", "precision", "data_format", "options")
+DIFFERING = ("dataset", "feed", "prefetch", "batch_per_device", "model_params", "precision", "data_format")
 
 
 def write_tables(folder: Path) -> pd.DataFrame:
@@ -53,11 +53,11 @@ def summary(frame: pd.DataFrame) -> Table:
 
 def _differing(frame: pd.DataFrame) -> list[str]:
     """What rows of one model, scaling and number of devices differ in, as a sweep over it makes them."""
-    groups = frame.groupby(["model", "hardware", "scaling", "gpus"], dropna=False)
-    by_strategy = frame.groupby(["model", "hardware", "scaling", "gpus", "strategy"], dropna=False)
-    found = [name for name in DIFFERING if (groups[name].nunique() > 1).any()]
-    # Strategies have options of their own, which say nothing beside another strategy's.
-    return [name for name in found if name != "options" or (by_strategy[name].nunique(dropna=False) > 1).any()]
+    same = ["model", "hardware", "scaling", "gpus"]
+    found = [name for name in DIFFERING if (frame.groupby(same, dropna=False)[name].nunique() > 1).any()]
+    # Strategies have options of their own, which say nothing beside another strategy's; null: as they come.
+    options = frame.groupby([*same, "strategy"], dropna=False)["options"].nunique(dropna=False)
+    return [*found, "options"] if (options > 1).any() else found
 
 
 def throughput(row: dict[str, Any]) -> str:
