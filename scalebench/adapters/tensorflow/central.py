@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from scalebench.adapters.tensorflow import evidence
+from scalebench.adapters.tensorflow.base import TensorFlowStrategy
 from scalebench.spec import Config
 from scalebench.strategy import Unsupported
 
@@ -92,3 +93,27 @@ class RoundTrip:
     def _on(device: str, sizes_bytes: Sequence[int]) -> list[tf.Tensor]:
         with tf.device(device):
             return [tf.zeros(max(1, size // 4)) for size in sizes_bytes]
+
+
+class OneCopy(TensorFlowStrategy):
+    """The exchange of a strategy whose weights are in one place."""
+
+    _round_trip: tuple[list[int], RoundTrip] | None = None
+
+    def total(self, of_devices: Sequence[Tensors]) -> list[tf.Tensor]:
+        """The sum over the devices of each gradient, where the weights are."""
+        raise NotImplementedError
+
+    def exchange(self, on: bool) -> None:
+        raise no_switch(self.spec.config)
+
+    def message_sizes(self) -> list[int]:
+        """As central.message_bytes says."""
+        return message_bytes(self.update_function().get_concrete_function())
+
+    def run_exchange(self, sizes: list[int]) -> None:
+        if len(self.devices) == 1:  # nobody to exchange with, and nothing is exchanged
+            return
+        if self._round_trip is None or self._round_trip[0] != sizes:
+            self._round_trip = sizes, RoundTrip(self.devices, sizes, self.total)
+        self._round_trip[1]()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -21,11 +21,10 @@ class CentralStorageOptions:
     parameter_device: str = "cpu"  # cpu | first
 
 
-class CentralStorage(Replicated):
+class CentralStorage(central.OneCopy, Replicated):
     """All devices of one process. Moving statistics are the mean over the replicas' after every update."""
 
     Options = CentralStorageOptions
-    _round_trip: tuple[list[int], central.RoundTrip] | None = None
 
     def shard(self) -> tuple[int, int]:
         return 0, 1  # this process reads whole batches, and deals them out to its devices
@@ -49,22 +48,10 @@ class CentralStorage(Replicated):
         """
         loss_sums, gradients = self.strategy.run(self._gradients, (*self.dealt_out(parts), global_samples))
         of_gradients = [self.strategy.experimental_local_results(gradient) for gradient in gradients]
-        sums = central.added_up(list(zip(*of_gradients, strict=True)), self.parameter_device)
+        sums = self.total(list(zip(*of_gradients, strict=True)))
         with tf.device(self.parameter_device):
             self.optimizer.apply(sums, self.model.trainable_variables)
         return tf.add_n(self.strategy.experimental_local_results(loss_sums))
 
-    def exchange(self, on: bool) -> None:
-        raise central.no_switch(self.spec.config)
-
-    def message_sizes(self) -> list[int]:
-        """As central.message_bytes says."""
-        return central.message_bytes(self.update_function().get_concrete_function())
-
-    def run_exchange(self, sizes: list[int]) -> None:
-        if len(self.devices) == 1:  # nobody to exchange with, and nothing is exchanged
-            return
-        if self._round_trip is None or self._round_trip[0] != sizes:
-            total = functools.partial(central.added_up, device=self.parameter_device)
-            self._round_trip = sizes, central.RoundTrip(self.devices, sizes, total)
-        self._round_trip[1]()
+    def total(self, of_devices: Sequence[central.Tensors]) -> list[tf.Tensor]:
+        return central.added_up(of_devices, self.parameter_device)

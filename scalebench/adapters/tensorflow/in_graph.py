@@ -3,6 +3,7 @@ updates one copy of the weights. What the originals did: docs/in-graph-replicati
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -11,7 +12,6 @@ import keras
 import tensorflow as tf
 
 from scalebench.adapters.tensorflow import central, evidence
-from scalebench.adapters.tensorflow.base import TensorFlowStrategy
 from scalebench.adapters.tensorflow.feeding import Part, TfBatches
 from scalebench.spec import InputError, RunSpec
 from scalebench.strategy import Unsupported
@@ -48,11 +48,10 @@ class Tower(NamedTuple):
     statistics: list[tf.Tensor]  # moving statistics after its samples
 
 
-class InGraph(TensorFlowStrategy):
+class InGraph(central.OneCopy):
     """All devices of one process, as towers of one graph."""
 
     Options = InGraphOptions
-    _round_trip: tuple[list[int], central.RoundTrip] | None = None
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
@@ -101,24 +100,10 @@ class InGraph(TensorFlowStrategy):
         count = len(self.model.trained)
         of_towers = [gradients[start : start + count] for start in range(0, len(gradients), count)]
         with tf.device(self.parameter_device):
-            self.optimizer.apply(self._total(of_towers), self.model.trained)
+            self.optimizer.apply(self.total(of_towers), self.model.trained)
             for number, variable in enumerate(self.model.moving):
                 variable.assign(tf.reduce_mean(tf.stack([tower.statistics[number] for tower in towers]), 0))
         return loss_sum
-
-    def exchange(self, on: bool) -> None:
-        raise central.no_switch(self.spec.config)
-
-    def message_sizes(self) -> list[int]:
-        """As central.message_bytes says."""
-        return central.message_bytes(self.update_function().get_concrete_function())
-
-    def run_exchange(self, sizes: list[int]) -> None:
-        if len(self.devices) == 1:  # nobody to exchange with, and nothing is exchanged
-            return
-        if self._round_trip is None or self._round_trip[0] != sizes:
-            self._round_trip = sizes, central.RoundTrip(self.devices, sizes, self._total)
-        self._round_trip[1]()
 
     def backend_used(self) -> str | None:
         return evidence.observed_backend(self.train, self.update_function(), self.last_batch)
@@ -157,10 +142,10 @@ class InGraph(TensorFlowStrategy):
         with tf.device(self.merge_device), tf.name_scope("merge"):
             return tf.reduce_sum(tf.stack(sums))
 
-    def _total(self, of_towers: list[list[tf.Tensor]]) -> list[tf.Tensor]:
+    def total(self, of_devices: Sequence[central.Tensors]) -> list[tf.Tensor]:
         if self.options.reduction == "nccl":
-            return central.all_reduced(of_towers, self.devices, self.parameter_device)
-        return central.added_up(of_towers, self.parameter_device)
+            return central.all_reduced(of_devices, self.devices, self.parameter_device)
+        return central.added_up(of_devices, self.parameter_device)
 
     def _check_divides(self, samples: int, what: str) -> None:
         gpus = self.spec.gpus
