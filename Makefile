@@ -1,11 +1,18 @@
 # Each target sets up .venv itself; nothing is done twice.
-.PHONY: install demo test test-all lint bench clean
+.PHONY: install horovod demo test test-all lint bench clean
 PY := .venv/bin/python
 
 install:
 	@scripts/install.sh
 
-demo: install
+# Builds Horovod anew where it was built for other versions than are installed: see docs/horovod.md.
+horovod:
+	@SCALEBENCH_HOROVOD=no scripts/install.sh
+	@scripts/install_horovod.sh
+
+# Without Horovod, which takes longer to build than the demo to run, and is not in it.
+demo:
+	@SCALEBENCH_HOROVOD=no scripts/install.sh
 	$(PY) -m scalebench sweep=demo
 
 test: install lint

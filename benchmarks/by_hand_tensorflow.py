@@ -36,21 +36,30 @@ class ByHand:
     def __init__(self, spec: RunSpec, rank: int, strategy: Strategy) -> None:
         self.distribute = getattr(strategy, "strategy", None) or tf.distribute.get_strategy()
         arrays = tuple(np.array(array) for array in cache.open_arrays(datasets.prepare(spec.config)))
+        horovod = "horovod" in spec.config.strategy.requires  # each process reads its own part
         data = tf.data.Dataset.from_tensor_slices(arrays).shuffle(10_000).repeat()
-        data = data.batch(spec.global_batch, drop_remainder=True).prefetch(2)
+        data = data.batch(spec.batch_per_device if horovod else spec.global_batch, drop_remainder=True).prefetch(2)
         self.batches = iter(self.distribute.experimental_distribute_dataset(data))
         self.global_batch = spec.global_batch
         with self.distribute.scope():
             self.model = materials_cnn()
             self.optimizer = keras.optimizers.Adam(spec.config.train.learning_rate)
             self.optimizer.build(self.model.trainable_variables)
+        self.horovod = None
+        if horovod:
+            import horovod.tensorflow as hvd
+
+            self.horovod = hvd
+            hvd.broadcast_variables([variable.value for variable in self.model.variables], root_rank=0)
         self.update = tf.function(lambda batch: self.distribute.run(self._replica, batch))
 
     def _replica(self, inputs: tf.Tensor, targets: tf.Tensor) -> Any:
         with tf.GradientTape() as tape:
             errors = tf.math.squared_difference(self.model(inputs, training=True), targets)
             loss = tf.reduce_sum(tf.reduce_mean(errors, -1)) / self.global_batch
-        gradients = tape.gradient(loss, self.model.trainable_variables)
+        if self.horovod is not None:
+            tape = self.horovod.DistributedGradientTape(tape, op=self.horovod.Sum)
+        gradients = tape.gradient(loss, [variable.value for variable in self.model.trainable_variables])
         self.optimizer.apply_gradients(zip(gradients, self.model.trainable_variables, strict=True))
         return loss
 

@@ -38,10 +38,18 @@ class ByHand:
         self.inputs, self.targets = torch.from_numpy(inputs.copy()), torch.from_numpy(targets.copy())
         self.batch = spec.batch_per_device
         model = MaterialsCnn()
-        self.net: nn.Module = DistributedDataParallel(model) if spec.config.strategy.backend else model
+        horovod = "horovod" in spec.config.strategy.requires
+        plain = horovod or not spec.config.strategy.backend
+        self.net: nn.Module = model if plain else DistributedDataParallel(model)
         self.optimizer = torch.optim.Adam(
             self.net.parameters(), lr=spec.config.train.learning_rate, eps=1e-7, fused=True
         )
+        if horovod:
+            import horovod.torch as hvd
+
+            names = ((f"by_hand.{name}", parameter) for name, parameter in model.named_parameters())
+            self.optimizer = hvd.DistributedOptimizer(self.optimizer, named_parameters=names)
+            hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         self.order = torch.randperm(len(self.inputs), generator=torch.Generator().manual_seed(rank))
         self.at = 0
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from scalebench import cli, jobs
-from scalebench.launchers import local
+from scalebench import cli, jobs, launchers
+from scalebench.launchers.surroundings import log_name
 from scalebench.records import read_json
 from scalebench.resolve import resolve
 from scalebench.spec import write_spec
@@ -27,6 +27,10 @@ CASES = (
     ("bare_tensorflow", 1),
     ("mirrored", 1),
     ("mirrored", 2),
+    ("horovod_gloo", 2),
+    ("horovod_mpi", 2),
+    ("horovod_tensorflow_gloo", 2),
+    ("horovod_tensorflow_mpi", 2),
 )
 
 
@@ -40,8 +44,8 @@ def main() -> None:
     for strategy, gpus in CASES:
         if ONLY and strategy not in ONLY:
             continue
-        launches = [measure(strategy, gpus) for _ in range(LAUNCHES)]
-        for what in ("blocks", "wall"):
+        launches = [found for _ in range(LAUNCHES) if (found := measure(strategy, gpus))]
+        for what in ("blocks", "wall") if launches else ():
             pairs = [np.divide(turns["by_hand"], turns[what]) for turns in launches]
             each = ", ".join(f"{np.median(of_one):.3f}" for of_one in pairs)
             middle = np.median(np.concatenate(pairs))
@@ -51,12 +55,15 @@ def main() -> None:
 def measure(strategy: str, gpus: int) -> dict[str, list[float]]:
     """Seconds per update of each turn on rank 0: by_hand; blocks: ours as measured; wall: with the time between."""
     spec = resolve(jobs.to_config(cli.compose([f"strategy={strategy}", f"gpus={gpus}"])))
+    if spec.unsupported is not None:
+        print(f"{strategy} gpus={gpus}: {spec.unsupported}")
+        return {}
     datasets.prepare(spec.config)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_spec(spec, folder)
-        ended = local.launch(spec, folder, "benchmark", module="benchmarks.loop_worker")
+        ended = launchers.launch(spec, folder, "benchmark", module="benchmarks.loop_worker")
         if set(ended.exit_codes) != {0}:
-            raise SystemExit((folder / local.log_name(0)).read_text())
+            raise SystemExit((folder / log_name(0)).read_text())
         found: dict[str, list[float]] = read_json(folder / "turns.json")
         return found

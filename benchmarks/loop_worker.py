@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 import time
 from pathlib import Path
@@ -16,7 +15,7 @@ from scalebench.records import write_json
 from scalebench.results import RankRecord
 from scalebench.spec import RunSpec
 from scalebench.strategy import Strategy
-from scalebench.worker import run_rank
+from scalebench.worker import leave_process, run_rank
 from scalebench.workloads import datasets
 
 TURNS = 20
@@ -69,5 +68,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    status = main(sys.argv[1:])
-    os._exit(status) if status else sys.exit(0)
+    leave_process(main(sys.argv[1:]))

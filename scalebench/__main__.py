@@ -11,6 +11,10 @@ from scalebench.suggest import no_such
 # A first word without `=` is one of these; each module has main(arguments) -> exit status.
 VERBS = {
     "strategies": ("scalebench.verbs.strategies", "what is registered, from where, and whether it can run here"),
+    "doctor": (
+        "scalebench.verbs.doctor",
+        "this machine: devices, versions, Horovod; what is missing and how to get it",
+    ),
     "show": ("scalebench.verbs.show", "the table of the runs below one or more folders"),
 }
 

@@ -150,6 +150,20 @@ def speedup(result: Result, baseline: Result | None) -> tuple[float | None, Inte
     return mine / theirs, ratio_interval(mine_interval, their_interval) if known else None  # type: ignore[arg-type]
 
 
+def overhead(own: Result | None, bare: Result | None) -> tuple[float | None, Interval | None]:
+    """The share of the bare baseline's throughput that the strategy loses on one device: 1 - own / bare.
+
+    With the interval of that ratio turned round; negative where the strategy is faster than its baseline. None for the
+    bare strategy itself, whose two baselines are one run.
+    """
+    if own is None or bare is None or own.run_id == bare.run_id:
+        return None, None
+    ratio, interval = speedup(own, bare)
+    if ratio is None:
+        return None, None
+    return 1 - ratio, None if interval is None else Interval(1 - interval.value, 1 - interval.high, 1 - interval.low)
+
+
 def per_device(interval: Interval | None, gpus: int) -> Interval | None:
     """Speedup -> efficiency, against a baseline of one device."""
     return None if interval is None else scale(interval, 1 / gpus)

@@ -111,7 +111,7 @@ def assemble(spec: RunSpec, ranks: list[RankRecord | None], started_at: str, run
         scale=_scale(spec, first),
         phases=_phases(first, outcome),
         ranks=present,
-        sync=Sync(message_bytes=first.message_bytes if first else []),
+        sync=Sync(message_bytes=first.message_bytes, timeline=first.timeline) if first else Sync(),
         breakdown=Breakdown(),
         monitor=Monitor(),
         quality=_quality(spec, present),

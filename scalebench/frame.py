@@ -28,7 +28,8 @@ COLUMNS = (
     "sync_isolated_s sync_exposed_s sync_exposed_share sync_per_epoch_s straggler_wait_s data_share forward_s "
     "backward_s optimizer_s gpu_util_mean gpu_power_w_mean energy_j_per_sample peak_memory_bytes "
     "sm_clock_mhz_min mem_clock_mhz_min throttle_reasons cpu_util_mean rss_peak_bytes final_loss metric_name "
-    "metric time_to_target_s precision_used data_format_used compiler_used prefetch options"
+    "metric time_to_target_s precision_used data_format_used compiler_used prefetch options "
+    "overhead_share overhead_share_low overhead_share_high"
 ).split()
 TEXT = (
     "run_id started_at status reason path fingerprint model dataset strategy framework framework_version "
@@ -56,7 +57,7 @@ def find(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
 def load(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> pd.DataFrame:
     """One row per run found at or below `path` (one or several folders or result.json files).
 
-    Seconds, bytes, samples/s as the column names say; null means not measured. Speedups and efficiencies
+    Seconds, bytes, samples/s as the column names say; null means not measured. Speedups, efficiencies, overheads
     are against the one-device rows among these. Raises InputError for a file that cannot be read.
     """
     paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
@@ -112,8 +113,10 @@ def row(result: Result, folder: Path, baselines: analysis.Baselines) -> dict[str
         "precision_used": w.precision_used, "data_format_used": w.data_format_used,
         "compiler_used": w.compiler_used, "prefetch": w.prefetch, "options": _chosen_options(result),
     }  # fmt: skip
-    efficiency = _against(cells, result, "self", baselines.self_of(result))
-    _against(cells, result, "bare", baselines.bare_of(result))
+    own, bare = baselines.self_of(result), baselines.bare_of(result)
+    efficiency = _against(cells, result, "self", own)
+    _against(cells, result, "bare", bare)
+    cells.update(_limits("overhead_share", "overhead_share", *analysis.overhead(own, bare)))
     target = result.spec.get("measure", {}).get("target")
     cells["flags"] = _joined(analysis.flags(result, interval, efficiency, target))
     return cells
@@ -139,7 +142,11 @@ def _chosen_options(result: Result) -> str | None:
 def _limits(name: str, stem: str, value: float | None, interval: Interval | None) -> dict[str, float | None]:
     """A figure and its limits; one that the data cannot give, infinite in the interval, is null."""
     low, high = (interval.low, interval.high) if interval else (None, None)
-    return {name: value, f"{stem}_low": low, f"{stem}_high": None if high is None or math.isinf(high) else high}
+    return {name: value, f"{stem}_low": _finite(low), f"{stem}_high": _finite(high)}
+
+
+def _finite(limit: float | None) -> float | None:
+    return None if limit is None or math.isinf(limit) else limit
 
 
 def _steps(block_s: list[float], block_steps: int | None) -> int | None:

@@ -42,6 +42,13 @@ BUILT_IN: dict[str, str] = {
     "multiworker_ring": "scalebench.adapters.tensorflow.multiworker:MultiWorker",
     "multiworker_nccl": "scalebench.adapters.tensorflow.multiworker:MultiWorker",
     "parameter_server": "scalebench.adapters.tensorflow.parameter_server:ParameterServer",
+    "horovod_nccl": "scalebench.adapters.horovod.torch:HorovodTorch",
+    "horovod_mpi": "scalebench.adapters.horovod.torch:HorovodTorch",
+    "horovod_gloo": "scalebench.adapters.horovod.torch:HorovodTorch",
+    "horovod_tensorflow_nccl": "scalebench.adapters.horovod.tensorflow:HorovodTensorFlow",
+    "horovod_tensorflow_mpi": "scalebench.adapters.horovod.tensorflow:HorovodTensorFlow",
+    "horovod_tensorflow_gloo": "scalebench.adapters.horovod.tensorflow:HorovodTensorFlow",
+    "lightning_horovod": "scalebench.adapters.horovod.lightning:LightningHorovod",
     "independent_tensorflow": "scalebench.adapters.tensorflow.independent:IndependentTensorFlow",
 }
 
@@ -50,7 +57,6 @@ _LATER = "its {} adapter is not part of this version of scalebench"
 NOT_YET: dict[str, str] = {
     name: _LATER.format(framework)
     for framework, names in {
-        "Horovod": "horovod_nccl horovod_mpi horovod_gloo lightning_horovod",
         "PyTorch": "fsdp_nccl fsdp_gloo zero1 data_parallel tensor_parallel model_parallel pipeline_gpipe hybrid",
     }.items()
     for name in names.split()
@@ -61,7 +67,7 @@ INSTALL: dict[str, str] = {
     "torch": "pip install 'scalebench[torch]'",
     "pytorch_lightning": "pip install 'scalebench[torch]'",
     "tensorflow": "pip install 'scalebench[tensorflow]'",
-    "horovod": "pip install horovod (built from source with HOROVOD_WITH_PYTORCH=1)",
+    "horovod": "make horovod in a checkout of scalebench; see docs/horovod.md",
 }
 
 

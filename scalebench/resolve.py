@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import shutil
 
 from scalebench import machine, registry
 from scalebench.configs import option_defaults
-from scalebench.spec import CHIEF, Config, DatasetSpec, HardwareSpec, InputError, ModelSpec, Place, RunSpec, fingerprint
+from scalebench.obstacles import obstacles
+from scalebench.placing import crowded, oversubscribed, place
+from scalebench.spec import Config, DatasetSpec, HardwareSpec, InputError, ModelSpec, RunSpec, fingerprint
 from scalebench.strategy import check_options
 from scalebench.suggest import no_such
 from scalebench.workloads import datasets, networks
@@ -23,7 +24,7 @@ CHOICES = {
     "dataset.feed": ("host", "device", "fixed", "disk"),
     "dataset.prefetch": ("none", "queue", "device"),
     "hardware.devices": ("auto", "cpu", "cuda"),
-    "strategy.launcher": ("local",),
+    "strategy.launcher": ("local", "mpi"),
     "train.optimizer": ("adam", "sgd", "momentum"),
     "dataset.dtype": ("float32", "uint8"),
     "train.precision": ("float32", "tf32", "bfloat16", "float16"),
@@ -77,7 +78,7 @@ def resolve(config: Config) -> RunSpec:
         batch_per_device=batch_per_device,
         global_batch=global_batch,
         fingerprint=fingerprint(config, gpus, device),
-        flags=["oversubscribed"] if oversubscribed(hardware, gpus) or _crowded(hardware, places) else [],
+        flags=["oversubscribed"] if oversubscribed(hardware, gpus) or crowded(hardware, places) else [],
         unsupported="; ".join(obstacles(config, gpus)) or None,
     )
 
@@ -178,105 +179,3 @@ def batches(config: Config, gpus: int) -> tuple[int, int]:
             f"raise dataset.size or lower train.batch_per_device"
         )
     return per_device, global_batch
-
-
-def place(config: Config, gpus: int) -> list[Place]:
-    """Processes in sequence over the nodes: a second node only when the first is full."""
-    hardware = config.hardware
-    threads = hardware.cpus_per_device or 1
-    per_node = hardware.gpus_per_node or gpus
-    if hardware.devices == "cpu" and hardware.max_nodes == 1:
-        per_node = max(per_node, gpus)  # more CPU workers than cores are allowed, on one node
-    cores = machine.usable_cpus() if hardware.here else []
-    if config.strategy.processes == "one_for_all":
-        return [Place(0, 0, 0, list(range(gpus)), cores[: threads * gpus], threads)]
-    # What drives no device comes first, and takes the cores that the others leave.
-    places = [Place(rank, rank, 0, [], [], threads, role) for rank, role in enumerate(_without_device(config))]
-    others = len(places)
-    role = "worker" if others else ""
-    for number in range(gpus):
-        node, device = divmod(number, per_node)
-        mine = [cores[(device * threads + i) % len(cores)] for i in range(threads)] if cores else []
-        local_rank = device + (others if node == 0 else 0)
-        places.append(Place(others + number, local_rank, node, [device], sorted(set(mine)), threads, role))
-    return places
-
-
-def _without_device(config: Config) -> list[str]:
-    """Roles of the processes that drive no device, the chief's first; InputError where strategy.processes is wrong."""
-    wanted = config.strategy.processes
-    if wanted == "one_per_device":
-        return []
-    roles = wanted.get("roles") if isinstance(wanted, dict) and set(wanted) == {"roles"} else None
-    if not isinstance(roles, dict):
-        raise InputError(f"strategy.processes={wanted} should be one_per_device, one_for_all or roles")
-    if set(roles) != {CHIEF, "ps", "worker"} or roles[CHIEF] != 1 or roles["worker"] != "gpus":
-        raise InputError(f"strategy.processes.roles={roles} should be chief: 1, ps: a count, worker: gpus")
-    servers = roles["ps"]
-    if not (isinstance(servers, int) and not isinstance(servers, bool) and 1 <= servers <= AT_MOST["gpus"]):
-        raise InputError(f"strategy.processes.roles.ps={servers} should be a count, at least 1")
-    return [CHIEF, *["ps"] * servers]
-
-
-def oversubscribed(hardware: HardwareSpec, gpus: int) -> bool:
-    """Whether the processes of one node want more cores than it has."""
-    on_node = gpus if hardware.devices == "cpu" else min(gpus, hardware.gpus_per_node or gpus)
-    return on_node * (hardware.cpus_per_device or 1) > (hardware.cpus_per_node or on_node)
-
-
-def _crowded(hardware: HardwareSpec, places: list[Place]) -> bool:
-    """Whether a node has more processes than cores."""
-    fullest = max(sum(p.node == node for p in places) for node in {p.node for p in places})
-    return fullest > (hardware.cpus_per_node or fullest)
-
-
-def obstacles(config: Config, gpus: int) -> list[str]:
-    """Why this run cannot happen here, each in a clause; empty when it can."""
-    strategy, hardware = config.strategy, config.hardware
-    found = []
-    if not hardware.here:
-        found.append(_elsewhere(hardware))
-    elif hardware.devices == "cuda":
-        gpus_here = machine.gpu_count()
-        if gpus > gpus_here:
-            found.append(f"gpus={gpus} asks for more than the {gpus_here} GPUs here")
-    nodes = -(-gpus // (hardware.gpus_per_node or gpus))
-    if nodes > hardware.max_nodes and hardware.devices == "cuda" and not hardware.here:
-        found.append(f"gpus={gpus} asks for {nodes} nodes, hardware={hardware.name} has {hardware.max_nodes}")
-    if strategy.processes == "one_for_all" and nodes > 1 and hardware.max_nodes > 1:
-        found.append(f"{strategy.name} has one process for all devices, which are on {nodes} nodes with gpus={gpus}")
-    if hardware.devices not in strategy.devices:
-        found.append(_wrong_device(strategy.name, hardware.devices))
-    if strategy.max_gpus is not None and gpus > strategy.max_gpus:
-        found.append(f"{strategy.name} runs on {strategy.max_gpus} device only, gpus={gpus}")
-    if strategy.name in hardware.unsupported:
-        found.append(f"{strategy.name} does not work on {hardware.name}: {hardware.unsupported[strategy.name]}")
-    later = registry.NOT_YET.get(strategy.name)
-    if later is not None:
-        found.append(f"{strategy.name}: {later}")
-    found += [
-        f"{strategy.name} needs {package}, which is not installed: {registry.install_hint(package)}"
-        for package in registry.missing_packages(strategy.requires)
-    ]
-    if config.dataset.prefetch == "device" and hardware.devices == "cpu":
-        found.append("dataset.prefetch=device copies to a GPU ahead of time and there is none; use queue")
-    return found
-
-
-def _elsewhere(hardware: HardwareSpec) -> str:
-    gpus_here = machine.gpu_count()
-    here = f"{gpus_here} GPUs" if gpus_here else "no GPU"
-    if hardware.scheduler == "slurm" and shutil.which("sbatch") is None:
-        here += " and no sbatch"
-    wants = f"{hardware.gpus_per_node} x {hardware.gpu_model} a node"
-    behind = f", behind {hardware.scheduler}" if hardware.scheduler != "none" else ""
-    return f"hardware={hardware.name} is another machine ({wants}{behind}), here is {here}; use hardware=local"
-
-
-def _wrong_device(strategy: str, device: str) -> str:
-    if device == "cpu" and strategy.endswith("_nccl"):
-        stem = strategy.removesuffix("_nccl")
-        others = [f"{stem}{end}" for end in ("_gloo", "_ring", "") if f"{stem}{end}" in registry.BUILT_IN]
-        way_out = f"; use strategy={others[0]} on CPU" if others else ""
-        return f"{strategy} exchanges gradients over NCCL, which needs GPUs{way_out}"
-    return f"{strategy} does not run on {device}"

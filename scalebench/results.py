@@ -23,6 +23,22 @@ STATUSES = ("ok", "failed", "oom", "timeout", "unsupported", "cancelled")
 
 
 @dataclass
+class Timeline:
+    """What the framework itself wrote of some exchanges after the figures were taken, for its writer costs time.
+
+    Seconds of an update in which at least one tensor was in the phase; phases overlap.
+    """
+
+    file: str | None = None  # in the run's folder
+    reason: str | None = None  # why there is none
+    updates: int | None = None
+    negotiate_s: float | None = None  # from the first rank's announcement of a tensor to the last's
+    queue_s: float | None = None
+    memcpy_s: float | None = None  # in and out of the buffer that fused tensors travel in
+    allreduce_s: float | None = None
+
+
+@dataclass
 class RankRecord:
     """What one process measured: rank<k>.json."""
 
@@ -42,6 +58,7 @@ class RankRecord:
     warmup_losses: list[float | None] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
     message_bytes: list[int] = field(default_factory=list)
+    timeline: Timeline | None = None
     backend_used: str | None = None
     settings_used: dict[str, str] = field(default_factory=dict)  # precision, data_format, compiler
     params: int | None = None
@@ -117,6 +134,7 @@ class Sync:
     exposed_s: float | None = None
     straggler_wait_s: float | None = None
     message_bytes: list[int] = field(default_factory=list)
+    timeline: Timeline | None = None  # measure.timeline=true
 
 
 @dataclass

@@ -13,12 +13,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from scalebench import machine
+from scalebench import launchers, machine
 from scalebench.collect import Outcome, assemble, judge, read_ranks
-from scalebench.launchers import local
-from scalebench.measure.progress import Progress, progress_path
+from scalebench.launchers.surroundings import MPIRUN_LOG
+from scalebench.launchers.watch import StartError
+from scalebench.measure.progress import Progress
 from scalebench.results import RESULT_FILE, Result, write_result
 from scalebench.spec import InputError, RunSpec, write_spec
+
+PASSING = ("progress*.json", "pid*.json", "exit*.json")  # what the parent and its ranks tell each other by
 
 
 def run(
@@ -58,11 +61,14 @@ def _attempt(
 ) -> Outcome:
     kills_before = machine.oom_kills()
     try:
-        ended = local.launch(spec, folder, run_id, on_look, module)
-    except local.StartError as error:
+        ended = launchers.launch(spec, folder, run_id, on_look, module)
+    except StartError as error:
         return Outcome("failed", f"the processes could not be started: {error.strerror or error}")
+    ranks = read_ranks(folder, spec.processes)
+    if ended.broken is not None:  # what its ranks say of lost connections follows from it
+        return Outcome("failed", ended.broken, launched_at_s=ended.started_at_s, wall_s=ended.wall_s)
     oom_kill = kills_before is not None and (machine.oom_kills() or 0) > kills_before
-    return judge(ended, read_ranks(folder, spec.processes), oom_kill)
+    return judge(ended, ranks, oom_kill)
 
 
 def refuse_results(folder: Path) -> None:
@@ -73,9 +79,13 @@ def refuse_results(folder: Path) -> None:
 
 def remove_leftovers(folder: Path) -> None:
     """What the ranks of a run left whose parent was killed before it wrote the row."""
-    for pattern in ("rank*.json", "rank*.log", "progress*.json"):
-        for path in folder.glob(pattern):
-            path.unlink()
+    for pattern in ("rank*.json", "rank*.log", MPIRUN_LOG, *PASSING):
+        _remove(folder, pattern)
+
+
+def _remove(folder: Path, pattern: str) -> None:
+    for path in folder.glob(pattern):
+        path.unlink(missing_ok=True)
 
 
 def _leave(spec: RunSpec, folder: Path, started_at: str, run_id: str, outcome: Outcome) -> Result:
@@ -84,9 +94,11 @@ def _leave(spec: RunSpec, folder: Path, started_at: str, run_id: str, outcome: O
     _handle(dict.fromkeys(before, signal.SIG_IGN))
     try:
         result = assemble(spec, read_ranks(folder, spec.processes), started_at, run_id, outcome)
+        if result.status == "failed" and result.log is None and (folder / MPIRUN_LOG).exists():
+            result.log = MPIRUN_LOG
         write_result(result, folder)
-        for rank in range(spec.processes):
-            progress_path(folder, rank).unlink(missing_ok=True)
+        for pattern in PASSING:
+            _remove(folder, pattern)
         return result
     finally:
         _handle(before)

@@ -16,6 +16,7 @@ from typing import Any
 from scalebench.records import from_dict, read_json, write_json
 
 SPEC_FILE = "spec.json"
+DEBUG_TIMEOUT_S = 86400.0
 CHIEF = "chief"  # the role of the one process that measures, where there are roles
 
 
@@ -93,6 +94,7 @@ class HardwareSpec:
     gpu_model: str | None = None
     gpu_memory_bytes: int | None = None
     here: bool = True
+    hosts: list[str] = field(default_factory=list)  # name:slots of each, in order; empty: this machine
     scheduler: str = "none"
     slurm: dict[str, Any] = field(default_factory=dict)
     links: dict[str, Any] = field(default_factory=dict)
@@ -112,6 +114,7 @@ class MeasureSpec:
     evaluate: bool = True
     hang_s: float = 300.0  # without progress for so long, a run is ended
     timeout_s: float = 3600.0  # of the whole run
+    timeline: bool = False  # keep what the framework itself writes of some exchanges, and sum up its phases
 
 
 @dataclass
@@ -184,6 +187,15 @@ class RunSpec:
     def services(self) -> dict[int, str]:
         """Role by rank of the processes that serve the chief: they measure nothing, and end with it."""
         return {place.rank: place.role for place in self.places if place.role not in ("", CHIEF)}
+
+    @property
+    def group_timeout_s(self) -> float:
+        """How long a rank waits for the others before it fails by itself.
+
+        Longer than the launcher waits for progress, so that a hang is called a hang and not a broken connection.
+        Someone with a debugger is not hurried.
+        """
+        return DEBUG_TIMEOUT_S if self.config.debug else 2 * self.config.measure.hang_s
 
     @property
     def label(self) -> str:

@@ -6,6 +6,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from scalebench.spec import InputError, Place, RunSpec
@@ -106,6 +107,11 @@ class Strategy(ABC):
         """Which precision, data_format and compiler updates really ran with, under these names, found out and not
         assumed; what cannot be told is left out. Read after the training, which it may go on with."""
         return {}
+
+    def keep_timeline(self, path: Path, updates: int) -> dict[str, float]:
+        """Train so many updates more while the framework writes a timeline of their exchange, which one rank keeps at
+        `path`; seconds of each phase of an update, by the fields of results.Timeline. Spoils the weights."""
+        raise Unsupported(f"{self.spec.config.strategy.name} has no timeline of its own")
 
     def num_params(self) -> int | None:
         """Trainable parameters of the whole model; None when there is no model."""

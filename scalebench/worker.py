@@ -5,7 +5,7 @@ Which rank it is stands in RANK, as torchrun sets it too. No Hydra and no pandas
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import faulthandler
 import os
 import signal
@@ -16,8 +16,10 @@ import traceback
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import NoReturn
 
 from scalebench import registry
+from scalebench.launchers import leash
 from scalebench.measure.progress import ProgressFile
 from scalebench.measure.session import Session, finish
 from scalebench.records import write_json
@@ -25,7 +27,6 @@ from scalebench.results import RankRecord
 from scalebench.spec import InputError, RunSpec, read_spec
 from scalebench.strategy import Strategy, Unsupported
 
-PR_SET_PDEATHSIG = 1
 PARENT = "SCALEBENCH_PARENT_PID"
 CLOSE_S = 5  # that a failed rank has to leave its group
 OUT_OF_MEMORY = (
@@ -135,9 +136,7 @@ def end_with_parent() -> None:
     parent = os.environ.get(PARENT)
     if parent is None or not sys.platform.startswith("linux"):
         return
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(parent):  # it died before the line above
-        os._exit(1)
+    leash.end_with(int(parent), signal.SIGKILL)
     faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)  # the launcher asks a rank that hangs where it is
 
 
@@ -153,9 +152,18 @@ def _close_quietly(strategy: Strategy | None) -> None:
         signal.alarm(0)
 
 
+def leave_process(status: int) -> NoReturn:
+    """End this process with that exit status, past the interpreter's own end.
+
+    What frameworks do at the interpreter's end is no part of a run: it takes up to seconds, and native threads that
+    still ran then have aborted ranks whose work was done. After a failure, threads of a broken group (a collective
+    that waits for a dead rank) would keep the process. Whatever must be left in order is left before, in close().
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # a full disk, a closed stream
+            stream.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
-    status = main(sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Threads of a broken group (a collective that waits for a dead rank) must not keep a failed process alive.
-    os._exit(status) if status else sys.exit(0)
+    leave_process(main(sys.argv[1:]))

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Sets up .venv with scalebench, PyTorch, TensorFlow and the tools of the tests. The second call takes a moment.
+# Sets up .venv with scalebench, PyTorch, TensorFlow, Horovod and the tools of the tests. The second call takes a moment.
+# SCALEBENCH_HOROVOD=no leaves out Horovod, which is compiled here: minutes, the first time.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -8,17 +9,14 @@ TORCH=$(grep '^torch==' constraints.txt)
 TENSORFLOW=$(grep '^tensorflow==' constraints.txt)
 CPU_BUILDS=${TORCH_CPU_INDEX:-https://download.pytorch.org/whl/cpu}
 STAMP=.venv/.installed
-WANTED=$(cat pyproject.toml constraints.txt scripts/install.sh | cksum)
+TRIED=.venv/.horovod-tried
+WANTED=$(cat pyproject.toml constraints.txt scripts/*.sh | cksum)
 
-if [ -f "$STAMP" ] && [ "$(cat "$STAMP")" = "$WANTED" ]; then
-  exit 0
-fi
-[ -x .venv/bin/python ] || "$PYTHON" -m venv .venv
+is() { [ -f "$1" ] && [ "$(cat "$1")" = "$WANTED" ]; }
 pip() { .venv/bin/python -m pip "$@"; }
-
 has_gpu() { command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; }
 
-if ! .venv/bin/python -c 'import torch' 2>/dev/null; then
+install_torch() {
   if has_gpu; then
     echo "installing $TORCH with CUDA"
     pip install --quiet "$TORCH"
@@ -29,10 +27,23 @@ if ! .venv/bin/python -c 'import torch' 2>/dev/null; then
       pip install --quiet --no-deps --index-url "$CPU_BUILDS" "$TORCH" ||
       pip install --quiet "$TORCH"
   fi
-fi
+}
+
 finish() { pip install --quiet --constraint constraints.txt "$1" --editable '.[torch,images,dev]'; }
 
-if has_gpu; then BUILD="${TENSORFLOW/==/[and-cuda]==}"; else BUILD="${TENSORFLOW/==/-cpu==}"; fi
-echo "installing scalebench with what it needs, and $BUILD"
-finish "$BUILD" || finish "$TENSORFLOW" # there is no such build for every machine
-echo "$WANTED" >"$STAMP"
+if ! is "$STAMP"; then
+  [ -x .venv/bin/python ] || "$PYTHON" -m venv .venv
+  .venv/bin/python -c 'import torch' 2>/dev/null || install_torch
+  if has_gpu; then BUILD="${TENSORFLOW/==/[and-cuda]==}"; else BUILD="${TENSORFLOW/==/-cpu==}"; fi
+  echo "installing scalebench with what it needs, and $BUILD"
+  finish "$BUILD" || finish "$TENSORFLOW" # there is no such build for every machine
+  echo "$WANTED" >"$STAMP"
+fi
+
+# Tried once: every target of the Makefile comes by here, and none should build for minutes what did not build before.
+if [ "${SCALEBENCH_HOROVOD:-yes}" != no ] && ! is "$TRIED"; then
+  status=0
+  scripts/install_horovod.sh --optional || status=$?
+  [ "$status" -lt 128 ] || exit "$status" # stopped by hand
+  echo "$WANTED" >"$TRIED"
+fi

@@ -233,6 +233,76 @@ class TestParameterServer1(StrategyContract):
     gpus = 1
 
 
+@pytest.mark.real
+class TestHorovodGloo(StrategyContract):
+    strategy = "horovod_gloo"
+
+
+@pytest.mark.real
+class TestHorovodGloo1(StrategyContract):
+    strategy = "horovod_gloo"
+    gpus = 1
+
+
+@pytest.mark.real
+class TestHorovodMpi(StrategyContract):
+    strategy = "horovod_mpi"
+
+
+@pytest.mark.real
+class TestHorovodMpi3(StrategyContract):
+    strategy = "horovod_mpi"
+    gpus = 3
+
+
+@pytest.mark.real
+class TestHorovodTensorFlowGloo(StrategyContract):
+    strategy = "horovod_tensorflow_gloo"
+
+
+@pytest.mark.real
+class TestHorovodTensorFlowMpi(StrategyContract):
+    strategy = "horovod_tensorflow_mpi"
+
+
+@pytest.mark.real
+class TestLightningHorovod(StrategyContract):
+    strategy = "lightning_horovod"
+
+
+@pytest.mark.real
+@pytest.mark.slow
+class TestHorovodMpi1(StrategyContract):
+    strategy = "horovod_mpi"
+    gpus = 1
+
+
+@pytest.mark.real
+@pytest.mark.slow
+class TestHorovodGloo3(StrategyContract):
+    strategy = "horovod_gloo"
+    gpus = 3
+
+
+@pytest.mark.real
+@pytest.mark.slow
+class TestHorovodTensorFlowGloo3(StrategyContract):
+    strategy = "horovod_tensorflow_gloo"
+    gpus = 3
+
+
+@pytest.mark.real
+@pytest.mark.slow
+class TestHorovodHalfPrecision(StrategyContract):
+    """Of what is sent, and with it of the gradients: the same updates but for their last digits."""
+
+    strategy = "horovod_mpi"
+    overrides = ("strategy.options.compression=fp16", "strategy.options.fusion_threshold_mb=0.25")
+    loss_rtol = 0.02
+    weight_atol = 0.01
+    bytes_sent = 2
+
+
 # Pictures in bytes, labels, accuracy; 221 samples leave none to validate with the data set's own share.
 PICTURES = ("model=cifar10_cnn", "train.dropout=false", "dataset.validation_share=0.25")
 
@@ -283,6 +353,18 @@ class TestParameterServerFaults(FaultContract):
     strategy = "parameter_server"
     rank = 0
     measuring = 1
+
+
+@pytest.mark.real
+@pytest.mark.slow
+class TestHorovodGlooFaults(FaultContract):
+    strategy = "horovod_gloo"
+
+
+@pytest.mark.real
+@pytest.mark.slow
+class TestHorovodMpiFaults(FaultContract):
+    strategy = "horovod_mpi"
 
 
 class TestNullFaults(FaultContract):

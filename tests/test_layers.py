@@ -13,9 +13,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LAYERS = [
-    "spec results records schema suggest stats gpus machine",
+    "spec results records schema suggest stats gpus machine horovod_build hosts",
     "strategy registry configs workloads frame analysis",
-    "launchers measure adapters resolve",
+    "launchers measure adapters resolve placing obstacles",
     "run worker collect report testing.checks",
     "__main__ cli callbacks search_path hydra_launcher hydra_namespace jobs task config_errors verbs testing",
 ]

@@ -16,12 +16,11 @@ BUILT_IN = (
     "null bare_torch ddp ddp_nccl ddp_gloo lightning_ddp lightning_ddp_nccl lightning_ddp_gloo independent_torch "
     "bare_tensorflow mirrored mirrored_nccl mirrored_hierarchical mirrored_reduce_cpu mirrored_reduce_device "
     "central_storage_cpu central_storage_device multiworker_ring multiworker_nccl parameter_server "
-    "independent_tensorflow multi_gpu_model kuza55_ps_cpu kuza55_ps_gpu avolkov1_ps_cpu avolkov1_ps_gpu"
+    "independent_tensorflow multi_gpu_model kuza55_ps_cpu kuza55_ps_gpu avolkov1_ps_cpu avolkov1_ps_gpu "
+    "horovod_nccl horovod_mpi horovod_gloo horovod_tensorflow_nccl horovod_tensorflow_mpi horovod_tensorflow_gloo "
+    "lightning_horovod"
 ).split()
-NOT_YET = (
-    "horovod_nccl horovod_mpi horovod_gloo lightning_horovod fsdp_nccl fsdp_gloo zero1 data_parallel "
-    "tensor_parallel model_parallel pipeline_gpipe hybrid"
-).split()
+NOT_YET = "fsdp_nccl fsdp_gloo zero1 data_parallel tensor_parallel model_parallel pipeline_gpipe hybrid".split()
 CODE = """
 from scalebench.adapters.null import Null
 class Mine(Null):
@@ -172,3 +171,4 @@ def test_missing_packages_and_how_to_get_them() -> None:
     assert registry.missing_packages(["json", "no_such_package_x", "numpy"]) == ["no_such_package_x"]
     assert registry.install_hint("no_such_package_x") == "pip install no_such_package_x"
     assert registry.install_hint("torch") == "pip install 'scalebench[torch]'"
+    assert registry.install_hint("horovod") == "make horovod in a checkout of scalebench; see docs/horovod.md"

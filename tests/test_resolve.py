@@ -1,70 +1,25 @@
-"""Config -> RunSpec: batches, places, and every reason to refuse a run or to call it impossible here."""
+"""Config -> RunSpec: names, figures and batches, and every reason to refuse a run."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
-import shutil
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalebench import machine, resolve
-from scalebench.resolve import AT_LEAST, CHOICES, POSITIVE, batches, obstacles, place
-from scalebench.spec import Config, HardwareSpec, InputError, RunSpec, StrategySpec
-from tests.helpers import null_config
-
-ALPHA = HardwareSpec(
-    "alpha",
-    devices="cuda",
-    gpus_per_node=8,
-    cpus_per_node=48,
-    max_nodes=34,
-    gpu_model="A100",
-    here=False,
-    scheduler="slurm",
-)
-GPUS_HERE = HardwareSpec("local", devices="cuda")
-
-
-def config(**changes: Any) -> Config:
-    """A null run on the CPU; `changes` by dotted key with two underscores: train__global_batch=5."""
-    made = null_config(size=1000)
-    for key, value in changes.items():
-        put(made, key.replace("__", "."), value)
-    return made
-
-
-def put(made: Config, key: str, value: Any) -> None:
-    *path, name = key.split(".")
-    owner: Any = made
-    for part in path:
-        owner = getattr(owner, part)
-    assert hasattr(owner, name)
-    setattr(owner, name, value)
-
-
-def of(**changes: Any) -> RunSpec:
-    return resolve.resolve(config(**changes))
-
-
-def line(made: Config) -> str:
-    with pytest.raises(InputError) as caught:
-        resolve.resolve(made)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+from scalebench import resolve
+from scalebench.resolve import AT_LEAST, CHOICES, POSITIVE, batches
+from scalebench.spec import HardwareSpec, InputError
+from tests.configs import config, line, of, pretend, put
 
 
 @pytest.fixture
 def machine_with(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def be(gpus: int, cpus: int = 8) -> None:
-        monkeypatch.setattr(machine, "gpu_count", lambda: gpus)
-        monkeypatch.setattr(machine, "usable_cpus", lambda: list(range(cpus)))
-        monkeypatch.setattr(shutil, "which", lambda name: None)
-
-    return be
+    return functools.partial(pretend, monkeypatch)
 
 
 @given(st.integers(1, 64), st.integers(1, 500))
@@ -183,173 +138,6 @@ def test_gpus_left_out_means_all_devices(machine_with: Any, gpus_here: int, hard
     spec = of(gpus=None, hardware=HardwareSpec("local", devices=hardware))
     assert spec.gpus == spec.config.gpus == want
     assert spec.device == ("cuda" if gpus_here and hardware == "auto" else "cpu")
-
-
-def test_processes_are_pinned_in_sequence(machine_with: Any) -> None:
-    machine_with(0, cpus=8)
-    spec = of(gpus=2, hardware=HardwareSpec("local", devices="cpu"))
-    assert [p.cpus for p in spec.places] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert [(p.rank, p.local_rank, p.node, p.devices, p.threads) for p in spec.places] == [
-        (0, 0, 0, [0], 4),
-        (1, 1, 0, [1], 4),
-    ]
-    assert spec.flags == []
-
-
-def test_cores_are_those_that_this_process_may_use(machine_with: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "usable_cpus", lambda: [3, 5])
-    spec = of(gpus=2, hardware=HardwareSpec("local", devices="cpu"))
-    assert [p.cpus for p in spec.places] == [[3], [5]]
-
-
-@pytest.mark.parametrize(("gpus", "flags"), [(2, []), (3, ["oversubscribed"]), (8, ["oversubscribed"])])
-def test_more_workers_than_cores_are_allowed_and_flagged(machine_with: Any, gpus: int, flags: list[str]) -> None:
-    machine_with(0, cpus=2)
-    spec = of(gpus=gpus, hardware=HardwareSpec("local", devices="cpu"))
-    assert (spec.flags, spec.unsupported, spec.nodes) == (flags, None, 1)
-    assert [p.cpus for p in spec.places] == [[rank % 2] for rank in range(gpus)]
-
-
-def test_one_process_for_all_devices(machine_with: Any) -> None:
-    machine_with(0, cpus=8)
-    made = config(gpus=3, hardware=HardwareSpec("local", devices="cpu", cpus_per_device=2))
-    made.strategy.processes = "one_for_all"
-    (only,) = resolve.resolve(made).places
-    assert (only.devices, only.cpus, only.threads) == ([0, 1, 2], list(range(6)), 2)
-
-
-ROLES = {"roles": {"chief": 1, "ps": 1, "worker": "gpus"}}
-
-
-def test_roles_stand_before_the_workers_and_take_no_device(machine_with: Any) -> None:
-    machine_with(0, cpus=8)
-    made = config(gpus=2, hardware=HardwareSpec("local", devices="cpu", cpus_per_device=2))
-    made.strategy.processes = {"roles": {**ROLES["roles"], "ps": 2}}
-    spec = resolve.resolve(made)
-    assert [(p.rank, p.local_rank, p.role, p.devices, p.cpus) for p in spec.places] == [
-        (0, 0, "chief", [], []),
-        (1, 1, "ps", [], []),
-        (2, 2, "ps", [], []),
-        (3, 3, "worker", [0], [0, 1]),
-        (4, 4, "worker", [1], [2, 3]),
-    ]
-    assert (spec.gpus, spec.processes, spec.flags) == (2, 5, [])
-    assert spec.services == {1: "ps", 2: "ps", 3: "worker", 4: "worker"}
-    assert of(gpus=2).services == {}
-
-
-def test_roles_over_several_nodes() -> None:
-    spec = of(gpus=10, hardware=ALPHA, strategy__processes=ROLES)
-    workers = [p for p in spec.places if p.role == "worker"]
-    assert [(p.node, p.devices) for p in workers] == [(0, [k]) for k in range(8)] + [(1, [0]), (1, [1])]
-    for node in (0, 1):
-        local_ranks = [p.local_rank for p in spec.places if p.node == node]
-        assert local_ranks == list(range(len(local_ranks)))
-
-
-def test_processes_without_a_core_of_their_own_are_flagged(machine_with: Any) -> None:
-    machine_with(0, cpus=3)
-    hardware = HardwareSpec("local", devices="cpu")
-    assert of(gpus=2, hardware=hardware).flags == []
-    assert of(gpus=2, hardware=hardware, strategy__processes=ROLES).flags == ["oversubscribed"]
-
-
-@pytest.mark.parametrize(
-    ("roles", "told"),
-    [
-        ({"chief": 1, "worker": "gpus"}, "should be chief: 1, ps: a count, worker: gpus"),
-        ({"chief": 2, "ps": 1, "worker": "gpus"}, "should be chief: 1, ps: a count, worker: gpus"),
-        ({"chief": 1, "ps": 1, "worker": 2}, "should be chief: 1, ps: a count, worker: gpus"),
-        ({"chief": 1, "ps": 1, "worker": "gpus", "boss": 1}, "should be chief: 1, ps: a count, worker: gpus"),
-        ({"chief": 1, "ps": 0, "worker": "gpus"}, "strategy.processes.roles.ps=0 should be a count, at least 1"),
-        ({"chief": 1, "ps": "x", "worker": "gpus"}, "strategy.processes.roles.ps=x should be a count, at least 1"),
-        (None, "strategy.processes={'roles': None} should be one_per_device, one_for_all or roles"),
-    ],
-)
-def test_roles_that_make_no_sense(roles: Any, told: str) -> None:
-    assert told in line(config(strategy__processes={"roles": roles}))
-
-
-@pytest.mark.parametrize(("gpus", "per_node"), [(1, [1]), (8, [8]), (10, [8, 2]), (24, [8, 8, 8])])
-def test_a_second_node_only_when_the_first_is_full(gpus: int, per_node: list[int]) -> None:
-    spec = of(gpus=gpus, hardware=ALPHA)
-    assert spec.nodes == len(per_node)
-    assert [sum(p.node == node for p in spec.places) for node in range(spec.nodes)] == per_node
-    assert [p.local_rank for p in spec.places] == [k for count in per_node for k in range(count)]
-    assert {p.threads for p in spec.places} == {6} and all(p.cpus == [] for p in spec.places)
-
-
-def test_one_process_drives_the_devices_of_one_node() -> None:
-    told = "null has one process for all devices, which are on 2 nodes with gpus=16"
-    strategy = StrategySpec("null", processes="one_for_all", options={})
-    for gpus, expected in ((8, False), (16, True)):
-        reason = of(gpus=gpus, hardware=ALPHA, strategy=strategy).unsupported or ""
-        assert (told in reason) == expected
-
-
-@given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 16))
-def test_no_two_processes_share_a_core_while_there_are_enough(gpus: int, threads: int, cores: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(machine, "usable_cpus", lambda: list(range(cores)))
-        hardware = HardwareSpec("local", devices="cpu", gpus_per_node=2, cpus_per_node=cores, cpus_per_device=threads)
-        places = place(config(hardware=hardware), gpus)
-        taken = [cpu for p in places for cpu in p.cpus]
-        assert set(taken) <= set(range(cores)) and all(p.cpus for p in places)
-        enough = gpus * threads <= cores
-        assert (len(taken) == len(set(taken)) == gpus * threads) if enough else resolve.oversubscribed(hardware, gpus)
-
-
-NCCL = StrategySpec("ddp_nccl", devices=["cuda"], requires=[], backend="nccl")
-
-
-UNQUEUED = dataclasses.replace(ALPHA, scheduler="none")
-ANOTHER = "hardware=alpha is another machine (8 x A100 a node"
-NEEDS_GPUS = "gradients over NCCL, which needs GPUs"
-NO_GPU = "copies to a GPU ahead of time and there is none"
-LATER = "its PyTorch adapter is not part of this version of scalebench"
-NO_PACKAGE = "null needs no_such_package_x, which is not installed: pip install no_such_package_x"
-
-
-@pytest.mark.parametrize(
-    ("gpus_here", "changes", "told"),
-    [
-        (0, {"hardware": ALPHA}, f"{ANOTHER}, behind slurm), here is no GPU and no sbatch; use hardware=local"),
-        (2, {"hardware": UNQUEUED}, f"{ANOTHER}), here is 2 GPUs; use hardware=local"),
-        (2, {"hardware": GPUS_HERE, "gpus": 4}, "gpus=4 asks for more than the 2 GPUs here"),
-        (4, {"hardware": GPUS_HERE, "gpus": 4}, None),
-        (0, {"strategy": NCCL}, f"ddp_nccl exchanges {NEEDS_GPUS}; use strategy=ddp_gloo on CPU"),
-        (4, {"hardware": GPUS_HERE, "strategy": NCCL}, None),
-        (4, {"hardware": GPUS_HERE, "strategy__devices": ["cpu"]}, "null does not run on cuda"),
-        (0, {"strategy__max_gpus": 1, "gpus": 2}, "null runs on 1 device only, gpus=2"),
-        (0, {"strategy__requires": ["no_such_package_x"]}, NO_PACKAGE),
-        (0, {"dataset__prefetch": "device"}, f"dataset.prefetch=device {NO_GPU}; use queue"),
-        (4, {"hardware": GPUS_HERE, "dataset__prefetch": "device"}, None),
-        (0, {"hardware__unsupported": {"null": "it sleeps"}}, "null does not work on cpu: it sleeps"),
-        (0, {"hardware__unsupported": {"ddp": "it sleeps"}}, None),
-        (0, {"strategy": StrategySpec("zero1")}, f"zero1: {LATER}"),
-    ],
-)
-def test_what_is_impossible_here_says_why(
-    machine_with: Any, gpus_here: int, changes: dict[str, Any], told: str | None
-) -> None:
-    machine_with(gpus_here)
-    assert of(**changes).unsupported == told
-
-
-@pytest.mark.parametrize(
-    ("asked", "instead"), [("multiworker_nccl", "multiworker_ring"), ("mirrored_nccl", "mirrored")]
-)
-def test_nccl_on_the_cpu_names_a_strategy_that_there_is(machine_with: Any, asked: str, instead: str) -> None:
-    machine_with(0)
-    reason = of(strategy=StrategySpec(asked, devices=["cuda"], backend="nccl")).unsupported
-    assert reason == f"{asked} exchanges {NEEDS_GPUS}; use strategy={instead} on CPU"
-
-
-def test_all_reasons_are_told(machine_with: Any) -> None:
-    machine_with(0)
-    made = config(strategy__max_gpus=1, strategy__requires=["no_such_package_x"])
-    assert len(obstacles(made, 2)) == 2
-    assert (resolve.resolve(dataclasses.replace(made, gpus=2)).unsupported or "").count("; ") == 1
 
 
 def test_gpus_left_out_and_given_have_one_fingerprint(machine_with: Any) -> None:

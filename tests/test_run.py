@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import threading
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,14 @@ import pytest
 
 from scalebench import frame, machine
 from scalebench import run as run_module
-from scalebench.launchers import local
-from scalebench.launchers.local import Ended
-from scalebench.results import RESULT_FILE, Result, read_result
+from scalebench.launchers import local, mpi, watch
+from scalebench.launchers.surroundings import MPIRUN_LOG
+from scalebench.launchers.watch import Ended
+from scalebench.records import write_json
+from scalebench.results import RESULT_FILE, RankRecord, Result, read_result
 from scalebench.run import run
 from scalebench.spec import HardwareSpec, InputError, read_spec
+from scalebench.worker import rank_path
 from tests.helpers import null_spec
 
 
@@ -68,7 +72,7 @@ def test_what_is_impossible_here_is_a_row_and_starts_nothing(tmp_path: Path, mon
 
 
 def test_looks_show_the_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "LOOK_S", 0.02)
+    monkeypatch.setattr(watch, "LOOK_S", 0.02)
     phases: list[str] = []
     run(null_spec(), tmp_path / "run", lambda progress: phases.extend(p.phase for p in progress))
     assert "measure" in phases
@@ -100,11 +104,41 @@ def test_cancelled_is_a_row_and_passed_on(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_no_processes_to_be_had_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "launch", broken(local.StartError(errno.EAGAIN, os.strerror(errno.EAGAIN))))
+    monkeypatch.setattr(local, "launch", broken(watch.StartError(errno.EAGAIN, os.strerror(errno.EAGAIN))))
     result = run(null_spec(), tmp_path / "run")
     assert result.status == "failed"
     assert result.reason == "the processes could not be started: Resource temporarily unavailable"
     assert read_result(tmp_path / "run" / RESULT_FILE) == result
+
+
+@pytest.mark.parametrize("launcher", ["local", "mpi"])
+def test_the_launcher_of_the_strategy_is_taken(launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (local, mpi):
+        ended = Ended([0], 0.0, 1.0, broken=f"{module.__name__} was taken")
+        monkeypatch.setattr(module, "launch", lambda *args, ended=ended: ended)
+    spec = null_spec()
+    spec.config.strategy.launcher = launcher
+    result = run(spec, tmp_path / "run")
+    assert (result.status, result.reason) == ("failed", f"scalebench.launchers.{launcher} was taken")
+
+
+@pytest.mark.parametrize("log", [None, MPIRUN_LOG])
+def test_a_launcher_that_went_wrong_is_the_reason_and_not_what_follows(
+    log: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+
+    def stand_in(*args: Any) -> Ended:
+        record = RankRecord(0, "here", 1, status="failed", reason="connection lost", failed_at_s=1.0)
+        write_json(rank_path(folder, 0), asdict(record))
+        if log is not None:
+            (folder / log).touch()
+        return Ended([1], 5.0, 2.0, [0], broken="mpirun was killed by SIGKILL")
+
+    monkeypatch.setattr(local, "launch", stand_in)
+    result = run(null_spec(), folder)
+    assert (result.status, result.reason, result.log) == ("failed", "mpirun was killed by SIGKILL", log)
+    assert result.phases.wall_s == 2.0 and [rank.reason for rank in result.ranks] == ["connection lost"]
 
 
 @pytest.mark.parametrize(("before", "after", "status"), [(5, 6, "oom"), (5, 5, "failed"), (None, 6, "failed")])
@@ -179,6 +213,17 @@ def test_rank_files_of_an_earlier_run_do_not_count(tmp_path: Path, monkeypatch: 
     folder = tmp_path / "run"
     run(null_spec(), folder)
     (folder / RESULT_FILE).unlink()
-    monkeypatch.setattr(local, "launch", lambda *args: Ended([0], 0.0, 1.0))
+    left = ["progress0.json", "pid0.json", "exit0.json", MPIRUN_LOG]
+    for name in left:
+        (folder / name).touch()
+
+    def stand_in(*args: Any) -> Ended:
+        assert sorted(os.listdir(folder)) == ["spec.json"]
+        for name in left[:-1]:
+            (folder / name).touch()
+        return Ended([0], 0.0, 1.0)
+
+    monkeypatch.setattr(local, "launch", stand_in)
     result = run(null_spec(), folder)
     assert (result.status, result.ranks) == ("failed", [])
+    assert sorted(os.listdir(folder)) == ["result.json", "spec.json"]

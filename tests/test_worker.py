@@ -14,7 +14,7 @@ import pytest
 
 from scalebench import worker
 from scalebench.adapters.null import Null
-from scalebench.launchers.local import environment, free_port
+from scalebench.launchers.surroundings import environment, free_port
 from scalebench.records import from_dict, read_json
 from scalebench.results import RankRecord
 from scalebench.spec import InputError, RunSpec, write_spec
@@ -167,17 +167,24 @@ def test_a_failed_worker_ends_with_1_and_its_traceback(tmp_path: Path) -> None:
     assert one.returncode == 1 and "RuntimeError: told to fail" in out
 
 
-def test_a_thread_that_never_ends_does_not_keep_a_failed_worker(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "trap",
+    ["threading.Thread(target=threading.Event().wait).start()", "atexit.register(os.abort)"],
+    ids=["a thread that never ends", "an abort by the interpreter's end"],
+)
+@pytest.mark.parametrize(("fault", "status"), [("raise", 1), ("none", 0)])
+def test_what_happens_after_a_worker_is_done_does_not_count(trap: str, fault: str, status: int, tmp_path: Path) -> None:
     (tmp_path / "stuck.py").write_text(
-        "import threading, sys, runpy\n"
-        "threading.Thread(target=threading.Event().wait).start()\n"
+        f"import atexit, os, runpy, sys, threading\n{trap}\nprint('said', end='')\n"
         "runpy.run_module('scalebench.worker', run_name='__main__')\n"
     )
-    write_spec(spec := null_spec(options={"fault": "raise"}), tmp_path)
+    write_spec(spec := null_spec(options={"fault": fault}), tmp_path)
     surroundings = environment(spec, "an id", 0, [f"127.0.0.1:{free_port()}"])
+    del surroundings["PYTHONUNBUFFERED"]
     command = [sys.executable, str(tmp_path / "stuck.py"), str(tmp_path)]
     one = subprocess.run(command, env=surroundings, capture_output=True, text=True, timeout=60, check=False)
-    assert one.returncode == 1 and "told to fail" in one.stderr
+    assert (one.returncode, one.stdout, "told to fail" in one.stderr) == (status, "said", fault == "raise")
+    assert record_in(tmp_path).status == ("ok" if status == 0 else "failed")
 
 
 def test_a_worker_whose_parent_is_gone_before_it_looks_ends(tmp_path: Path) -> None:

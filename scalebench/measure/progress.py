@@ -30,6 +30,7 @@ class ProgressFile:
     """Writes a rank's progress: at once on a new phase, else at most every half second."""
 
     def __init__(self, folder: Path, rank: int, pid: int) -> None:
+        self.folder = folder
         self._path = progress_path(folder, rank)
         self._state = Progress(rank, pid, "launch", time.time())
         self._next_s = 0.0

@@ -14,11 +14,14 @@ from typing import Any
 from scalebench.measure import stopping
 from scalebench.measure.loop import Series, Stage, TimedLoop
 from scalebench.measure.progress import ProgressFile, rss_peak_bytes
-from scalebench.results import RankRecord
+from scalebench.results import RankRecord, Timeline
 from scalebench.spec import RunSpec
-from scalebench.strategy import Strategy
+from scalebench.strategy import Strategy, Unsupported
 from scalebench.workloads import datasets
 from scalebench.workloads.source import Source
+
+TIMELINE_FILE = "timeline.json"
+TIMELINE_UPDATES = 20  # enough for a mean, few enough for a large network on a slow machine
 
 
 class WrongBackend(RuntimeError):
@@ -71,8 +74,18 @@ class Session:
         self.record.message_bytes = self.strategy.message_sizes()
         self.record.backend_used = self.strategy.backend_used()
         self.record.settings_used = self.strategy.settings_used()
+        if self.spec.config.measure.timeline:
+            self.record.timeline = self._timeline()
         self.record.versions = self.strategy.versions()
         self._check_backend()
+
+    def _timeline(self) -> Timeline:
+        path = self.progress.folder / TIMELINE_FILE
+        try:
+            phases_s = self.strategy.keep_timeline(path, TIMELINE_UPDATES)
+        except Unsupported as reason:
+            return Timeline(reason=str(reason))
+        return Timeline(TIMELINE_FILE, None, TIMELINE_UPDATES, **phases_s)
 
     def _check_backend(self) -> None:
         requested, used = self.spec.config.strategy.backend, self.record.backend_used

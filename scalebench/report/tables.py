@@ -31,20 +31,23 @@ def write_tables(folder: Path) -> pd.DataFrame:
 
 
 def summary(frame: pd.DataFrame) -> Table:
-    """Strategy by devices: throughput with interval, speedup, efficiency, epoch time, status and reason."""
+    """Strategy by devices: throughput with interval, overhead, speedup, efficiency, epoch time, status and reason."""
     shared = {name: frame[name].iloc[0] for name in SHARED if frame[name].nunique() == 1}
     varying = [name for name in SHARED if name not in shared] + _differing(frame)
     head = ", ".join(f"{name} {value}" for name, value in shared.items())
-    table = Table(title=Text(head) if head else None, title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(title=Text(head) if head else None, title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True)
     for name in [*varying, "strategy"]:
         table.add_column(name)
-    for name in ("gpus", "samples/s (95 %)", "speedup bare", "speedup self", "efficiency self", "epoch"):
+    overheads = ["overhead at 1"] if frame["overhead_share"].notna().any() else []  # a bare strategy alone has none
+    scaled = ("speedup bare", "speedup self", "efficiency self", "epoch")
+    for name in ("gpus", "samples/s (95 %)", *overheads, *scaled):
         table.add_column(name, justify="right")
     for name in ("status", "remarks"):
         table.add_column(name)
     for row in frame.sort_values(ORDER).to_dict("records"):
         cells = [_text(row[name]) for name in [*varying, "strategy", "gpus"]]
-        cells += [throughput(row), ratio(row, "speedup_bare"), ratio(row, "speedup_self")]
+        cells += [throughput(row), overhead(row)] if overheads else [throughput(row)]
+        cells += [ratio(row, "speedup_bare"), ratio(row, "speedup_self")]
         cells += [percent(row, "efficiency_self"), seconds(row["epoch_s"]), _text(row["status"]), remarks(row)]
         # Text, not str: rich would take brackets in a reason for markup.
         table.add_row(*map(Text, cells))
@@ -77,13 +80,18 @@ def ratio(row: dict[str, Any], name: str) -> str:
     return f"{value:.2f}" if low is None or high is None else f"{value:.2f} [{low:.2f}, {high:.2f}]"
 
 
+def overhead(row: dict[str, Any]) -> str:
+    """`17 % [15, 19]` in the row of the one device that it was measured on; more devices would only repeat it."""
+    return percent(row, "overhead_share") if _text(row["run_id"]) == _text(row["baseline_self_id"]) else ""
+
+
 def percent(row: dict[str, Any], name: str) -> str:
     """`93 % [91, 95]`"""
     value, low, high = (_number(row[k]) for k in (name, f"{name}_low", f"{name}_high"))
     if value is None:
         return ""
-    share = f"{100 * value:.0f} %"
-    return share if low is None or high is None else f"{share} [{100 * low:.0f}, {100 * high:.0f}]"
+    share = f"{100 * value:z.0f} %"  # z: no "-0"
+    return share if low is None or high is None else f"{share} [{100 * low:z.0f}, {100 * high:z.0f}]"
 
 
 def seconds(value: Any) -> str:

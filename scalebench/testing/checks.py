@@ -20,7 +20,7 @@ from scalebench.records import write_json
 from scalebench.results import RankRecord
 from scalebench.spec import RunSpec
 from scalebench.strategy import LossPart, Strategy, Unsupported
-from scalebench.worker import run_rank
+from scalebench.worker import leave_process, run_rank
 from scalebench.workloads import datasets
 from scalebench.workloads.source import Source
 
@@ -153,4 +153,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave_process(main(sys.argv[1:]))

@@ -7,7 +7,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from scalebench import configs, machine, registry
+from scalebench import configs, machine, obstacles, registry
 from scalebench.records import from_dict
 from scalebench.spec import InputError, StrategySpec
 
@@ -41,4 +41,5 @@ def _here(tree: object, device: str) -> str:
         return f"no: {missing[0]} is not installed ({registry.install_hint(missing[0])})"
     if device not in strategy.devices:
         return f"no: needs {' or '.join(strategy.devices)}"
-    return "yes"
+    unready = obstacles.launching(strategy)
+    return "yes" if unready is None else f"no: {unready}"

@@ -24,6 +24,7 @@ KEYS: dict[str, tuple[type, ...]] = {
     "gpu_model": (str, type(None)),
     "gpu_memory_bytes": OPTIONAL_INT,
     "here": (bool,),
+    "hosts": (list,),
     "scheduler": (str,),
     "slurm": (dict,),
     "links": (dict,),

@@ -12,7 +12,7 @@ from scalebench import cli, jobs
 from scalebench.resolve import resolve
 from scalebench.spec import RunSpec
 from scalebench.workloads import datasets
-from tests.conf.test_conf import SWEEPS, load
+from tests.conf.test_conf import STRATEGIES, SWEEPS, load
 
 CIFAR_MODELS = [
     *("alexnet_cifar10", "resnet20_cifar10", "resnet32_cifar10", "resnet44_cifar10", "resnet56_cifar10"),
@@ -44,7 +44,7 @@ def runs(sweep: str, *words: str, **chosen: list[str]) -> list[RunSpec]:
 def test_repeats_stand_first_in_the_sweeps_that_have_them() -> None:
     """The last key varies fastest, and a key on the command line keeps the place it has in the file."""
     keys = [list(values(path.stem)) for path in SWEEPS]
-    assert [found[0] for found in keys if "repeat" in found] == ["repeat"] * 6
+    assert [found[0] for found in keys if "repeat" in found] == ["repeat"] * 8
 
 
 def test_cross_device_ops_is_the_parallel_strategies_study() -> None:
@@ -103,6 +103,62 @@ def test_the_eight_networks_for_cifar_stand_in_each_sweep_of_them() -> None:
     assert values("cifar_models")["model"] == CIFAR_MODELS
     assert values("variable_update")["model"] == ["alexnet", *CIFAR_MODELS]
     assert values("data_format")["model"] == ["inception_v3", "resnet50", *CIFAR_MODELS]
+
+
+def test_thesis_scaling_is_what_the_study_trained() -> None:
+    found = runs("thesis_scaling", gpus=["1", "10"])
+    strategies = ["bare_torch", "horovod_nccl", "horovod_mpi", "horovod_gloo"]
+    assert [(s.config.strategy.name, s.gpus) for s in found] == list(itertools.product(strategies, (1, 10)))
+    for spec in found:
+        config = spec.config
+        assert (config.model.name, config.model.params, config.dataset.name) == ("materials_cnn", 153_441, "materials")
+        assert (config.train.learning_rate, config.scaling, spec.batch_per_device) == (4.7331e-4, "weak", 75)
+        assert spec.global_batch == 75 * spec.gpus
+
+
+def test_thesis_scaling_keeps_its_settings_whatever_the_model_says() -> None:
+    spec = runs("thesis_scaling", "model=mlp", strategy=["bare_torch"], gpus=["1"])[0]
+    assert (spec.config.model.name, spec.batch_per_device, spec.config.train.learning_rate) == ("mlp", 75, 4.7331e-4)
+
+
+def test_a_cpu_says_why_it_has_no_nccl_and_starts_no_more_than_two_workers_unasked() -> None:
+    for sweep in ("thesis_scaling", "backends"):
+        assert values(sweep)["gpus"] == ["1", "2"]
+        over_nccl = [name for name in values(sweep)["strategy"] if name.endswith("_nccl")]
+        refused = [spec.unsupported for spec in runs(sweep, strategy=over_nccl)]
+        assert len(refused) >= 2 and all("NCCL, which needs GPUs; use strategy=" in str(reason) for reason in refused)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "gpus", "nodes"),
+    [("alpha", 8, [8]), ("alpha", 9, [8, 1]), ("alpha", 10, [8, 2]), ("hpdlf", 6, [3, 3]), ("gpu2", 8, [4, 4])],
+)
+def test_nodes_of_the_thesis_fill_in_sequence(hardware: str, gpus: int, nodes: list[int]) -> None:
+    """And what is too much for the machine at hand is a row, not an error."""
+    words = ["sweep=thesis_scaling", f"hardware={hardware}", "strategy=horovod_mpi", f"gpus={gpus}"]
+    spec = resolve(jobs.to_config(cli.compose(words)))
+    assert [sum(place.node == node for place in spec.places) for node in range(spec.nodes)] == nodes
+    assert f"hardware={hardware} is another machine" in str(spec.unsupported)
+    assert ("InfiniBand did not work with MPI" in str(spec.unsupported)) == (hardware == "gpu2")
+
+
+def test_backends_has_ddp_lightning_and_horovod_over_each_transport() -> None:
+    found: dict[str, list[str]] = {}
+    for spec in runs("backends", gpus=["2"]):
+        found.setdefault(str(spec.config.strategy.backend), []).append(spec.config.strategy.name)
+    assert found == {
+        "gloo": ["ddp_gloo", "lightning_ddp_gloo", "horovod_gloo"],
+        "nccl": ["ddp_nccl", "lightning_ddp_nccl", "horovod_nccl"],
+        "mpi": ["horovod_mpi"],
+        "auto": ["lightning_horovod"],
+    }
+    assert list(values("backends")) == ["repeat", "gpus", "strategy"]  # what is compared runs one after the other
+
+
+def test_strategies_has_every_way_of_training_with_pytorch() -> None:
+    known = {name: load(f"strategy/{name}.yaml") for name in STRATEGIES}
+    several = {name for name, told in known.items() if told["framework"] == "torch" and told["max_gpus"] is None}
+    assert set(values("strategies")["strategy"]) == several - {"ddp", "lightning_ddp"}  # which choose one of the others
 
 
 def test_samples_and_parameters_vary_each_on_its_own() -> None:

@@ -6,6 +6,7 @@ to say so (FOLLOW_S) before it is ended.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import signal
@@ -17,12 +18,15 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.launchers import local
+from scalebench.launchers import local, watch
+from scalebench.launchers.surroundings import MPIRUN_LOG
 from scalebench.measure.progress import Progress, read_progress
 from scalebench.results import RESULT_FILE, Result, read_result
-from scalebench.run import run
+from scalebench.run import PASSING, run
 from scalebench.spec import write_spec
+from scalebench.testing import FaultContract
 from tests.helpers import alive, in_parallel, null_spec, ranks_of, wait_until
+from tests.launchers.launching import NEEDS_MPIRUN
 
 PHASES = ("setup", "step", "evaluate", "close")
 FAULTS = ("raise", "exit", "kill", "stop", "hang", "oom", "unsupported")
@@ -37,9 +41,10 @@ class Case:
     rank: int = 0
     ranks: int = 2
     step: int = 8  # after the warm-up of 5
+    launcher: str = "local"
 
     def __str__(self) -> str:
-        return f"{self.fault} in {self.phase} of {self.rank}/{self.ranks}"
+        return f"{self.fault} in {self.phase} of {self.rank}/{self.ranks} under {self.launcher}"
 
 
 COMMON = [
@@ -54,6 +59,9 @@ RARE = [
     *(Case(f, p, r) for f, p, r in itertools.product(FAULTS, PHASES, (0, 1)) if Case(f, p, r) not in COMMON),
     *(Case(fault, "step", rank, ranks, step=2) for fault in FAULTS for rank, ranks in ((0, 1), (1, 3))),
 ]
+
+
+UNDER_MPI = [dataclasses.replace(case, launcher="mpi") for case in COMMON]
 
 
 def expected(case: Case) -> tuple[str, str, str | None]:
@@ -78,13 +86,22 @@ def gone_wrong(case: Case, folder: Path) -> tuple[Result, float]:
     spec = null_spec(
         case.ranks, options=options, measure={"hang_s": HANG_S if case.fault in ("stop", "hang") else 60.0}
     )
+    spec.config.strategy.launcher = case.launcher
     begin_s = time.monotonic()
     return run(spec, folder), time.monotonic() - begin_s
 
 
-@pytest.mark.parametrize("cases", [COMMON, pytest.param(RARE, marks=pytest.mark.slow)], ids=["common", "rare"])
+@pytest.mark.parametrize(
+    "cases",
+    [
+        COMMON,
+        pytest.param(RARE, marks=pytest.mark.slow),
+        pytest.param(UNDER_MPI, marks=[pytest.mark.slow, NEEDS_MPIRUN]),
+    ],
+    ids=["common", "rare", "mpi"],
+)
 def test_a_rank_that_goes_wrong(cases: list[Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "FOLLOW_S", 2.0)
+    monkeypatch.setattr(watch, "FOLLOW_S", 2.0)
     assert len(set(cases)) == len(cases)
     done = in_parallel(lambda case: gone_wrong(case, tmp_path / str(case).replace("/", " of ")), cases)
     seen, wanted = {}, {}
@@ -95,7 +112,7 @@ def test_a_rank_that_goes_wrong(cases: list[Case], tmp_path: Path, monkeypatch: 
         wanted[str(case)] = status, reason, log or result.log
         assert read_result(folder / RESULT_FILE) == result
         assert result.log is not None and (folder / result.log).is_file(), case
-        assert not list(folder.glob("progress*")) and not ranks_of(folder), case
+        assert not [name for pattern in PASSING for name in folder.glob(pattern)] and not ranks_of(folder), case
         assert took_s < LIMIT_S, case
         if case.fault in ("raise", "oom", "unsupported"):
             text = (folder / result.log).read_text()
@@ -112,9 +129,10 @@ class Ended:
 
     sign: signal.Signals
     phase: str
+    launcher: str = "local"
 
     def __str__(self) -> str:
-        return f"{self.sign.name} in {self.phase}"
+        return f"{self.sign.name} in {self.phase} under {self.launcher}"
 
 
 SMALL = "strategy=null gpus=2 dataset.size=64 train.batch_per_device=10 measure.warmup_steps=5".split()
@@ -132,17 +150,21 @@ ENDINGS = [Ended(sign, phase) for sign in SIGNALS for phase in TO_STAY_IN]
 # Each phase and each signal at least once; the other half is slow.
 QUICK = [ending for i, ending in enumerate(ENDINGS) if i % 2 == (i // 6) % 2]
 
+ENDINGS_UNDER_MPI = [dataclasses.replace(ending, launcher="mpi") for ending in ENDINGS]
+
 
 def ended(ending: Ended, folder: Path) -> tuple[int, str, list[int]]:
     """(exit status, what was printed, worker processes) of a program that was signalled in that phase."""
     program = [sys.executable, "-X", "faulthandler", "-m", "scalebench"]
-    command = [*program, *SMALL, *TO_STAY_IN[ending.phase], f"hydra.run.dir={folder}"]
+    words = [f"strategy.launcher={ending.launcher}", f"hydra.run.dir={folder}"]
+    command = [*program, *SMALL, *TO_STAY_IN[ending.phase], *words]
     printed = folder.with_suffix(".txt")
     with open(printed, "w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
     try:
         if ending.phase == "launch":
-            wait_until(lambda: (folder / "rank0.log").exists() or process.poll() is not None, LIMIT_S)
+            first = "rank0.log" if ending.launcher == "local" else MPIRUN_LOG
+            wait_until(lambda: (folder / first).exists() or process.poll() is not None, LIMIT_S)
             pids: list[int] = []
         else:
             wait_until(lambda: in_phase(folder, ending.phase) or process.poll() is not None, LIMIT_S)
@@ -166,8 +188,12 @@ def in_phase(folder: Path, phase: str) -> bool:
 
 @pytest.mark.parametrize(
     "endings",
-    [QUICK, pytest.param([e for e in ENDINGS if e not in QUICK], marks=pytest.mark.slow)],
-    ids=["quick", "rest"],
+    [
+        QUICK,
+        pytest.param([e for e in ENDINGS if e not in QUICK], marks=pytest.mark.slow),
+        pytest.param(ENDINGS_UNDER_MPI, marks=[pytest.mark.slow, NEEDS_MPIRUN]),
+    ],
+    ids=["quick", "rest", "mpi"],
 )
 def test_the_parent_is_ended(endings: list[Ended], tmp_path: Path) -> None:
     folders = {ending: tmp_path / str(ending) for ending in endings}
@@ -184,20 +210,20 @@ def test_the_parent_is_ended(endings: list[Ended], tmp_path: Path) -> None:
         assert out.splitlines()[-1] == "scalebench: cancelled" and "Traceback" not in out, (str(ending), out)
         result = read_result(folder / RESULT_FILE)
         assert (result.status, result.reason) == ("cancelled", "cancelled while it ran"), ending
-        assert not list(folder.glob("progress*")), ending
+        assert not [name for pattern in PASSING for name in folder.glob(pattern)], ending
 
 
 def test_an_interrupt_whose_exception_got_lost_still_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Python drops what a signal handler raises within a __del__; the handler's flag stays."""
-    monkeypatch.setattr(local, "LOOK_S", 0.02)
+    monkeypatch.setattr(watch, "LOOK_S", 0.02)
     pids: list[int] = []
 
     def on_look(progress: list[Progress]) -> None:
         pids.extend(p.pid for p in progress)
         if pids:
-            local.cancelled.set()
+            watch.cancelled.set()
 
     spec = null_spec(gpus=2, measure={"min_s": 30.0, "max_s": 30.0})
     write_spec(spec, tmp_path)
@@ -205,5 +231,21 @@ def test_an_interrupt_whose_exception_got_lost_still_ends_the_run(
         with pytest.raises(KeyboardInterrupt):
             local.launch(spec, tmp_path, "an id", on_look)
     finally:
-        local.cancelled.clear()
+        watch.cancelled.clear()
     assert pids and not alive(pids)
+
+
+@NEEDS_MPIRUN
+class TestNullFaultsUnderMpi(FaultContract):
+    strategy = "null"
+    overrides = ("strategy.launcher=mpi",)
+    hang_s = 3.0
+
+
+@NEEDS_MPIRUN
+@pytest.mark.real
+@pytest.mark.slow
+class TestHorovodMpiFaults(FaultContract):
+    """With MPI itself between the ranks, and its own ideas of how a group ends."""
+
+    strategy = "horovod_mpi"

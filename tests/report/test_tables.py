@@ -81,6 +81,27 @@ def test_options_are_a_column_where_one_strategy_has_several() -> None:
     assert "options" not in text(plain, record("ddp"))
 
 
+def test_the_overhead_is_said_once_and_only_where_there_is_one() -> None:
+    bare, own, failed = record("bare_torch", block_s=0.09), record(), record(status="failed", block_s=None, repeat=1)
+    shown = text(bare, own, record(gpus=2, block_s=0.11), failed).splitlines()
+    assert "samples/s (95 %)  overhead at 1 " in shown[2]
+    assert [line.split()[:2] for line in shown if "10 % [9, 11]" in line] == [["ddp", "1"]]
+    for rows in ([bare], [own], [own, record(gpus=2)], [failed]):
+        assert "overhead" not in text(*rows)
+
+
+def test_the_table_fits_where_strategies_have_long_names() -> None:
+    """160 columns: nothing is cut off, and only remarks are broken up."""
+    strategies = ["horovod_gloo", "lightning_ddp_gloo", "bare_torch"]
+    rows = [record(name, gpus=gpus, block_s=0.00123) for name in strategies for gpus in (1, 2)]
+    impossible = record("horovod_nccl", gpus=2, status="unsupported", ranks=[], reason="needs GPUs " * 20)
+    lines = text(*rows, impossible).splitlines()[4:]
+    assert "…" not in "".join(lines)
+    assert [line.split()[0] for line in lines if line and not line.startswith(" " * 40)] == sorted(
+        [*strategies * 2, "horovod_nccl"]
+    )
+
+
 def test_a_missing_baseline_is_said() -> None:
     (row,) = frame([record(gpus=4)], [Path("x")]).to_dict("records")
     assert remarks(row) == "no bare and self baseline"
@@ -135,6 +156,8 @@ def test_ratios_and_shares() -> None:
     assert percent(cells("efficiency_self", 0.928, 0.91, 0.952), "efficiency_self") == "93 % [91, 95]"
     assert percent(cells("efficiency_self", 0.5, 0.4, pd.NA), "efficiency_self") == "50 %"
     assert percent(cells("efficiency_self", pd.NA), "efficiency_self") == ""
+    assert percent(cells("overhead_share", -0.034, -0.05, -0.001), "overhead_share") == "-3 % [-5, 0]"
+    assert percent(cells("overhead_share", -0.001, pd.NA, 0.02), "overhead_share") == "0 %"
     assert (seconds(0.123456), seconds(pd.NA)) == ("0.123 s", "")
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+import shutil
 
-from scalebench import configs, machine, registry
+import pytest
+from omegaconf import OmegaConf
+
+from scalebench import configs, horovod_build, machine, registry
 from scalebench.__main__ import main
 
 
@@ -32,7 +35,10 @@ def test_every_registered_strategy_has_one_line_in_order(listed: dict[str, str])
         ("null", "yes"),
         ("ddp_gloo", "yes"),
         ("ddp_nccl", "no: needs cuda"),
-        ("horovod_nccl", "no: its Horovod adapter is not part of this version of scalebench"),
+        (
+            "horovod_nccl",
+            "no: horovod is not installed (make horovod in a checkout of scalebench; see docs/horovod.md)",
+        ),
         ("mirrored", "no: tensorflow is not installed (pip install 'scalebench[tensorflow]')"),
         ("zero1", "no: its PyTorch adapter is not part of this version of scalebench"),
     ],
@@ -46,27 +52,60 @@ def test_what_it_is_and_where_it_comes_from(listed: dict[str, str]) -> None:
     assert all(" scalebench " in line for line in listed.values())
 
 
+NO_TENSORFLOW = "Horovod 0.28.1 was built without TensorFlow"
+NO_NCCL = (
+    "no: Horovod 0.28.1 was built without NCCL: "
+    "HOROVOD_GPU_OPERATIONS=NCCL make horovod, on a machine with nvcc and NCCL"
+)  # fmt: skip
+NO_MPIRUN = "no: horovod_mpi is started by mpirun, which is not on the PATH: apt-get install openmpi-bin"
+
+
+@pytest.fixture
+def horovod_without_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All packages, Horovod 0.28.1 for PyTorch with MPI and Gloo, and no mpirun."""
+    builds = {
+        "torch": horovod_build.Build("0.28.1", "2.13.0", ("mpi", "gloo"), None),
+        "tensorflow": horovod_build.Build("0.28.1", None, (), NO_TENSORFLOW),
+    }
+    monkeypatch.setattr(horovod_build, "find", builds.__getitem__)
+    monkeypatch.setattr(registry, "missing_packages", lambda names: [])
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+
+
 def test_a_missing_package_comes_with_the_command_that_installs_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    horovod_without_nccl: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(registry, "missing_packages", lambda names: [name for name in names if name == "torch"])
     assert main(["strategies"]) == 0
     out = capsys.readouterr().out
     assert "no: torch is not installed (pip install 'scalebench[torch]')" in out
-    assert len([line for line in out.splitlines() if "torch is not installed" in line]) == sum(
-        name in registry.BUILT_IN and ".adapters.torch." in registry.BUILT_IN[name]
-        for name in configs.options("strategy")
-    )
+    need_it = [name for name, path in configs.options("strategy").items() if "torch" in OmegaConf.load(path).requires]
+    assert len(need_it) > 8
+    assert [line.split()[0] for line in out.splitlines() if "torch is not installed" in line] == sorted(need_it)
 
 
-def test_on_gpus(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(machine, "gpu_count", lambda: 2)
-    monkeypatch.setattr(registry, "missing_packages", lambda names: [])
+@pytest.mark.parametrize(
+    ("gpus", "here"),
+    [
+        (0, {"horovod_gloo": "yes", "horovod_mpi": NO_MPIRUN, "horovod_nccl": "no: needs cuda"}),
+        (2, {"horovod_gloo": "yes", "horovod_mpi": NO_MPIRUN, "horovod_nccl": NO_NCCL, "ddp_nccl": "yes"}),
+        (2, {"lightning_horovod": "yes", "horovod_tensorflow_gloo": f"no: {NO_TENSORFLOW}"}),
+    ],
+)  # fmt: skip
+def test_what_this_horovod_can_do(
+    horovod_without_nccl: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    gpus: int,
+    here: dict[str, str],
+) -> None:
+    monkeypatch.setattr(machine, "gpu_count", lambda: gpus)
     assert main(["strategies"]) == 0
     out = capsys.readouterr().out
-    assert "here (cuda)" in out
-    (line,) = [line for line in out.splitlines() if line.split()[:1] == ["ddp_nccl"]]
-    assert line.rstrip().endswith("yes")
+    assert f"here ({'cuda' if gpus else 'cpu'})" in out
+    lines = {line.split()[0]: line.rstrip() for line in out.splitlines() if line.strip()}
+    for name, told in here.items():
+        assert lines[name].endswith(f"  {told}")
 
 
 def test_further_words_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

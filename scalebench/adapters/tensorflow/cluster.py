@@ -8,10 +8,7 @@ from contextlib import contextmanager
 
 import tensorflow as tf
 
-from scalebench.spec import RunSpec
-
 ADDRESSES = "SCALEBENCH_ADDRESSES"  # of all ranks in order, host:port each, from the launcher
-DEBUG_TIMEOUT_S = 86400.0
 
 
 def addresses() -> list[str]:
@@ -31,15 +28,6 @@ def port_of(rank: int) -> Iterator[None]:
         if "Could not start gRPC server" not in str(error):
             raise
         raise RuntimeError(f"{addresses()[rank]} was taken by another program; run it again") from None
-
-
-def timeout_s(spec: RunSpec) -> float:
-    """How long a rank waits for the others before it fails by itself.
-
-    Longer than the launcher waits for progress, so that a hang is called a hang and not a broken connection.
-    Someone with a debugger is not hurried.
-    """
-    return DEBUG_TIMEOUT_S if spec.config.debug else 2 * spec.config.measure.hang_s
 
 
 def resolver(

@@ -19,7 +19,7 @@ class Workers:
         if backend not in IMPLEMENTATIONS:
             raise InputError(no_such("strategy.backend", backend, IMPLEMENTATIONS))
         everyone = cluster.addresses()
-        _wait_as_long_as(cluster.timeout_s(spec), len(everyone))
+        _wait_as_long_as(spec.group_timeout_s, len(everyone))
         experimental = tf.distribute.experimental
         options = experimental.CommunicationOptions(
             bytes_per_pack=bytes_per_pack,

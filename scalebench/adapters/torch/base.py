@@ -22,8 +22,6 @@ from scalebench.workloads import networks
 from scalebench.workloads.source import Source
 from scalebench.workloads.weights import initial_weights
 
-DEBUG_TIMEOUT_S = 86400.0
-
 
 class TorchStrategy(Strategy):
     """One replica of the model on one device. By itself it talks to nobody; subclasses say how they do.
@@ -46,17 +44,15 @@ class TorchStrategy(Strategy):
         self._loss = training.loss(spec.config.model.loss)
 
     def group_backend(self) -> str | None:
-        """Which backend the processes talk over; None: they do not, and no group is formed."""
+        """Which backend of torch.distributed the processes talk over; None: they do not, and no group is formed."""
         return None
 
-    @property
-    def group_timeout_s(self) -> float:
-        """How long a rank waits for the others before it fails by itself.
-
-        Longer than the launcher waits for progress, so that a hang is called a hang and not a broken
-        connection. Someone with a debugger is not hurried.
-        """
-        return DEBUG_TIMEOUT_S if self.spec.config.debug else 2 * self.spec.config.measure.hang_s
+    def join(self) -> Group | None:
+        """Meet the other processes, if they are to talk; `device` is known."""
+        backend = self.group_backend()
+        if backend is None:
+            return None
+        return Group(backend, self.device, self.place.rank, self.spec.processes, self.spec.group_timeout_s)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """What is trained, around the model that is already on its device."""
@@ -67,9 +63,7 @@ class TorchStrategy(Strategy):
         set_threads(self.place.threads)
         self.device = choose_device(self.spec.device, self.place.devices[0])
         self.precision = Precision(settings.train.precision, self.device)
-        backend = self.group_backend()
-        if backend is not None:
-            self.group = Group(backend, self.device, self.place.rank, self.spec.processes, self.group_timeout_s)
+        self.group = self.join()
         self.model = self._build().to(self.device)
         self.optimizer = training.optimizer(
             settings.train.optimizer, self.model.parameters(), settings.train.learning_rate

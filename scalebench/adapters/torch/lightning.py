@@ -1,4 +1,4 @@
-"""pytorch_lightning.Trainer with its DDP strategy, in processes that scalebench started."""
+"""pytorch_lightning.Trainer in processes that scalebench started, and its DDP strategy."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from scalebench.adapters.torch.base import TorchStrategy
 from scalebench.adapters.torch.ddp import Ddp, bucket_bytes
 from scalebench.adapters.torch.evidence import Replay
 from scalebench.adapters.torch.feeding import TorchBatch
@@ -36,12 +37,72 @@ EXPECTED_WARNINGS = (
 )
 
 
-class LightningDdp(Ddp):
+class WithTrainer(TorchStrategy):
     """Trainer.fit once per `train`. The group is ours, so that it outlives every Trainer; Lightning joins it.
 
     Model and optimizer are those of the base class. What Lightning does on top in each update (it asks all
     ranks for SIGTERM with a broadcast, for one) is part of what is measured here.
     """
+
+    def setup(self) -> None:
+        # Without it Lightning would choose a number of threads, and overrule ours.
+        os.environ.setdefault("OMP_NUM_THREADS", str(self.place.threads))
+        logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)  # no advice and no banners
+        for beginning in EXPECTED_WARNINGS:
+            warnings.filterwarnings("ignore", message=beginning)
+        super().setup()
+
+    def trainer_arguments(self) -> dict[str, Any]:
+        """Devices and strategy of a Trainer."""
+        raise NotImplementedError
+
+    def callbacks(self) -> list[pl.Callback]:
+        """Of a Trainer, beside the one that reports to the loop."""
+        return []
+
+    def train(self, loop: Loop) -> None:
+        self._trainer(_Reporter(self, loop)).fit(_Module(self), train_dataloaders=_Endless(loop))
+        self.model.to(self.device)  # Lightning leaves it on the CPU
+
+    def step(self, batch: TorchBatch) -> LossPart | None:
+        """One update by a whole fit. For checks; whoever wants to measure calls `train`."""
+        once = Replay(batch, 1)
+        self.train(once)
+        return once.parts[0]
+
+    def versions(self) -> dict[str, str]:
+        return {**super().versions(), "pytorch_lightning": pl.__version__}
+
+    def fit_begins(self, trainer: pl.Trainer) -> None:
+        """Called between Lightning's set-up and its first update."""
+
+    def fit_ends(self) -> None:
+        """Called after the last update, before Lightning takes its wrapper away."""
+
+    def _trainer(self, reporter: pl.Callback) -> pl.Trainer:
+        return pl.Trainer(
+            accelerator="cpu" if self.device.type == "cpu" else "gpu",
+            **self.trainer_arguments(),
+            plugins=self.plugins(),
+            callbacks=[reporter, *self.callbacks()],
+            max_epochs=1,  # one that never ends by itself
+            use_distributed_sampler=False,  # batches come sharded
+            limit_val_batches=0,
+            num_sanity_val_steps=0,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+
+    def plugins(self) -> list[Any]:
+        """What Trainer(precision=...) would choose. The scaler is ours, so that its scale outlives every Trainer."""
+        name = HALF_PRECISIONS.get(self.spec.config.train.precision)
+        return [] if name is None else [MixedPrecision(name, self.device.type, self.precision.scaler)]
+
+
+class LightningDdp(WithTrainer, Ddp):
+    """Lightning wraps the model in DistributedDataParallel anew in each fit."""
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
@@ -53,27 +114,28 @@ class LightningDdp(Ddp):
         per_node = [sum(p.node == node for p in self.spec.places) for node in range(self.spec.nodes)]
         if len(set(per_node)) > 1:
             raise Unsupported(f"Lightning wants as many processes on every node, and here are {per_node}")
-        # Without it Lightning would choose a number of threads, and overrule ours.
-        os.environ.setdefault("OMP_NUM_THREADS", str(self.place.threads))
-        logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)  # no advice and no banners
-        for beginning in EXPECTED_WARNINGS:
-            warnings.filterwarnings("ignore", message=beginning)
         super().setup()
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        return model  # Lightning's strategy wraps it anew in each fit
+        return model
+
+    def trainer_arguments(self) -> dict[str, Any]:
+        here = [p.devices[0] for p in self.spec.places if p.node == self.place.node]
+        return {
+            "devices": len(here) if self.device.type == "cpu" else here,
+            "num_nodes": self.spec.nodes,
+            "strategy": DDPStrategy(
+                cluster_environment=Environment(),
+                process_group_backend=self.group_backend(),
+                timeout=timedelta(seconds=self.spec.group_timeout_s),
+                **self.ddp_arguments(),
+            ),
+        }
 
     def train(self, loop: Loop) -> None:
-        self._trainer(_Reporter(self, loop)).fit(_Module(self), train_dataloaders=_Endless(loop))
+        super().train(loop)
         self._wrapper = None
-        self.model.to(self.device)  # Lightning leaves it on the CPU
         gc.collect()  # cycles would keep the wrapper alive, and its hooks on our parameters
-
-    def step(self, batch: TorchBatch) -> LossPart | None:
-        """One update by a whole fit. For checks; whoever wants to measure calls `train`."""
-        once = Replay(batch, 1)
-        self.train(once)
-        return once.parts[0]
 
     def exchange(self, on: bool) -> None:
         self._exchanging = on
@@ -83,51 +145,16 @@ class LightningDdp(Ddp):
     def message_sizes(self) -> list[int]:
         return self._message_sizes if self._wrapper is None else bucket_bytes(self._wrapper)
 
-    def versions(self) -> dict[str, str]:
-        return {**super().versions(), "pytorch_lightning": pl.__version__}
-
-    def fit_begins(self, wrapper: DistributedDataParallel) -> None:
-        """Called between Lightning's set-up and its first update."""
-        self._wrapper = wrapper
-        wrapper.require_backward_grad_sync = self._exchanging
+    def fit_begins(self, trainer: pl.Trainer) -> None:
+        self._wrapper = trainer.strategy.model
+        self._wrapper.require_backward_grad_sync = self._exchanging
 
     def fit_ends(self) -> None:
-        """Called after the last update, before Lightning takes its wrapper away."""
         self._message_sizes = self.message_sizes()
 
-    def _trainer(self, reporter: pl.Callback) -> pl.Trainer:
-        here = [p.devices[0] for p in self.spec.places if p.node == self.place.node]
-        cpu = self.device.type == "cpu"
-        return pl.Trainer(
-            accelerator="cpu" if cpu else "gpu",
-            devices=len(here) if cpu else here,
-            num_nodes=self.spec.nodes,
-            strategy=DDPStrategy(
-                cluster_environment=_Environment(),  # under SLURM it would pick its own, and break
-                process_group_backend=self.group_backend(),
-                timeout=timedelta(seconds=self.group_timeout_s),
-                **self.ddp_arguments(),
-            ),
-            plugins=self._precision_plugins(),
-            callbacks=[reporter],
-            max_epochs=1,  # one that never ends by itself
-            use_distributed_sampler=False,  # batches come sharded
-            limit_val_batches=0,
-            num_sanity_val_steps=0,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
 
-    def _precision_plugins(self) -> list[MixedPrecision]:
-        """What Trainer(precision=...) would choose. The scaler is ours, so that its scale outlives every Trainer."""
-        name = HALF_PRECISIONS.get(self.spec.config.train.precision)
-        return [] if name is None else [MixedPrecision(name, self.device.type, self.precision.scaler)]
-
-
-class _Environment(LightningEnvironment):
-    """Ranks as our launcher set them in the environment."""
+class Environment(LightningEnvironment):
+    """Ranks as our launcher set them. Given always: under SLURM Lightning would pick its own, and break."""
 
     def teardown(self) -> None:
         """Keep WORLD_SIZE, which Lightning would delete: the processes outlive a fit."""
@@ -136,7 +163,7 @@ class _Environment(LightningEnvironment):
 class _Module(pl.LightningModule):
     """The base class's model, loss and optimizer, as Lightning wants to see them."""
 
-    def __init__(self, owner: LightningDdp) -> None:
+    def __init__(self, owner: WithTrainer) -> None:
         super().__init__()
         self.model = owner.compiled
         self._owner = owner
@@ -153,7 +180,7 @@ class _Module(pl.LightningModule):
 class _Reporter(pl.Callback):
     """Tells the loop of each update, and Lightning when the loop is over."""
 
-    def __init__(self, owner: LightningDdp, loop: Loop) -> None:
+    def __init__(self, owner: WithTrainer, loop: Loop) -> None:
         self._owner, self._loop = owner, loop
         self._on_sigterm = signal.getsignal(signal.SIGTERM)
 
@@ -161,7 +188,7 @@ class _Reporter(pl.Callback):
         # Lightning's own handler broadcasts from within, and would wait for ranks that hang or are gone.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._on_sigterm)
-        self._owner.fit_begins(trainer.strategy.model)
+        self._owner.fit_begins(trainer)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -1,0 +1,1 @@
+"""Strategies that exchange gradients through Horovod."""

@@ -1,0 +1,99 @@
+"""Horovod with TensorFlow: a plain loop whose compiled update exchanges each gradient as soon as there is one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import horovod
+import horovod.tensorflow as hvd
+import tensorflow as tf
+
+from scalebench.adapters.horovod.membership import Membership
+from scalebench.adapters.horovod.observed import Exchange, Observer
+from scalebench.adapters.horovod.options import HorovodOptions
+from scalebench.adapters.tensorflow.base import TensorFlowStrategy
+from scalebench.adapters.tensorflow.evidence import Replay
+
+COMPRESSORS = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}
+
+
+class HorovodTensorFlow(TensorFlowStrategy):
+    """Gradients are reduced between tape and optimizer.
+
+    Not hvd.DistributedOptimizer: Keras 3 never asks it, and replicas drift apart without an error.
+    hvd.DistributedGradientTape finds no gradient for Keras 3's variables; what it does with others is done here.
+    """
+
+    Options = HorovodOptions
+    _membership: Membership | None = None
+
+    def join(self) -> None:
+        self._membership = Membership(hvd, self.spec, self.place.rank, self.options)
+        self._observer = Observer(self._membership, self.place.rank, self.broadcast, self.options)
+
+    def setup(self) -> None:
+        super().setup()
+        # Rank 0's weights for all. The optimizer has no state yet that could differ.
+        hvd.broadcast_variables([variable.value for variable in self.model.variables], root_rank=0)
+
+    def update_replica(self, inputs: tf.Tensor, targets: tf.Tensor, global_samples: tf.Tensor) -> tf.Tensor:
+        loss_sum, gradients = self._gradients(inputs, targets, global_samples)
+        if self.exchanging and self.spec.processes > 1:  # alone, Horovod's own tape hands gradients through as well
+            gradients = [self._reduced(one, f"gradient.{index}") for index, one in enumerate(gradients)]
+        self.optimizer.apply(gradients, self.model.trainable_variables)
+        return loss_sum
+
+    def _reduced(self, gradient: tf.Tensor, name: str) -> tf.Tensor:
+        op = hvd.Adasum if self.options.op == "adasum" else hvd.Sum
+        return hvd.allreduce(gradient, op=op, compression=COMPRESSORS[self.options.compression], name=name)
+
+    def loss_samples(self, inputs: tf.Tensor, global_samples: tf.Tensor) -> tf.Tensor:
+        """Adasum is given each replica's own mean, and finds weights of its own."""
+        if self.options.op == "adasum":
+            return tf.cast(tf.shape(inputs)[0], tf.float32)
+        return super().loss_samples(inputs, global_samples)
+
+    def broadcast(self, value: float) -> float:
+        with tf.device("/CPU:0"):
+            return float(hvd.broadcast(tf.constant(value, tf.float64), root_rank=0, name="scalebench.number"))
+
+    def group_sum(self, values: list[float]) -> list[float]:
+        with tf.device("/CPU:0"):
+            numbers = tf.constant(values, tf.float64)
+            return hvd.allreduce(numbers, op=hvd.Sum, name=f"scalebench.sum.{len(values)}").numpy().tolist()
+
+    def exchange(self, on: bool) -> None:
+        self.exchanging = on
+
+    def message_sizes(self) -> list[int]:
+        """From a few more updates under the timeline, which spoil the weights."""
+        return self._observed().message_bytes
+
+    def run_exchange(self, sizes: list[int]) -> None:
+        """One buffer after the other: together they would be fused anew."""
+        with tf.device(self.devices[0]):
+            for size in sizes:
+                hvd.allreduce(tf.zeros(max(1, size // 4)), op=hvd.Sum, name=f"scalebench.buffer.{size}")
+
+    def backend_used(self) -> str | None:
+        return self._observed().backend
+
+    def keep_timeline(self, path: Path, updates: int) -> dict[str, float]:
+        return self._observer.keep(self._again, updates, path)
+
+    def versions(self) -> dict[str, str]:
+        return {**super().versions(), "horovod": horovod.__version__}
+
+    def close(self) -> None:
+        if self._membership is not None:
+            self._membership.leave()
+            self._membership = None
+
+    def _observed(self) -> Exchange:
+        return self._observer.seen(self._again)
+
+    def _again(self, updates: int) -> None:
+        """Train on the last batch so many times more."""
+        if self.last_batch is None:
+            raise RuntimeError("the exchange is observed on the last batch of the training, and there was no training")
+        self.train(Replay(self.last_batch, updates))

@@ -1,0 +1,138 @@
+"""Horovod with PyTorch: a plain loop around hvd.DistributedOptimizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import horovod
+import horovod.torch as hvd
+import torch
+from torch import Tensor, nn
+
+from scalebench.adapters.horovod.membership import Membership
+from scalebench.adapters.horovod.observed import Exchange, Observer
+from scalebench.adapters.horovod.options import HorovodOptions
+from scalebench.adapters.torch.base import TorchStrategy
+from scalebench.adapters.torch.evidence import Replay
+from scalebench.adapters.torch.feeding import TorchBatch
+from scalebench.spec import RunSpec
+from scalebench.strategy import LossPart, Unsupported
+
+NEVER = 1 << 40  # backward passes before gradients are exchanged, while the exchange is off
+COMPRESSORS = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}
+
+
+class HorovodGroup:
+    """Numbers and buffers sent through Horovod: what Group is for torch.distributed."""
+
+    def __init__(self, spec: RunSpec, rank: int, options: HorovodOptions, device: torch.device) -> None:
+        self._membership = Membership(hvd, spec, rank, options)
+        self.observer = Observer(self._membership, rank, self.broadcast, options)
+        self._device = device
+        self._buffers: dict[int, Tensor] = {}
+
+    def broadcast(self, value: float) -> float:
+        """Rank 0's value on every rank."""
+        return float(hvd.broadcast(torch.tensor(value, dtype=torch.float64), root_rank=0, name="scalebench.number"))
+
+    def sum(self, values: list[float]) -> list[float]:
+        """Sums over the ranks."""
+        numbers = torch.tensor(values, dtype=torch.float64)
+        return hvd.allreduce(numbers, op=hvd.Sum, name=f"scalebench.sum.{len(values)}").tolist()
+
+    def all_reduce_buffers(self, sizes_bytes: list[int]) -> None:
+        """All-reduce one float32 buffer of each size, one after the other: together they would be fused anew."""
+        for size in sizes_bytes:
+            if size not in self._buffers:
+                self._buffers[size] = torch.zeros(max(1, size // 4), device=self._device)
+            hvd.allreduce_(self._buffers[size], op=hvd.Sum, name=f"scalebench.buffer.{size}")
+
+    def leave(self) -> None:
+        """May be called twice."""
+        self._buffers.clear()
+        self._membership.leave()
+
+
+class InHorovodGroup(TorchStrategy):
+    """A rank of Horovod's group, that exchanges no gradients by itself."""
+
+    Options = HorovodOptions
+    _exchange: Exchange | None = None
+
+    def join(self) -> HorovodGroup:
+        return HorovodGroup(self.spec, self.place.rank, self.options, self.device)
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Rank 0's weights for all. The optimizer has no state yet that could differ, and broadcasting it would make
+        Horovod take a step with it."""
+        hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
+        return model
+
+    def message_sizes(self) -> list[int]:
+        """From a few more updates under the timeline, which spoil the weights."""
+        return self._observed().message_bytes
+
+    def run_exchange(self, sizes: list[int]) -> None:
+        assert self.group is not None, "setup comes first"
+        self.group.all_reduce_buffers(sizes)
+
+    def backend_used(self) -> str | None:
+        return self._observed().backend
+
+    def keep_timeline(self, path: Path, updates: int) -> dict[str, float]:
+        return self.group.observer.keep(self._again, updates, path)
+
+    def versions(self) -> dict[str, str]:
+        return {**super().versions(), "horovod": horovod.__version__}
+
+    def _observed(self) -> Exchange:
+        return self.group.observer.seen(self._again)
+
+    def _again(self, updates: int) -> None:
+        """Train on the last batch so many times more."""
+        if self.last_batch is None:
+            raise RuntimeError("the exchange is observed on the last batch of the training, and there was no training")
+        self.train(Replay(self.last_batch, updates))
+
+
+class HorovodTorch(InHorovodGroup):
+    """Each gradient is handed to Horovod as soon as backward has it; the update waits for all of them."""
+
+    def __init__(self, spec: RunSpec, rank: int) -> None:
+        super().__init__(spec, rank)
+        self._exchanging = True
+        self._adasum = self.options.op == "adasum"
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        self.optimizer = hvd.DistributedOptimizer(
+            self.optimizer,
+            named_parameters=self.model.named_parameters(),
+            compression=COMPRESSORS[self.options.compression],
+            op=hvd.Adasum if self._adasum else hvd.Average,
+        )
+        return super().wrap(model)
+
+    def step(self, batch: TorchBatch) -> LossPart | None:
+        if self._adasum:  # its optimizer works during backward, and waits in its step
+            return super().step(batch)
+        if self._exchanging:
+            self.optimizer.zero_grad()
+        else:
+            self.model.zero_grad()  # Horovod's own believes that an exchange is under way
+        loss, part = self.forward(self.net, batch)
+        self.precision.backward(loss)
+        if self._exchanging:
+            self.optimizer.synchronize()  # before a scaler looks for gradients that overflowed
+        with self.optimizer.skip_synchronize():
+            self.precision.update(self.optimizer)
+        return part
+
+    def exchange(self, on: bool) -> None:
+        if self._adasum:
+            raise Unsupported("Adasum adds up what the optimizer did, and cannot do without")
+        self._exchanging = on
+        self.optimizer.set_backward_passes_per_step(1 if on else NEVER)
+
+    def loss_weight(self, batch: TorchBatch) -> float:
+        """Adasum is given each replica's own mean, and finds weights of its own."""
+        return 1.0 if self._adasum else super().loss_weight(batch)

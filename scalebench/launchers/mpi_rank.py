@@ -1,0 +1,131 @@
+"""What mpirun starts for each rank: `python -m scalebench.launchers.mpi_rank FOLDER MODULE`. Layer 2.
+
+It stands between mpirun and the worker, which runs as its child with the same surroundings and log as under the
+local launcher. What it sees goes to the launcher in two files: pid<k>.json at the start, exit<k>.json at the end.
+After a bad end it stays for a while: mpirun would end the others as soon as it leaves, before they can say why
+they failed. It ends with mpirun, however that ends, and the worker ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from scalebench.launchers import leash
+from scalebench.launchers.surroundings import ADDRESSES, RUN_ID, environment, log_name
+from scalebench.launchers.watch import FOLLOW_S, GRACE_S
+from scalebench.records import write_json
+from scalebench.spec import RunSpec, read_spec
+
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+HOLD_S = FOLLOW_S + GRACE_S + 5.0  # the launcher has decided by then; if it is gone, so is mpirun
+PASSED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGCONT)
+
+
+@dataclass
+class Pids:
+    """Where a rank runs."""
+
+    host: str
+    keeper: int  # the process that mpirun started
+    worker: int
+
+
+@dataclass
+class Exit:
+    """How a worker ended."""
+
+    code: int  # negative: the signal
+    told: bool  # whether it had been told to end before
+
+
+def pids_path(folder: Path, rank: int) -> Path:
+    return folder / f"pid{rank}.json"
+
+
+def exit_path(folder: Path, rank: int) -> Path:
+    return folder / f"exit{rank}.json"
+
+
+def rank_of(variables: Mapping[str, str]) -> int:
+    """The rank that mpirun gave this process; LookupError when it gave none."""
+    for name in RANK_VARIABLES:
+        if name in variables:
+            return int(variables[name])
+    raise LookupError(f"no rank in {', '.join(RANK_VARIABLES)}: this is for mpirun to start")
+
+
+class Keeper:
+    """Runs one worker, passes signals on to it and says how it ended."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._folder, self._rank = folder, rank
+        self._worker: subprocess.Popen[bytes] | None = None
+        self._told = False
+        for sign in PASSED_ON:
+            signal.signal(sign, self._pass_on)
+
+    def run(self, spec: RunSpec, module: str) -> int:
+        """The exit status for mpirun, after the worker's end and what follows from it."""
+        variables = environment(spec, os.environ[RUN_ID], self._rank, os.environ[ADDRESSES].split(","))
+        command = [sys.executable, "-m", module, str(self._folder)]
+        code = self._run(command, variables, in_foreground=spec.config.debug and self._rank == 0)
+        write_json(exit_path(self._folder, self._rank), asdict(Exit(code, self._told)))
+        if code == 0:
+            return 0
+        self._hold()
+        # Once told, there is nothing that mpirun should still find out.
+        return 0 if self._told else code if code > 0 else 128 - code
+
+    def _run(self, command: list[str], variables: dict[str, str], in_foreground: bool) -> int:
+        with open(os.devnull if in_foreground else self._folder / log_name(self._rank), "wb") as log:
+            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            self._worker = subprocess.Popen(
+                command, env=variables, start_new_session=True, **({} if in_foreground else streams)
+            )
+        write_json(
+            pids_path(self._folder, self._rank), asdict(Pids(socket.gethostname(), os.getpid(), self._worker.pid))
+        )
+        if self._told:  # before there was a worker to pass it on to
+            self._send(signal.SIGTERM)
+        code = self._worker.wait()
+        self._send(signal.SIGKILL)  # children that outlived it
+        return code
+
+    def _hold(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        if not self._told:
+            self._told = signal.sigtimedwait({signal.SIGTERM}, HOLD_S) is not None
+
+    def _pass_on(self, number: int, frame: Any) -> None:
+        self._told |= number == signal.SIGTERM
+        self._send(signal.Signals(number))
+
+    def _send(self, sign: signal.Signals) -> None:
+        if self._worker is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._worker.pid, sign)
+
+
+def main(arguments: list[str]) -> int:
+    leash.end_with_launched()
+    folder, module = Path(arguments[0]), arguments[1]
+    try:
+        rank = rank_of(os.environ)
+    except LookupError as error:
+        print(f"scalebench.launchers.mpi_rank: {error.args[0]}", file=sys.stderr, flush=True)
+        return 2
+    return Keeper(folder, rank).run(read_spec(folder), module)
+
+
+if __name__ == "__main__":
+    # At its own end the interpreter takes back what signals do, and one that comes then would look like a failure.
+    os._exit(main(sys.argv[1:]))

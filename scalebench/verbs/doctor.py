@@ -1,0 +1,100 @@
+"""`scalebench doctor`: this machine, what is installed on it, what is missing, and the command that installs it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+from omegaconf import OmegaConf
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from scalebench import configs, horovod_build, machine, registry
+from scalebench.gpus import Gpu
+from scalebench.machine import Machine
+from scalebench.spec import InputError
+
+ALSO = {"PIL": "pip install 'scalebench[images]'"}  # what no strategy requires, but some data sets do
+LAUNCHERS = {
+    "MPI": ("mpirun", "apt-get install openmpi-bin"),
+    "SLURM": ("sbatch", "jobs are started on this machine only"),
+}
+ANSWER_LIMIT_S = 10.0
+
+
+def main(arguments: list[str]) -> int:
+    if arguments:
+        raise InputError(f"doctor takes no further words, not '{arguments[0]}'")
+    here = machine.detect()
+    table = Table(box=box.SIMPLE, show_header=False)
+    for name, text in [*hardware(here), *software(here), *launchers(), *horovod()]:
+        table.add_row(name, text)
+    console = Console(markup=False, highlight=False)
+    console.width = console.width if console.is_terminal else 400  # a line for each fact
+    console.print(table)
+    if here.topology is not None:
+        console.print(links(here.topology))
+    return 0
+
+
+def hardware(here: Machine) -> list[tuple[str, str]]:
+    rows = [("machine", machine.describe(here)), *((f"GPU {gpu.index}", _gpu(gpu)) for gpu in here.gpus)]
+    if here.driver_version is not None:
+        rows.append(("driver", f"{here.driver_version}, CUDA up to {here.cuda_driver_version or 'unknown'}"))
+    return rows
+
+
+def software(here: Machine) -> list[tuple[str, str]]:
+    """System and packages; a row for each package that something here could use and that is not installed."""
+    container = f", in {here.container}" if here.container is not None else ""
+    rows = [("system", f"{here.os}, Python {here.python}{container}")]
+    rows.append(("packages", ", ".join(f"{name} {version}" for name, version in here.versions.items())))
+    trees = [OmegaConf.load(path) for path in configs.options("strategy").values()]
+    useful = {str(package) for tree in trees for package in tree.get("requires", [])} | set(ALSO)
+    missing = registry.missing_packages(sorted(useful))
+    return rows + [("missing", f"{name}: {ALSO.get(name) or registry.install_hint(name)}") for name in missing]
+
+
+def launchers() -> list[tuple[str, str]]:
+    """What can start processes on several machines."""
+    rows = []
+    for name, (command, otherwise) in LAUNCHERS.items():
+        there = shutil.which(command) is not None
+        rows.append((name, _version(command) if there else f"no {command} on the PATH: {otherwise}"))
+    return rows
+
+
+def horovod() -> list[tuple[str, str]]:
+    """A row for each installed framework; takes seconds after Horovod or a framework has changed."""
+    if registry.missing_packages(["horovod"]):
+        return [("Horovod", f"not installed: {registry.install_hint('horovod')}")]
+    known = [name for name in horovod_build.FRAMEWORKS if horovod_build.framework_version(name) is not None]
+    return [("Horovod" if number == 0 else "", horovod_build.describe(name)) for number, name in enumerate(known)]
+
+
+def links(topology: list[list[str]]) -> Table:
+    """The matrix of connections, in the words of `nvidia-smi topo -m`."""
+    table = Table("links", *(f"GPU {number}" for number in range(len(topology))), box=box.SIMPLE_HEAD)
+    for number, words in enumerate(topology):
+        table.add_row(f"GPU {number}", *words)
+    return table
+
+
+def _gpu(gpu: Gpu) -> str:
+    memory = f"{gpu.memory_bytes / 2**30:.0f} GiB" if gpu.memory_bytes is not None else ""
+    power = f"{gpu.power_limit_w:.0f} W" if gpu.power_limit_w is not None else ""
+    node = f"NUMA node {gpu.numa_node}" if gpu.numa_node is not None else ""
+    return ", ".join(part for part in (gpu.name or "unknown GPU", memory, power, node) if part)
+
+
+def _version(command: str) -> str:
+    """The first line of what `command --version` prints."""
+    try:
+        done = subprocess.run(
+            [command, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWER_LIMIT_S
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{command} does not answer: {error}"
+    lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    return lines[0] if lines else f"{command} tells no version"

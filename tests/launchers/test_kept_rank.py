@@ -1,0 +1,115 @@
+"""What the launcher makes of the files that a rank under mpirun leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from scalebench.launchers.kept_rank import KeptRank
+from scalebench.launchers.mpi_rank import Exit, Pids, exit_path, pids_path
+from scalebench.records import write_json
+from tests.helpers import wait_until
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
+
+
+@pytest.fixture
+def pair() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Two processes that sleep: keeper and worker, each in a group of its own."""
+    both = [subprocess.Popen(SLEEP, start_new_session=True) for _ in range(2)]
+    yield both
+    for process in both:
+        process.kill()
+        process.wait()
+
+
+def started(folder: Path, pair: list[subprocess.Popen[bytes]], host: str = os.uname().nodename) -> KeptRank:
+    write_json(pids_path(folder, 1), asdict(Pids(host, pair[0].pid, pair[1].pid)))
+    return KeptRank(folder, 1)
+
+
+def state(rank: KeptRank) -> tuple[int | None, bool, bool, bool]:
+    return rank.poll(), rank.over, rank.told, rank.lost
+
+
+def test_before_its_start(tmp_path: Path) -> None:
+    rank = KeptRank(tmp_path, 1)
+    assert (rank.pid, rank.alive(), *state(rank)) == (None, False, None, False, False, False)
+    rank.signal(signal.SIGKILL)
+
+
+def test_while_it_runs(tmp_path: Path, pair: list[subprocess.Popen[bytes]]) -> None:
+    rank = started(tmp_path, pair)
+    assert (rank.pid, rank.alive(), *state(rank)) == (pair[1].pid, True, None, False, False, False)
+
+
+@pytest.mark.parametrize(
+    ("how", "seen"),
+    [
+        (Exit(0, False), (0, True, False, False)),
+        (Exit(7, False), (7, True, False, False)),
+        (Exit(-9, False), (-9, True, False, False)),
+        (Exit(-15, True), (None, True, True, False)),
+        (Exit(0, True), (0, True, False, False)),  # it was done all the same
+    ],
+)
+def test_after_its_end(
+    how: Exit, seen: tuple[int | None, bool, bool, bool], tmp_path: Path, pair: list[subprocess.Popen[bytes]]
+) -> None:
+    rank = started(tmp_path, pair)
+    assert rank.poll() is None
+    write_json(exit_path(tmp_path, 1), asdict(how))
+    assert state(rank) == seen
+    assert rank.alive(), "its keeper stays for a while"
+
+
+def test_a_keeper_that_was_killed_has_lost_its_worker(tmp_path: Path, pair: list[subprocess.Popen[bytes]]) -> None:
+    rank = started(tmp_path, pair)
+    pair[0].kill()
+    pair[0].wait()
+    assert state(rank) == (-signal.SIGKILL, True, False, True)
+    assert rank.alive(), "the worker still runs here"
+    rank.signal(signal.SIGKILL)
+    assert pair[1].wait(10) == -signal.SIGKILL
+    assert not rank.alive()
+
+
+def test_who_has_ended_and_not_been_asked_about_is_not_alive(
+    tmp_path: Path, pair: list[subprocess.Popen[bytes]]
+) -> None:
+    """While mpirun sleeps it asks nobody."""
+    rank = started(tmp_path, pair)
+    for process in pair:
+        os.kill(process.pid, signal.SIGKILL)
+    wait_until(lambda: not rank.alive(), 10.0)
+
+
+def test_signals_reach_the_worker_and_its_keeper(tmp_path: Path, pair: list[subprocess.Popen[bytes]]) -> None:
+    rank = started(tmp_path, pair)
+    rank.signal(signal.SIGTERM)
+    assert [process.wait(10) for process in pair] == [-signal.SIGTERM] * 2
+
+
+def test_a_request_for_the_stack_reaches_the_worker_once(tmp_path: Path, pair: list[subprocess.Popen[bytes]]) -> None:
+    started(tmp_path, pair).signal(signal.SIGUSR1)
+    assert pair[1].wait(10) == -signal.SIGUSR1
+    assert pair[0].poll() is None
+
+
+def test_a_rank_on_another_host_is_known_by_its_files_alone(
+    tmp_path: Path, pair: list[subprocess.Popen[bytes]]
+) -> None:
+    """Its numbers may belong to anybody here."""
+    rank = started(tmp_path, pair, host="far")
+    rank.signal(signal.SIGKILL)
+    assert (rank.pid, rank.alive(), *state(rank)) == (None, False, None, False, False, False)
+    assert [process.poll() for process in pair] == [None, None]
+    write_json(exit_path(tmp_path, 1), asdict(Exit(3, False)))
+    assert rank.poll() == 3

@@ -1,0 +1,51 @@
+"""The hosts of a run: read, counted, filled in order."""
+
+from __future__ import annotations
+
+import pytest
+
+from scalebench import hosts
+from scalebench.spec import InputError
+
+
+def test_names_and_slots() -> None:
+    assert hosts.parse(["node1:8", "node-2.cluster.org:4", "10.0.0.3"]) == [
+        ("node1", 8),
+        ("node-2.cluster.org", 4),
+        ("10.0.0.3", 1),
+    ]
+    assert hosts.parse([]) == []
+
+
+@pytest.mark.parametrize(
+    "host", ["", "a:", "a:x", "a:0", "a:-1", "a:1:2", "a b:1", "-x:1", "--host:1", "a:1,b:1", "a;b"]
+)
+def test_nonsense_is_refused(host: str) -> None:
+    """Also what mpirun would take for an option of its own."""
+    with pytest.raises(InputError) as caught:
+        hosts.parse(["good:1", host])
+    assert str(caught.value) == f"hardware.hosts: '{host}' should be NAME:SLOTS, such as node1:8"
+
+
+def test_a_host_that_stands_there_twice_is_refused() -> None:
+    with pytest.raises(InputError, match="names a twice; add up its slots"):
+        hosts.parse(["a:2", "b:2", "a:1"])
+
+
+def test_too_few_slots() -> None:
+    words = "hardware.hosts has 3 slots for 4 processes; give the hosts more slots or lower gpus"
+    assert hosts.shortage(["a:2", "b"], 4) == words
+    assert hosts.shortage(["a:2", "b"], 3) is None
+    assert hosts.shortage([], 400) is None, "this machine, where more ranks than cores are allowed"
+    hosts.check(["a:2", "b"], 3)
+    with pytest.raises(InputError, match=words):
+        hosts.check(["a:2", "b"], 4)
+
+
+def test_hosts_are_filled_in_order() -> None:
+    assert hosts.nodes(["a:2", "b:1", "c:4"], 5) == [0, 0, 1, 2, 2]
+    assert hosts.of_ranks(["a:2", "b:1", "c:4"], 5) == ["a", "a", "b", "c", "c"]
+    assert hosts.nodes([], 3) == [0, 0, 0]
+    assert hosts.of_ranks([], 2) == ["localhost", "localhost"]
+    with pytest.raises(InputError, match="1 slots for 2 processes"):
+        hosts.nodes(["a"], 2)
