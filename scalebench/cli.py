@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 from scalebench import task
 from scalebench.config_errors import FORESEEN, explain
 from scalebench.configs import conf_dir, plugin_folders
-from scalebench.launchers import local
+from scalebench.launchers import watch
 from scalebench.spec import Config, InputError
 
 LAUNCHER = "hydra_plugins.scalebench.ScalebenchLauncher"
@@ -129,18 +129,18 @@ def _terminate_as_interrupt() -> Iterator[None]:
     """SIGTERM ends a run as Ctrl-C does: no process left, and a row that says cancelled."""
 
     def interrupt(number: int, frame: Any) -> None:
-        local.cancelled.set()
+        watch.cancelled.set()
         raise KeyboardInterrupt
 
     before = {sign: signal.getsignal(sign) for sign in (signal.SIGINT, signal.SIGTERM)}
     heard = [sign for sign, handler in before.items() if handler != signal.SIG_IGN]  # nohup keeps its word
-    local.cancelled.clear()
+    watch.cancelled.clear()
     try:
         for sign in heard:
             signal.signal(sign, interrupt)
         yield
     finally:
-        local.cancelled.clear()
+        watch.cancelled.clear()
         for sign in heard:
             signal.signal(sign, before[sign])
 

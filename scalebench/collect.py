@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scalebench import machine
-from scalebench.launchers.local import Ended, log_name
+from scalebench.launchers.surroundings import log_name
+from scalebench.launchers.watch import Ended
 from scalebench.records import from_dict, read_json
 from scalebench.results import (
     SCHEMA_VERSION,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 
-from scalebench import horovod_build, machine, registry
+from scalebench import horovod_build, hosts, machine, registry
 from scalebench.spec import Config, HardwareSpec, StrategySpec
 
 
@@ -36,6 +36,11 @@ def obstacles(config: Config, gpus: int) -> list[str]:
         f"{strategy.name} needs {package}, which is not installed: {registry.install_hint(package)}"
         for package in registry.missing_packages(strategy.requires)
     ]
+    few = hosts.shortage(hardware.hosts, gpus)
+    if few is not None:
+        found.append(few)
+    if hardware.hosts and strategy.launcher != "mpi":
+        found.append(f"hardware.hosts is for mpirun, and {strategy.name} is not; set strategy.launcher=mpi")
     if config.dataset.prefetch == "device" and hardware.devices == "cpu":
         found.append("dataset.prefetch=device copies to a GPU ahead of time and there is none; use queue")
     # Last, and only where nothing else is in the way: nobody wants to wait for a look at Horovod for nothing.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scalebench import machine
+from scalebench import hosts, machine
 from scalebench.spec import CHIEF, Config, HardwareSpec, InputError, Place
 
 MOST_SERVERS = 65_536
@@ -22,8 +22,9 @@ def place(config: Config, gpus: int) -> list[Place]:
     places = [Place(rank, rank, 0, [], [], threads, role) for rank, role in enumerate(_without_device(config))]
     others = len(places)
     role = "worker" if others else ""
-    for number in range(gpus):
-        node, device = divmod(number, per_node)
+    nodes = hosts.nodes(hardware.hosts, gpus) if hardware.hosts else [number // per_node for number in range(gpus)]
+    for number, node in enumerate(nodes):
+        device = nodes[:number].count(node)
         mine = [cores[(device * threads + i) % len(cores)] for i in range(threads)] if cores else []
         local_rank = device + (others if node == 0 else 0)
         places.append(Place(others + number, local_rank, node, [device], sorted(set(mine)), threads, role))

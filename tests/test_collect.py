@@ -12,7 +12,7 @@ import pytest
 
 from scalebench import machine
 from scalebench.collect import Outcome, assemble, judge, read_ranks
-from scalebench.launchers.local import Ended
+from scalebench.launchers.watch import Ended
 from scalebench.records import write_json
 from scalebench.results import RankRecord
 from scalebench.spec import DatasetSpec

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from scalebench.spec import Config, Place, RunSpec, fingerprint, read_spec, write_spec
+from tests.helpers import null_spec
 
 OF_THE_PROGRAM = {"repeat", "resume", "baseline", "dry_run", "debug", "dataset.cache"}
 DECIDED = {"gpus"}  # given to fingerprint() as a number of its own, since null means a default
@@ -96,3 +97,11 @@ def test_the_fingerprint_does_not_change_the_config() -> None:
     config = Config()
     fingerprint(config, 2, "cpu")
     assert config == Config()
+
+
+def test_a_hang_is_noticed_by_the_launcher_first() -> None:
+    """A rank that waits for another gives up only after the launcher has seen that none makes progress."""
+    spec = null_spec(measure={"hang_s": 7.0})
+    assert spec.group_timeout_s > 7.0
+    spec.config.debug = True
+    assert spec.group_timeout_s >= 3600

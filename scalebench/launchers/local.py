@@ -11,9 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scalebench.launchers.surroundings import LOOPBACK, environment, free_ports, log_name
-from scalebench.launchers.surroundings import free_port as free_port
 from scalebench.launchers.watch import Ended, Group, attend, signals_later, start_errors
-from scalebench.launchers.watch import cancelled as cancelled
 from scalebench.measure.progress import Progress
 from scalebench.spec import RunSpec
 

@@ -16,7 +16,7 @@ import pytest
 from scalebench.adapters import null
 from scalebench.adapters.null import Null, Options, fail
 from scalebench.configs import option_defaults
-from scalebench.launchers.local import free_port
+from scalebench.launchers.surroundings import free_port
 from scalebench.spec import InputError, StrategySpec
 from scalebench.strategy import LossPart, Unsupported
 from scalebench.workloads import datasets

@@ -25,13 +25,6 @@ def test_addresses_come_from_the_launcher(three: list[str], monkeypatch: pytest.
         cluster.addresses()
 
 
-def test_a_hang_is_noticed_by_the_launcher_first() -> None:
-    spec = null_spec(measure={"hang_s": 7.0})
-    assert cluster.timeout_s(spec) > 7.0
-    spec.config.debug = True
-    assert cluster.timeout_s(spec) >= 3600
-
-
 def test_the_resolver_says_what_tf_config_would(three: list[str]) -> None:
     resolver = cluster.resolver({"ps": three[:1], "worker": three[1:]}, "worker", 1, ["/GPU:0"])
     assert resolver.cluster_spec().as_dict() == {"ps": three[:1], "worker": three[1:]}

@@ -17,7 +17,7 @@ with warnings.catch_warnings():
     import pytorch_lightning  # noqa: F401
 
 from scalebench import registry
-from scalebench.launchers.local import free_port
+from scalebench.launchers.surroundings import free_port
 from scalebench.spec import Config, ModelSpec, Place, RunSpec
 from scalebench.strategy import Strategy
 from scalebench.workloads.source import Source
