@@ -13,6 +13,7 @@ class TestDdpFaults(FaultContract):
 
 
 @pytest.mark.real
+@pytest.mark.slow
 class TestLightningFaults(FaultContract):
     strategy = "lightning_ddp_gloo"
 
