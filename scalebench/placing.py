@@ -22,7 +22,9 @@ def place(config: Config, gpus: int) -> list[Place]:
     places = [Place(rank, rank, 0, [], [], threads, role) for rank, role in enumerate(_without_device(config))]
     others = len(places)
     role = "worker" if others else ""
-    nodes = hosts.nodes(hardware.hosts, gpus) if hardware.hosts else [number // per_node for number in range(gpus)]
+    # Hosts with too few slots are an obstacle, which is told elsewhere.
+    named = bool(hardware.hosts) and hosts.shortage(hardware.hosts, gpus) is None
+    nodes = hosts.nodes(hardware.hosts, gpus) if named else [number // per_node for number in range(gpus)]
     for number, node in enumerate(nodes):
         device = nodes[:number].count(node)
         mine = [cores[(device * threads + i) % len(cores)] for i in range(threads)] if cores else []

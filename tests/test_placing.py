@@ -123,3 +123,20 @@ def test_no_two_processes_share_a_core_while_there_are_enough(gpus: int, threads
         assert set(taken) <= set(range(cores)) and all(p.cpus for p in places)
         enough = gpus * threads <= cores
         assert (len(taken) == len(set(taken)) == gpus * threads) if enough else placing.oversubscribed(hardware, gpus)
+
+
+def test_named_hosts_are_filled_in_their_order() -> None:
+    """Whatever gpus_per_node says: their slots count."""
+    spec = of(gpus=5, hardware__hosts=["a:2", "b", "c:4"], strategy__launcher="mpi")
+    assert [(p.node, p.local_rank, p.devices) for p in spec.places] == [
+        (0, 0, [0]),
+        (0, 1, [1]),
+        (1, 0, [0]),
+        (2, 0, [0]),
+        (2, 1, [1]),
+    ]
+    assert spec.nodes == 3
+
+
+def test_hosts_that_cannot_be_read() -> None:
+    assert line(config(hardware__hosts=["a:b:c"])) == "hardware.hosts: 'a:b:c' should be NAME:SLOTS, such as node1:8"
