@@ -13,6 +13,7 @@ from typing import Any
 from scalebench.configs import option_defaults
 from scalebench.results import RankRecord, Result
 from scalebench.stats import Interval, batch_means_interval, ratio_interval, scale, sum_interval
+from scalebench.steady import unsteadiness
 
 Blocks = tuple[list[float], list[int]]  # seconds and samples of each block
 
@@ -169,14 +170,30 @@ def per_device(interval: Interval | None, gpus: int) -> Interval | None:
     return None if interval is None else scale(interval, 1 / gpus)
 
 
+def unsteady(result: Result, target: Any) -> list[str] | None:
+    """What speaks against a steady series of blocks (steady.unsteadiness); None where that cannot be told.
+
+    Of replicas out of lockstep each has a series of its own.
+    """
+    if result.status != "ok" or not isinstance(target, (int, float)):
+        return None
+    groups = [result.ranks] if result.scale.lockstep else [[rank] for rank in result.ranks]
+    told = [unsteadiness(group_blocks(ranks)[0], target) for ranks in groups if ranks]
+    if not told or any(words is None for words in told):
+        return None
+    return sorted({word for words in told if words is not None for word in words}, reverse=True)
+
+
 def flags(result: Result, interval: Interval | None, efficiency: Interval | None, target: Any) -> list[str]:
-    """What a reader of the row must know: its own flags, a wide interval, more than linear within noise."""
+    """What a reader of the row must know: its own flags, a wide interval, a series that is not steady, more than
+    linear within noise."""
     found = list(result.flags)
     if result.status == "ok":
         if interval is None or not math.isfinite(interval.high):
             found.append("no_interval")
         elif isinstance(target, (int, float)) and interval.relative_half_width() > target:
             found.append("target_missed")
+        found += unsteady(result, target) or []
         if efficiency is not None and efficiency.value > 1:
             found.append("superlinear_within_noise" if efficiency.low <= 1 else "superlinear")
     return found

@@ -118,6 +118,8 @@ def row(result: Result, folder: Path, baselines: analysis.Baselines) -> dict[str
     _against(cells, result, "bare", bare)
     cells.update(_limits("overhead_share", "overhead_share", *analysis.overhead(own, bare)))
     target = result.spec.get("measure", {}).get("target")
+    against = analysis.unsteady(result, target)
+    cells["steady"] = None if against is None else not against
     cells["flags"] = _joined(analysis.flags(result, interval, efficiency, target))
     return cells
 

@@ -53,7 +53,7 @@ def lag1_autocorrelation(values: npt.ArrayLike) -> float | None:
     A constant series counts as uncorrelated (0.0): its mean is known exactly, there is nothing to wait for.
     Source: Box and Jenkins 1970, "Time Series Analysis: Forecasting and Control" (r_1 = c_1 / c_0).
     """
-    series = _series(values)
+    series = series_of(values)
     if len(series) < 3:
         return None
     # Differences to the first value are exact where values are close; differences to a rounded mean are not,
@@ -71,7 +71,7 @@ def merge_blocks(values: npt.ArrayLike, factor: int) -> FloatArray:
     """Sums of each `factor` consecutive values, in their unit; an incomplete group at the end is dropped."""
     if factor < 1:
         raise ValueError(f"blocks are merged by a factor of 1 or more, not {factor}")
-    series = _series(values)
+    series = series_of(values)
     merged = len(series) // factor
     sums: FloatArray = series[: merged * factor].reshape(merged, factor).sum(axis=1)
     return sums
@@ -87,7 +87,7 @@ def uncorrelated_factor(
     """
     if min_blocks < 3:
         raise ValueError(f"autocorrelation needs at least 3 blocks, not {min_blocks}")
-    series = _series(seconds_per_sample)
+    series = series_of(seconds_per_sample)
     factor = 1
     while len(series) // factor >= min_blocks:
         correlation = lag1_autocorrelation(merge_blocks(series, factor))
@@ -127,7 +127,7 @@ def batch_means_interval(
     excess = np.add.reduceat(block_seconds, starts) / total_seconds
     excess -= np.add.reduceat(block_samples, starts) / total_samples
     standard_error = math.sqrt(batches / (batches - 1) * float(excess @ excess))
-    reach = _student_t(batches - 1, confidence) * standard_error
+    reach = student_t(batches - 1, confidence) * standard_error
     value = total_samples / total_seconds
     return Interval(value, value / (1 + reach), value / (1 - reach) if reach < 1 else math.inf)
 
@@ -201,7 +201,7 @@ def sum_interval(intervals: Sequence[Interval]) -> Interval:
     return Interval(value, value - down, value + up)
 
 
-def _student_t(freedom: int, confidence: float) -> float:
+def student_t(freedom: int, confidence: float) -> float:
     """Two-sided quantile of Student's t: |t| stays below it with this probability."""
     from scipy.special import stdtrit  # not scipy.stats, which takes 0.6 s to import
 
@@ -214,7 +214,7 @@ def _log_ratio(large: float, small: float) -> float:
     return math.inf if small == 0 else math.log(large) - math.log(small)
 
 
-def _series(values: npt.ArrayLike) -> FloatArray:
+def series_of(values: npt.ArrayLike) -> FloatArray:
     series = np.asarray(values, dtype=np.float64)
     if series.ndim != 1:
         raise ValueError(f"a series has one dimension, not {series.ndim}")
@@ -224,7 +224,7 @@ def _series(values: npt.ArrayLike) -> FloatArray:
 
 
 def _blocks(seconds: npt.ArrayLike, samples: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
-    block_seconds, block_samples = _series(seconds), _series(samples)
+    block_seconds, block_samples = series_of(seconds), series_of(samples)
     if len(block_seconds) != len(block_samples):
         raise ValueError(f"{len(block_seconds)} block times, but {len(block_samples)} sample counts")
     if (block_seconds < 0).any() or (block_samples < 1).any():

@@ -72,7 +72,7 @@ def test_figures_of_a_run() -> None:
         "run_id": "ddp-2-0", "status": "ok", "reason": None, "path": "/runs/0", "strategy": "ddp", "gpus": 2,
         "batch_per_device": 10, "global_batch": 20, "model": "materials_cnn", "dataset": "materials",
         "interval_over": "blocks", "updates_per_epoch": 100, "launch_s": 0.5, "setup_s": None, "measured_s": 3.2,
-        "wall_s": 5.0, "warmup_steps": 6, "measured_steps": 40, "steady": None, "rss_peak_bytes": 101,
+        "wall_s": 5.0, "warmup_steps": 6, "measured_steps": 40, "steady": True, "rss_peak_bytes": 101,
         "peak_memory_bytes": 7, "final_loss": 0.25, "metric_name": "mse", "metric": 0.125, "sync_isolated_s": 0.5,
         "sync_exposed_s": 0.25, "straggler_wait_s": 0.125, "throttle_reasons": "hot power", "cpu_util_mean": 0.75,
     }  # fmt: skip

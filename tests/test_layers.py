@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LAYERS = [
-    "spec results records schema suggest stats gpus machine horovod_build hosts",
+    "spec results records schema suggest stats steady gpus machine horovod_build hosts",
     "strategy registry configs workloads frame analysis",
     "launchers measure adapters resolve placing obstacles",
     "run worker collect report testing.checks",

@@ -107,8 +107,8 @@ def test_sum_covers_the_true_sum() -> None:
 
 
 def test_student_t_is_the_published_one() -> None:
-    assert stats._student_t(15, 0.95) == pytest.approx(2.131, abs=5e-4)  # any table of Student's t
-    assert stats._student_t(2, 0.95) == pytest.approx(4.303, abs=5e-4)
+    assert stats.student_t(15, 0.95) == pytest.approx(2.131, abs=5e-4)  # any table of Student's t
+    assert stats.student_t(2, 0.95) == pytest.approx(4.303, abs=5e-4)
 
 
 def test_interval_of_equal_batches_is_the_textbook_one() -> None:
