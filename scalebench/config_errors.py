@@ -51,7 +51,7 @@ def unknown_key(key: str, arguments: list[str]) -> str:
     known = [*_keys(Config), *configs.groups()]
     group = key.partition("/")[0].partition(".")[0]
     if key.startswith("strategy.options."):
-        names = [name.strip("'\"") for name in _chosen("strategy", arguments).split(",")]
+        names = [name.strip("'\" \n") for name in _chosen("strategy", arguments).split(",")]
         defaults = {name: configs.option_defaults(name) for name in names}
         name = next((n for n, known in defaults.items() if key.split(".")[2] not in known), names[0])
         return no_such(f"option of strategy '{name}'", key.split(".", 2)[2], defaults[name])
@@ -79,10 +79,21 @@ def _chosen(group: str, arguments: list[str]) -> str:
     for word in reversed(arguments):
         if word.startswith(f"{group}="):
             return word.partition("=")[2]
+    if swept := _swept(group, arguments):
+        return swept
     for entry in OmegaConf.load(configs.conf_dir() / "config.yaml").defaults:
         if OmegaConf.is_dict(entry) and group in entry:
             return str(entry[group])
     return ""
+
+
+def _swept(group: str, arguments: list[str]) -> str:
+    """The values that the chosen sweep has for a group, if it has any."""
+    chosen = [word.partition("=")[2] for word in arguments if word.startswith("sweep=")]
+    path = configs.options("sweep").get(chosen[-1]) if chosen else None
+    if path is None:
+        return ""
+    return str(OmegaConf.select(OmegaConf.load(path), f"hydra.sweeper.params.{group}") or "")
 
 
 def _keys(kind: type, prefix: str = "") -> Iterator[str]:
