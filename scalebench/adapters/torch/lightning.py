@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import warnings
+from abc import abstractmethod
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -52,9 +53,9 @@ class WithTrainer(TorchStrategy):
             warnings.filterwarnings("ignore", message=beginning)
         super().setup()
 
+    @abstractmethod
     def trainer_arguments(self) -> dict[str, Any]:
         """Devices and strategy of a Trainer."""
-        raise NotImplementedError
 
     def callbacks(self) -> list[pl.Callback]:
         """Of a Trainer, beside the one that reports to the loop."""
