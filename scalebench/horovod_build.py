@@ -18,6 +18,7 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from scalebench.machine import cache_folder
 from scalebench.records import from_dict, read_json, write_json
 
 FRAMEWORKS = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
@@ -198,12 +199,6 @@ def _kept_in(framework: str, extension: Path, version: str) -> Path:
     identity += [sys.executable, os.environ.get("LD_LIBRARY_PATH")]
     mark = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
     return cache_folder() / "horovod" / f"{framework}-{mark}.json"
-
-
-def cache_folder() -> Path:
-    """Where the data sets are kept too: $SCALEBENCH_CACHE, else scalebench in the user's cache folder."""
-    chosen = os.environ.get("SCALEBENCH_CACHE")
-    return Path(chosen or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "scalebench").expanduser()
 
 
 def _recall(path: Path) -> _Answer | None:

@@ -87,6 +87,12 @@ def describe(machine: Machine) -> str:
     return ", ".join(part for part in (gpus, cores, memory, "" if gpus else "no GPU") if part)
 
 
+def cache_folder() -> Path:
+    """Where files are kept that can be made again: $SCALEBENCH_CACHE, else scalebench in the user's cache folder."""
+    chosen = os.environ.get("SCALEBENCH_CACHE")
+    return Path(chosen or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "scalebench").expanduser()
+
+
 def usable_cpus() -> list[int]:
     """Numbers of the logical CPUs that this process may run on, sorted."""
     linux = hasattr(os, "sched_getaffinity")

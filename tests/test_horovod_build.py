@@ -193,19 +193,6 @@ def test_a_cache_that_cannot_be_written_is_done_without(
     assert len(asked) == 2
 
 
-def test_the_cache_is_that_of_the_data_sets(monkeypatch: pytest.MonkeyPatch) -> None:
-    from scalebench.spec import Config
-    from scalebench.workloads import datasets
-
-    settings: list[dict[str, str]] = [{"SCALEBENCH_CACHE": "/a"}, {"XDG_CACHE_HOME": "/b"}, {"HOME": "/c"}]
-    for variables in settings:
-        for name in ("SCALEBENCH_CACHE", "XDG_CACHE_HOME"):
-            monkeypatch.delenv(name, raising=False)
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
-        assert horovod_build.cache_folder() == datasets.cache_dir(Config())
-
-
 CRASH = "Horovod's Gloo operations crash under mpirun: use strategy.launcher=local"
 STARTED = "Horovod's MPI operations need processes that mpirun started: use strategy.launcher=mpi"
 NO_MPI = "Horovod 0.28.1 was built without MPI: apt-get install openmpi-bin libopenmpi-dev, then make horovod"

@@ -192,3 +192,20 @@ def test_describe(names: list[str | None], cpu: str | None, quota: float | None,
         machine.detect(), cpus=48, memory_bytes=1000 * 2**30, gpus=gpus, cpu_model=cpu, cpu_quota=quota
     )
     assert machine.describe(found) == line
+
+
+@pytest.mark.parametrize(
+    ("variables", "folder"),
+    [
+        ({"SCALEBENCH_CACHE": "/a", "XDG_CACHE_HOME": "/b", "HOME": "/c"}, "/a"),
+        ({"SCALEBENCH_CACHE": "~/a", "HOME": "/c"}, "/c/a"),
+        ({"XDG_CACHE_HOME": "/b", "HOME": "/c"}, "/b/scalebench"),
+        ({"HOME": "/c"}, "/c/.cache/scalebench"),
+    ],
+)
+def test_where_the_cache_is(variables: dict[str, str], folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SCALEBENCH_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert machine.cache_folder() == Path(folder)

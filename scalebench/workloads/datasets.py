@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scalebench.machine import cache_folder
 from scalebench.spec import Config, InputError, RunSpec
 from scalebench.suggest import no_such
 from scalebench.workloads import cache, cifar10, imagenet, images, materials, random_data, synthetic_images, user_file
@@ -45,10 +45,7 @@ DATASETS = {
 
 def cache_dir(config: Config) -> Path:
     """`dataset.cache`, else $SCALEBENCH_CACHE, else scalebench in the user's cache folder."""
-    chosen = config.dataset.cache or os.environ.get("SCALEBENCH_CACHE")
-    if chosen:
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "scalebench"
+    return Path(config.dataset.cache).expanduser() if config.dataset.cache else cache_folder()
 
 
 def label(config: Config) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -100,9 +101,9 @@ class OneCopy(TensorFlowStrategy):
 
     _round_trip: tuple[list[int], RoundTrip] | None = None
 
+    @abstractmethod
     def total(self, of_devices: Sequence[Tensors]) -> list[tf.Tensor]:
         """The sum over the devices of each gradient, where the weights are."""
-        raise NotImplementedError
 
     def exchange(self, on: bool) -> None:
         raise no_switch(self.spec.config)
