@@ -15,7 +15,10 @@ VERBS = {
         "scalebench.verbs.doctor",
         "this machine: devices, versions, Horovod; what is missing and how to get it",
     ),
-    "show": ("scalebench.verbs.show", "the table of the runs below one or more folders"),
+    "show": (
+        "scalebench.verbs.show",
+        "the table of the runs below one or more folders; --details: where each run's time went",
+    ),
 }
 
 HELP = """\
@@ -27,7 +30,7 @@ scalebench {version}: how does my training scale under each parallel strategy?
   python -m scalebench VERB [...]                       {verbs}
 
 Choose:    model=  dataset=  strategy=  hardware=  measure=  train=  sweep=   (names are files in conf/)
-Set:       gpus=2  scaling=weak|strong  seed=0  repeat=0  train.batch_per_device=75  strategy.options.KEY=VALUE ...
+Set:       gpus=2  scaling=weak|strong  seed=0  measure.repeats=3  train.batch_per_device=75  strategy.options.KEY=...
 Also:      dry_run=true lists the runs and starts nothing; resume=true skips what earlier sweeps ended well;
            baseline=none adds no one-device runs; debug=true keeps rank 0 in the foreground
 See:       --cfg job prints the composed config; --hydra-help tells of Hydra's own switches

@@ -13,9 +13,10 @@ from typing import Any
 from scalebench.configs import option_defaults
 from scalebench.results import RankRecord, Result
 from scalebench.stats import Interval, batch_means_interval, ratio_interval, scale, sum_interval
-from scalebench.steady import unsteadiness
+from scalebench.steady import FEWEST, unsteadiness, warmup_length
 
 Blocks = tuple[list[float], list[int]]  # seconds and samples of each block
+PLACEMENT = ("device_ids", "bind", "environment")  # keys of the hardware
 
 
 def group_blocks(ranks: list[RankRecord]) -> Blocks:
@@ -28,6 +29,26 @@ def group_blocks(ranks: list[RankRecord]) -> Blocks:
     return [max(seconds) for seconds, _ in blocks], [sum(samples) for _, samples in blocks]
 
 
+def steady_blocks(ranks: list[RankRecord], target: Any) -> Blocks:
+    """group_blocks without the first ones that are still warm-up: a warm-up too long for the phase of that name to see
+    its end, where `target` (a share) is less than what it moves the mean by."""
+    seconds, samples = group_blocks(ranks)
+    left = _still_warming(seconds, target)
+    return seconds[left:], samples[left:]
+
+
+def _still_warming(seconds: list[float], target: Any) -> int:
+    if not isinstance(target, (int, float)) or "warmup_left" not in (unsteadiness(seconds, target) or []):
+        return 0
+    found = warmup_length(seconds) or 0
+    return found if len(seconds) - found >= FEWEST else 0
+
+
+def target_of(result: Result) -> Any:
+    """The relative half-width of the interval that was asked for; None where an old or foreign spec has none."""
+    return result.spec.get("measure", {}).get("target")
+
+
 def throughput(result: Result) -> tuple[float | None, Interval | None]:
     """(samples/s over all devices, its 95 % interval over blocks); None where not measured.
 
@@ -36,9 +57,10 @@ def throughput(result: Result) -> tuple[float | None, Interval | None]:
     """
     if result.status != "ok" or not result.ranks:
         return None, None
+    target = target_of(result)
     if result.scale.lockstep:
-        return _of(group_blocks(result.ranks))
-    series = [group_blocks([r]) for r in result.ranks]
+        return _of(steady_blocks(result.ranks, target))
+    series = [steady_blocks([r], target) for r in result.ranks]
     values, intervals = zip(*(_of((seconds[:-1], samples[:-1])) for seconds, samples in series), strict=True)
     if any(value is None for value in values):
         return None, None
@@ -57,7 +79,7 @@ def step_s(result: Result) -> float | None:
     """Mean seconds of one update of the group (of the slowest rank)."""
     if result.status != "ok" or not result.ranks or not result.ranks[0].block_steps:
         return None
-    seconds, _ = group_blocks(result.ranks)
+    seconds, _ = steady_blocks(result.ranks, target_of(result))
     return sum(seconds) / (len(seconds) * result.ranks[0].block_steps) if seconds else None
 
 
@@ -71,6 +93,8 @@ def comparison_key(result: Result, strategy: bool) -> str:
     for key in ("gpus", "repeat", "resume", "baseline", "dry_run", "debug", "measure"):
         tree.pop(key, None)
     tree.get("dataset", {}).pop("cache", None)
+    for key in PLACEMENT:  # of one machine; which of several rows to take is up to _nearest
+        tree.get("hardware", {}).pop(key, None)
     chosen = tree.pop("strategy", {})
     kept: list[Any] = [tree, result.scale.device, sorted({gpu.name or "" for gpu in result.machine.gpus})]
     if result.scale.device == "cpu":
@@ -107,8 +131,8 @@ class Baselines:
         """One device, no wrapper: the strategy's own `baseline` with the options that it comes with."""
         name = result.scale.baseline_bare
         if name == result.scale.strategy and result.scale.framework == "none":  # whose options are the workload
-            return self.self_of(result)
-        found = _nearest(result, self.bare.get((name, comparison_key(result, False)), [])) if name else None
+            return _nearest(result, self.own.get(comparison_key(result, True), []), bare=True)
+        found = _nearest(result, self.bare.get((name, comparison_key(result, False)), []), bare=True) if name else None
         return self.self_of(result) if found is None and name == result.scale.strategy else found
 
 
@@ -119,20 +143,34 @@ def _as_it_comes(result: Result) -> bool:
     return all(value == defaults.get(key, value) for key, value in (chosen.get("options") or {}).items())
 
 
-def _nearest(result: Result, candidates: list[Result]) -> Result | None:
+def _nearest(result: Result, candidates: list[Result], bare: bool = False) -> Result | None:
     """The row itself if it is one of them; else of the same repeat if there is one, and closest in time.
 
-    Machines drift: a baseline of the same sweep says more than the latest of all.
+    Machines drift: a baseline of the same sweep says more than the latest of all. One of the same placement goes before
+    all others, and then one of the usual placement. A bare row on one device has the usual one first, not itself: that
+    is how devices are compared, each alone.
     """
+    alone = bare and result.scale.gpus == 1 and result.scale.baseline_bare == result.scale.strategy
+    mine = _placement(result)
 
-    def distance(candidate: Result) -> tuple[bool, bool, float]:
-        apart_s = abs((_started(candidate) - _started(result)).total_seconds())
-        return candidate.run_id != result.run_id, candidate.scale.repeat != result.scale.repeat, apart_s
+    def distance(candidate: Result) -> tuple[list[bool], bool, bool, int, bool, bool, float]:
+        theirs = _placement(candidate)
+        unlike = [] if alone else [a != b for a, b in zip(theirs, mine, strict=True)]
+        environment, bind, first = theirs
+        apart_s = abs((started(candidate) - started(result)).total_seconds())
+        itself, same_repeat = candidate.run_id == result.run_id, candidate.scale.repeat == result.scale.repeat
+        return unlike, environment != {}, bind != "numa", first, not itself, not same_repeat, apart_s
 
     return min(candidates, key=distance, default=None)
 
 
-def _started(result: Result) -> datetime:
+def _placement(result: Result) -> tuple[dict[str, str], str, int]:
+    """Variables, binding and first device of a row; those of older records, which have none, are the usual ones."""
+    hardware = result.spec.get("hardware", {})
+    return hardware.get("environment") or {}, hardware.get("bind") or "numa", (hardware.get("device_ids") or [0])[0]
+
+
+def started(result: Result) -> datetime:
     when = datetime.fromisoformat(result.started_at)
     return when if when.tzinfo is not None else when.replace(tzinfo=UTC)
 
@@ -157,9 +195,14 @@ def overhead(own: Result | None, bare: Result | None) -> tuple[float | None, Int
     With the interval of that ratio turned round; negative where the strategy is faster than its baseline. None for the
     bare strategy itself, whose two baselines are one run.
     """
-    if own is None or bare is None or own.run_id == bare.run_id:
+    if own is None or bare is None or comparison_key(own, True) == comparison_key(bare, True):
         return None, None
     ratio, interval = speedup(own, bare)
+    return lost(ratio, interval)
+
+
+def lost(ratio: float | None, interval: Interval | None) -> tuple[float | None, Interval | None]:
+    """What a ratio leaves of 1, with its interval turned round."""
     if ratio is None:
         return None, None
     return 1 - ratio, None if interval is None else Interval(1 - interval.value, 1 - interval.high, 1 - interval.low)
@@ -171,14 +214,15 @@ def per_device(interval: Interval | None, gpus: int) -> Interval | None:
 
 
 def unsteady(result: Result, target: Any) -> list[str] | None:
-    """What speaks against a steady series of blocks (steady.unsteadiness); None where that cannot be told.
+    """What speaks against a steady series of blocks (steady.unsteadiness), once first ones that were still warm-up are
+    left out; None where that cannot be told.
 
     Of replicas out of lockstep each has a series of its own.
     """
     if result.status != "ok" or not isinstance(target, (int, float)):
         return None
     groups = [result.ranks] if result.scale.lockstep else [[rank] for rank in result.ranks]
-    told = [unsteadiness(group_blocks(ranks)[0], target) for ranks in groups if ranks]
+    told = [unsteadiness(steady_blocks(ranks, target)[0], target) for ranks in groups if ranks]
     if not told or any(words is None for words in told):
         return None
     return sorted({word for words in told if words is not None for word in words}, reverse=True)
@@ -193,7 +237,19 @@ def flags(result: Result, interval: Interval | None, efficiency: Interval | None
             found.append("no_interval")
         elif isinstance(target, (int, float)) and interval.relative_half_width() > target:
             found.append("target_missed")
-        found += unsteady(result, target) or []
-        if efficiency is not None and efficiency.value > 1:
-            found.append("superlinear_within_noise" if efficiency.low <= 1 else "superlinear")
+        found += _left_out(result, target) + (unsteady(result, target) or [])
+        found += superlinear(efficiency)
     return found
+
+
+def _left_out(result: Result, target: Any) -> list[str]:
+    """The flag of measured blocks that do not count."""
+    groups = [result.ranks] if result.scale.lockstep else [[rank] for rank in result.ranks]
+    return ["warmup_left"] if any(_still_warming(group_blocks(ranks)[0], target) for ranks in groups) else []
+
+
+def superlinear(efficiency: Interval | None) -> list[str]:
+    """The flag of an efficiency above 1: whether its interval says so too."""
+    if efficiency is None or efficiency.value <= 1:
+        return []
+    return ["superlinear_within_noise" if efficiency.low <= 1 else "superlinear"]

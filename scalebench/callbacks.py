@@ -21,11 +21,13 @@ from scalebench.spec import InputError
 
 
 class Check(Callback):
-    """Refuses a single run that makes no sense, before Hydra makes its folder."""
+    """Refuses a single run that makes no sense, before Hydra makes its folder; one with repeats is none."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         try:
             spec = resolve(to_config(config))
+            if spec.config.measure.repeats > 1:
+                raise task.AsSweep
             if not config.dry_run:
                 if not config.resume:
                     refuse_results(Path(str(config.hydra.run.dir)))

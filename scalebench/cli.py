@@ -16,9 +16,9 @@ import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from scalebench import task
+from scalebench import sweep_values, task
 from scalebench.config_errors import FORESEEN, explain
 from scalebench.configs import conf_dir, plugin_folders
 from scalebench.launchers import watch
@@ -35,7 +35,10 @@ def main(arguments: list[str]) -> int:
             if _is_dry(overrides):  # Hydra makes its folders before it asks us
                 overrides += [f"hydra.run.dir={nowhere}", f"hydra.sweep.dir={nowhere}"]
             register()
-            _hydra_main([*switches, *overrides])
+            try:
+                _hydra_main([*switches, *overrides])
+            except task.AsSweep:
+                _hydra_main(as_sweep(switches, overrides))
     except FORESEEN as error:
         return _refuse(explain(error, arguments))
     except OSError as error:
@@ -58,8 +61,12 @@ def main(arguments: list[str]) -> int:
 def register() -> None:
     """Make the spine, our launcher and the folders of plugins known to Hydra. InputError for a broken plugin."""
     plugin_folders()
+    sweep_values.register()
     store = ConfigStore.instance()
-    store.store(name="spine", node=Config, provider="scalebench")
+    spine = OmegaConf.structured(Config)
+    # The one place for keys that nobody foresees: Hydra would ask for a + before it.
+    OmegaConf.set_struct(spine.hardware.environment, False)
+    store.store(name="spine", node=spine, provider="scalebench")
     store.store(group="hydra/launcher", name="scalebench", node={"_target_": LAUNCHER}, provider="scalebench")
     namespace = str(Path(__file__).with_name("hydra_namespace"))
     if namespace not in sys.path:
@@ -103,6 +110,15 @@ def split(words: list[str]) -> tuple[list[str], list[str]]:
     for word in overrides:
         switches.remove(word)
     return switches, overrides
+
+
+def as_sweep(switches: list[str], overrides: list[str]) -> list[str]:
+    """The words of one run as those of a sweep: its folder becomes the sweep's."""
+    kept = [word for word in switches if word not in ("--run", "-r")]
+    words = [word for word in overrides if not word.startswith("hydra.mode=")]
+    if not any(word.startswith("hydra.sweep.dir=") for word in words):
+        words = [re.sub(r"^hydra\.run\.dir=", "hydra.sweep.dir=", word) for word in words]
+    return [*kept, "--multirun", *words]
 
 
 def _is_dry(overrides: list[str]) -> bool:

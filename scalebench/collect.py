@@ -8,13 +8,12 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from scalebench import machine
+from scalebench import machine, nccl_log
 from scalebench.launchers.surroundings import log_name
 from scalebench.launchers.watch import Ended
 from scalebench.records import from_dict, read_json
 from scalebench.results import (
     SCHEMA_VERSION,
-    Breakdown,
     Monitor,
     Phases,
     Quality,
@@ -95,6 +94,11 @@ def _silent(rank: int, ended: Ended, oom_kill: bool, timing: dict[str, float]) -
     return Outcome("failed", f"{who} ended with exit status {code} and no word of why", rank, **timing)
 
 
+def transports(folder: Path, processes: int) -> dict[str, str] | None:
+    """What NCCL wrote into the ranks' logs of how it connects them; None where it did not."""
+    return nccl_log.read(folder / log_name(rank) for rank in range(processes))
+
+
 def assemble(spec: RunSpec, ranks: list[RankRecord | None], started_at: str, run_id: str, outcome: Outcome) -> Result:
     """The record of a run, with what its ranks left."""
     present = [rank for rank in ranks if rank is not None]
@@ -113,7 +117,6 @@ def assemble(spec: RunSpec, ranks: list[RankRecord | None], started_at: str, run
         phases=_phases(first, outcome),
         ranks=present,
         sync=Sync(message_bytes=first.message_bytes, timeline=first.timeline) if first else Sync(),
-        breakdown=Breakdown(),
         monitor=Monitor(),
         quality=_quality(spec, present),
         machine=machine.detect(),

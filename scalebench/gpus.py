@@ -1,4 +1,4 @@
-"""The GPUs of this machine as NVML tells them, and how many of them a process would see.
+"""The GPUs of this machine as NVML tells them, and which of them a process would see. Layer 0.
 
 Nothing here raises because the machine lacks something: what cannot be told is None (or left out), never 0.
 """
@@ -6,23 +6,18 @@ Nothing here raises because the machine lacks something: what cannot be told is 
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-T = TypeVar("T")
-Ask = Callable[..., Any]
+from scalebench import gpu_links, system_files
+from scalebench.nvml import Ask, asking
+from scalebench.nvml import or_none as or_none
 
 # Values of nvml.h, fixed by its binary interface.
-SM_CLOCK, MEM_CLOCK, MAX_NVLINKS, LINK_ACTIVE, SWITCH_TYPE = 1, 2, 36, 1, 2
-# The words of `nvidia-smi topo -m`; 0 is one board with two GPUs, which it shows as PIX as well.
-ANCESTOR_WORDS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
-
-_ROOT = Path("/")  # tests put a folder of their own here
+SM_CLOCK, MEM_CLOCK, SLOWDOWN = 1, 2, 1
+COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
 
 
 @dataclass(frozen=True)
@@ -38,6 +33,24 @@ class Gpu:
     power_limit_w: float | None  # the limit in force, also where it is under the card's own
     numa_node: int | None
     pci_bus_id: str | None
+    sm_clock_mhz: int | None = None  # at the time of asking
+    mem_clock_mhz: int | None = None
+    sm_clock_application_mhz: int | None = None  # asked for, for programs
+    mem_clock_application_mhz: int | None = None
+    sm_clock_default_mhz: int | None = None  # of programs, where nobody asks for another
+    mem_clock_default_mhz: int | None = None
+    power_limit_min_w: float | None = None  # within which an administrator can set the limit
+    power_limit_max_w: float | None = None
+    power_limit_default_w: float | None = None
+    slowdown_temperature_c: int | None = None  # from which on it throttles
+    mig: bool | None = None  # cut into instances
+    ecc: bool | None = None
+    compute_mode: str | None = None
+    persistence: bool | None = None  # the driver stays loaded without a program
+    pcie_generation: int | None = None  # at the time of asking: an idle link may have slowed down
+    pcie_generation_max: int | None = None
+    pcie_width: int | None = None  # lanes
+    pcie_width_max: int | None = None
 
 
 @dataclass(frozen=True)
@@ -48,117 +61,133 @@ class GpuFacts:
     topology: list[list[str]] | None  # word per GPU pair: X, NV#, PIX, PXB, PHB, NODE, SYS
     driver_version: str | None
     cuda_driver_version: str | None
+    peer_access: dict[str, list[list[str]]] | None = None  # read, write, nvlink, atomics: word per GPU pair, OK is yes
 
 
 def detect_gpus() -> GpuFacts:
     """Ask NVML for everything once; milliseconds, longer where the GPU driver has to wake up."""
-    with _nvml() as ask:
-        handles = [ask("nvmlDeviceGetHandleByIndex", i) for i in range(ask("nvmlDeviceGetCount") or 0)]
+    with asking() as ask:
+        handles = _handles(ask)
         gpus = [_gpu(ask, index, handle) for index, handle in enumerate(handles)]
-        topology = _topology(ask, handles, gpus)
+        topology = gpu_links.topology(ask, handles, [gpu.pci_bus_id for gpu in gpus])
+        peers = gpu_links.peer_access(ask, handles)
         driver, cuda = ask("nvmlSystemGetDriverVersion"), ask("nvmlSystemGetCudaDriverVersion_v2")
-    return GpuFacts(gpus, topology, driver, None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}")
+    return GpuFacts(gpus, topology, driver, None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}", peers)
+
+
+def visible_gpus() -> list[int | None]:
+    """NVML's numbers of the GPUs that a process started now would see, in the order of their numbers there.
+
+    Those that CUDA_VISIBLE_DEVICES leaves, in its order; CUDA counts the GPUs as NVML does with
+    CUDA_DEVICE_ORDER=PCI_BUS_ID, which the launchers set. None for a part of a GPU.
+    """
+    with asking() as ask:
+        return _visible(ask)
 
 
 def gpu_count() -> int:
-    """How many GPUs a process started now would see: those of NVML that CUDA_VISIBLE_DEVICES leaves."""
-    with _nvml() as ask:
-        count: int = ask("nvmlDeviceGetCount") or 0
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        return count if visible is None else _count_visible(ask, visible.split(","), count)
+    """How many GPUs a process started now would see."""
+    return len(visible_gpus())
 
 
-def or_none(question: Callable[[], T]) -> T | None:
-    """The answer, or None: no fact about the machine is worth a failed run, whatever a driver throws."""
-    try:
-        return question()
-    except Exception:
-        return None
+def gpu_numa_nodes() -> list[int | None]:
+    """The NUMA node of each GPU that a process started now would see."""
+    with asking() as ask:
+        handles = _handles(ask)
+        return [None if index is None else _numa_node(_bus_id(ask, handles[index])) for index in _visible(ask)]
 
 
-@contextmanager
-def _nvml() -> Iterator[Ask]:
-    """A function that asks NVML by name; None is the answer to what cannot be told, without NVML to all."""
-    nvml: Any = None
-    with suppress(Exception):
-        import pynvml
+def pair_of_each_link() -> list[tuple[int, int]]:
+    """One pair of GPUs, as a process would number them, for each kind of connection; empty where that is untold."""
+    with asking() as ask:
+        everyone = _handles(ask)
+        handles = [everyone[index] for index in _visible(ask) if index is not None]
+        words = gpu_links.topology(ask, handles, [_bus_id(ask, handle) for handle in handles])
+    return [pairs[0] for pairs in gpu_links.pairs_by_link(words).values()] if words is not None else []
 
-        pynvml.nvmlInit()
-        nvml = pynvml
 
-    def ask(name: str, *args: Any) -> Any:
-        value = or_none(lambda: getattr(nvml, name)(*args))
-        return value.decode(errors="replace") if isinstance(value, bytes) else value  # bytes: older pynvml
-
-    try:
-        yield ask
-    finally:
-        ask("nvmlShutdown")
+def _handles(ask: Ask) -> list[Any]:
+    return [ask("nvmlDeviceGetHandleByIndex", index) for index in range(ask("nvmlDeviceGetCount") or 0)]
 
 
 def _gpu(ask: Ask, index: int, handle: Any) -> Gpu:
-    pci_bus_id = getattr(ask("nvmlDeviceGetPciInfo", handle), "busId", None)
-    power_limit_mw = ask("nvmlDeviceGetEnforcedPowerLimit", handle)
+    def told(name: str, *args: Any) -> Any:
+        return ask(f"nvmlDeviceGet{name}", handle, *args)
+
+    def watts(milliwatts: float | None) -> float | None:
+        return None if milliwatts is None else milliwatts / 1000
+
+    def switch(state: int | None) -> bool | None:
+        return None if state is None else bool(state)
+
+    pci_bus_id = _bus_id(ask, handle)
+    lowest, highest = told("PowerManagementLimitConstraints") or (None, None)
     return Gpu(
         index=index,
-        name=ask("nvmlDeviceGetName", handle),
-        uuid=ask("nvmlDeviceGetUUID", handle),
-        memory_bytes=getattr(ask("nvmlDeviceGetMemoryInfo", handle), "total", None),
-        sm_clock_max_mhz=ask("nvmlDeviceGetMaxClockInfo", handle, SM_CLOCK),
-        mem_clock_max_mhz=ask("nvmlDeviceGetMaxClockInfo", handle, MEM_CLOCK),
-        power_limit_w=None if power_limit_mw is None else power_limit_mw / 1000,
-        numa_node=or_none(partial(_numa_node, pci_bus_id)),
+        name=told("Name"),
+        uuid=told("UUID"),
+        memory_bytes=getattr(told("MemoryInfo"), "total", None),
+        sm_clock_max_mhz=told("MaxClockInfo", SM_CLOCK),
+        mem_clock_max_mhz=told("MaxClockInfo", MEM_CLOCK),
+        power_limit_w=watts(told("EnforcedPowerLimit")),
+        numa_node=_numa_node(pci_bus_id),
         pci_bus_id=pci_bus_id,
+        sm_clock_mhz=told("ClockInfo", SM_CLOCK),
+        mem_clock_mhz=told("ClockInfo", MEM_CLOCK),
+        sm_clock_application_mhz=told("ApplicationsClock", SM_CLOCK),
+        mem_clock_application_mhz=told("ApplicationsClock", MEM_CLOCK),
+        sm_clock_default_mhz=told("DefaultApplicationsClock", SM_CLOCK),
+        mem_clock_default_mhz=told("DefaultApplicationsClock", MEM_CLOCK),
+        power_limit_min_w=watts(lowest),
+        power_limit_max_w=watts(highest),
+        power_limit_default_w=watts(told("PowerManagementDefaultLimit")),
+        slowdown_temperature_c=told("TemperatureThreshold", SLOWDOWN),
+        mig=switch((told("MigMode") or [None])[0]),  # now; what is pending comes second
+        ecc=switch((told("EccMode") or [None])[0]),
+        compute_mode=COMPUTE_MODES.get(told("ComputeMode")),
+        persistence=switch(told("PersistenceMode")),
+        pcie_generation=told("CurrPcieLinkGeneration"),
+        pcie_generation_max=told("MaxPcieLinkGeneration"),
+        pcie_width=told("CurrPcieLinkWidth"),
+        pcie_width_max=told("MaxPcieLinkWidth"),
     )
+
+
+def _bus_id(ask: Ask, handle: Any) -> str | None:
+    found = getattr(ask("nvmlDeviceGetPciInfo", handle), "busId", None)
+    return found.decode(errors="replace") if isinstance(found, bytes) else found  # bytes: older pynvml
 
 
 def _numa_node(pci_bus_id: str | None) -> int | None:
     """The NUMA node that a GPU hangs from, by sysfs: NVML's own call is for GPUs that are such a node."""
-    domain, _, rest = (pci_bus_id or "0:").lower().partition(":")
-    address = f"{int(domain, 16):04x}:{rest}"  # NVML writes the domain with eight digits
-    node = int(_ROOT.joinpath("sys/bus/pci/devices", address, "numa_node").read_text())
-    return None if node < 0 else node  # -1: the firmware does not say
+    parts = re.fullmatch(r"([0-9a-f]+):(.+)", (pci_bus_id or "").lower())
+    if parts is None:
+        return None
+    address = f"{int(parts[1], 16):04x}:{parts[2]}"  # NVML writes the domain with eight digits
+    node = system_files.number("sys/bus/pci/devices", address, "numa_node")
+    return None if node is None or node < 0 else node  # -1: the firmware does not say
 
 
-def _topology(ask: Ask, handles: Sequence[Any], gpus: Sequence[Gpu]) -> list[list[str]] | None:
-    """How each pair of GPUs is connected; None without GPUs, or where a pair's answer is missing."""
-    links = [_nvlinks(ask, handle) for handle in handles]
-
-    def word(a: int, b: int) -> str:
-        if a == b:
-            return "X"
-        # Linked to each other, or both to NVSwitches, which connect all with all.
-        nvlinks = links[a][gpus[b].pci_bus_id or ""] or min(links[a]["switch"], links[b]["switch"])
-        ancestor = ask("nvmlDeviceGetTopologyCommonAncestor", handles[a], handles[b])
-        return f"NV{nvlinks}" if nvlinks else ANCESTOR_WORDS.get(ancestor, "")
-
-    rows = [[word(a, b) for b in range(len(gpus))] for a in range(len(gpus))]
-    return rows if rows and all(map(all, rows)) else None
-
-
-def _nvlinks(ask: Ask, handle: Any) -> Counter[str]:
-    """Active NVLinks of one GPU, counted by the PCI address of the other end, or 'switch'."""
-    peers = []
-    for link in range(MAX_NVLINKS):
-        if ask("nvmlDeviceGetNvLinkState", handle, link) == LINK_ACTIVE:
-            to_switch = ask("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) == SWITCH_TYPE
-            pci_info = ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
-            peers.append("switch" if to_switch else getattr(pci_info, "busId", None))
-    return Counter(peer for peer in peers if peer)
-
-
-def _count_visible(ask: Ask, entries: Sequence[str], count: int) -> int:
+def _visible(ask: Ask) -> list[int | None]:
     """CUDA's reading of CUDA_VISIBLE_DEVICES: up to the first wrong entry, and none if one stands twice."""
-    uuids = [str(ask("nvmlDeviceGetUUID", ask("nvmlDeviceGetHandleByIndex", i))) for i in range(count)]
-    chosen: set[int] = set()
-    for entry in map(str.strip, entries):
+    handles = _handles(ask)
+    setting = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if setting is None:
+        return list(range(len(handles)))
+    uuids = [str(ask("nvmlDeviceGetUUID", handle)) for handle in handles]
+    chosen: list[int | None] = []
+    for entry in map(str.strip, setting.split(",")):
         if entry.startswith("MIG-"):  # a process is shown one MIG instance at most
-            return int(ask("nvmlDeviceGetHandleByUUID", entry) is not None)
-        uuid = entry if entry.startswith("GPU-") else "not one"  # or only the beginning of one
-        found = {i for i in range(count) if entry == str(i) or uuids[i].startswith(uuid)}
+            return [None] if ask("nvmlDeviceGetHandleByUUID", entry) is not None else []
+        found = _meant(entry, uuids)
         if len(found) != 1:
             break
-        if found <= chosen:
-            return 0
-        chosen |= found
-    return len(chosen)
+        if found[0] in chosen:
+            return []
+        chosen += found
+    return chosen
+
+
+def _meant(entry: str, uuids: Sequence[str]) -> list[int]:
+    uuid = entry if entry.startswith("GPU-") else "not one"  # or only the beginning of one
+    return [index for index in range(len(uuids)) if entry == str(index) or uuids[index].startswith(uuid)]

@@ -20,6 +20,7 @@ class SweepLauncher(Launcher):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self._context, self._task, self._config = hydra_context, task_function, config
+        self._warm = False  # whether a run of this sweep has heated the machine
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         setup_globals()
@@ -52,6 +53,10 @@ class SweepLauncher(Launcher):
             _adopt(job.earlier, folder)
         elif self._config.resume:
             shutil.rmtree(folder, ignore_errors=True)  # of a run that did not go well
+        if job.earlier is None and job.spec.unsupported is None:
+            if self._warm:
+                task.cool_down(job.spec.config.measure.cool_down_s)
+            self._warm = True
         return run_job(
             task_function=self._task,
             config=config,

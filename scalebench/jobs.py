@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,6 +49,18 @@ class Job:
     def __post_init__(self) -> None:
         self.key = (self.spec.fingerprint, self.spec.config.repeat)
 
+    @property
+    def repeats(self) -> int:
+        return self.spec.config.measure.repeats
+
+    def again(self, repeat: int) -> Job:
+        """The same run as the repeat of that number. Equal but for it, so that nothing is composed anew."""
+        if self.repeats == 1:
+            return self
+        config = dataclasses.replace(self.spec.config, repeat=repeat)
+        words = [word for word in self.overrides if not word.startswith("repeat=")]
+        return Job([*words, f"repeat={repeat}"], dataclasses.replace(self.spec, config=config), self.added)
+
 
 Compose = Callable[[Sequence[str]], DictConfig]
 
@@ -55,21 +68,45 @@ Compose = Callable[[Sequence[str]], DictConfig]
 def plan(overrides: Sequence[Sequence[str]], compose: Compose) -> list[Job]:
     """The runs of a sweep in order, each once, with the baselines that are missing before their first use.
 
+    `measure.repeats` unrolls: all runs of one repeat, then those of the next, so that a slow drift of the machine
+    spreads evenly over them. `measure.order=random` shuffles within each repeat, alike for the same seed.
+
     Raises InputError or a composition error for the first override that is wrong, before anything starts.
     """
     asked = [Job(list(words), resolve(to_config(compose(words)))) for words in overrides]
-    known = {job.key for job in asked}
+    for job in asked:
+        _refuse_two_ways(job)
+    wanted = [(*_baselines(job, compose), job) for job in asked]
+    known = {job.again(repeat).key for job in asked for repeat in range(job.repeats)}
     jobs: list[Job] = []
     placed: set[tuple[str, int]] = set()
-    for job in asked:
-        for extra in _baselines(job, compose):
-            if extra.key not in known:
-                known.add(extra.key)
-                jobs.append(extra)
-        if job.key not in placed:
-            placed.add(job.key)
-            jobs.append(job)
-    return jobs
+    for repeat in range(max((job.repeats for job in asked), default=1)):
+        for *extra, job in wanted:
+            if repeat >= job.repeats:
+                continue
+            missing = [e.again(repeat) for e in extra if e.again(repeat).key not in known]
+            for each in (*missing, job.again(repeat)):
+                if each.key not in placed:
+                    placed.add(each.key)
+                    jobs.append(each)
+    return _ordered(jobs)
+
+
+def _refuse_two_ways(job: Job) -> None:
+    repeat = job.spec.config.repeat
+    if job.repeats > 1 and repeat != 0:  # 0 is what everything starts from, also in the files of sweeps
+        raise InputError(
+            f"repeat={repeat} and measure.repeats={job.repeats}: the latter makes repeats 0 to {job.repeats - 1} by "
+            "itself; leave one of them out"
+        )
+
+
+def _ordered(jobs: list[Job]) -> list[Job]:
+    if not any(job.spec.config.measure.order == "random" for job in jobs):
+        return jobs
+    shuffled = list(jobs)
+    random.Random(jobs[0].spec.config.seed).shuffle(shuffled)
+    return sorted(shuffled, key=lambda job: job.spec.config.repeat)
 
 
 def _baselines(job: Job, compose: Compose) -> list[Job]:

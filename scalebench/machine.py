@@ -5,28 +5,41 @@ Nothing here raises because the machine lacks something: what cannot be told is 
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import platform
 import re
+import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from scalebench import processors, system_files
+from scalebench.cgroups import cpu_quota, memory_limit_bytes
 from scalebench.gpus import Gpu, detect_gpus, or_none
 from scalebench.gpus import gpu_count as gpu_count  # asked for next to usable_cpus
+from scalebench.gpus import gpu_numa_nodes as gpu_numa_nodes
+from scalebench.gpus import pair_of_each_link as pair_of_each_link
+from scalebench.processors import NumaNode
+from scalebench.processors import numa_nodes as numa_nodes
+from scalebench.processors import usable_cpus as usable_cpus
 
 PACKAGES = "scalebench torch pytorch-lightning tensorflow tensorflow-cpu keras horovod numpy hydra-core"
 VARIABLES = re.compile(
     r"(NCCL|HOROVOD|OMP|GLOO|TF|MKL|TORCH|PYTORCH|XLA|CUDA|CUDNN|CUBLAS|KMP|MALLOC)_|NVIDIA_TF32_OVERRIDE$"
 )
+# What a record shows besides: how MPI and UCX are set, and what a batch system has given.
+ALSO_SHOWN = re.compile(
+    r"(OMPI_MCA|PRTE_MCA|PMIX_MCA|UCX|I_MPI|MPICH|FI)_|LD_PRELOAD$|"
+    r"SLURM_(CLUSTER_NAME|CPUS?_|DISTRIBUTION$|GPUS?_|GPUS$|GRES|HINT$|JOB_(ID|NODELIST|NUM_NODES|PARTITION|CPUS|GPUS|QOS)|"
+    r"JOBID$|LOCALID$|MEM_|NNODES$|NODELIST$|NPROCS$|NTASKS|PROCID$|STEP_GPUS$|TASKS_PER|THREADS_PER|TRES_PER)"
+)
 # Records are shown to others, and Terraform too keeps its variables, passwords among them, under TF_.
 PRIVATE = re.compile(r"^TF_(VAR|TOKEN|CLI)_|TOKEN|SECRET|PASSW|CREDENTIAL|_KEY")
-
-_ROOT = Path("/")  # tests put a folder of their own here
+ASK_MPI_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -50,19 +63,29 @@ class Machine:
     environment: dict[str, str]
     git_commit: str | None
     container: str | None
+    cpu_sockets: int | None = None  # of the whole machine
+    cpus_allowed: list[int] | None = None  # numbers of those usable by this process
+    cpu_governors: list[str] | None = None  # of those: performance, powersave, schedutil; several where they differ
+    cpu_max_mhz: float | None = None
+    smt: bool | None = None  # cores run several threads each
+    numa: list[NumaNode] | None = None
+    memory_limit_bytes: int | None = None  # of the cgroups; None = no limit
+    kernel: str | None = None
+    mpi: str | None = None  # what mpirun --version says first
+    peer_access: dict[str, list[list[str]]] | None = None  # read, write, nvlink, atomics: word per GPU pair, OK is yes
 
 
 def detect() -> Machine:
     """Look at everything once; tens of milliseconds, longer where the GPU driver has to wake up."""
-    found = detect_gpus()
+    found, cpus, nodes = detect_gpus(), usable_cpus(), numa_nodes()
     return Machine(
         hostname=platform.node(),
-        cpu_model=_find(r"^(?:model name|cpu)\s*:(.+)$", "proc/cpuinfo"),  # POWER says "cpu", Arm neither
-        cpus=len(usable_cpus()),
+        cpu_model=system_files.find(r"^(?:model name|cpu)\s*:(.+)$", "proc/cpuinfo"),  # POWER says "cpu", Arm neither
+        cpus=len(cpus),
         cpu_quota=cpu_quota(),
         cpus_physical=or_none(lambda: importlib.import_module("psutil").cpu_count(logical=False)),
         memory_bytes=or_none(lambda: os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
-        numa_nodes=len(list((_ROOT / "sys/devices/system/node").glob("node[0-9]*"))) or None,
+        numa_nodes=len(nodes) or None,
         gpus=found.gpus,
         topology=found.topology,
         driver_version=found.driver_version,
@@ -73,6 +96,16 @@ def detect() -> Machine:
         environment=_environment(),
         git_commit=git_commit(),
         container=_container(),
+        cpu_sockets=processors.sockets(),
+        cpus_allowed=cpus,
+        cpu_governors=processors.governors(cpus),
+        cpu_max_mhz=processors.frequency_max_mhz(cpus),
+        smt=processors.smt(),
+        numa=nodes or None,
+        memory_limit_bytes=memory_limit_bytes(),
+        kernel=platform.release() or None,
+        mpi=mpi_version(),
+        peer_access=found.peer_access,
     )
 
 
@@ -93,26 +126,9 @@ def cache_folder() -> Path:
     return Path(chosen or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "scalebench").expanduser()
 
 
-def usable_cpus() -> list[int]:
-    """Numbers of the logical CPUs that this process may run on, sorted."""
-    linux = hasattr(os, "sched_getaffinity")
-    return sorted(os.sched_getaffinity(0)) if linux else list(range(os.cpu_count() or 1))
-
-
-def cpu_quota() -> float | None:
-    """CPU seconds per second that the cgroups of this process allow (versions 1 and 2); None = no limit."""
-    quotas: list[float] = []
-    for folder in _cpu_cgroups():
-        version_1 = f"{_read(folder, 'cpu.cfs_quota_us')} {_read(folder, 'cpu.cfs_period_us')}"
-        # Without a match there is no limit: "max" in version 2, -1 in version 1.
-        if found := re.match(r"(\d+)\s+([1-9]\d*)", _read(folder, "cpu.max") or version_1):
-            quotas.append(int(found[1]) / int(found[2]))
-    return min(quotas, default=None)
-
-
 def oom_kills() -> int | None:
     """The kernel's count of processes killed for memory since boot, on the whole host, not only ours."""
-    count = _find(r"^oom_kill (\d+)$", "proc/vmstat")
+    count = system_files.find(r"^oom_kill (\d+)$", "proc/vmstat")
     return None if count is None else int(count)
 
 
@@ -127,32 +143,26 @@ def git_commit(folder: Path | None = None) -> str | None:
     return done.stdout.strip()
 
 
-def _read(*path: str | Path) -> str:
-    """A system file's text, '' where there is none or it may not be read."""
+def mpi_version() -> str | None:
+    """The first line of `mpirun --version`; None without an mpirun, or where it takes too long to say."""
+    path = shutil.which("mpirun")
+    return None if path is None else _mpi_version(path)
+
+
+@functools.lru_cache  # it costs more than all else here, and every run asks
+def _mpi_version(path: str) -> str | None:
     try:
-        return _ROOT.joinpath(*path).read_text(errors="replace")
-    except OSError:
-        return ""
-
-
-def _find(pattern: str, *path: str) -> str | None:
-    found = re.search(pattern, _read(*path), re.MULTILINE)
-    return found[1].strip() if found else None
+        done = subprocess.run(
+            [path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ASK_MPI_S
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return next((line.strip() for line in done.stdout.splitlines() if line.strip()), None)
 
 
 def _short(cpu_model: str | None) -> str:
     """'Intel(R) Xeon(R) CPU E5-2680 v3 @ 2.50GHz' -> 'Intel Xeon E5-2680 v3'."""
     return re.sub(r"\((R|TM|r|tm)\)| CPU\b| \d+-Core Processor| @.*", "", cpu_model or "unknown").strip()
-
-
-def _cpu_cgroups() -> Iterator[Path]:
-    """The cgroups of this process that may limit its CPU time, and all above them, which limit it as well."""
-    for line in _read("proc/self/cgroup").splitlines():
-        _, controllers, path = (*line.split(":", 2), "", "")[:3]
-        if controllers == "" or "cpu" in controllers.split(","):  # version 2 names no controllers
-            # In a container the path may be the host's, and only its top mounted: missing ones are harmless.
-            parts = path.strip("/").split("/")
-            yield from (Path("sys/fs/cgroup", controllers, *parts[:n]) for n in range(len(parts) + 1))
 
 
 def _versions() -> dict[str, str]:
@@ -161,8 +171,8 @@ def _versions() -> dict[str, str]:
 
 
 def _environment() -> dict[str, str]:
-    names = [name for name in sorted(os.environ) if VARIABLES.match(name) and not PRIVATE.search(name)]
-    return {name: os.environ[name] for name in names}
+    shown = (name for name in sorted(os.environ) if VARIABLES.match(name) or ALSO_SHOWN.match(name))
+    return {name: os.environ[name] for name in shown if not PRIVATE.search(name)}
 
 
 def _container() -> str | None:
@@ -171,6 +181,6 @@ def _container() -> str | None:
         return "apptainer"
     if "KUBERNETES_SERVICE_HOST" in os.environ:
         return "kubernetes"
-    if (_ROOT / "run/.containerenv").exists():
+    if (system_files.ROOT / "run/.containerenv").exists():
         return "podman"
-    return "docker" if (_ROOT / ".dockerenv").exists() else None
+    return "docker" if (system_files.ROOT / ".dockerenv").exists() else None

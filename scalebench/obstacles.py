@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 
-from scalebench import horovod_build, hosts, machine, registry
+from scalebench import binding, horovod_build, hosts, machine, registry
 from scalebench.spec import Config, HardwareSpec, StrategySpec
 
 
@@ -18,6 +18,9 @@ def obstacles(config: Config, gpus: int) -> list[str]:
         gpus_here = machine.gpu_count()
         if gpus > gpus_here:
             found.append(f"gpus={gpus} asks for more than the {gpus_here} GPUs here")
+        elif absent := [number for number in hardware.device_ids if number >= gpus_here]:
+            here = f"GPUs here are 0 to {gpus_here - 1}" if gpus_here > 1 else "only GPU here is 0"
+            found.append(f"hardware.device_ids names device {absent[0]}, and the {here}")
     nodes = -(-gpus // (hardware.gpus_per_node or gpus))
     if nodes > hardware.max_nodes and hardware.devices == "cuda" and not hardware.here:
         found.append(f"gpus={gpus} asks for {nodes} nodes, hardware={hardware.name} has {hardware.max_nodes}")
@@ -29,6 +32,8 @@ def obstacles(config: Config, gpus: int) -> list[str]:
         found.append(f"{strategy.name} runs on {strategy.max_gpus} device only, gpus={gpus}")
     if strategy.name in hardware.unsupported:
         found.append(f"{strategy.name} does not work on {hardware.name}: {hardware.unsupported[strategy.name]}")
+    if not found and (unbound := binding.obstacle(hardware, hardware.device_ids or range(gpus))) is not None:
+        found.append(unbound)
     later = registry.NOT_YET.get(strategy.name)
     if later is not None:
         found.append(f"{strategy.name}: {later}")

@@ -8,10 +8,10 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from scalebench import machine, registry
+from scalebench import machine, registry, worker_environment
 from scalebench.configs import option_defaults
 from scalebench.obstacles import obstacles
-from scalebench.placing import crowded, oversubscribed, place
+from scalebench.placing import crowded, oversubscribed, place, placed
 from scalebench.spec import Config, DatasetSpec, HardwareSpec, InputError, ModelSpec, RunSpec, fingerprint
 from scalebench.strategy import check_options
 from scalebench.suggest import no_such
@@ -23,6 +23,8 @@ CHOICES = {
     "baseline": ("auto", "none"),
     "dataset.feed": ("host", "device", "fixed", "disk"),
     "dataset.prefetch": ("none", "queue", "device"),
+    "measure.order": ("given", "random"),
+    "hardware.bind": ("numa", "none", "far"),
     "hardware.devices": ("auto", "cpu", "cuda"),
     "strategy.launcher": ("local", "mpi"),
     "train.optimizer": ("adam", "sgd", "momentum"),
@@ -45,12 +47,24 @@ AT_LEAST = {
     "train.batch_per_device": 1,
     "train.global_batch": 1,
     "measure.warmup_steps": 0,
+    "measure.warmup_max_steps": 0,
+    "measure.warmup_max_s": 0,
     "measure.min_s": 0,
+    "measure.repeats": 1,
+    "measure.cool_down_s": 0,
 }
-AT_MOST = {"gpus": 65_536, "dataset.size": 10**10, "train.batch_per_device": 10**8, "train.global_batch": 10**10}
+AT_MOST = {
+    "gpus": 65_536,
+    "dataset.size": 10**10,
+    "train.batch_per_device": 10**8,
+    "train.global_batch": 10**10,
+    "measure.repeats": 1000,
+    "measure.cool_down_s": 86_400,
+}
 POSITIVE = (
     "train.learning_rate",
     "measure.block_s",
+    "measure.probe_s",
     "measure.max_s",
     "measure.target",
     "measure.hang_s",
@@ -64,11 +78,13 @@ def resolve(config: Config) -> RunSpec:
     hardware = detected(config.hardware)
     config = dataclasses.replace(config, hardware=hardware, model=sized(config), dataset=fed(config.dataset))
     datasets.check(config)
-    gpus = config.gpus or hardware.gpus_per_node or CPU_WORKERS
+    gpus = config.gpus or len(hardware.device_ids) or hardware.gpus_per_node or CPU_WORKERS
     batch_per_device, global_batch = batches(config, gpus)
     config = dataclasses.replace(config, gpus=gpus)
     device = hardware.devices
     places = place(config, gpus)
+    hardware = placed(hardware, gpus, places)
+    config = dataclasses.replace(config, hardware=hardware)
     return RunSpec(
         config=config,
         device=device,
@@ -103,6 +119,7 @@ def check(config: Config) -> None:
         value = _get(config, key)
         if not (value > 0 and math.isfinite(value)):
             raise InputError(f"{key}={value} should be a finite number above 0")
+    worker_environment.check(config.hardware)
     if not 0 <= config.dataset.validation_share < 1:
         raise InputError(f"dataset.validation_share={config.dataset.validation_share} should be in [0, 1)")
     if config.measure.max_s < config.measure.min_s:

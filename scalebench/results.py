@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from scalebench.machine import Machine
+from scalebench.monitor_records import Monitor as Monitor  # it is part of the record
+from scalebench.probe_records import Probes
 from scalebench.records import from_dict, read_json, write_json
 from scalebench.spec import InputError
 
@@ -53,12 +55,14 @@ class RankRecord:
     block_s: list[float] = field(default_factory=list)  # measured blocks, steady state
     block_samples: list[int] = field(default_factory=list)  # of this process
     block_losses: list[float | None] = field(default_factory=list)  # mean per sample; null: no loss here
+    warmup_found_steps: int | None = None  # updates until steady state was found; null: not within the bounds
     warmup_block_steps: int | None = None
     warmup_block_s: list[float] = field(default_factory=list)
     warmup_losses: list[float | None] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
     message_bytes: list[int] = field(default_factory=list)
     timeline: Timeline | None = None
+    probes: Probes | None = None
     backend_used: str | None = None
     settings_used: dict[str, str] = field(default_factory=dict)  # precision, data_format, compiler
     params: int | None = None
@@ -130,30 +134,11 @@ class Phases:
 
 @dataclass
 class Sync:
-    isolated_s: float | None = None
-    exposed_s: float | None = None
-    straggler_wait_s: float | None = None
+    """What was exchanged. How long it took is in the ranks' probes, of which probed.py makes figures."""
+
     message_bytes: list[int] = field(default_factory=list)
     timeline: Timeline | None = None  # measure.timeline=true
-
-
-@dataclass
-class Breakdown:
-    data_s: float | None = None
-    forward_s: float | None = None
-    backward_s: float | None = None
-    optimizer_s: float | None = None
-
-
-@dataclass
-class Monitor:
-    gpu_util_mean: float | None = None
-    gpu_power_w_mean: float | None = None
-    energy_j: float | None = None
-    sm_clock_mhz_min: float | None = None
-    mem_clock_mhz_min: float | None = None
-    throttle_reasons: list[str] | None = None
-    cpu_util_mean: float | None = None
+    transports: dict[str, str] | None = None  # of NCCL by pair of ranks, where its log tells (NCCL_DEBUG=INFO)
 
 
 @dataclass
@@ -182,11 +167,11 @@ class Result:
     phases: Phases
     ranks: list[RankRecord]
     sync: Sync
-    breakdown: Breakdown
     monitor: Monitor
     quality: Quality
     machine: Machine
     flags: list[str]
+    trace: str | None = None  # of all ranks, in the run's folder; a rank that names its own is not in it
 
 
 def write_result(result: Result, folder: Path) -> Path:

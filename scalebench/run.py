@@ -13,10 +13,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from scalebench import launchers, machine
-from scalebench.collect import Outcome, assemble, judge, read_ranks
+from scalebench import launchers, machine, merged_trace
+from scalebench.collect import Outcome, assemble, judge, read_ranks, transports
 from scalebench.launchers.surroundings import MPIRUN_LOG
 from scalebench.launchers.watch import StartError
+from scalebench.measure.monitor import SERIES_FILE, record
+from scalebench.measure.monitor.keeper import Keeper
 from scalebench.measure.progress import Progress
 from scalebench.results import RESULT_FILE, Result, write_result
 from scalebench.spec import InputError, RunSpec, write_spec
@@ -44,24 +46,31 @@ def run(
         outcome = Outcome("unsupported", spec.unsupported)
         return _leave(spec, folder, started_at, run_id, outcome)
     remove_leftovers(folder)
+    keeper = Keeper(spec, folder)
     try:
-        outcome = _attempt(spec, folder, run_id, on_look, module)
+        outcome = _attempt(spec, folder, run_id, on_look, module, keeper)
     except KeyboardInterrupt:
-        _leave(spec, folder, started_at, run_id, Outcome("cancelled", "cancelled while it ran"))
+        _leave(spec, folder, started_at, run_id, Outcome("cancelled", "cancelled while it ran"), keeper)
         raise
     except Exception as error:
         reason = f"the parent failed: {type(error).__name__}: {' '.join(str(error).split())}"
-        _leave(spec, folder, started_at, run_id, Outcome("failed", reason))
+        _leave(spec, folder, started_at, run_id, Outcome("failed", reason), keeper)
         raise
-    return _leave(spec, folder, started_at, run_id, outcome)
+    return _leave(spec, folder, started_at, run_id, outcome, keeper)
 
 
 def _attempt(
-    spec: RunSpec, folder: Path, run_id: str, on_look: Callable[[list[Progress]], None], module: str
+    spec: RunSpec,
+    folder: Path,
+    run_id: str,
+    on_look: Callable[[list[Progress]], None],
+    module: str,
+    keeper: Keeper,
 ) -> Outcome:
     kills_before = machine.oom_kills()
     try:
-        ended = launchers.launch(spec, folder, run_id, on_look, module)
+        with keeper:
+            ended = launchers.launch(spec, folder, run_id, on_look, module)
     except StartError as error:
         return Outcome("failed", f"the processes could not be started: {error.strerror or error}")
     ranks = read_ranks(folder, spec.processes)
@@ -79,7 +88,7 @@ def refuse_results(folder: Path) -> None:
 
 def remove_leftovers(folder: Path) -> None:
     """What the ranks of a run left whose parent was killed before it wrote the row."""
-    for pattern in ("rank*.json", "rank*.log", MPIRUN_LOG, *PASSING):
+    for pattern in ("rank*.json", "rank*.log", "trace*.json.gz", MPIRUN_LOG, SERIES_FILE, *PASSING):
         _remove(folder, pattern)
 
 
@@ -88,20 +97,36 @@ def _remove(folder: Path, pattern: str) -> None:
         path.unlink(missing_ok=True)
 
 
-def _leave(spec: RunSpec, folder: Path, started_at: str, run_id: str, outcome: Outcome) -> Result:
+def _leave(
+    spec: RunSpec, folder: Path, started_at: str, run_id: str, outcome: Outcome, keeper: Keeper | None = None
+) -> Result:
     """Write the row. Ctrl-C and SIGTERM have to wait for that long."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     _handle(dict.fromkeys(before, signal.SIG_IGN))
     try:
         result = assemble(spec, read_ranks(folder, spec.processes), started_at, run_id, outcome)
+        result.sync.transports = transports(folder, spec.processes)
         if result.status == "failed" and result.log is None and (folder / MPIRUN_LOG).exists():
             result.log = MPIRUN_LOG
+        _merge_traces(result, folder)
+        if keeper is not None:
+            record.fill(result, spec, folder, keeper.reason)
         write_result(result, folder)
         for pattern in PASSING:
             _remove(folder, pattern)
         return result
     finally:
         _handle(before)
+
+
+def _merge_traces(result: Result, folder: Path) -> None:
+    """A trace is no figure: where it cannot be written the run has gone well, and the ranks' own traces stay."""
+    with contextlib.suppress(OSError, ValueError):
+        merged = merged_trace.merge(folder)
+        result.trace = merged_trace.TRACE_FILE if merged else None
+        for rank in result.ranks:
+            if rank.rank in merged and rank.probes is not None:
+                rank.probes.trace = None
 
 
 def _handle(handlers: Mapping[signal.Signals, Any]) -> None:

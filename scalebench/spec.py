@@ -93,6 +93,9 @@ class HardwareSpec:
     memory_bytes: int | None = None
     gpu_model: str | None = None
     gpu_memory_bytes: int | None = None
+    device_ids: list[int] = field(default_factory=list)  # which devices of a node, in order; empty: the first ones
+    bind: str = "numa"  # numa | none | far: cores of a process near its device, any, or far from it
+    environment: dict[str, str] = field(default_factory=dict)  # variables of the processes
     here: bool = True
     hosts: list[str] = field(default_factory=list)  # name:slots of each, in order; empty: this machine
     scheduler: str = "none"
@@ -106,7 +109,9 @@ class HardwareSpec:
 class MeasureSpec:
     """How long and how surely to measure."""
 
-    warmup_steps: int = 50
+    warmup_steps: int = 50  # updates before measuring, at the least
+    warmup_max_steps: int = 5000  # at the most, while no steady state is found
+    warmup_max_s: float = 20.0  # nor so long beyond warmup_steps
     block_s: float = 0.05
     min_s: float = 3.0
     max_s: float = 30.0
@@ -114,6 +119,15 @@ class MeasureSpec:
     evaluate: bool = True
     hang_s: float = 300.0  # without progress for so long, a run is ended
     timeout_s: float = 3600.0  # of the whole run
+    repeats: int = 1  # launches of each run; three or more give intervals over launches
+    order: str = "given"  # given | random: of the runs of a sweep, within each repeat
+    cool_down_s: float = 0.0  # pause before each run of a sweep but the first
+    monitor: bool = True  # sample devices, processes and the machine while it runs
+    probes: bool = True  # after the figures: where the time of an update goes
+    probe_s: float = 3.0  # for each probe, about
+    trace: bool = False  # keep a trace of some updates of all ranks
+    collectives: bool = False  # measure the strategy's collective operations from 4 B to 256 MB
+    bandwidth: bool = False  # measure what goes between devices, and to and from host memory
     timeline: bool = False  # keep what the framework itself writes of some exchanges, and sum up its phases
 
 
@@ -208,7 +222,12 @@ def fingerprint(config: Config, gpus: int, device: str) -> str:
     for key in ("repeat", "resume", "baseline", "dry_run", "debug"):
         del tree[key]
     del tree["dataset"]["cache"]
+    for key in ("repeats", "order", "cool_down_s"):  # of a sweep, not of a run
+        del tree["measure"][key]
     tree["gpus"], tree["device"] = gpus, device
+    ids = tree["hardware"]["device_ids"]
+    if ids == list(range(len(ids))):  # the first ones, which are taken where none are named
+        tree["hardware"]["device_ids"] = []
     text = json.dumps(tree, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -23,6 +23,7 @@ FIRST_LOOK = 64  # blocks; the rule looks at 64, 128, 256, ...
 BATCHES = 16
 CONFIDENCE = 0.95
 AUTOCORRELATION_LIMIT = 0.2
+MOST_CORRELATED = 0.9  # between neighbours; beyond it too few values are left to speak of an interval
 LARGEST = 1e300  # beyond any measurement, and low enough that no sum of blocks overflows
 
 
@@ -107,8 +108,7 @@ def batch_means_interval(
     `low`, and is infinite where the lower limit of r is not above zero. With shares u_i of the time and v_i
     of the samples in batch i of k, the ratio estimator has a relative standard error of
     sqrt(k / (k - 1) * sum((u_i - v_i)^2)), so that batches which differ by a block, or hold a short one,
-    weigh as they should; times Student's t with k - 1 degrees of freedom. Repeats of a run are independent
-    blocks: give their totals, with `batches` = their number.
+    weigh as they should; times Student's t with k - 1 degrees of freedom.
 
     Sources: Conway 1963, "Some tactical problems in digital simulation", and Law and Kelton 1991, "Simulation
     Modeling and Analysis" (batch means); Schmeiser 1982, "Batch size effects in the analysis of simulation
@@ -127,9 +127,70 @@ def batch_means_interval(
     excess = np.add.reduceat(block_seconds, starts) / total_seconds
     excess -= np.add.reduceat(block_samples, starts) / total_samples
     standard_error = math.sqrt(batches / (batches - 1) * float(excess @ excess))
-    reach = student_t(batches - 1, confidence) * standard_error
+    unseen = unseen_variance(block_seconds / block_samples, batches)
+    reach = student_t(batches - 1, confidence) * standard_error * math.sqrt(unseen)
     value = total_samples / total_seconds
     return Interval(value, value / (1 + reach), value / (1 - reach) if reach < 1 else math.inf)
+
+
+def mean_interval(values: npt.ArrayLike, batches: int = BATCHES, confidence: float = CONFIDENCE) -> Interval | None:
+    """The mean of a series, in its unit, with its confidence interval; None for fewer than 2 values.
+
+    From batch means, as many as there are values where they are fewer than `batches`; Student's t with one degree of
+    freedom less. The fewer values a batch holds the more batches still resemble their neighbours, so their variance is
+    that of independent ones times `resemblance`. For differences too: values and limits may be negative.
+
+    Source: as batch_means_interval; Tafazzoli, Steiger and Wilson 2011, "N-Skart: a nonsequential skewness- and
+    autoregression-adjusted batch-means procedure for simulation analysis" (the autoregression adjustment).
+    """
+    series = series_of(values)
+    count = min(batches, len(series))
+    if count < 2:
+        return None
+    starts = np.arange(count) * len(series) // count
+    sizes = np.diff(np.append(starts, len(series)))
+    mean = float(series.mean())
+    means = np.add.reduceat(series, starts) / sizes
+    # Batches differ by one value at most; each counts by its size, and the mean is that of all values.
+    spread = float(sizes / len(series) @ (means - mean) ** 2) / (count - 1)
+    reach = student_t(count - 1, confidence) * math.sqrt(spread * resemblance(means))
+    return Interval(mean, mean - reach, mean + reach)
+
+
+def resemblance(means: npt.ArrayLike) -> float:
+    """How many times the variance of a mean grows since neighbours resemble each other: (1 + r) / (1 - r), at least 1,
+    as if they were an autoregressive series of lag-1 correlation r."""
+    correlation = _correlation(means)
+    return (1 + correlation) / (1 - correlation)
+
+
+def unseen_variance(values: npt.ArrayLike, batches: int) -> float:
+    """How many times the variance of the mean is what that of batch means, were they independent, says; at least 1.
+
+    For an autoregressive series of the lag-1 correlation that these values have, which can be told more surely from
+    them than from a few batches.
+
+    Source: Law and Kelton 1991, "Simulation Modeling and Analysis", chapter 4 (variance of the mean of a correlated
+    series, and what the variance of its values makes of it).
+    """
+    correlation, blocks = _correlation(values), len(series_of(values))
+    batch, whole = (_variance_of_mean(correlation, count) for count in (blocks / batches, blocks))
+    return max(1.0, whole * (batches - 1) / (batch - whole))
+
+
+def _correlation(values: npt.ArrayLike) -> float:
+    """Lag-1 correlation without the part that so few values hide, (1 + 3 r) / n; from 0 to 0.9.
+
+    Source: Kendall 1954, "Note on bias in the estimation of autocorrelation".
+    """
+    found = lag1_autocorrelation(values)
+    return 0.0 if found is None else min(max(found + (1 + 3 * found) / len(series_of(values)), 0.0), MOST_CORRELATED)
+
+
+def _variance_of_mean(correlation: float, count: float) -> float:
+    """Of so many values of an autoregressive series, over the variance of one."""
+    past = 2 * correlation * (1 - math.pow(correlation, count)) / (count * (1 - correlation) ** 2)
+    return ((1 + correlation) / (1 - correlation) - past) / count
 
 
 def next_look(blocks: int) -> int:

@@ -17,7 +17,9 @@ FEWEST = 16  # blocks; of fewer nothing is said
 AROUND = 2  # blocks on either side whose median smooths a block
 SPREADS = 20.0  # how far from the middle a smoothed block may lie, in standard deviations of the later half
 NORMAL = 1.4826  # standard deviation of normal noise over its median absolute deviation
-CLOSE = 10.0  # over the number of blocks: how much larger than the least an error may be
+BEYOND = 6.0  # standard deviations of what follows beyond which a smoothed block is warm-up
+ROUNDING = 1e-9  # of a block's time
+APART = 5.0  # standard errors by which the blocks before the cut must differ from those after it
 
 
 def warmup_length(block_s: npt.ArrayLike) -> int | None:
@@ -25,10 +27,11 @@ def warmup_length(block_s: npt.ArrayLike) -> int | None:
 
     MSER: of all d, the one whose removal leaves the mean of the rest with the smallest marginal standard error,
     sum((x_i - mean)^2) / (n - d)^2 over the n - d blocks left. Two things are ours, for series of block times: the
-    series is first smoothed by a running median of five, and cut to within 20 standard deviations of its later half, so
-    that a block which the machine interrupted is not taken for the end of a warm-up; and of the errors that are as
-    good as the least, within 10 / n of it (more where neighbours resemble each other), the earliest is taken, since
-    by chance the least one lies later.
+    series is first smoothed by a running median of five, and cut to within 20 standard deviations of its later half,
+    so that a block which the machine interrupted is not taken for the end of a warm-up; and since by chance the least
+    error lies later than it should, the cut moves back over blocks that cannot be told from those after it: none of
+    them lies 6 standard deviations off, nor do they together lie 5 standard errors off, neighbours' resemblance
+    reckoned with.
 
     Source: White 1997, "An effective truncation heuristic for bias reduction in simulation output", Simulation 69.
     """
@@ -38,7 +41,7 @@ def warmup_length(block_s: npt.ArrayLike) -> int | None:
         return None
     later = (smooth := _smoothed(series))[blocks // 2 :]
     middle = float(np.median(later))
-    reach = SPREADS * NORMAL * float(np.median(np.abs(later - middle)))
+    reach = SPREADS * _spread(later)
     x = np.clip(smooth, middle - reach, middle + reach) - middle if reach > 0 else smooth - middle
     largest = float(np.abs(x).max())
     if largest == 0:
@@ -48,11 +51,24 @@ def warmup_length(block_s: npt.ArrayLike) -> int | None:
     sums, squares = x[::-1].cumsum()[::-1], (x * x)[::-1].cumsum()[::-1]
     # The last blocks alone always agree with each other: a minimum among them says nothing.
     errors = (np.maximum(squares - sums * sums / left, 0.0) / left**2)[: 3 * blocks // 4]
-    correlation = min(max(lag1_autocorrelation(later) or 0.0, 0.0), 0.95)
-    margin = 1 + CLOSE / blocks * (1 + correlation) / (1 - correlation)
-    found = int(np.argmax(errors <= errors.min() * margin))
-    changing = int(np.argmin(errors)) >= len(errors) - blocks // 32 - 1  # the least error lies as late as it may
+    least = int(np.argmin(errors))
+    found = _moved_back(series, smooth, least)
+    changing = least >= len(errors) - blocks // 32 - 1  # the least error lies as late as it may
     return None if changing or found > blocks // 2 else found
+
+
+def _moved_back(series: FloatArray, smooth: FloatArray, cut: int) -> int:
+    """The cut without those blocks before it that are like the ones after it."""
+    after = series[cut:]
+    middle, spread = float(np.median(after)), _spread(after)
+    kept = np.clip(after, middle - BEYOND * spread, middle + BEYOND * spread)
+    correlation = min(max(lag1_autocorrelation(kept) or 0.0, 0.0), 0.95)
+    error = spread * math.sqrt((1 + correlation) / (1 - correlation))
+    off = np.clip(smooth[:cut][::-1], middle - SPREADS * spread, middle + SPREADS * spread) - float(kept.mean())
+    count = np.arange(1, cut + 1)
+    together = np.abs(off.cumsum()) > APART * error * np.sqrt(count * (1 + count / len(after)))
+    unlike = together | (np.abs(smooth[:cut][::-1] - middle) > BEYOND * spread)
+    return cut - int(np.argmax(unlike)) if unlike.any() else 0
 
 
 def drift(block_s: npt.ArrayLike) -> Interval | None:
@@ -100,6 +116,27 @@ def unsteadiness(block_s: npt.ArrayLike, tolerance: float) -> list[str] | None:
     if (found.low > 0 or found.high < 0) and abs(found.value) > tolerance:
         flags.append("drifts")
     return flags
+
+
+def steady_from(block_s: npt.ArrayLike, tolerance: float) -> int | None:
+    """The block that steady state begins with, while the series still grows; None where there is none to be seen yet.
+
+    warmup_length sees no change in the later half of a series, which a warm-up that goes on for long may yet end in: so
+    what follows must be long enough to tell, and neither drift nor hold a warm-up of its own (unsteadiness).
+    """
+    series = series_of(block_s)
+    found = warmup_length(series)
+    if found is None or unsteadiness(series[found:], tolerance) != []:
+        return None
+    return found
+
+
+def _spread(series: FloatArray) -> float:
+    """Standard deviation of its noise, were it normal, whatever a few blocks do. Where most blocks are alike but for
+    rounding, as a coarse clock makes them, all of them count."""
+    middle = float(np.median(series))
+    found = NORMAL * float(np.median(np.abs(series - middle)))
+    return found if found > ROUNDING * abs(middle) else float(series.std())
 
 
 def _smoothed(series: FloatArray) -> FloatArray:

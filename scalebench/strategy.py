@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+from scalebench.probe_records import Profile
 from scalebench.spec import InputError, Place, RunSpec
 from scalebench.suggest import no_such
 from scalebench.workloads.batch import Batch
 from scalebench.workloads.source import Source
+
+FORWARD, BACKWARD, OPTIMIZER = PARTS = ("forward", "backward", "optimizer")
 
 
 class Unsupported(Exception):
@@ -47,6 +50,7 @@ class Strategy(ABC):
     """
 
     Options: ClassVar[type] = NoOptions  # dataclass; its fields are the keys under strategy.options
+    reads_in_step: ClassVar[bool] = False  # samples are read within `step`, so that a batch held fast is read anew
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         """`spec` is the run, `rank` which of its processes this is."""
@@ -81,7 +85,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def broadcast(self, value: float) -> float:
-        """Rank 0's value on every rank, so that all stop at the same step."""
+        """Rank 0's value on every rank, so that all stop at the same step; comes back when every rank has called it."""
 
     def exchange(self, on: bool) -> None:
         """Gradient exchange off and on again, called between blocks; Unsupported if impossible."""
@@ -94,6 +98,36 @@ class Strategy(ABC):
     def run_exchange(self, sizes: list[int]) -> None:
         """The strategy's own kind of exchange on buffers of these sizes (bytes)."""
         raise Unsupported(f"{self.spec.config.strategy.name} has no exchange of its own")
+
+    def partial_step(self, batch: Any, until: str) -> None:
+        """An update of this process up to and with that one of PARTS, exchanging nothing; called with the exchange off
+        where it can be. Spoils the weights."""
+        raise Unsupported(f"{self.spec.config.strategy.name} does not take an update apart")
+
+    def local_step(self, batch: Any) -> list[float]:
+        """For a process with several devices: seconds that each of them works on its part of one update, up to where
+        they would exchange. With one device per process an update with the exchange off tells that."""
+        raise Unsupported(f"{self.spec.config.strategy.name} does not tell its devices apart")
+
+    def copy_batch(self, batch: Any) -> None:
+        """Copy as many bytes as `batch` has from host memory to the devices, as `feed` does."""
+        raise Unsupported("a batch is used where it lies: nothing is copied to a device")
+
+    def profile(self, updates: int, trace: Path | None) -> Profile:
+        """Train so many updates more on the last batch under the framework's profiler; with `trace`, leave a Chrome
+        trace there, gzipped, whose `ts` are microseconds since the epoch, or since the baseTimeNanoseconds in it.
+        Spoils the weights."""
+        raise Unsupported(f"{self.spec.config.strategy.name} has no profiler")
+
+    def collective(self, name: str, size_bytes: int) -> Callable[[], None]:
+        """An action that does the named collective operation (probe_records.Collective) once on buffers of this size,
+        as this strategy's backend does it, and is waited for by `synchronize`."""
+        raise Unsupported(f"{self.spec.config.strategy.name} has no collective operations of its own")
+
+    def transfer(self, kind: str, source: int | None, target: int | None, size_bytes: int) -> Callable[[], None]:
+        """An action that does this rank's part of one transfer (probe_records.Transfer), or nothing where it has none,
+        and is waited for by `synchronize`. Every rank asks for the same; Unsupported on all of them alike."""
+        raise Unsupported(f"{self.spec.config.strategy.name} measures no bandwidth; strategies with PyTorch do")
 
     @abstractmethod
     def backend_used(self) -> str | None:

@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 
 from scalebench.jobs import Job, to_config
 from scalebench.jobs import exit_status as jobs_exit_status
+from scalebench.launchers import watch
 from scalebench.report.console import Console
 from scalebench.resolve import resolve
 from scalebench.results import RESULT_FILE, Result, read_result
@@ -33,6 +34,10 @@ class State:
 
 
 state = State(Console())
+
+
+class AsSweep(SystemExit):
+    """A single run that asks for repeats is a sweep. SystemExit: no other exception of a callback leaves Hydra."""
 
 
 def one_run(composed: DictConfig) -> None:
@@ -64,6 +69,7 @@ def _one_run(composed: DictConfig) -> None:
     state.done.append(result)
     if hydra.mode == RunMode.RUN:
         state.console.table([folder])
+        state.console.details(folder)
 
 
 def prepare_data(specs: Sequence[RunSpec]) -> None:
@@ -95,6 +101,14 @@ def _check_user_data(spec: RunSpec, folder: Path) -> None:
 
 def show_plan(planned: Sequence[Job]) -> None:
     state.console.plan([(job.spec, job.added) for job in planned])
+
+
+def cool_down(seconds: float) -> None:
+    """Pause before the next run of a sweep. Ctrl-C and SIGTERM end it as they end a run: KeyboardInterrupt."""
+    if seconds > 0:
+        with state.console.cooling_down(seconds):
+            if watch.cancelled.wait(seconds):
+                raise KeyboardInterrupt
 
 
 def begin_sweep(planned: Sequence[Job]) -> None:

@@ -56,4 +56,5 @@ def pretend(monkeypatch: pytest.MonkeyPatch, gpus: int, cpus: int = 8) -> None:
     """A machine with so many GPUs and cores, and no program on the PATH."""
     monkeypatch.setattr(machine, "gpu_count", lambda: gpus)
     monkeypatch.setattr(machine, "usable_cpus", lambda: list(range(cpus)))
+    monkeypatch.setattr(machine, "gpu_numa_nodes", lambda: [None] * gpus)
     monkeypatch.setattr(shutil, "which", lambda name: None)

@@ -10,6 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.nvml_stand_in import nvml_library as nvml_library  # a fixture for every test
+
 ROOT = Path(__file__).resolve().parents[1]
 WATCHED = (ROOT, ROOT / "conf", ROOT / "multirun", ROOT / "scalebench", ROOT / "tests")
 OURS = {".pytest_cache", ".hypothesis", "__pycache__", ".ruff_cache", ".mypy_cache"}

@@ -32,7 +32,10 @@ T = TypeVar("T")
 
 MODEL = ModelSpec("materials_cnn", input_shape=[200, 3], target_shape=[2], batch_per_device=10)
 # Over as soon as there are 64 blocks, or in a third of a second.
-SHORT = MeasureSpec(warmup_steps=5, block_s=0.004, min_s=0.0, max_s=0.3, target=0.5, hang_s=60.0, timeout_s=120.0)
+SHORT = MeasureSpec(
+    warmup_steps=5, warmup_max_s=0.1, block_s=0.004, min_s=0.0, max_s=0.3, target=0.5, hang_s=60.0, timeout_s=120.0,
+    probes=False, probe_s=0.1, monitor=False,
+)  # fmt: skip
 MACHINE = Machine(
     hostname="node", cpu_model="a processor", cpus=2, cpu_quota=None, cpus_physical=2, memory_bytes=2**33,
     numa_nodes=1, gpus=[], topology=None, driver_version=None, cuda_driver_version=None, os="Linux", python="3.11",
@@ -93,11 +96,11 @@ def alive(pids: Iterable[int]) -> list[int]:
 
 
 def ranks_of(folder: Path) -> list[int]:
-    """Processes of workers of the run in `folder`, wherever they hang by now."""
+    """Processes of workers and of the monitor of the run in `folder`, wherever they hang by now."""
     found = []
     for process in psutil.process_iter(["pid", "cmdline"]):
         words = process.info["cmdline"] or []
-        if str(folder) in words and "scalebench.worker" in words:
+        if str(folder) in words and {"scalebench.worker", "scalebench.measure.monitor"} & set(words):
             found.append(process.info["pid"])
     return alive(found)
 
@@ -167,7 +170,6 @@ def record(
         "phases": results.Phases(launch_s=0.5, measure_s=3.2, wall_s=5.0),
         "ranks": ranks,
         "sync": results.Sync(),
-        "breakdown": results.Breakdown(),
         "monitor": results.Monitor(),
         "quality": results.Quality(),
         "machine": MACHINE,

@@ -46,6 +46,13 @@ def test_a_sound_run_passes_and_leaves_nothing() -> None:
     assert list(Path().iterdir()) == []
 
 
+@pytest.mark.parametrize("resume", ["resume=true", "resume=false"])
+def test_a_run_with_repeats_is_a_sweep(resume: str) -> None:
+    with pytest.raises(task.AsSweep):
+        Check().on_run_start(unstructured("strategy=null", "gpus=1", "measure.repeats=2", resume))
+    assert list(Path().iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("word", "line"),
     [

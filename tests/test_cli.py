@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -22,7 +23,7 @@ from hypothesis import strategies as st
 from scalebench import __main__ as program
 from scalebench import cli, configs, task
 from scalebench.config_errors import _keys
-from scalebench.launchers import local
+from scalebench.launchers import local, watch
 from scalebench.report.console import Console
 from scalebench.spec import Config, InputError
 from tests.helpers import ranks_of, wait_until
@@ -77,6 +78,39 @@ def test_a_wrong_switch_is_one_line(words: list[str], line: str) -> None:
     with pytest.raises(InputError) as caught:
         cli.split(words)
     assert str(caught.value).startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("switches", "words", "sweep"),
+    [
+        ([], ["gpus=1"], ["--multirun", "gpus=1"]),
+        (["--run"], ["hydra.mode=RUN", "a=1"], ["--multirun", "a=1"]),
+        (["-cd", "x"], ["hydra.run.dir=r"], ["-cd", "x", "--multirun", "hydra.sweep.dir=r"]),
+        ([], ["hydra.run.dir=r", "hydra.sweep.dir=s"], ["--multirun", "hydra.run.dir=r", "hydra.sweep.dir=s"]),
+    ],
+)
+def test_the_words_of_a_run_as_those_of_a_sweep(switches: list[str], words: list[str], sweep: list[str]) -> None:
+    assert cli.as_sweep(switches, words) == sweep
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_pause_between_runs(number: int) -> None:
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), number))
+    with cli._terminate_as_interrupt(), pytest.raises(KeyboardInterrupt):
+        timer.start()
+        task.cool_down(60.0)
+    timer.join()
+
+
+def test_no_pause_is_no_line_and_a_lost_signal_still_ends_it(capsys: pytest.CaptureFixture[str]) -> None:
+    task.cool_down(0.0)
+    assert capsys.readouterr().out == ""
+    watch.cancelled.set()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            task.cool_down(60.0)
+    finally:
+        watch.cancelled.clear()
 
 
 def test_compose_gives_what_the_command_line_would() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from scalebench import machine
-from scalebench.collect import Outcome, assemble, judge, read_ranks
+from scalebench.collect import Outcome, assemble, judge, read_ranks, transports
 from scalebench.launchers.watch import Ended
 from scalebench.records import write_json
 from scalebench.results import RankRecord
@@ -209,3 +209,12 @@ def test_a_clock_that_was_set_back_gives_no_negative_launch(tmp_path: Path) -> N
 def test_a_rank_file_of_another_scalebench_is_none(tmp_path: Path) -> None:
     write_json(rank_path(tmp_path, 0), dataclasses.asdict(rank(0)) | {"later": 1})
     assert read_ranks(tmp_path, 1) == [None]
+
+
+def test_the_ranks_logs_tell_how_nccl_connects_them(tmp_path: Path) -> None:
+    told = "host:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> {}[1] via {}\n"
+    (tmp_path / "rank0.log").write_text(told.format(1, "SHM/direct/direct"))
+    (tmp_path / "rank2.log").write_text(told.format(2, "P2P/IPC"))  # rank 1 never started
+    (tmp_path / "rank3.log").write_text(told.format(3, "of an earlier run with more ranks"))
+    assert transports(tmp_path, 3) == {"0-1": "SHM/direct/direct", "0-2": "P2P/IPC"}
+    assert transports(tmp_path / "absent", 3) is None

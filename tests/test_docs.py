@@ -13,6 +13,7 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 from scalebench import cli, jobs, resolve
+from tests.conf.sweep_choices import sweep_choices
 from tests.conf.test_conf import load
 from tests.conftest import ROOT
 
@@ -63,7 +64,7 @@ def told(page: str) -> list[dict[str, str]]:
 
 def first_run(sweep: str) -> dict[str, str]:
     params = load(f"sweep/{sweep}.yaml")["hydra"]["sweeper"]["params"]
-    return {key: str(values).split(",")[0] for key, values in params.items()}
+    return {key: sweep_choices(values)[0] for key, values in params.items()}
 
 
 @pytest.mark.parametrize("page", ["from-tf-cnn-benchmarks.md", "studies.md"])

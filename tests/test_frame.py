@@ -13,7 +13,7 @@ import pytest
 import scalebench
 from scalebench import analysis
 from scalebench.frame import find, frame, load
-from scalebench.results import Monitor, Quality, Result, Sync, write_result
+from scalebench.results import Monitor, Quality, Result, write_result
 from scalebench.spec import InputError, MeasureSpec, TrainSpec
 from tests.helpers import rank, record
 
@@ -59,7 +59,6 @@ def test_the_types_do_not_depend_on_the_rows(results: list[Result]) -> None:
 def test_figures_of_a_run() -> None:
     changes = {
         "quality": Quality(0.25, "mse", 0.125, {"mse": 0.125}),
-        "sync": Sync(isolated_s=0.5, exposed_s=0.25, straggler_wait_s=0.125),
         "monitor": Monitor(cpu_util_mean=0.75, throttle_reasons=["hot", "power"]),
     }
     ranks = [
@@ -73,8 +72,8 @@ def test_figures_of_a_run() -> None:
         "batch_per_device": 10, "global_batch": 20, "model": "materials_cnn", "dataset": "materials",
         "interval_over": "blocks", "updates_per_epoch": 100, "launch_s": 0.5, "setup_s": None, "measured_s": 3.2,
         "wall_s": 5.0, "warmup_steps": 6, "measured_steps": 40, "steady": True, "rss_peak_bytes": 101,
-        "peak_memory_bytes": 7, "final_loss": 0.25, "metric_name": "mse", "metric": 0.125, "sync_isolated_s": 0.5,
-        "sync_exposed_s": 0.25, "straggler_wait_s": 0.125, "throttle_reasons": "hot power", "cpu_util_mean": 0.75,
+        "peak_memory_bytes": 7, "final_loss": 0.25, "metric_name": "mse", "metric": 0.125,
+        "throttle_reasons": "hot power", "cpu_util_mean": 0.75,
     }  # fmt: skip
     assert {name: row[name] for name in known} == known
     assert row["throughput_samples_per_s"] == pytest.approx(40 / 0.1)

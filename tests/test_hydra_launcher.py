@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from scalebench.report.console import Console
 
 SHORT = [
     *("hardware=cpu", "strategy=null", "dataset.size=1000", "measure=quick", "measure.min_s=0", "measure.max_s=0.1"),
-    *("measure.warmup_steps=2", "measure.evaluate=false"),
+    *("measure.warmup_steps=2", "measure.evaluate=false", "measure.probes=false", "measure.monitor=false"),
 ]
 Sweep = Callable[..., tuple[int, str, str]]
 
@@ -114,9 +115,48 @@ def test_a_bad_sweep_leaves_a_folder_of_somebody_else_alone(sweep: Sweep) -> Non
     assert Path("s/note.txt").exists()
 
 
+def test_a_single_run_with_repeats_is_a_sweep_that_can_be_lengthened(
+    capsys: pytest.CaptureFixture[str], sweep: Sweep
+) -> None:
+    """No pause before the first run, nor before what was kept: it heated nothing."""
+    task.state = task.State(Console())
+    assert program.main([*SHORT, "gpus=1", "measure.repeats=2", "measure.cool_down_s=0.2", "hydra.run.dir=s"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[:3] == ["[1/2] null gpus=1 repeat=0 ...", "cooling down for 0.2 s ...", "[2/2] null gpus=1 repeat=1 ..."]
+    first = rows()
+    assert first.repeat.tolist() == [0, 1] and first.fingerprint.nunique() == 1
+
+    words = ("gpus=1", "measure.repeats=3", "measure.cool_down_s=0.2", "resume=true")
+    status, longer, _ = sweep(*words, folder="t")
+    assert status == 0 and longer.count("done before, kept") == 2 and "cooling down" not in longer
+    assert rows("t").run_id.tolist()[:2] == first.run_id.tolist()
+    assert rows("t").repeat.tolist() == [0, 1, 2]
+    together = scalebench.pooled(".")  # with the copies of the first two
+    assert together.repeats.tolist() == [3] and together.interval_over.tolist() == ["repeats"]
+    assert {"pooled.csv", "pooled.parquet"} <= {*os.listdir("s")} & {*os.listdir("t")}
+
+
+@pytest.mark.parametrize("words", [["measure.repeats=2"], ["--run", "hydra.mode=RUN", "measure.repeats=2"]])
+def test_a_dry_run_with_repeats_lists_them_all(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    task.state = task.State(Console())
+    assert program.main([*SHORT, *words, "gpus=1", "measure.cool_down_s=60", "dry_run=true"]) == 0
+    first, second, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("[1/2] null gpus=1 repeat=0: ") and second.startswith("[2/2] null gpus=1 repeat=1: ")
+    assert re.fullmatch(r"2 runs, about \d+ to \d+ s, 60 s of them cooling down; nothing was started", last)
+    assert os.listdir() == []
+
+
+def test_a_single_run_with_repeats_is_refused_as_a_sweep_is(capsys: pytest.CaptureFixture[str]) -> None:
+    task.state = task.State(Console())
+    assert program.main([*SHORT, "gpus=1", "measure.repeats=2", "repeat=1", "hydra.run.dir=r"]) == 2
+    assert capsys.readouterr().err.startswith("scalebench: repeat=1 and measure.repeats=2: ")
+    assert os.listdir() == []
+
+
 def test_what_is_impossible_here_gets_its_row_among_the_others(sweep: Sweep) -> None:
-    status, out, err = sweep("strategy=null,horovod_nccl", "gpus=1")
-    assert (status, err) == (0, "")
+    """And no pause before it, which heats nothing."""
+    status, out, err = sweep("strategy=null,horovod_nccl", "gpus=1", "measure.cool_down_s=50")
+    assert (status, err) == (0, "") and "cooling down" not in out
     assert rows().status.tolist() == ["ok", "unsupported"]
     assert "horovod_nccl gpus=1: unsupported: horovod_nccl exchanges gradients over NCCL" in out
 

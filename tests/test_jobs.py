@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from scalebench import cli, jobs, machine, results
 from scalebench.jobs import Job
 from scalebench.records import write_json
+from scalebench.resolve import resolve
 from scalebench.spec import Config, InputError
 from tests.helpers import record
 
@@ -118,6 +119,62 @@ def test_repeats_are_runs_of_their_own_in_their_order(plan: Plan) -> None:
         (repeat, name) for repeat in (0, 1) for name in ("+bare_torch 1", "ddp_gloo 1", "ddp_gloo 2")
     ]
     assert len({job.spec.fingerprint for job in planned}) == 3
+
+
+def with_repeat(planned: Sequence[Job]) -> list[tuple[int, str]]:
+    return [(job.spec.config.repeat, name) for job, name in zip(planned, told(planned), strict=True)]
+
+
+def test_repeats_unroll_with_their_baselines_one_repeat_after_the_other(plan: Plan) -> None:
+    """So that a slow drift of the machine spreads evenly over all runs; a repeat keeps the fingerprint."""
+    planned = plan("strategy=ddp_gloo", "gpus=2,4", "measure.repeats=3")
+    once = ["+bare_torch 1", "+ddp_gloo 1", "ddp_gloo 2", "ddp_gloo 4"]
+    assert with_repeat(planned) == [(repeat, name) for repeat in range(3) for name in once]
+    assert len({job.spec.fingerprint for job in planned}) == 4 and len({job.key for job in planned}) == 12
+
+
+def test_a_repeat_is_what_its_overrides_compose_to(plan: Plan, compose: Callable[[Sequence[str]], DictConfig]) -> None:
+    """Repeats are not composed for the plan, and are when they run; the files of sweeps set repeat=0."""
+    planned = plan("strategy=ddp_gloo", "repeat=0", "gpus=2", "measure.repeats=2")
+    assert [word for word in planned[-1].overrides if "repeat" in word] == ["measure.repeats=2", "repeat=1"]
+    for job in planned:
+        assert resolve(jobs.to_config(compose(job.overrides))) == job.spec
+
+
+def test_one_repeat_adds_no_override(plan: Plan) -> None:
+    assert plan("strategy=bare_torch", "gpus=1")[0].overrides == ["strategy=bare_torch", "gpus=1"]
+
+
+def test_runs_may_differ_in_their_repeats(compose: Callable[[Sequence[str]], DictConfig]) -> None:
+    lines = [["strategy=bare_torch", f"seed={n}", "gpus=1", f"measure.repeats={n}"] for n in (1, 2, 3)]
+    planned = [(job.spec.config.repeat, job.spec.config.seed) for job in jobs.plan(lines, compose)]
+    assert planned == [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
+
+
+def test_the_same_run_with_other_repeats_is_run_as_often_as_most(plan: Plan) -> None:
+    planned = plan("baseline=none", "strategy=ddp_gloo", "measure.repeats=1,2", "gpus=1,2")
+    assert with_repeat(planned) == [(repeat, f"ddp_gloo {gpus}") for repeat in (0, 1) for gpus in (1, 2)]
+
+
+@pytest.mark.parametrize("word", ["repeat=1", "repeat=0,1", "repeat=2"])
+def test_repeats_are_asked_for_in_one_way(plan: Plan, word: str) -> None:
+    repeat = word[-1]
+    with pytest.raises(InputError) as caught:
+        plan("gpus=1", word, "measure.repeats=3")
+    line = "and measure.repeats=3: the latter makes repeats 0 to 2 by itself; leave one of them out"
+    assert str(caught.value) == f"repeat={repeat} {line}"
+
+
+@pytest.mark.parametrize("repeats", ["measure.repeats=3", "repeat=0,1,2"])
+def test_random_order_is_within_each_repeat_and_alike_for_a_seed(plan: Plan, repeats: str) -> None:
+    words = ("strategy=ddp_gloo", "gpus=1,2,4,8", repeats)
+    given, shuffled = with_repeat(plan(*words)), with_repeat(plan("measure.order=random", *words))
+    assert [repeat for repeat, _ in shuffled] == [0] * 5 + [1] * 5 + [2] * 5
+    assert sorted(shuffled) == sorted(given)
+    rounds = [[name for repeat, name in shuffled if repeat == number] for number in range(3)]
+    assert len(set(map(tuple, rounds))) > 1 and shuffled != given
+    assert with_repeat(plan("measure.order=random", *words)) == shuffled
+    assert with_repeat(plan("seed=1", "measure.order=random", *words)) != shuffled
 
 
 @pytest.mark.parametrize("word", ["gpus=2,0", "scaling=weak,week", "strategy=ddp,mirorred", "train.optimizer=adam,x"])

@@ -13,11 +13,13 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LAYERS = [
-    "spec results records schema suggest stats steady gpus machine horovod_build hosts",
-    "strategy registry configs workloads frame analysis",
-    "launchers measure adapters resolve placing obstacles",
+    "spec results records probe_records monitor_records merged_trace schema suggest stats steady horovod_build hosts "
+    "machine gpus nvml gpu_links system_files cgroups processors nccl_log",
+    "strategy registry configs workloads frame analysis pooling agreement crossover transfers probed",
+    "launchers measure adapters resolve placing obstacles binding worker_environment",
     "run worker collect report testing.checks",
-    "__main__ cli callbacks search_path hydra_launcher hydra_namespace jobs task config_errors verbs testing",
+    "__main__ cli callbacks search_path hydra_launcher hydra_namespace jobs task config_errors sweep_values verbs "
+    "testing",
 ]
 LAYER_OF = {f"scalebench.{name}": number for number, names in enumerate(LAYERS) for name in names.split()}
 # `scalebench.load` is there on first use; what it loads is the one import that the package itself makes.
@@ -158,6 +160,7 @@ WORKER = """
 from pathlib import Path
 from scalebench import cli, jobs, resolve, spec
 words = ["strategy=null", "gpus=1", "measure=quick", "measure.min_s=0", "measure.max_s=0.05", "dataset.size=1000"]
+words += ["measure.probes=false"]
 spec.write_spec(resolve.resolve(jobs.to_config(cli.compose(words))), Path("."))
 """
 

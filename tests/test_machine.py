@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import platform
 import subprocess
 import sys
 import time
@@ -12,8 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from scalebench import machine
+from scalebench import machine, records, system_files
 from scalebench.gpus import Gpu, GpuFacts
+from scalebench.machine import Machine
+from scalebench.processors import NumaNode
+from tests.nvml_stand_in import put_in
 
 A100 = "NVIDIA A100-SXM4-40GB"
 
@@ -21,7 +25,7 @@ A100 = "NVIDIA A100-SXM4-40GB"
 @pytest.fixture
 def root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """An empty file system in place of /proc, /sys and the like."""
-    monkeypatch.setattr(machine, "_ROOT", tmp_path)
+    monkeypatch.setattr(system_files, "ROOT", tmp_path)
     for name in ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER", "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
@@ -54,26 +58,13 @@ def test_importing_it_loads_no_heavy_library() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_usable_cpus_follow_the_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = os.sched_getaffinity(0)
-    try:
-        os.sched_setaffinity(0, {min(before)})
-        assert machine.usable_cpus() == [min(before)]
-    finally:
-        os.sched_setaffinity(0, before)
-    assert machine.usable_cpus() == sorted(before)
-    monkeypatch.delattr(os, "sched_getaffinity")
-    monkeypatch.setattr(os, "cpu_count", lambda: 3)
-    assert machine.usable_cpus() == [0, 1, 2]
-
-
 def test_a_machine_that_tells_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psutil", None)  # an import of it fails
     monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.setenv("PATH", "")
     monkeypatch.delattr(os, "sysconf")
     found = dataclasses.asdict(machine.detect())
-    told = {"hostname", "cpus", "gpus", "os", "python", "versions", "environment"}
+    told = {"hostname", "cpus", "gpus", "os", "python", "versions", "environment", "cpus_allowed", "kernel"}
     assert {name for name, value in found.items() if value is not None} == told
     assert found["gpus"] == []
     assert (machine.oom_kills(), machine.gpu_count()) == (None, 0)
@@ -91,35 +82,47 @@ def test_a_machine_that_tells_nothing(root: Path, monkeypatch: pytest.MonkeyPatc
 def test_processors_and_oom_kills_from_proc(root: Path, cpuinfo: str, model: str | None) -> None:
     put(root, "proc/cpuinfo", cpuinfo)
     put(root, "proc/vmstat", "oom_kill_other 3\noom_kill 12\n")
-    for node in ("node0", "node1", "node10", "possible"):
-        put(root, f"sys/devices/system/node/{node}/x")
     found = machine.detect()
-    assert (found.cpu_model, found.numa_nodes, machine.oom_kills()) == (model, 3, 12)
+    assert (found.cpu_model, machine.oom_kills()) == (model, 12)
 
 
-QUOTA_FILES = ("cpu,cpuacct/cpu.cfs_quota_us", "cpu,cpuacct/cpu.cfs_period_us")
+def test_what_the_processors_and_cgroups_say_is_in_the_record(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "usable_cpus", lambda: [1, 3])
+    for cpu, governor in enumerate(["powersave", "performance", "powersave", "schedutil"]):
+        put(root, f"sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_governor", f"{governor}\n")
+        put(root, f"sys/devices/system/cpu/cpu{cpu}/cpufreq/cpuinfo_max_freq", f"{3_000_000 + cpu * 100_000}\n")
+        put(root, f"sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id", f"{cpu % 2}\n")
+    put(root, "sys/devices/system/cpu/smt/active", "1\n")
+    put(root, "sys/devices/system/node/node0/cpulist", "0-3\n")
+    put(root, "proc/self/cgroup", "0::/\n")
+    put(root, "sys/fs/cgroup/memory.max", f"{2**31}\n")
+    found = machine.detect()
+    assert (found.cpus, found.cpus_allowed, found.cpu_sockets, found.smt) == (2, [1, 3], 2, True)
+    assert (found.cpu_governors, found.cpu_max_mhz) == (["performance", "schedutil"], 3300.0)
+    assert (found.numa_nodes, found.numa) == (1, [NumaNode(0, [0, 1, 2, 3], None, {})])
+    assert (found.memory_limit_bytes, found.kernel) == (2**31, platform.release())
 
 
 @pytest.mark.parametrize(
-    ("cgroup", "files", "quota"),
+    ("script", "version"),
     [
-        ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),
-        ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "400000 100000\n"}, 4.0),
-        ("0::/a/b\n", {"a/b/cpu.max": "200000 100000\n", "cpu.max": "300000 100000\n"}, 2.0),
-        ("0::/host/only\n", {"cpu.max": "50000 100000\n"}, 0.5),
-        ("0::/\n", {"cpu.max": "max 100000\n"}, None),
-        ("4:cpu,cpuacct:/docker/x\n", dict(zip(QUOTA_FILES, ("250000\n", "100000\n"), strict=True)), 2.5),
-        ("4:cpu,cpuacct:/\n0::/\n", dict(zip(QUOTA_FILES, ("-1\n", "100000\n"), strict=True)), None),
-        ("4:cpu,cpuacct:/\n", {QUOTA_FILES[0]: "1000\n"}, None),
-        ("nonsense\n\n", {"cpu.max": "garbage"}, None),
-        ("", {}, None),
+        ("echo; echo ' mpirun (Open MPI) 5.0.1 '; echo more", "mpirun (Open MPI) 5.0.1"),
+        ("exit 3", None),
+        ("echo late; exec sleep 60", None),
     ],
 )
-def test_cpu_quota(root: Path, cgroup: str, files: dict[str, str], quota: float | None) -> None:
-    put(root, "proc/self/cgroup", cgroup)
-    for name, text in files.items():
-        put(root, f"sys/fs/cgroup/{name}", text)
-    assert machine.cpu_quota() == quota
+def test_mpi_says_its_version_once_and_quickly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, version: str | None
+) -> None:
+    monkeypatch.setattr(machine, "ASK_MPI_S", 0.5 if "sleep" in script else 30.0)
+    program, asked = tmp_path / "mpirun", tmp_path / "asked"
+    program.write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\necho x >> '{asked}'\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert [machine.mpi_version(), machine.mpi_version()] == [version, version]
+    assert asked.read_text() == "x\n"
+    monkeypatch.setenv("PATH", "")
+    assert machine.mpi_version() is None
 
 
 def test_container_is_the_innermost_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +139,16 @@ def test_container_is_the_innermost_one(root: Path, monkeypatch: pytest.MonkeyPa
 
 def test_environment_keeps_what_matters_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = ("NCCL_DEBUG", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "TF_XLA_FLAGS", "NVIDIA_TF32_OVERRIDE")
+    kept += (
+        "SLURM_JOB_ID",
+        "SLURM_CPUS_PER_TASK",
+        "SLURM_CPU_BIND",
+        "SLURM_NTASKS_PER_NODE",
+        "UCX_TLS",
+        "OMPI_MCA_btl",
+    )
     hidden = ("TF_VAR_login", "TF_TOKEN_example_com", "HOROVOD_SECRET_KEY", "MY_NCCL_DEBUG", "TORCHX")
+    hidden += ("SLURM_JWT", "SLURM_JOB_COMMENT", "SLURM_JOB_ACCOUNT", "SLURM_CPUS_TOKEN", "UCX_API_KEY", "MY_UCX_TLS")
     for name in (*kept, *hidden):
         monkeypatch.setenv(name, "1")
     found = machine.detect().environment
@@ -170,10 +182,11 @@ def test_git_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_gpus_are_those_of_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = GpuFacts([Gpu(0, A100, None, None, None, None, None, None, None)], [["X"]], "550.54.15", "12.4")
+    facts = GpuFacts([Gpu(0, A100, *[None] * 7)], [["X"]], "550.54.15", "12.4", {"read": [["X"]]})
     monkeypatch.setattr(machine, "detect_gpus", lambda: facts)
     found = machine.detect()
-    assert GpuFacts(found.gpus, found.topology, found.driver_version, found.cuda_driver_version) == facts
+    told = found.gpus, found.topology, found.driver_version, found.cuda_driver_version, found.peer_access
+    assert GpuFacts(*told) == facts
 
 
 @pytest.mark.parametrize(
@@ -209,3 +222,19 @@ def test_where_the_cache_is(variables: dict[str, str], folder: str, monkeypatch:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert machine.cache_folder() == Path(folder)
+
+
+def test_records_of_before_read_as_not_known_and_new_ones_read_back(
+    nvml_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_in(monkeypatch, nvml_library)
+    found = machine.detect()
+    tree = json.loads(json.dumps(dataclasses.asdict(found)))
+    assert records.from_dict(Machine, tree) == found and found.peer_access is not None and len(found.gpus) == 2
+    for kind, part in ((Machine, tree), *((Gpu, gpu) for gpu in tree["gpus"])):
+        for added in (f.name for f in dataclasses.fields(kind) if f.default is not dataclasses.MISSING):
+            del part[added]
+    assert {"cpu_sockets", "numa", "mpi", "peer_access"}.isdisjoint(tree) and "ecc" not in tree["gpus"][0]
+    old = records.from_dict(Machine, tree)
+    assert (old.numa, old.mpi, old.gpus[0].ecc, old.gpus[0].name) == (None, None, None, found.gpus[0].name)
+    assert old.versions == found.versions

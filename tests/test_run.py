@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import os
 import signal
 import threading
@@ -17,6 +18,7 @@ from scalebench import run as run_module
 from scalebench.launchers import local, mpi, watch
 from scalebench.launchers.surroundings import MPIRUN_LOG
 from scalebench.launchers.watch import Ended
+from scalebench.probe_records import Probes
 from scalebench.records import write_json
 from scalebench.results import RESULT_FILE, RankRecord, Result, read_result
 from scalebench.run import run
@@ -122,6 +124,16 @@ def test_the_launcher_of_the_strategy_is_taken(launcher: str, tmp_path: Path, mo
     assert (result.status, result.reason) == ("failed", f"scalebench.launchers.{launcher} was taken")
 
 
+def test_what_nccl_logged_is_in_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stand_in(spec: Any, folder: Path, *args: Any) -> Ended:
+        (folder / "rank0.log").write_text("host:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/IPC\n")
+        return Ended([0, 0], 5.0, 2.0, [])
+
+    monkeypatch.setattr(local, "launch", stand_in)
+    run(null_spec(2), tmp_path / "run")
+    assert read_result(tmp_path / "run" / RESULT_FILE).sync.transports == {"0-1": "P2P/IPC"}
+
+
 @pytest.mark.parametrize("log", [None, MPIRUN_LOG])
 def test_a_launcher_that_went_wrong_is_the_reason_and_not_what_follows(
     log: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -200,6 +212,43 @@ def test_a_full_disk_is_said_and_leaves_no_half_result(tmp_path: Path, monkeypat
         with pytest.raises(OSError, match="No space left on device"):
             run(null_spec(), tmp_path / "run")
     assert not [name for name in os.listdir(tmp_path / "run") if "result" in name]
+
+
+def traced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Result:
+    """A run whose first rank left a trace, and whose second died while it wrote its own."""
+
+    def stand_in(spec: Any, folder: Path, *args: Any) -> Ended:
+        for k in (0, 1):
+            probes = Probes(trace=f"trace{k}.json.gz")
+            write_json(rank_path(folder, k), asdict(RankRecord(k, "node", 1, block_s=[1.0], probes=probes)))
+        (folder / "trace0.json.gz").write_bytes(gzip.compress(b'{"traceEvents": []}'))
+        (folder / "trace1.json.gz").write_bytes(b"half")
+        return Ended([0, 0], 0.0, 1.0)
+
+    monkeypatch.setattr(local, "launch", stand_in)
+    return run(null_spec(gpus=2), folder)
+
+
+def test_the_traces_of_the_ranks_become_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "trace9.json.gz").write_bytes(b"half")  # of a run that was killed
+    result = traced(tmp_path, monkeypatch)
+    assert sorted(path.name for path in tmp_path.glob("trace*")) == ["trace.json.gz", "trace1.json.gz"]
+    assert (result.status, result.trace) == ("ok", "trace.json.gz")
+    assert [rank.probes.trace for rank in result.ranks if rank.probes] == [None, "trace1.json.gz"]
+    assert read_result(tmp_path / RESULT_FILE) == result
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), ValueError("odd")])
+def test_traces_that_cannot_be_merged_fail_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def broken(folder: Path) -> list[int]:
+        raise error
+
+    monkeypatch.setattr(run_module.merged_trace, "merge", broken)
+    result = traced(tmp_path, monkeypatch)
+    assert (result.status, result.trace) == ("ok", None)
+    assert [rank.probes.trace for rank in result.ranks if rank.probes] == ["trace0.json.gz", "trace1.json.gz"]
 
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:

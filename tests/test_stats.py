@@ -17,6 +17,7 @@ from scalebench.stats import Interval, batch_means_interval, precise_enough, rat
 
 TRUE_S = 0.01  # seconds per sample in every simulation
 SAMPLES = 50
+UNLIKE = (0.5, 1.5, 0.5, 1.5)  # blocks that do not resemble their neighbours
 
 
 def autoregressive_s(runs: int, blocks: int, phi: float, spread: float, seed: int) -> np.ndarray:
@@ -113,11 +114,32 @@ def test_student_t_is_the_published_one() -> None:
 
 def test_interval_of_equal_batches_is_the_textbook_one() -> None:
     batch_s = np.linspace(0.9, 1.1, 16)
-    interval = batch_means_interval(np.repeat(batch_s / 4, 4), np.full(64, 25))
+    interval = batch_means_interval(np.outer(batch_s / 4, UNLIKE).ravel(), np.full(64, 25))
     reach_s = 2.1314495 * batch_s.std(ddof=1) / 4
     assert interval is not None
     figures = [interval.value, interval.low, interval.high]
     assert figures == pytest.approx([100.0, 100 / (1 + reach_s), 100 / (1 - reach_s)], rel=1e-7)
+
+
+def test_neighbours_that_resemble_each_other_widen_an_interval() -> None:
+    assert stats.resemblance([1.0, 2.0]) == stats.resemblance([1.0, 3.0, 1.0, 3.0]) == 1
+    # Of an autoregressive series of 0.5 the mean varies three times as much as of an independent one.
+    runs = autoregressive_s(200, 4096, phi=0.5, spread=0.1, seed=9)
+    assert np.mean([stats.resemblance(run) for run in runs]) == pytest.approx(3, rel=0.02)
+    assert stats.unseen_variance(UNLIKE * 16, 16) == 1
+    short = autoregressive_s(4000, 64, phi=0.8, spread=0.1, seed=10)
+    batches = short.reshape(-1, 16, 4).mean(axis=2)
+    truth = short.mean(axis=1).var() / np.mean(batches.var(axis=1, ddof=1) / 16)
+    assert np.median([stats.unseen_variance(run, 16) for run in short]) == pytest.approx(truth, rel=0.15)
+
+
+@pytest.mark.parametrize(("count", "phi"), [(2, 0.0), (8, 0.0), (64, 0.0), (64, 0.5), (400, 0.8)])
+def test_interval_of_a_mean_covers_it_also_where_neighbours_resemble_each_other(count: int, phi: float) -> None:
+    runs = autoregressive_s(2000, count, phi, spread=0.1, seed=count) / (TRUE_S * SAMPLES)
+    found = [stats.mean_interval(run - 1) for run in runs]
+    covered = np.mean([each is not None and each.low <= 0 <= each.high for each in found])
+    assert 0.93 <= covered <= 0.985
+    assert stats.mean_interval([1.0]) is None
 
 
 def test_ratio_is_the_textbook_one() -> None:

@@ -50,7 +50,7 @@ def test_a_warm_up_that_decays_is_cut_where_it_has_sunk_into_the_noise() -> None
     at = np.arange(BLOCKS)
     found = [steady.warmup_length(1 + 2 * np.exp(-at / 8) + white(rng)) for _ in range(50)]
     left = [2 * np.exp(-length / 8) for length in found if length is not None]
-    assert len(left) == 50 and max(left) < 5 * NOISE
+    assert len(left) == 50 and max(left) < steady.BEYOND * NOISE
 
 
 @pytest.mark.parametrize("kind", ["ramp", "late"])
@@ -97,20 +97,38 @@ def test_units_do_not_matter(series: list[float], factor: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("series", "flags"),
+    ("series", "against", "flags"),
     [
-        ([0.1] * 64, []),
-        ([0.2] * 8 + [0.1] * 56, ["warmup_left", "drifts"]),
-        ([0.1 * (1 + at / 640) for at in range(64)], ["drifts"]),
-        ([0.1001] * 4 + [0.1] * 60, []),  # there, and too little to matter
-        ([0.1] * 15, None),
+        ([0.1] * 64, [], []),
+        ([0.2] * 8 + [0.1] * 56, [], ["warmup_left"]),  # left out
+        ([0.1 * (1 + at / 640) for at in range(64)], ["drifts"], ["drifts"]),
+        ([0.1001] * 4 + [0.1] * 60, [], []),  # there, and too little to matter
+        ([0.1] * 15, None, []),
     ],
 )
-def test_what_a_row_is_told(series: list[float], flags: list[str] | None) -> None:
+def test_what_a_row_is_told(series: list[float], against: list[str] | None, flags: list[str]) -> None:
     result = record(ranks=[rank(0, series)])
-    assert analysis.unsteady(result, 0.01) == flags
+    assert analysis.unsteady(result, 0.01) == against
     told = analysis.flags(result, None, None, 0.01)
-    assert [word for word in told if word in ("warmup_left", "drifts")] == (flags or [])
+    assert [word for word in told if word in ("warmup_left", "drifts")] == flags
+
+
+@pytest.mark.parametrize("noise_s", [0.0, 1e-17, 1e-5])
+def test_a_coarse_clock_shows_a_warm_up_too(noise_s: float) -> None:
+    """Two values in turn: half of the blocks are alike, and the median of the differences is next to nothing."""
+    series = [0.01 + 0.05 * (at < 30) + noise_s * (-1) ** at for at in range(400)]
+    assert steady.warmup_length(series) == 30
+
+
+def test_blocks_that_are_still_warm_up_do_not_count() -> None:
+    slow_first = record(ranks=[rank(0, [2.0] * 8 + [0.1] * 56), rank(1, [0.05] * 64)])
+    assert analysis.steady_blocks(slow_first.ranks, 0.01)[0] == [0.1] * 56
+    assert analysis.step_s(slow_first) == pytest.approx(0.05)
+    assert analysis.throughput(slow_first)[0] == pytest.approx(2 * 20 / 0.1)
+    assert len(analysis.steady_blocks(slow_first.ranks, None)[0]) == 64
+    few = record(ranks=[rank(0, [0.2] * 6 + [0.1] * 14)])
+    assert len(analysis.steady_blocks(few.ranks, 0.01)[0]) == 20, "of what would be left nothing could be said"
+    assert analysis.unsteady(few, 0.01) == ["warmup_left", "drifts"]
 
 
 def test_runs_without_a_series_or_a_target_are_told_nothing() -> None:

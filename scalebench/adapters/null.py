@@ -12,7 +12,7 @@ from multiprocessing.connection import Client, Connection, Listener, wait
 from typing import Any
 
 from scalebench.spec import RunSpec
-from scalebench.strategy import LossPart, Strategy, Unsupported
+from scalebench.strategy import BACKWARD, FORWARD, OPTIMIZER, LossPart, Strategy, Unsupported
 from scalebench.workloads.source import Source
 
 JOIN_S = 30.0  # ranks that have not met by then never will
@@ -28,6 +28,9 @@ class Options:
     warmup_steps: int = 0
     loading_s: float = 0.0  # per batch
     step_s: float = 0.001
+    forward_share: float = 0.3  # of step_s
+    backward_share: float = 0.5  # of step_s; what is left is the optimizer's
+    copy_s: float = 0.0  # of a batch to the device
     exchange_s: float = 0.0  # per update, while the exchange is on
     straggler_rank: int = -1
     straggler_s: float = 0.0  # on top of each update of that rank
@@ -66,11 +69,9 @@ class Null(Strategy):
 
     def step(self, batch: Any) -> LossPart:
         self._fault("step")
-        sleep_s = self.options.step_s
+        sleep_s = self._own_s()
         if self._steps < self.options.warmup_steps:
             sleep_s += self.options.warmup_s
-        if self.place.rank == self.options.straggler_rank:
-            sleep_s += self.options.straggler_s
         self._steps += 1
         time.sleep(sleep_s)
         if self._exchanging:
@@ -103,6 +104,24 @@ class Null(Strategy):
 
     def message_sizes(self) -> list[int]:
         return [self.options.message_bytes] if self.options.message_bytes else []
+
+    def partial_step(self, batch: Any, until: str) -> None:
+        shares = {
+            FORWARD: self.options.forward_share,
+            BACKWARD: self.options.forward_share + self.options.backward_share,
+            OPTIMIZER: 1.0,
+        }
+        time.sleep(self._own_s() * shares[until])
+
+    def copy_batch(self, batch: Any) -> None:
+        if not self.options.copy_s:
+            super().copy_batch(batch)
+        time.sleep(self.options.copy_s)
+
+    def _own_s(self) -> float:
+        """Of an update of this rank, but for what it does together with the others."""
+        straggles = self.place.rank == self.options.straggler_rank
+        return float(self.options.step_s) + (self.options.straggler_s if straggles else 0.0)
 
     def run_exchange(self, sizes: list[int]) -> None:
         self.broadcast(0.0)

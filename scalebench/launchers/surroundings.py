@@ -53,6 +53,7 @@ def environment(spec: RunSpec, run_id: str, rank: int, addresses: Sequence[str])
             "MASTER_ADDR": host,
             "MASTER_PORT": port,
             "PYTHONUNBUFFERED": "1",
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML counts, and so hardware.device_ids and the record
             ADDRESSES: ",".join(addresses),
             RUN_ID: run_id,
             "SCALEBENCH_PARENT_PID": str(os.getpid()),
@@ -60,4 +61,5 @@ def environment(spec: RunSpec, run_id: str, rank: int, addresses: Sequence[str])
     )
     if all(address.startswith(f"{LOOPBACK}:") for address in addresses):
         variables["GLOO_SOCKET_IFNAME"] = "lo"
+    variables.update(spec.config.hardware.environment)
     return variables

@@ -50,12 +50,13 @@ class TimedLoop:
         stages: list[Stage],
         on_stage: Callable[[Stage], None] = lambda stage: None,
         keep_step_losses: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._strategy = strategy
         self._batches = batches
         self._stages = iter(stages)
         self._on_stage = on_stage
-        self._keep = keep_step_losses
+        self._keep, self._clock = keep_step_losses, clock
         self._parts: list[LossPart | None] = []
         self._stage: Stage | None = None
         self._block_start_s = 0.0
@@ -78,11 +79,11 @@ class TimedLoop:
 
     def _start_block(self) -> None:
         self._strategy.synchronize()
-        self._block_start_s = time.perf_counter()
+        self._block_start_s = self._clock()
 
     def _end_block(self, stage: Stage) -> None:
         self._strategy.synchronize()
-        stage.series.seconds.append(time.perf_counter() - self._block_start_s)
+        stage.series.seconds.append(self._clock() - self._block_start_s)
         self._fetch_losses(stage.series)
         if stage.decide(stage.series):
             self._next_stage()

@@ -9,10 +9,13 @@ import os
 import time
 from collections.abc import Generator, Iterable
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 from scalebench.measure import stopping
+from scalebench.measure.alone import Clock
 from scalebench.measure.loop import Series, Stage, TimedLoop
+from scalebench.measure.probing import Probing
 from scalebench.measure.progress import ProgressFile, rss_peak_bytes
 from scalebench.results import RankRecord, Timeline
 from scalebench.spec import RunSpec
@@ -31,8 +34,16 @@ class WrongBackend(RuntimeError):
 class Session:
     """Takes one strategy through its phases and fills the rank's record as it goes."""
 
-    def __init__(self, spec: RunSpec, strategy: Strategy, record: RankRecord, progress: ProgressFile) -> None:
+    def __init__(
+        self,
+        spec: RunSpec,
+        strategy: Strategy,
+        record: RankRecord,
+        progress: ProgressFile,
+        clock: Clock = time.perf_counter,
+    ) -> None:
         self.spec, self.strategy, self.record, self.progress = spec, strategy, record, progress
+        self._clock = clock  # of what is measured; phases go by the time of day
 
     def run(self) -> None:
         """All phases but close. Whatever goes wrong is raised, with the record filled up to there."""
@@ -49,19 +60,22 @@ class Session:
             self._enter("evaluate")
             self.record.metrics = self.strategy.evaluate(validation)
         self._enter("probes")
-        self._probe()
+        self._look_back()
+        self._probe(train)
         self._enter("close")
 
     def _measure(self, train: Source) -> None:
         settings = self.spec.config.measure
         lockstep = self.spec.config.strategy.lockstep
-        warmup = stopping.warmup(settings, self._report)
-        measuring = stopping.measuring(self.strategy, settings, lockstep, self._report)
+        warmup = stopping.Warmup(self.strategy, settings, lockstep, self._report, self._clock)
+        measuring = stopping.measuring(self.strategy, settings, lockstep, self._report, self._clock)
+        stages = [warmup.stage, measuring]
         with closing(_one_iterator(self.strategy.feed(train))) as batches:
-            self.strategy.train(TimedLoop(self.strategy, batches, [warmup, measuring], self._on_stage))
-        self.record.warmup_block_steps = warmup.series.steps
-        self.record.warmup_block_s = warmup.series.seconds
-        self.record.warmup_losses = warmup.series.losses
+            self.strategy.train(TimedLoop(self.strategy, batches, stages, self._on_stage, clock=self._clock))
+        self.record.warmup_found_steps = warmup.found_steps
+        self.record.warmup_block_steps = warmup.stage.series.steps
+        self.record.warmup_block_s = warmup.stage.series.seconds
+        self.record.warmup_losses = warmup.stage.series.losses
         self.record.block_steps = measuring.series.steps
         self.record.block_s = measuring.series.seconds
         self.record.block_samples = measuring.series.samples
@@ -70,7 +84,8 @@ class Session:
     def _on_stage(self, stage: Stage) -> None:
         self._enter(stage.name, stage.limit_s)
 
-    def _probe(self) -> None:
+    def _look_back(self) -> None:
+        """What the training really did."""
         self.record.message_bytes = self.strategy.message_sizes()
         self.record.backend_used = self.strategy.backend_used()
         self.record.settings_used = self.strategy.settings_used()
@@ -78,6 +93,19 @@ class Session:
             self.record.timeline = self._timeline()
         self.record.versions = self.strategy.versions()
         self._check_backend()
+
+    def _probe(self, train: Source) -> None:
+        """Where the time of an update goes; only once it is known that the updates were what they should be."""
+        record, settings = self.record, self.spec.config.measure
+        if not (settings.probes or settings.collectives or settings.bandwidth):
+            return
+        step_s = sum(record.block_s) / (len(record.block_s) * (record.block_steps or 1))
+        report = partial(self.progress.phase, "probes")
+        probing = Probing(self.spec, self.strategy, step_s, record.message_bytes, report, self._clock)
+        if settings.probes:
+            probing.run(train, self.progress.folder)
+        probing.on_request()
+        record.probes = probing.found
 
     def _timeline(self) -> Timeline:
         path = self.progress.folder / TIMELINE_FILE

@@ -8,22 +8,50 @@ from collections.abc import Callable
 from scalebench.measure.loop import Series, Stage
 from scalebench.spec import MeasureSpec
 from scalebench.stats import precise_enough
+from scalebench.steady import FEWEST, steady_from
 from scalebench.strategy import Strategy
 
-WARMUP_BLOCKS = 5
 GO_ON, STOP = 1.0, 0.0
 Report = Callable[[Series], None]
+Clock = Callable[[], float]
 
 
-def warmup(settings: MeasureSpec, report: Report) -> Stage:
-    """Warm-up by count: `warmup_steps` updates (rounded up to whole blocks), without talk between ranks."""
-    steps = max(1, -(-settings.warmup_steps // WARMUP_BLOCKS))
+class Warmup:
+    """Warm-up until steady state is found, of single updates, so that compiling is one of them.
 
-    def decide(series: Series) -> bool:
-        report(series)
-        return len(series.seconds) * steps >= settings.warmup_steps
+    Rank 0 looks at its own series after `warmup_steps` updates and after each doubling; its broadcast word keeps all
+    ranks at the same step. Replicas without any exchange look each for itself.
+    """
 
-    return Stage("warmup", lambda before: steps, decide)
+    def __init__(self, strategy: Strategy, settings: MeasureSpec, lockstep: bool, report: Report, clock: Clock) -> None:
+        self._strategy, self._settings, self._lockstep = strategy, settings, lockstep
+        self._report, self._clock = report, clock
+        self._next_look = max(settings.warmup_steps, FEWEST)
+        self._most = max(settings.warmup_steps, settings.warmup_max_steps, 1)
+        self._start_s = 0.0
+        self.found_steps: int | None = None  # updates before steady state; None: it was not found within the bounds
+        self.stage = Stage("warmup", self._start, self._decide, settings.warmup_max_s)
+
+    def _start(self, before: Series | None) -> int:
+        self._start_s = self._clock()
+        return 1
+
+    def _decide(self, series: Series) -> bool:
+        self._report(series)
+        steps = len(series.seconds)
+        if steps < self._next_look:
+            return steps >= self._most
+        self._next_look = 2 * steps
+        found = steady_from(series.seconds, self._settings.target)
+        if self._lockstep:
+            told = self._strategy.broadcast(-1.0 if found is None else float(found))
+            found = None if told < 0 else int(told)
+        self.found_steps = found
+        return found is not None or steps >= self._most or self._late()
+
+    def _late(self) -> bool:
+        late = self._clock() - self._start_s >= self._settings.warmup_max_s
+        return self._strategy.broadcast(float(late)) > 0 if self._lockstep else late
 
 
 def steps_per_block(warm: Series | None, block_s: float) -> int:
@@ -34,24 +62,27 @@ def steps_per_block(warm: Series | None, block_s: float) -> int:
     return max(1, round(block_s * warm.steps / later[len(later) // 2]))  # type: ignore[union-attr]
 
 
-def measuring(strategy: Strategy, settings: MeasureSpec, lockstep: bool, report: Report) -> Stage:
+def measuring(
+    strategy: Strategy, settings: MeasureSpec, lockstep: bool, report: Report, clock: Clock = time.perf_counter
+) -> Stage:
     """The measured stage.
 
     In lockstep, rank 0 stops after `min_s` once the interval of its own throughput is narrow enough, and at
     `max_s` in any case; its broadcast word keeps all ranks at the same step. Replicas without any exchange
     run until a common deadline, `max_s` after rank 0 began, since talking between blocks would couple them.
     """
+    now = clock if lockstep else time.time  # the time of day is what processes have in common
     start_s = 0.0
 
     def start(warm: Series | None) -> int:
         nonlocal start_s
         steps = int(strategy.broadcast(float(steps_per_block(warm, settings.block_s))))
-        start_s = time.time() if lockstep else strategy.broadcast(time.time())
+        start_s = now() if lockstep else strategy.broadcast(now())
         return steps
 
     def decide(series: Series) -> bool:
         report(series)
-        elapsed_s = time.time() - start_s
+        elapsed_s = now() - start_s
         if not lockstep:
             return elapsed_s >= settings.max_s
         word = GO_ON

@@ -1,4 +1,4 @@
-"""The frame for people: a terminal table, results.csv and results.parquet. Layer 3."""
+"""The frame for people: a terminal table, and files that hold every column. Layer 3."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from scalebench.frame import load
+from scalebench.frame import frame as rows_of
+from scalebench.frame import read
+from scalebench.pooling import pool
+from scalebench.report.words import intervals, number, repeats, text, words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,36 +22,57 @@ if TYPE_CHECKING:
 ORDER = ["model", "dataset", "hardware", "scaling", "strategy", "gpus", "repeat", "started_at"]
 SHARED = ("model", "hardware", "scaling")  # told once, above the table, when all rows agree
 # Told in a column of their own when rows differ in them, and else not at all.
-DIFFERING = ("dataset", "feed", "prefetch", "batch_per_device", "model_params", "precision", "data_format")
+DIFFERING = (
+    *("dataset", "feed", "prefetch", "batch_per_device", "model_params", "precision", "data_format"),
+    *("bind", "transports"),
+)
+CHOSEN = ("device_ids", "environment")  # likewise; null, which is no choice, is a value of its own
 
 
 def write_tables(folder: Path) -> pd.DataFrame:
-    """results.csv and results.parquet of all runs below `folder`, beside them."""
-    frame = load(folder)
-    frame.to_csv(folder / "results.csv", index=False)
-    frame.to_parquet(folder / "results.parquet", index=False)
+    """results.csv and results.parquet of all runs below `folder`, beside them; where runs are repeated, also
+    pooled.csv and pooled.parquet with a row for each configuration. Gives the former."""
+    records = read(folder)
+    frame, together = rows_of(*records), pool(*records)
+    tables = {"results": frame} | ({"pooled": together} if (together["repeats"] > 1).any() else {})
+    for name, table in tables.items():
+        table.to_csv(folder / f"{name}.csv", index=False)
+        table.to_parquet(folder / f"{name}.parquet", index=False)
     return frame
 
 
 def summary(frame: pd.DataFrame) -> Table:
-    """Strategy by devices: throughput with interval, overhead, speedup, efficiency, epoch time, status and reason."""
+    """Strategy by devices: throughput with interval, overhead, speedup, efficiency, epoch time, status and reason.
+
+    Of a frame of pooled launches also their number, where there are several; below it what the intervals are over.
+    """
     shared = {name: frame[name].iloc[0] for name in SHARED if frame[name].nunique() == 1}
     varying = [name for name in SHARED if name not in shared] + _differing(frame)
     head = ", ".join(f"{name} {value}" for name, value in shared.items())
-    table = Table(title=Text(head) if head else None, title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True)
+    foot = intervals(frame)
+    table = Table(
+        title=Text(head) if head else None,
+        caption=Text(foot) if foot else None,
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        collapse_padding=True,
+    )
     for name in [*varying, "strategy"]:
         table.add_column(name)
     overheads = ["overhead at 1"] if frame["overhead_share"].notna().any() else []  # a bare strategy alone has none
+    launches = ["launches"] if (repeats(frame) > 1).any() else []
     scaled = ("speedup bare", "speedup self", "efficiency self", "epoch")
-    for name in ("gpus", "samples/s (95 %)", *overheads, *scaled):
+    for name in ("gpus", *launches, "samples/s (95 %)", *overheads, *scaled):
         table.add_column(name, justify="right")
     for name in ("status", "remarks"):
         table.add_column(name)
     for row in frame.sort_values(ORDER).to_dict("records"):
-        cells = [_text(row[name]) for name in [*varying, "strategy", "gpus"]]
+        cells = [text(row[name]) for name in [*varying, "strategy", "gpus"]]
+        cells += [text(row["repeats"])] if launches else []
         cells += [throughput(row), overhead(row)] if overheads else [throughput(row)]
         cells += [ratio(row, "speedup_bare"), ratio(row, "speedup_self")]
-        cells += [percent(row, "efficiency_self"), seconds(row["epoch_s"]), _text(row["status"]), remarks(row)]
+        cells += [percent(row, "efficiency_self"), seconds(row["epoch_s"]), text(row["status"]), remarks(row)]
         # Text, not str: rich would take brackets in a reason for markup.
         table.add_row(*map(Text, cells))
     return table
@@ -58,6 +82,7 @@ def _differing(frame: pd.DataFrame) -> list[str]:
     """What rows of one model, scaling and number of devices differ in, as a sweep over it makes them."""
     same = ["model", "hardware", "scaling", "gpus"]
     found = [name for name in DIFFERING if (frame.groupby(same, dropna=False)[name].nunique() > 1).any()]
+    found += [name for name in CHOSEN if (frame.groupby(same, dropna=False)[name].nunique(dropna=False) > 1).any()]
     # Strategies have options of their own, which say nothing beside another strategy's; null: as they come.
     options = frame.groupby([*same, "strategy"], dropna=False)["options"].nunique(dropna=False)
     return [*found, "options"] if (options > 1).any() else found
@@ -65,7 +90,7 @@ def _differing(frame: pd.DataFrame) -> list[str]:
 
 def throughput(row: dict[str, Any]) -> str:
     """`12,345 ± 0.8 %`; without an interval the figure alone, and nothing where nothing was measured."""
-    value, low, high = (_number(row[k]) for k in ("throughput_samples_per_s", "throughput_low", "throughput_high"))
+    value, low, high = (number(row[k]) for k in ("throughput_samples_per_s", "throughput_low", "throughput_high"))
     if value is None:
         return ""
     figure = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
@@ -74,7 +99,7 @@ def throughput(row: dict[str, Any]) -> str:
 
 def ratio(row: dict[str, Any], name: str) -> str:
     """`1.86 [1.82, 1.90]`"""
-    value, low, high = (_number(row[k]) for k in (name, f"{name}_low", f"{name}_high"))
+    value, low, high = (number(row[k]) for k in (name, f"{name}_low", f"{name}_high"))
     if value is None:
         return ""
     return f"{value:.2f}" if low is None or high is None else f"{value:.2f} [{low:.2f}, {high:.2f}]"
@@ -82,12 +107,12 @@ def ratio(row: dict[str, Any], name: str) -> str:
 
 def overhead(row: dict[str, Any]) -> str:
     """`17 % [15, 19]` in the row of the one device that it was measured on; more devices would only repeat it."""
-    return percent(row, "overhead_share") if _text(row["run_id"]) == _text(row["baseline_self_id"]) else ""
+    return percent(row, "overhead_share") if text(row["run_id"]) == text(row["baseline_self_id"]) else ""
 
 
 def percent(row: dict[str, Any], name: str) -> str:
     """`93 % [91, 95]`"""
-    value, low, high = (_number(row[k]) for k in (name, f"{name}_low", f"{name}_high"))
+    value, low, high = (number(row[k]) for k in (name, f"{name}_low", f"{name}_high"))
     if value is None:
         return ""
     share = f"{100 * value:z.0f} %"  # z: no "-0"
@@ -95,25 +120,25 @@ def percent(row: dict[str, Any], name: str) -> str:
 
 
 def seconds(value: Any) -> str:
-    number = _number(value)
-    return "" if number is None else f"{number:.3g} s"
+    known = number(value)
+    return "" if known is None else f"{known:.3g} s"
 
 
 def remarks(row: dict[str, Any]) -> str:
     """Why a run is not ok, or what to know of one that is."""
     if row["status"] != "ok":
-        return _text(row["reason"])
-    words = _text(row["flags"]).split()
+        return text(row["reason"])
+    found = words(row)
     if missing := missing_baselines(row):
-        words.append(f"no {' and '.join(missing)} baseline")
-    return ", ".join(words)
+        found.append(f"no {' and '.join(missing)} baseline")
+    return ", ".join(found)
 
 
 def missing_baselines(row: dict[str, Any]) -> list[str]:
     """Of a run that went well: those of bare and self that are not among the rows."""
     if row["status"] != "ok":
         return []
-    return [kind for kind in ("bare", "self") if _text(row[f"baseline_{kind}_id"]) == ""]
+    return [kind for kind in ("bare", "self") if text(row[f"baseline_{kind}_id"]) == ""]
 
 
 def baseline_commands(frame: pd.DataFrame) -> list[str]:
@@ -124,18 +149,16 @@ def baseline_commands(frame: pd.DataFrame) -> list[str]:
 
 def _baseline_command(row: dict[str, Any]) -> str:
     overrides = Path(str(row["path"])) / ".hydra" / "overrides.yaml"  # what the user typed, where Hydra kept it
-    words = [f"strategy={row['strategy']}", f"gpus={row['gpus']}"]
+    chosen = [f"strategy={row['strategy']}", f"gpus={row['gpus']}"]
     if overrides.is_file():
         typed = [str(word).replace("'null'", "null") for word in OmegaConf.load(overrides)]
-        typed = [word for word in typed if not word.startswith("hydra.")]
+        left_out = ("hydra.", "repeat=") if _unrolled(overrides.with_name("config.yaml")) else ("hydra.",)
+        typed = [word for word in typed if not word.startswith(left_out)]
         named = {word.partition("=")[0] for word in typed}
-        words = typed + [word for word in words if word.partition("=")[0] not in named]
-    return f"python -m scalebench --multirun {shlex.join(words)}"
+        chosen = typed + [word for word in chosen if word.partition("=")[0] not in named]
+    return f"python -m scalebench --multirun {shlex.join(chosen)}"
 
 
-def _number(value: Any) -> float | None:
-    return None if _text(value) == "" else float(value)
-
-
-def _text(value: Any) -> str:
-    return "" if value is None or str(value) in ("<NA>", "nan") else str(value)
+def _unrolled(config: Path) -> bool:
+    """Whether measure.repeats gave the run its number, as it will again."""
+    return config.is_file() and (OmegaConf.select(OmegaConf.load(config), "measure.repeats") or 1) > 1

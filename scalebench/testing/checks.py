@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from scalebench.measure.progress import ProgressFile
 from scalebench.records import write_json
 from scalebench.results import RankRecord
 from scalebench.spec import RunSpec
-from scalebench.strategy import LossPart, Strategy, Unsupported
+from scalebench.strategy import PARTS, LossPart, Strategy, Unsupported
 from scalebench.worker import leave_process, run_rank
 from scalebench.workloads import datasets
 from scalebench.workloads.source import Source
@@ -45,6 +46,7 @@ class Checks:
     message_bytes: list[int] = field(default_factory=list)
     exchange_off: str | None = None  # "done", or why it is unsupported
     run_exchange: str | None = None
+    parts: dict[str, str] = field(default_factory=dict)  # of an update: "kept" or "changed" the weights, or unsupported
     backend_used: str | None = None
     has_weights: bool = True
     peak_memory_bytes: list[int | None] = field(default_factory=list)
@@ -102,6 +104,7 @@ def examine(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: Pro
     seen.exchange_off = _outcome(lambda: _train_apart(strategy, batches))
     _keep_weights(strategy, folder / f"apart{record.rank}.npz", seen)
     seen.backend_used = strategy.backend_used()
+    _parts(strategy, next(batches), seen)
     strategy.close()
     strategy.close()
     seen.closed_twice = True
@@ -130,6 +133,28 @@ def _train_apart(strategy: Strategy, batches: Iterator[Any]) -> None:
     strategy.exchange(False)
     strategy.train(CountedLoop(batches, LOCAL_STEPS))
     strategy.exchange(True)
+
+
+def _parts(strategy: Strategy, batch: Any, seen: Checks) -> None:
+    """Each part of an update as the probes take it, and whether it changed the weights."""
+    switches = _outcome(lambda: strategy.exchange(False)) == "done"
+    for part in PARTS:
+        before = _weights(strategy)
+        seen.parts[part] = _outcome(partial(strategy.partial_step, batch, part))
+        strategy.synchronize()
+        if seen.parts[part] == "done" and before is not None:
+            after = _weights(strategy) or {}
+            same = all(np.array_equal(before[name], after[name]) for name in before)
+            seen.parts[part] = "kept" if same else "changed"
+    if switches:
+        strategy.exchange(True)
+
+
+def _weights(strategy: Strategy) -> dict[str, Any] | None:
+    try:
+        return {name: np.array(array) for name, array in strategy.parameters().items()}
+    except Unsupported:
+        return None
 
 
 def _outcome(action: Any) -> str:

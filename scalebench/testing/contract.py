@@ -211,6 +211,17 @@ class StrategyContract:
             assert rank.run_exchange is not None
             assert rank.run_exchange == "done" or len(rank.run_exchange) > len("unsupported: ") + 10
 
+    def test_parts_of_an_update(self, group: Group) -> None:
+        """Forward and backward leave the weights as they are, and only the optimizer's part changes them."""
+        known = {"forward": ("kept", "done"), "backward": ("kept", "done"), "optimizer": ("changed", "done")}
+        for rank in group.ranks:
+            assert set(rank.parts) == set(known)
+            for part, outcome in rank.parts.items():
+                if outcome.startswith("unsupported: "):
+                    assert len(outcome) > len("unsupported: ") + 10, "the reason should be a sentence"
+                else:
+                    assert outcome in known[part], f"{part} {outcome} the weights"
+
     def test_peak_memory(self, group: Group) -> None:
         for rank in group.ranks:
             assert len(rank.peak_memory_bytes) == rank.devices

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from scalebench import configs, horovod_build, machine, registry
-from scalebench.gpus import Gpu
 from scalebench.machine import Machine
 from scalebench.spec import InputError
+from scalebench.verbs import hardware
 
 ALSO = {"PIL": "pip install 'scalebench[images]'"}  # what no strategy requires, but some data sets do
 LAUNCHERS = {
@@ -28,21 +28,14 @@ def main(arguments: list[str]) -> int:
         raise InputError(f"doctor takes no further words, not '{arguments[0]}'")
     here = machine.detect()
     table = Table(box=box.SIMPLE, show_header=False)
-    for name, text in [*hardware(here), *software(here), *launchers(), *horovod()]:
+    for name, text in [*hardware.rows(here), *software(here), *launchers(), *horovod()]:
         table.add_row(name, text)
     console = Console(markup=False, highlight=False)
     console.width = console.width if console.is_terminal else 400  # a line for each fact
     console.print(table)
-    if here.topology is not None:
-        console.print(links(here.topology))
+    if (links := hardware.links(here)) is not None:
+        console.print(links)
     return 0
-
-
-def hardware(here: Machine) -> list[tuple[str, str]]:
-    rows = [("machine", machine.describe(here)), *((f"GPU {gpu.index}", _gpu(gpu)) for gpu in here.gpus)]
-    if here.driver_version is not None:
-        rows.append(("driver", f"{here.driver_version}, CUDA up to {here.cuda_driver_version or 'unknown'}"))
-    return rows
 
 
 def software(here: Machine) -> list[tuple[str, str]]:
@@ -71,21 +64,6 @@ def horovod() -> list[tuple[str, str]]:
         return [("Horovod", f"not installed: {registry.install_hint('horovod')}")]
     known = [name for name in horovod_build.FRAMEWORKS if horovod_build.framework_version(name) is not None]
     return [("Horovod" if number == 0 else "", horovod_build.describe(name)) for number, name in enumerate(known)]
-
-
-def links(topology: list[list[str]]) -> Table:
-    """The matrix of connections, in the words of `nvidia-smi topo -m`."""
-    table = Table("links", *(f"GPU {number}" for number in range(len(topology))), box=box.SIMPLE_HEAD)
-    for number, words in enumerate(topology):
-        table.add_row(f"GPU {number}", *words)
-    return table
-
-
-def _gpu(gpu: Gpu) -> str:
-    memory = f"{gpu.memory_bytes / 2**30:.0f} GiB" if gpu.memory_bytes is not None else ""
-    power = f"{gpu.power_limit_w:.0f} W" if gpu.power_limit_w is not None else ""
-    node = f"NUMA node {gpu.numa_node}" if gpu.numa_node is not None else ""
-    return ", ".join(part for part in (gpu.name or "unknown GPU", memory, power, node) if part)
 
 
 def _version(command: str) -> str:

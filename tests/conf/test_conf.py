@@ -20,6 +20,7 @@ from scalebench.spec import Config, DatasetSpec, HardwareSpec, MeasureSpec, Mode
 from scalebench.strategy import check_options
 from scalebench.workloads import networks
 from scalebench.workloads.datasets import DATASETS
+from tests.conf.sweep_choices import sweep_choices
 
 CONF = Path(__file__).parents[2] / "conf"
 KINDS = {
@@ -72,9 +73,9 @@ def test_each_sweep_is_a_multirun_whose_every_run_resolves(path: Path, monkeypat
     assert (CONF / path).read_text().startswith("# @package _global_\n")
     assert tree["hydra"]["mode"] == "MULTIRUN"
     params = tree["hydra"]["sweeper"]["params"]
-    first = [f"{key}={str(values).split(',')[0]}" for key, values in params.items()]
+    first = [f"{key}={sweep_choices(values)[0]}" for key, values in params.items()]
     for key, values in params.items():
-        for value in str(values).split(","):
+        for value in sweep_choices(values):
             resolve.resolve(jobs.to_config(cli.compose([f"sweep={path.stem}", *first, f"{key}={value}"])))
 
 

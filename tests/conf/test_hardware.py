@@ -23,6 +23,9 @@ KEYS: dict[str, tuple[type, ...]] = {
     "memory_bytes": OPTIONAL_INT,
     "gpu_model": (str, type(None)),
     "gpu_memory_bytes": OPTIONAL_INT,
+    "device_ids": (list,),
+    "bind": (str,),
+    "environment": (dict,),
     "here": (bool,),
     "hosts": (list,),
     "scheduler": (str,),
@@ -38,7 +41,7 @@ LINKS: dict[str, tuple[type, ...]] = {
     "inter_node": (str, type(None)),
 }
 # What a source has to be named for, besides whatever stands under links.
-FIGURES = list(KEYS)[list(KEYS).index("gpus_per_node") : list(KEYS).index("here")]
+FIGURES = list(KEYS)[list(KEYS).index("gpus_per_node") : list(KEYS).index("device_ids")]
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -74,6 +77,7 @@ def test_values_make_sense(path: Path) -> None:
     assert found["description"]
     assert found["devices"] in ("cuda", "cpu", "auto")
     assert found["scheduler"] in ("none", "slurm")
+    assert (found["device_ids"], found["bind"], found["environment"]) == ([], "numa", {})  # are a run's to choose
     assert bool(found["slurm"]) == (found["scheduler"] == "slurm")
     numbers = [found[key] for key in FIGURES] + list(found["links"].values())
     assert all(value > 0 for value in numbers if isinstance(value, (int, float)))

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from scalebench import cli, jobs
+from scalebench import cli, jobs, machine
 from scalebench.resolve import resolve
 from scalebench.spec import RunSpec
 from scalebench.workloads import datasets
+from tests.conf.sweep_choices import sweep_choices
 from tests.conf.test_conf import STRATEGIES, SWEEPS, load
 
 CIFAR_MODELS = [
@@ -30,7 +31,7 @@ def hydra_forgets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def values(sweep: str) -> dict[str, list[str]]:
     """What it varies, key by key in its order."""
     params = load(f"sweep/{sweep}.yaml")["hydra"]["sweeper"]["params"]
-    return {key: str(value).split(",") for key, value in params.items()}
+    return {key: sweep_choices(value) for key, value in params.items()}
 
 
 def runs(sweep: str, *words: str, **chosen: list[str]) -> list[RunSpec]:
@@ -44,7 +45,7 @@ def runs(sweep: str, *words: str, **chosen: list[str]) -> list[RunSpec]:
 def test_repeats_stand_first_in_the_sweeps_that_have_them() -> None:
     """The last key varies fastest, and a key on the command line keeps the place it has in the file."""
     keys = [list(values(path.stem)) for path in SWEEPS]
-    assert [found[0] for found in keys if "repeat" in found] == ["repeat"] * 8
+    assert [found[0] for found in keys if "repeat" in found] == ["repeat"] * 11
 
 
 def test_cross_device_ops_is_the_parallel_strategies_study() -> None:
@@ -170,3 +171,22 @@ def test_samples_and_parameters_vary_each_on_its_own() -> None:
     assert [params for params, *_ in told] == [pytest.approx(count, rel=0.01) for count in wanted]
     kept = {(s.config.model.options["flops"], s.config.dataset.size, s.global_batch, s.config.scaling) for s in found}
     assert kept == {(10**9, 1024, 32, "strong")}
+
+
+def test_transport_takes_the_ways_away_one_by_one() -> None:
+    found = [spec.config.hardware.environment for spec in runs("transport", gpus=["2"])]
+    off = [sorted(name for name in names if name.endswith("_DISABLE")) for names in found]
+    assert off == [[], ["NCCL_P2P_DISABLE"], ["NCCL_SHM_DISABLE"], ["NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"]]
+    assert all(names["NCCL_DEBUG"] == "INFO" and set(names.values()) <= {"INFO", "1"} for names in found)
+
+
+def test_placement_has_near_and_far_of_each_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "pair_of_each_link", lambda: [(0, 1), (0, 4)])
+    found = [(spec.config.hardware.bind, spec.config.hardware.device_ids, spec.gpus) for spec in runs("placement")]
+    assert found == [(bind, ids, 2) for bind in ("numa", "far") for ids in ([0, 1], [0, 4])]
+
+
+def test_each_device_is_a_bare_run_on_every_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "gpu_count", lambda: 3)
+    found = [(s.config.strategy.name, s.places[0].devices, s.gpus) for s in runs("each_device")]
+    assert found == [("bare_torch", [device], 1) for device in range(3)]

@@ -136,7 +136,7 @@ class Ended:
 
 
 SMALL = "strategy=null gpus=2 dataset.size=64 train.batch_per_device=10 measure.warmup_steps=5".split()
-BRIEF = ["measure.min_s=0", "measure.max_s=0.3"]
+BRIEF = ["measure.min_s=0", "measure.max_s=0.3", "measure.probes=false"]
 TO_STAY_IN = {
     "launch": ["strategy.options.setup_s=600"],
     "setup": ["strategy.options.setup_s=600"],

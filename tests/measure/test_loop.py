@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,10 +29,8 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(time, "perf_counter", lambda: made.now_s)
-    return made
+def clock() -> Clock:
+    return Clock()
 
 
 class LazyLoss:
@@ -87,7 +84,7 @@ def stage(clock: Clock, name: str, blocks: int, steps: int) -> Stage:
 
 def trained(clock: Clock, *stages: Stage, **options: Any) -> Trainer:
     trainer = Trainer(clock)
-    trainer.train(TimedLoop(trainer, trainer.batches(), list(stages), **options))  # type: ignore[arg-type]
+    trainer.train(TimedLoop(trainer, trainer.batches(), list(stages), clock=lambda: trainer.clock.now_s, **options))  # type: ignore[arg-type]
     return trainer
 
 

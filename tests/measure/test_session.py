@@ -72,7 +72,7 @@ def test_what_a_session_leaves_in_the_record(tmp_path: Path) -> None:
     assert (record.train_samples, record.updates_per_epoch, record.params) == (60, 6, None)
     assert (record.metrics, record.message_bytes, record.backend_used) == ({"mse": 0.0}, [77], None)
     assert record.peak_memory_bytes == [None]
-    assert record.warmup_block_steps == 1 and len(record.warmup_block_s) == len(record.warmup_losses) == 5
+    assert record.warmup_block_steps == 1 and len(record.warmup_block_s) == len(record.warmup_losses) >= 16
     assert record.block_steps is not None and record.block_steps >= 1
     assert len(record.block_s) == len(record.block_samples) == len(record.block_losses) > 0
     losses = [loss for loss in record.warmup_losses + record.block_losses if loss is not None]
@@ -96,7 +96,7 @@ def test_another_backend_than_asked_for_is_a_failure(asked: str, told: str, tmp_
     spec = null_spec(gpus=2, strategy=StrategySpec("null", baseline="null", backend=asked))
     session = Session(spec, Null(spec, 0), RankRecord(0, "here", 1), ProgressFile(tmp_path, 0, 1))
     with pytest.raises(WrongBackend, match=f"{told}, but the gradients were carried by nothing"):
-        session._probe()
+        session._look_back()
 
 
 @pytest.mark.parametrize("asked", ["gloo", "auto"])
@@ -169,10 +169,10 @@ def test_times_are_those_that_were_slept(tmp_path: Path) -> None:
 
 def test_warm_up_does_not_count(tmp_path: Path) -> None:
     options = {"step_s": 0.002, "warmup_s": 0.1, "warmup_steps": 10}
-    record, _ = one_rank(tmp_path, null_spec(options=options, measure={"warmup_steps": 10, "block_s": 0.01}))
-    assert len(record.warmup_block_s) * (record.warmup_block_steps or 0) == 10
-    assert min(record.warmup_block_s) >= 2 * 0.102
-    assert record.block_steps == 1, "as long as the warm-up made it seem"
+    record, _ = one_rank(tmp_path, null_spec(options=options, measure={"warmup_steps": 10, "warmup_max_s": 3.0}))
+    assert record.warmup_block_steps == 1
+    assert len(record.warmup_block_s) >= 20, "sixteen would show ten slow updates and too little of what follows"
+    assert min(record.warmup_block_s[:10]) >= 0.102
     assert statistics.median(record.block_s) < 0.05
     assert record.marks_s["measure"] - record.marks_s["warmup"] >= 10 * 0.102
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.measure.loop import Series, Stage
-from scalebench.measure.stopping import GO_ON, STOP, WARMUP_BLOCKS, enough, measuring, steps_per_block, warmup
+from scalebench.measure.stopping import GO_ON, STOP, Warmup, enough, measuring, steps_per_block
 from scalebench.spec import MeasureSpec
 
 SETTINGS = MeasureSpec(warmup_steps=50, block_s=0.05, min_s=3.0, max_s=30.0, target=0.01)
@@ -72,21 +72,6 @@ def test_enough_goes_on_while_the_interval_is_wide() -> None:
     assert enough(wide, SETTINGS, 30.0)
 
 
-@pytest.mark.parametrize("warmup_steps", [0, 1, 4, 5, 6, 49, 50, 51])
-def test_warmup_counts_whole_blocks(warmup_steps: int) -> None:
-    reports: list[int] = []
-    stage = warmup(dataclasses.replace(SETTINGS, warmup_steps=warmup_steps), lambda s: reports.append(len(s.seconds)))
-    stage.series.steps = steps = stage.start(None)
-    while True:
-        stage.series.seconds.append(0.01)
-        if stage.decide(stage.series):
-            break
-    blocks = len(stage.series.seconds)
-    assert blocks <= WARMUP_BLOCKS
-    assert warmup_steps <= blocks * steps < max(warmup_steps, 1) + steps
-    assert reports == list(range(1, blocks + 1))
-
-
 class Rank:
     """As much of a strategy as the measured stage sees; `heard` is what rank 0 says."""
 
@@ -103,12 +88,80 @@ class Rank:
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     clock = SimpleNamespace(s=1000.0)
-    monkeypatch.setattr(time, "time", lambda: clock.s)
+    for name in ("time", "perf_counter"):
+        monkeypatch.setattr(time, name, lambda: clock.s)
     return clock
 
 
+def warmed(step_s: Callable[[int], float], strategy: Any = None, lockstep: bool = True, **settings: Any) -> Warmup:
+    """A warm-up that went on until it was over; update k takes `step_s(k)`."""
+    clock = SimpleNamespace(s=0.0)
+    chosen = dataclasses.replace(SETTINGS, **settings)
+    warmup = Warmup(strategy or Rank(0), chosen, lockstep, lambda series: None, lambda: clock.s)
+    warmup.stage.series.steps = warmup.stage.start(None)
+    assert warmup.stage.series.steps == 1, "so that an update that compiles is a block of its own"
+    for number in range(100_000):
+        clock.s += step_s(number)
+        warmup.stage.series.seconds.append(step_s(number))
+        if warmup.stage.decide(warmup.stage.series):
+            return warmup
+    raise AssertionError("it never ends")
+
+
+def jitter(number: int) -> float:
+    return 1e-4 * math.sin(number * number)
+
+
+@pytest.mark.parametrize(("length", "updates"), [(0, 50), (1, 50), (10, 50), (30, 100)])
+def test_warmup_lasts_until_steady_state_can_be_seen(length: int, updates: int) -> None:
+    warmup = warmed(lambda k: (0.1 if k < length else 0.01) + jitter(k), warmup_max_s=1e9)
+    assert warmup.found_steps == length
+    assert len(warmup.stage.series.seconds) == updates
+
+
+@pytest.mark.parametrize("lasts", [10, 40, 200])
+def test_a_warmup_that_fades_is_waited_for(lasts: int) -> None:
+    warmup = warmed(lambda k: 0.01 + 0.05 * math.exp(-3 * k / lasts) + jitter(k) / 10, warmup_max_s=1e9)
+    assert warmup.found_steps is not None
+    assert lasts <= 3 * warmup.found_steps and warmup.found_steps <= 3 * lasts
+
+
+def test_a_warmup_that_goes_on_for_most_of_a_look_is_not_taken_for_steady() -> None:
+    """Seen from its first 50 updates, 40 of which are slow, the fast ones could be the exception."""
+    assert warmed(lambda k: (0.012 if k < 40 else 0.01) + jitter(k), warmup_max_s=1e9).found_steps == 40
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "updates"), [(50, 120, 120), (50, 20, 50), (0, 0, 1), (7, 7, 7), (0, 40, 40)]
+)
+def test_warmup_is_bounded_in_updates(least: int, most: int, updates: int) -> None:
+    warmup = warmed(lambda k: 1 / (k + 1), warmup_steps=least, warmup_max_steps=most, warmup_max_s=1e9)
+    assert (warmup.found_steps, len(warmup.stage.series.seconds)) == (None, updates)
+
+
+def test_warmup_is_bounded_in_time_once_its_steps_are_done() -> None:
+    warmup = warmed(lambda k: 1.0 + k, warmup_steps=30, warmup_max_s=5.0)
+    assert (warmup.found_steps, len(warmup.stage.series.seconds)) == (None, 30)
+
+
+def test_rank_0_ends_the_warmup_of_all() -> None:
+    rank_0, told = Rank(0), []
+    first = warmed(lambda k: (0.1 if k < 10 else 0.01) + jitter(k), rank_0)
+    told = list(rank_0.said)
+    other = warmed(lambda k: 0.01 * (k + 1), Rank(1, lambda own: told.pop(0)))
+    assert (first.found_steps, other.found_steps) == (10, 10)
+    assert len(first.stage.series.seconds) == len(other.stage.series.seconds)
+
+
+def test_replicas_warm_up_without_talk() -> None:
+    alone = Rank(1)
+    assert warmed(lambda k: 0.01 + jitter(k), alone, lockstep=False).found_steps == 0
+    assert alone.said == []
+
+
 def measured(strategy: Any, lockstep: bool = True, reports: list[Any] | None = None) -> Stage:
-    stage = measuring(strategy, SETTINGS, lockstep, (reports if reports is not None else []).append)
+    reported = (reports if reports is not None else []).append
+    stage = measuring(strategy, SETTINGS, lockstep, reported, lambda: time.perf_counter())
     stage.series.steps = stage.start(series([0.01] * 5))
     return stage
 

@@ -11,11 +11,12 @@ import pytest
 from rich.console import Console as RichConsole
 
 from scalebench.measure.progress import Progress
+from scalebench.probe_records import Collective, Probes, Transfer
 from scalebench.report import console
 from scalebench.report.console import Console, describe, estimate_s
 from scalebench.results import write_result
 from scalebench.spec import InputError
-from tests.helpers import null_spec, record
+from tests.helpers import null_spec, rank, record
 
 
 def on_terminal() -> Console:
@@ -60,6 +61,16 @@ def test_debugging_keeps_the_terminal_free() -> None:
     with made.progress(null_spec(debug=True), 1, 1) as on_look:
         on_look([])
     assert shown(made) == "[1/1] null gpus=1 ...\n"
+
+
+def test_a_pause_has_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with Console().cooling_down(2.5):
+        pass
+    assert capsys.readouterr().out == "cooling down for 2.5 s ...\n"
+    made = on_terminal()
+    with made.cooling_down(30.0):
+        made.rich._live_stack[0].refresh()
+    assert "cooling down for 30 s" in shown(made) and capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -116,12 +127,26 @@ def test_the_plan_lists_each_run_and_the_time_of_all(capsys: pytest.CaptureFixtu
     assert last == "3 runs, about 21 to 41 s; nothing was started"
 
 
+def test_the_plan_tells_repeats_apart_and_counts_the_pauses(capsys: pytest.CaptureFixture[str]) -> None:
+    """None before the first run, nor for what cannot run."""
+    measure = {"min_s": 10.0, "max_s": 20.0, "repeats": 2, "cool_down_s": 30.0}
+    cannot, *runs = null_spec(), *(null_spec(measure=measure, repeat=repeat) for repeat in (0, 1, 0, 1))
+    cannot.unsupported = "not here"
+    Console().plan([(spec, False) for spec in (cannot, *runs)])
+    _, first, second, *_, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("[2/5] null gpus=1 repeat=0: ") and second.startswith("[3/5] null gpus=1 repeat=1: ")
+    low_s, high_s = (4 * estimate + 90 for estimate in estimate_s(runs[0]))
+    assert last == f"5 runs, about {low_s:.0f} to {high_s:.0f} s, 90 s of them cooling down; nothing was started"
+
+
 @pytest.mark.parametrize("framework", ["none", "torch", "a new one"])
 def test_an_estimate_is_start_up_and_measuring(framework: str) -> None:
     spec = null_spec(measure={"min_s": 1.0, "max_s": 5.0})
     spec.config.strategy.framework = framework
     start_s = console.SETUP_S.get(framework, 4.0)
-    assert estimate_s(spec) == (1.0 + start_s, 5.0 + start_s)
+    assert estimate_s(spec) == (1.0 + start_s, pytest.approx(5.0 + 0.1 + start_s)), "0.1 s of warm-up at the most"
+    spec.config.measure.probes, spec.config.measure.probe_s = True, 2.0
+    assert estimate_s(spec)[0] == 1.0 + start_s + console.PROBES * 2.0
 
 
 def test_the_table_of_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,3 +157,21 @@ def test_the_table_of_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert out.splitlines()[-1] == f"results: {tmp_path}"
     with pytest.raises(InputError):
         Console().table([tmp_path / "none"])
+
+
+def test_collectives_and_bandwidths_stand_below_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for strategy, taken_s in (("ddp_gloo", [1e-3, 1e-3]), ("horovod_mpi", [5e-4, 2e-3])):
+        measured = [
+            Collective("all_reduce", 4**k * 1024, 1, [0.99 * mean_s, 1.01 * mean_s, mean_s])
+            for k, mean_s in enumerate(taken_s)
+        ]
+        moved = [Transfer("memcpy", 0, 0, 2**20, 1, [1e-3] * 4)] if strategy == "ddp_gloo" else []
+        probes = Probes(collectives=measured, bandwidth=moved)
+        folder = tmp_path / strategy
+        folder.mkdir()
+        write_result(record(strategy, 2, ranks=[rank(k, [0.1] * 20, probes=probes) for k in range(2)]), folder)
+    Console().table([tmp_path])
+    out = capsys.readouterr().out
+    assert "all_reduce on 2 devices (torch, cpu)" in out
+    assert "all_reduce on 2 devices: horovod_mpi is faster below 2 KiB, ddp_gloo above" in out
+    assert "bandwidth" in out and "memcpy" in out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from scalebench.frame import COLUMNS, frame
+from scalebench.pooling import pool
 from scalebench.report.tables import (
     baseline_commands,
     percent,
@@ -26,12 +28,13 @@ from scalebench.spec import HardwareSpec
 from tests.helpers import rank, record
 
 GOLDEN = Path(__file__).parents[1] / "golden"
+Rows = Callable[[Sequence[Result], Sequence[Path]], pd.DataFrame]
 
 
-def text(*results: Result, width: int = 160) -> str:
+def text(*results: Result, width: int = 160, rows: Rows = frame) -> str:
     """The table without colour, lines stripped at their end."""
     console = Console(width=width, record=True, color_system=None, file=io.StringIO())
-    console.print(summary(frame(results, [Path("x")] * len(results))))
+    console.print(summary(rows(results, [Path("x")] * len(results))))
     return "\n".join(line.rstrip() for line in console.export_text().splitlines()) + "\n"
 
 
@@ -47,6 +50,25 @@ def test_the_table_of_a_small_sweep() -> None:
         record("horovod_nccl", gpus=8, status="unsupported", ranks=[], reason="needs NCCL [libnccl.so], not here"),
     ]
     assert text(*rows) == (GOLDEN / "table.txt").read_text(encoding="utf-8")
+
+
+def repeated(repeats: int, gpus: int, strategy: str = "ddp", block_s: float = 0.1) -> list[Result]:
+    starts = [f"2026-01-01T00:{10 * r + gpus:02}:00+00:00" for r in range(repeats)]
+    return [
+        record(strategy, gpus=gpus, repeat=r, block_s=block_s * (1 + 0.02 * r * gpus), started_at=at)
+        for r, at in enumerate(starts)
+    ]
+
+
+def test_repeats_are_one_line_with_their_number() -> None:
+    made = [*repeated(3, 1), *repeated(3, 2, block_s=0.12), *repeated(1, 4), record(gpus=8, status="oom", block_s=None)]
+    lines = text(*made, rows=pool).splitlines()
+    assert "gpus  launches  samples/s (95 %)" in lines[2]
+    shown = [line.split() for line in lines if line.startswith("  ddp")]
+    assert [cells[1:3] for cells in shown] == [["1", "3"], ["2", "3"], ["4", "1"], ["8", "1"]]
+    assert "1.64 [1.56, 1.71]" in next(line for line in lines if line.split()[:3] == ["ddp", "2", "3"])
+    assert lines[-1].startswith("intervals: 95 %, over 3 launches; over blocks of one launch: ")
+    assert "launches  " not in text(*made[-2:], rows=pool)
 
 
 def test_brackets_are_no_markup() -> None:
@@ -97,9 +119,8 @@ def test_the_table_fits_where_strategies_have_long_names() -> None:
     impossible = record("horovod_nccl", gpus=2, status="unsupported", ranks=[], reason="needs GPUs " * 20)
     lines = text(*rows, impossible).splitlines()[4:]
     assert "…" not in "".join(lines)
-    assert [line.split()[0] for line in lines if line and not line.startswith(" " * 40)] == sorted(
-        [*strategies * 2, "horovod_nccl"]
-    )
+    names = [line.split()[0] for line in lines if line.startswith("  ") and not line.startswith(" " * 40)]
+    assert names == sorted([*strategies * 2, "horovod_nccl"])
 
 
 def test_a_missing_baseline_is_said() -> None:
@@ -119,6 +140,11 @@ def test_the_command_that_makes_a_missing_baseline(tmp_path: Path) -> None:
     kept.write_text("- strategy='null'\n- measure=quick\n- hydra.run.dir=with space\n")
     words = "strategy=null measure=quick gpus=4"
     assert baseline_commands(lone) == [f"python -m scalebench --multirun {words}"]
+    kept.write_text("- strategy=ddp\n- gpus=4\n- measure.repeats=3\n- repeat=1\n")
+    kept.with_name("config.yaml").write_text("measure:\n  repeats: 3\n")  # which makes the number of the repeat anew
+    assert baseline_commands(lone) == ["python -m scalebench --multirun strategy=ddp gpus=4 measure.repeats=3"]
+    kept.with_name("config.yaml").write_text("measure:\n  repeats: 1\n")
+    assert baseline_commands(lone)[0].endswith(" repeat=1")
     whole = frame([record(gpus=4), record(), record("bare_torch")], [tmp_path] * 3)
     assert baseline_commands(whole) == []
 
@@ -172,3 +198,27 @@ def test_csv_and_parquet_hold_the_frame(results: list[Result], tmp_path: Path) -
     csv = pd.read_csv(tmp_path / "results.csv", dtype=made.dtypes.to_dict())
     assert list(csv.columns) == list(parquet.columns) == list(COLUMNS)
     pd.testing.assert_frame_equal(csv, made)
+    assert not list(tmp_path.glob("pooled.*"))
+
+
+def test_repeats_leave_their_pooled_rows_too(tmp_path: Path) -> None:
+    results = repeated(2, 1)
+    for number, result in enumerate(results):
+        (tmp_path / str(number)).mkdir()
+        write_result(result, tmp_path / str(number))
+    assert len(write_tables(tmp_path)) == len(pd.read_csv(tmp_path / "results.csv")) == 2
+    parquet = pd.read_parquet(tmp_path / "pooled.parquet")
+    assert parquet["repeats"].tolist() == [2] and list(parquet.columns) == [*COLUMNS, "repeats"]
+    assert len(pd.read_csv(tmp_path / "pooled.csv")) == 1
+
+
+def test_placement_is_told_where_rows_differ_in_it() -> None:
+    def placed(ids: list[int], variables: dict[str, str] | None = None) -> Result:
+        hardware = HardwareSpec("cpu", device_ids=ids, environment=variables or {})
+        return record("bare_torch", run_id=f"{ids}{variables}", hardware=hardware)
+
+    shown = text(placed([0]), placed([5]))
+    assert "device_ids" in shown and "environment" not in shown and "bind" not in shown
+    assert [line.split()[0] for line in shown.splitlines() if "bare_torch" in line] == ["0", "5"]
+    shown = text(placed([]), placed([], {"NCCL_P2P_DISABLE": "1"}))
+    assert "NCCL_P2P_DISABLE=1" in shown and "device_ids" not in shown

@@ -63,10 +63,13 @@ def test_a_machine_with_gpus(tell: Tell) -> None:
         HERE, gpus=GPUS, topology=[["X", "NV18"], ["NV18", "X"]], driver_version="580.1", container="docker"
     )
     lines = tell(here)
-    assert lines[1:5] == [
-        "GPU 0 NVIDIA H100, 80 GiB, 700 W, NUMA node 0",
+    assert lines[1:8] == [
+        "processors a processor",
+        "GPU 0 NVIDIA H100, 80 GiB, 700 W, NUMA node 0, SM up to 1980 MHz, memory up to 2619 MHz",
         "GPU 1 unknown GPU",
         "driver 580.1, CUDA up to unknown",
+        "NV18 pairs 0-1",
+        "compare them python -m scalebench --multirun 'hardware.device_ids=[0,1]'",
         "system Linux-6, Python 3.11, in docker",
     ]
     assert lines[-4] == "links GPU 0 GPU 1"

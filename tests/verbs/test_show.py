@@ -43,7 +43,7 @@ def test_all_runs_at_or_below_the_paths(capsys: pytest.CaptureFixture[str], path
     assert main(["show", *paths]) == 0
     out, err = capsys.readouterr()
     assert rows(out) == [["ddp", n] for n in gpus.split()] and err == ""
-    assert out.splitlines()[-1] == f"results: {', '.join(paths)}"
+    assert f"results: {', '.join(paths)}" in out.splitlines()
 
 
 def test_a_failed_run_says_why(capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,7 +52,25 @@ def test_a_failed_run_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     assert "told to fail" in line
 
 
-@pytest.mark.parametrize("words", [[], ["--all"]])
+@pytest.mark.parametrize(
+    ("words", "detailed"),
+    [
+        (["a"], []),
+        (["a/1"], ["a/1"]),
+        (["a", "--details"], ["a/0", "a/1"]),
+        (["--details", "a", "b"], ["a/0", "a/1"]),
+        (["b"], []),
+    ],
+)
+def test_details_of_one_run_or_of_each(
+    capsys: pytest.CaptureFixture[str], words: list[str], detailed: list[str]
+) -> None:
+    assert main(["show", *words]) == 0
+    heads = [line.split(":")[0] for line in capsys.readouterr().out.splitlines() if line.startswith(("a/", "b/"))]
+    assert heads == detailed
+
+
+@pytest.mark.parametrize("words", [[], ["--all"], ["--details"], ["a", "--all"]])
 def test_without_a_folder(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     assert main(["show", *words]) == 2
     assert capsys.readouterr().err == (

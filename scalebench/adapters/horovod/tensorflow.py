@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import horovod
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
+from scalebench.adapters.horovod import collectives_tensorflow
 from scalebench.adapters.horovod.membership import Membership
 from scalebench.adapters.horovod.observed import Exchange, Observer
 from scalebench.adapters.horovod.options import HorovodOptions
@@ -74,6 +76,9 @@ class HorovodTensorFlow(TensorFlowStrategy):
         with tf.device(self.devices[0]):
             for size in sizes:
                 hvd.allreduce(tf.zeros(max(1, size // 4)), op=hvd.Sum, name=f"scalebench.buffer.{size}")
+
+    def collective(self, name: str, size_bytes: int) -> Callable[[], None]:
+        return collectives_tensorflow.collective(self.group_sum, self.devices[0], name, size_bytes)
 
     def backend_used(self) -> str | None:
         return self._observed().backend

@@ -2,24 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import horovod
 import horovod.torch as hvd
 import torch
+from horovod.torch import mpi_ops
+from horovod.torch import optimizer as distributed
 from torch import Tensor, nn
+from torch.profiler import record_function
 
+from scalebench.adapters.horovod import collectives_torch
 from scalebench.adapters.horovod.membership import Membership
 from scalebench.adapters.horovod.observed import Exchange, Observer
 from scalebench.adapters.horovod.options import HorovodOptions
 from scalebench.adapters.torch.base import TorchStrategy
 from scalebench.adapters.torch.evidence import Replay
 from scalebench.adapters.torch.feeding import TorchBatch
+from scalebench.adapters.torch.profiling import HOROVOD_WAIT
+from scalebench.probe_records import Profile
 from scalebench.spec import RunSpec
-from scalebench.strategy import LossPart, Unsupported
+from scalebench.strategy import FORWARD, LossPart, Unsupported
 
 NEVER = 1 << 40  # backward passes before gradients are exchanged, while the exchange is off
 COMPRESSORS = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}
+
+
+@contextmanager
+def wait_seen() -> Iterator[None]:
+    """Within this torch's profiler sees the main thread wait for exchanges. Horovod's own threads, which do them, are
+    seen by nothing but its timeline; what they did meanwhile is not in it."""
+    plain = mpi_ops.synchronize
+
+    def synchronize(handle: int) -> Any:
+        with record_function(HOROVOD_WAIT):
+            return plain(handle)
+
+    mpi_ops.synchronize = distributed.synchronize = synchronize
+    try:
+        yield
+    finally:
+        mpi_ops.synchronize = distributed.synchronize = plain
 
 
 class HorovodGroup:
@@ -76,11 +102,18 @@ class InHorovodGroup(TorchStrategy):
         assert self.group is not None, "setup comes first"
         self.group.all_reduce_buffers(sizes)
 
+    def collective(self, name: str, size_bytes: int) -> Callable[[], None]:
+        return collectives_torch.collective(self.group.sum, self.device, name, size_bytes)
+
     def backend_used(self) -> str | None:
         return self._observed().backend
 
     def keep_timeline(self, path: Path, updates: int) -> dict[str, float]:
         return self.group.observer.keep(self._again, updates, path)
+
+    def profile(self, updates: int, trace: Path | None) -> Profile:
+        with wait_seen():
+            return super().profile(updates, trace)
 
     def versions(self) -> dict[str, str]:
         return {**super().versions(), "horovod": horovod.__version__}
@@ -115,10 +148,7 @@ class HorovodTorch(InHorovodGroup):
     def step(self, batch: TorchBatch) -> LossPart | None:
         if self._adasum:  # its optimizer works during backward, and waits in its step
             return super().step(batch)
-        if self._exchanging:
-            self.optimizer.zero_grad()
-        else:
-            self.model.zero_grad()  # Horovod's own believes that an exchange is under way
+        self.model.zero_grad()  # after updates without the exchange Horovod's own believes that one is under way
         loss, part = self.forward(self.net, batch)
         self.precision.backward(loss)
         if self._exchanging:
@@ -126,6 +156,15 @@ class HorovodTorch(InHorovodGroup):
         with self.optimizer.skip_synchronize():
             self.precision.update(self.optimizer)
         return part
+
+    def partial_step(self, batch: TorchBatch, until: str) -> None:
+        if self._adasum:
+            if until != FORWARD:
+                raise Unsupported("Adasum's optimizer updates and exchanges within backward: neither can be told apart")
+            return super().partial_step(batch, until)
+        assert not self._exchanging or self.spec.processes == 1, "backward would start an exchange"
+        with self.optimizer.skip_synchronize():
+            super().partial_step(batch, until)
 
     def exchange(self, on: bool) -> None:
         if self._adasum:

@@ -12,14 +12,16 @@ import tensorflow as tf
 from scalebench.adapters.tensorflow import devices, evaluation, evidence, feeding, precision, training
 from scalebench.adapters.tensorflow.feeding import Part, TfBatch
 from scalebench.adapters.tensorflow.network import NetworkModel, read_weights
+from scalebench.adapters.tensorflow.pieces import Share
+from scalebench.adapters.tensorflow.probed import Probed
 from scalebench.spec import RunSpec
-from scalebench.strategy import LossPart, Strategy
+from scalebench.strategy import LossPart
 from scalebench.workloads import networks
 from scalebench.workloads.source import Source
 from scalebench.workloads.weights import initial_weights
 
 
-class TensorFlowStrategy(Strategy):
+class TensorFlowStrategy(Probed):
     """One replica of the model on one device. By itself it talks to nobody; subclasses say how they do."""
 
     model: NetworkModel
@@ -27,7 +29,6 @@ class TensorFlowStrategy(Strategy):
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
-        self.last_batch: TfBatch | None = None
         self.exchanging = True
         self._loss = training.loss(spec.config.model.loss)
         self._functions: dict[bool, Callable[..., tf.Tensor]] = {}  # by whether gradients are exchanged
@@ -54,8 +55,9 @@ class TensorFlowStrategy(Strategy):
             plain = training.optimizer(settings.train.optimizer, settings.train.learning_rate)
             self.optimizer = precision.scaled(plain, settings.train.precision)
             self.optimizer.build(self.model.trainable_variables)
-        self._gradients = self.gradients
+        self._training_loss, self._gradients = self.training_loss, self.gradients
         if settings.train.compile:  # of one replica, on one device: XLA takes no notice of several
+            self._training_loss = tf.function(self.training_loss, jit_compile=True, autograph=False)
             self._gradients = tf.function(self.gradients, jit_compile=True, autograph=False)
         self._forward = tf.function(self.forward, input_signature=[self._part_spec()[0]], autograph=False)
 
@@ -74,9 +76,8 @@ class TensorFlowStrategy(Strategy):
     def update_function(self) -> Callable[..., tf.Tensor]:
         """The compiled update, with or without the exchange: (parts, samples of the global batch) -> loss sum."""
         if self.exchanging not in self._functions:
-            signature = [(self._part_spec(),) * len(self.feed_devices()), tf.TensorSpec((), tf.float32)]
             self._functions[self.exchanging] = tf.function(
-                self.update, input_signature=signature, jit_compile=False, autograph=False
+                self.update, input_signature=self.signature(), jit_compile=False, autograph=False
             )
         return self._functions[self.exchanging]
 
@@ -96,9 +97,18 @@ class TensorFlowStrategy(Strategy):
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """(sum of the losses, gradients of their share of the mean) over one replica's samples."""
         with tf.GradientTape() as tape:
-            loss_sum = tf.reduce_sum(self._loss(self.model(inputs, training=True), targets))
+            loss_sum = self.training_loss(inputs, targets)
             loss = self.optimizer.scale_loss(loss_sum / self.loss_samples(inputs, global_samples))
         return loss_sum, tape.gradient(loss, [variable.value for variable in self.model.trainable_variables])
+
+    def training_loss(self, inputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+        """The forward pass of one replica in training: the sum of the losses over its samples."""
+        return tf.reduce_sum(self._loss(self.model(inputs, training=True), targets))
+
+    def each_device(self, parts: tuple[Part, ...], global_samples: tf.Tensor, back: bool) -> list[Share]:
+        """What every device of this process finds out by itself: its loss and, if `back`, its gradients."""
+        (part,) = parts
+        return [Share(*self._gradients(*part, global_samples)) if back else Share(self._training_loss(*part), [])]
 
     def loss_samples(self, inputs: tf.Tensor, global_samples: tf.Tensor) -> tf.Tensor:
         """How many samples the loss is a mean over."""
@@ -168,6 +178,10 @@ class TensorFlowStrategy(Strategy):
         if found != settings.model.params:
             raise RuntimeError(f"{network.name} has {found} parameters here and {settings.model.params} in the config")
         return model
+
+    def signature(self) -> list[Any]:
+        """What the update takes."""
+        return [(self._part_spec(),) * len(self.feed_devices()), tf.TensorSpec((), tf.float32)]
 
     def _part_spec(self) -> tuple[tf.TensorSpec, tf.TensorSpec]:
         """Inputs and targets of any number of samples, so that no batch traces the update again."""

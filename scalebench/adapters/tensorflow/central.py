@@ -11,7 +11,7 @@ import tensorflow as tf
 from scalebench.adapters.tensorflow import evidence
 from scalebench.adapters.tensorflow.base import TensorFlowStrategy
 from scalebench.spec import Config
-from scalebench.strategy import Unsupported
+from scalebench.strategy import OPTIMIZER, Unsupported
 
 SCOPE = "sum_of_gradients"  # in the names of the operations that carry gradients between devices
 Tensors = Sequence[tf.Tensor]
@@ -111,6 +111,15 @@ class OneCopy(TensorFlowStrategy):
     def message_sizes(self) -> list[int]:
         """As central.message_bytes says."""
         return message_bytes(self.update_function().get_concrete_function())
+
+    def carriers(self) -> set[str]:
+        return {name for name in super().carriers() if SCOPE in name}
+
+    def partial_step(self, batch: Any, until: str) -> None:
+        """The weights come to the devices on the forward pass."""
+        if until == OPTIMIZER:
+            raise no_switch(self.spec.config)
+        super().partial_step(batch, until)
 
     def run_exchange(self, sizes: list[int]) -> None:
         if len(self.devices) == 1:  # nobody to exchange with, and nothing is exchanged

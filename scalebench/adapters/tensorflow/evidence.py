@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
-from scalebench.adapters.tensorflow import devices
+from scalebench.adapters.tensorflow import xplane
 from scalebench.adapters.tensorflow.precision import graphs
 from scalebench.strategy import Loop, LossPart
 
@@ -75,13 +73,13 @@ def observed_backend(train: Callable[[Loop], None], function: Any, batch: Any) -
     events = profiled(lambda: train(Replay(batch)))
     if any(sign in event for event in events for sign in NCCL_SIGNS):
         return "nccl"
-    ran = {wanted[name] for name in wanted if any(_is_of(event, name) for event in events)}
+    ran = {wanted[name] for name in wanted if any(is_of(event, name) for event in events)}
     if ran & set(COLLECTIVES):
         return "ring"
     return "copy" if ran else None
 
 
-def _is_of(event: str, name: str) -> bool:
+def is_of(event: str, name: str) -> bool:
     """Whether it is that operation's; one of an inlined function has the call's name in front."""
     ran = event.partition(":")[0]
     return ran == name or ran.endswith(f"/{name}")
@@ -89,22 +87,9 @@ def _is_of(event: str, name: str) -> bool:
 
 def profiled(action: Callable[[], None]) -> set[str]:
     """Names of all events while `action` ran; those of operations are 'name:type'."""
-    from tensorflow.tsl.profiler.protobuf import xplane_pb2
-
-    with tempfile.TemporaryDirectory(prefix="scalebench-profile-") as folder:
-        tf.profiler.experimental.start(folder)
-        try:
-            action()
-            devices.synchronize()
-        finally:
-            tf.profiler.experimental.stop()
-        names = set()
-        for path in Path(folder).rglob("*.xplane.pb"):
-            space = xplane_pb2.XSpace.FromString(path.read_bytes())
-            for plane in space.planes:
-                happened = {event.metadata_id for line in plane.lines for event in line.events}
-                names |= {plane.event_metadata[number].name for number in happened}
-    return names
+    with xplane.recorded() as lines:
+        action()
+    return {event.name for line in lines for event in line.events}
 
 
 class AllReduce:

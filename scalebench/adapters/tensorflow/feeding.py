@@ -15,6 +15,7 @@ from scalebench.workloads.prefetch import prefetch
 from scalebench.workloads.source import Source
 
 Part = tuple[tf.Tensor, tf.Tensor]  # inputs, targets of one device
+Arrays = tuple[NDArray[Any], ...]  # the same in host memory
 
 
 class TfBatch(NamedTuple):
@@ -55,9 +56,19 @@ def place(batch: Batch, devices: Sequence[str]) -> TfBatch:
     """Its parts as tensors, each on its device."""
     parts = []
     for device, span in zip(devices, spans(batch.samples, len(devices)), strict=True):
-        with tf.device(device):
-            parts.append((tf.identity(batch.inputs[span]), tf.identity(batch.targets[span])))
+        parts.append(put((batch.inputs[span], batch.targets[span]), device))
     return TfBatch(tuple(parts), batch.samples, tf.constant(batch.global_samples, tf.float32))
+
+
+def put(arrays: Arrays, device: str) -> Any:
+    """Tensors on that device."""
+    with tf.device(device):
+        return tuple(tf.identity(array) for array in arrays)
+
+
+def on_host(batch: TfBatch) -> list[Arrays]:
+    """Its parts as arrays in host memory."""
+    return [tuple(np.array(tensor) for tensor in part) for part in batch.parts]
 
 
 def _placed(source: Source, devices: Sequence[str]) -> TfBatches:

@@ -11,8 +11,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from scalebench.adapters.tensorflow import training
+from scalebench.adapters.tensorflow import feeding, training
 from scalebench.adapters.tensorflow.base import TensorFlowStrategy
+from scalebench.adapters.tensorflow.feeding import TfBatch
 from scalebench.adapters.tensorflow.network import NetworkModel
 from scalebench.spec import InputError
 from scalebench.strategy import Loop, LossPart, Unsupported
@@ -112,6 +113,9 @@ def _element(batch: Batch) -> tuple[Any, Any, Any]:
 class WithFit(TensorFlowStrategy):
     """A strategy whose option `loop` chooses between a plain loop (custom) and Keras' (fit)."""
 
+    _train_functions: dict[bool, Any]  # fit's, by whether gradients are exchanged
+    _placed: tuple[Batch, TfBatch] | None = None
+
     @property
     def fits(self) -> bool:
         return bool(self.options.loop == "fit")
@@ -126,6 +130,8 @@ class WithFit(TensorFlowStrategy):
             loss = SummedLoss(self._loss, labels=self.spec.config.model.loss == "cross_entropy")
             with self.scope():
                 self.model.compile(optimizer=self.optimizer, loss=loss, jit_compile=self.spec.config.train.compile)
+            self.model.make_train_function()  # which is traced when it is first called
+            self._train_functions = {True: self.model.train_function}
 
     def _refuse_what_fit_cannot(self) -> None:
         settings = self.spec.config
@@ -163,8 +169,20 @@ class WithFit(TensorFlowStrategy):
     def _remember(self, batch: Batch) -> None:
         self.last_batch = batch
 
+    def placed(self, batch: Any) -> TfBatch:
+        """Under fit `batch` is in host memory; it is put on the devices once, as the plain loop would."""
+        if not self.fits:
+            return super().placed(batch)
+        if self._placed is None or self._placed[0] is not batch:
+            self._placed = batch, feeding.place(batch, self.feed_devices())
+        return self._placed[1]
+
     def exchange(self, on: bool) -> None:
+        """Also while fit is running, between batches: it looks its function up for each of them."""
         super().exchange(on)
         if self.fits:
-            training.set_exchange(self.optimizer, on)
-            self.model.make_train_function(force=True)  # which is traced when it is first called
+            training.set_exchange(self.optimizer, on)  # for the one that is traced next
+            if on not in self._train_functions:
+                self.model.make_train_function(force=True)
+                self._train_functions[on] = self.model.train_function
+            self.model.train_function = self._train_functions[on]

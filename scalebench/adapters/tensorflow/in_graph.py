@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from scalebench.adapters.tensorflow import central, evidence
 from scalebench.adapters.tensorflow.feeding import Part, TfBatches
+from scalebench.adapters.tensorflow.pieces import Share
 from scalebench.spec import InputError, RunSpec
 from scalebench.strategy import Unsupported
 from scalebench.suggest import no_such
@@ -90,9 +91,7 @@ class InGraph(central.OneCopy):
     def update(self, parts: tuple[Part, ...], global_samples: tf.Tensor) -> tf.Tensor:
         """A gradient tape would leave the whole backward pass on one device; tf.gradients keeps it with the forward."""
         ((inputs, targets),) = parts
-        with tf.device(self.parameter_device):
-            values = [tf.convert_to_tensor(variable) for variable in [*self.model.trained, *self.model.moving]]
-        towers = [self._tower(number, part, values) for number, part in enumerate(self._cut(inputs))]
+        towers = self._towers(inputs)
         loss_sum = self._loss_sum(towers, targets)
         with tf.device(self.merge_device):
             loss = self.optimizer.scale_loss(loss_sum / global_samples)
@@ -107,6 +106,27 @@ class InGraph(central.OneCopy):
 
     def backend_used(self) -> str | None:
         return evidence.observed_backend(self.train, self.update_function(), self.last_batch)
+
+    def each_device(self, parts: tuple[Part, ...], global_samples: tf.Tensor, back: bool) -> list[Share]:
+        """Each tower has the loss of its own outputs, also where the update merges them first: there it would wait for
+        the others in the middle."""
+        ((inputs, targets),) = parts
+        towers, shares = self._towers(inputs), []
+        for device, tower, loss_sum in zip(self.devices, towers, self._own_loss_sums(towers, targets), strict=True):
+            with tf.device(device):
+                loss = self.optimizer.scale_loss(loss_sum / global_samples)
+            shares.append(Share(loss_sum, tf.gradients(loss, tower.weights) if back else []))
+        return shares
+
+    def copy_batch(self, batch: Any) -> None:
+        if self.spec.device != "cpu" and "GPU" not in self.feed_devices()[0]:
+            raise Unsupported(f"the graph of {self.spec.config.strategy.name} itself takes the samples to the devices")
+        super().copy_batch(batch)
+
+    def _towers(self, inputs: tf.Tensor) -> list[Tower]:
+        with tf.device(self.parameter_device):
+            values = [tf.convert_to_tensor(variable) for variable in [*self.model.trained, *self.model.moving]]
+        return [self._tower(number, part, values) for number, part in enumerate(self._cut(inputs))]
 
     def _tower(self, number: int, inputs: tf.Tensor, values: list[tf.Tensor]) -> Tower:
         """`values` of the model's trained and moving variables, on the parameter device."""
@@ -135,12 +155,16 @@ class InGraph(central.OneCopy):
             with tf.device(self.merge_device), tf.name_scope("merge"):
                 outputs = tf.concat([tower.outputs for tower in towers], 0)
                 return tf.reduce_sum(self._loss(outputs, targets))
+        sums = self._own_loss_sums(towers, targets)
+        with tf.device(self.merge_device), tf.name_scope("merge"):
+            return tf.reduce_sum(tf.stack(sums))
+
+    def _own_loss_sums(self, towers: list[Tower], targets: tf.Tensor) -> list[tf.Tensor]:
         sums = []
         for device, tower, own in zip(self.devices, towers, self._cut(targets), strict=True):
             with tf.device(device):
                 sums.append(tf.reduce_sum(self._loss(tower.outputs, own)))
-        with tf.device(self.merge_device), tf.name_scope("merge"):
-            return tf.reduce_sum(tf.stack(sums))
+        return sums
 
     def total(self, of_devices: Sequence[central.Tensors]) -> list[tf.Tensor]:
         if self.options.reduction == "nccl":

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from scalebench.adapters.tensorflow import evidence, training
+from scalebench.adapters.tensorflow import collectives, evidence, training
 from scalebench.adapters.tensorflow.base import TensorFlowStrategy
 from scalebench.adapters.tensorflow.feeding import Part
 from scalebench.adapters.tensorflow.fit import WithFit
+from scalebench.adapters.tensorflow.pieces import Share
 from scalebench.spec import InputError
 from scalebench.suggest import no_such
 
@@ -54,6 +56,16 @@ class Replicated(TensorFlowStrategy):
         # Not an AddN over the devices, which is how evidence knows the sums of gradients.
         return tf.reduce_sum(tf.stack(self.strategy.experimental_local_results(sums)))
 
+    def each_device(self, parts: tuple[Part, ...], global_samples: tf.Tensor, back: bool) -> list[Share]:
+        own = self.dealt_out(parts)
+        if not back:
+            sums = self.strategy.run(self._training_loss, own)
+            return [Share(loss_sum, []) for loss_sum in self.strategy.experimental_local_results(sums)]
+        sums, gradients = self.strategy.run(self._gradients, (*own, global_samples))
+        of_devices = zip(*map(self.strategy.experimental_local_results, gradients), strict=True)
+        loss_sums = self.strategy.experimental_local_results(sums)
+        return [Share(one, list(of_device)) for one, of_device in zip(loss_sums, of_devices, strict=True)]
+
     def dealt_out(self, parts: tuple[Part, ...]) -> tuple[Any, Any]:
         """Inputs and targets as `strategy.run` takes them: each replica gets its own."""
 
@@ -76,6 +88,9 @@ class Replicated(TensorFlowStrategy):
         if self._exchange is None or self._exchange[0] != sizes:
             self._exchange = sizes, evidence.AllReduce(self.strategy, sizes)
         self._exchange[1]()
+
+    def collective(self, name: str, size_bytes: int) -> Callable[[], None]:
+        return collectives.collective(self.strategy, self.group_sum, name, size_bytes)
 
     def backend_used(self) -> str | None:
         return evidence.observed_backend(self.train, self.update_function(), self.last_batch)

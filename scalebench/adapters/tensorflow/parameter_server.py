@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -17,6 +18,7 @@ from scalebench.adapters.tensorflow import cluster, serving
 from scalebench.adapters.tensorflow.base import TensorFlowStrategy
 from scalebench.adapters.tensorflow.evidence import UPDATES
 from scalebench.adapters.tensorflow.feeding import spans
+from scalebench.probe_records import Profile
 from scalebench.strategy import LossPart, Unsupported
 from scalebench.workloads.source import Source
 
@@ -43,6 +45,7 @@ class Pending:
 class ParameterServer(TensorFlowStrategy):
     """The chief: it holds no weights and computes nothing, but schedules, measures and validates."""
 
+    reads_in_step = True
     strategy: tf.distribute.ParameterServerStrategy
     coordinator: tf.distribute.coordinator.ClusterCoordinator
 
@@ -112,6 +115,23 @@ class ParameterServer(TensorFlowStrategy):
 
     def run_exchange(self, sizes: list[int]) -> None:
         raise Unsupported("workers of a parameter server exchange while they compute: it cannot be run alone")
+
+    def partial_step(self, batch: Any, until: str) -> None:
+        raise self._computes_nothing()
+
+    def local_step(self, batch: Any) -> list[float]:
+        raise self._computes_nothing()
+
+    def copy_batch(self, batch: Any) -> None:
+        raise self._computes_nothing()
+
+    def profile(self, updates: int, trace: Path | None) -> Profile:
+        raise self._computes_nothing()
+
+    def _computes_nothing(self) -> Unsupported:
+        return Unsupported(
+            f"the chief of {self.spec.config.strategy.name} computes nothing: its workers, which do, measure nothing"
+        )
 
     def backend_used(self) -> str | None:
         """grpc, the only way between TensorFlow's servers, where updates were seen to be written in the process of a

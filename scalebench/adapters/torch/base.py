@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from scalebench.adapters.torch import evaluation, feeding, training
+from scalebench.adapters.torch import bandwidth, evaluation, feeding, profiling, training
 from scalebench.adapters.torch.compiling import Compiled
 from scalebench.adapters.torch.evidence import observed_settings
-from scalebench.adapters.torch.feeding import TorchBatch
+from scalebench.adapters.torch.feeding import HostCopies, TorchBatch
 from scalebench.adapters.torch.group import Group
 from scalebench.adapters.torch.network import NetworkModule
 from scalebench.adapters.torch.precision import Precision
 from scalebench.adapters.torch.weights import load_weights, read_weights
+from scalebench.probe_records import Profile
 from scalebench.spec import RunSpec
-from scalebench.strategy import LossPart, Strategy, Unsupported
+from scalebench.strategy import BACKWARD, FORWARD, LossPart, Strategy, Unsupported
 from scalebench.workloads import networks
 from scalebench.workloads.source import Source
 from scalebench.workloads.weights import initial_weights
@@ -41,6 +43,7 @@ class TorchStrategy(Strategy):
         super().__init__(spec, rank)
         self.group: Group | None = None
         self.last_batch: TorchBatch | None = None
+        self._host_copies = HostCopies()
         self._loss = training.loss(spec.config.model.loss)
 
     def group_backend(self) -> str | None:
@@ -97,9 +100,33 @@ class TorchStrategy(Strategy):
         """So that gradients averaged over the replicas are those of the mean over the global batch."""
         return training.shard_weight(batch.samples, batch.global_samples, self.shard()[1])
 
+    def partial_step(self, batch: TorchBatch, until: str) -> None:
+        self.model.zero_grad()  # not the optimizer: Horovod's believes that an exchange is under way
+        loss, _ = self.forward(self.net, batch)
+        if until == FORWARD:
+            return
+        self.precision.backward(loss)
+        if until != BACKWARD:
+            self.precision.update(self.optimizer)
+
+    def copy_batch(self, batch: TorchBatch) -> None:
+        if self.device.type == "cpu":
+            return super().copy_batch(batch)
+        self._host_copies.of(batch).to(self.device)
+
+    def profile(self, updates: int, trace: Path | None) -> Profile:
+        """After a few updates more, which are not in it."""
+        if self.last_batch is None:
+            raise RuntimeError("the profile is of the last batch of the training, and there was no training")
+        return profiling.profiled(self.train, self.synchronize, self.last_batch, updates, trace)
+
     def synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+    def transfer(self, kind: str, source: int | None, target: int | None, size_bytes: int) -> Callable[[], None]:
+        here = bandwidth.Here(self.spec, self.place.rank, self.device, self.group)
+        return bandwidth.transfer(here, kind, source, target, size_bytes)
 
     def broadcast(self, value: float) -> float:
         return value if self.group is None else self.group.broadcast(value)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from scalebench.adapters.torch import collectives
 from scalebench.adapters.torch.base import TorchStrategy
 from scalebench.adapters.torch.evidence import observed_backend
+from scalebench.adapters.torch.feeding import TorchBatch
 
 
 @dataclass
@@ -52,12 +55,22 @@ class Ddp(TorchStrategy):
     def exchange(self, on: bool) -> None:
         self.net.require_backward_grad_sync = on
 
+    def partial_step(self, batch: TorchBatch, until: str) -> None:
+        """Without the exchange also where it is on: a forward pass would make the reducer wait for its backward."""
+        self.net.require_forward_param_sync = False  # moving statistics, which the first pass would broadcast still
+        with self.net.no_sync():
+            super().partial_step(batch, until)
+
     def message_sizes(self) -> list[int]:
         return bucket_bytes(self.net)
 
     def run_exchange(self, sizes: list[int]) -> None:
         assert self.group is not None, "setup comes first"
         self.group.all_reduce_buffers(sizes)
+
+    def collective(self, name: str, size_bytes: int) -> Callable[[], None]:
+        assert self.group is not None, "setup comes first"
+        return collectives.collective(self.group, name, size_bytes)
 
     def backend_used(self) -> str | None:
         """Two more updates under the profiler, so it comes last: it spoils the weights."""

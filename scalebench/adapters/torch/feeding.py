@@ -35,6 +35,21 @@ class TorchBatch(NamedTuple):
         return TorchBatch(inputs, targets, self.global_samples)
 
 
+class HostCopies:
+    """Batches in pinned host memory, as the feed holds them before it copies: one of each shape, made once."""
+
+    def __init__(self) -> None:
+        self._copies: dict[tuple[Any, ...], TorchBatch] = {}
+
+    def of(self, batch: TorchBatch) -> TorchBatch:
+        """Its copy, or that of the first batch of the same shape."""
+        key = tuple((tensor.shape, tensor.dtype) for tensor in (batch.inputs, batch.targets))
+        if key not in self._copies:
+            inputs, targets = (tensor.cpu().pin_memory() for tensor in (batch.inputs, batch.targets))
+            self._copies[key] = TorchBatch(inputs, targets, batch.global_samples)
+        return self._copies[key]
+
+
 TorchBatches = Generator[TorchBatch, None, None]
 
 

@@ -43,10 +43,8 @@ class Group:
             raise
 
     def broadcast(self, value: float) -> float:
-        """Rank 0's value on every rank."""
-        number = torch.tensor(value, dtype=torch.float64, device=self._numbers_on)
-        dist.broadcast(number, src=0)
-        return float(number)
+        """Rank 0's value on every rank, when all have called this. A sum: the root of a broadcast waits for nobody."""
+        return self.sum([value if dist.get_rank() == 0 else 0.0])[0]
 
     def sum(self, values: list[float]) -> list[float]:
         """Sums over the ranks."""

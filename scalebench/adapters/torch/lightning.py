@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.plugins.environments import LightningEnvironment
 from pytorch_lightning.plugins.precision import MixedPrecision
 from pytorch_lightning.strategies import DDPStrategy
@@ -63,7 +64,8 @@ class WithTrainer(TorchStrategy):
 
     def train(self, loop: Loop) -> None:
         self._trainer(_Reporter(self, loop)).fit(_Module(self), train_dataloaders=_Endless(loop))
-        self.model.to(self.device)  # Lightning leaves it on the CPU
+        self.model.to(self.device)  # Lightning leaves it on the CPU, and the optimizer's state
+        move_state(self.optimizer, self.device)
 
     def step(self, batch: TorchBatch) -> LossPart | None:
         """One update by a whole fit. For checks; whoever wants to measure calls `train`."""
@@ -143,6 +145,10 @@ class LightningDdp(WithTrainer, Ddp):
         if self._wrapper is not None:
             self._wrapper.require_backward_grad_sync = on
 
+    def partial_step(self, batch: TorchBatch, until: str) -> None:
+        """Of the model without Lightning: its wrapper is gone, and what it does around an update is not in here."""
+        TorchStrategy.partial_step(self, batch, until)
+
     def message_sizes(self) -> list[int]:
         return self._message_sizes if self._wrapper is None else bucket_bytes(self._wrapper)
 
@@ -152,6 +158,14 @@ class LightningDdp(WithTrainer, Ddp):
 
     def fit_ends(self) -> None:
         self._message_sizes = self.message_sizes()
+
+
+def move_state(optimizer: Optimizer, device: torch.device) -> None:
+    """What it knows of each parameter, but for its count of steps, which Lightning leaves where it is."""
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            if name != "step" and isinstance(value, Tensor):
+                state[name] = value.to(device)
 
 
 class Environment(LightningEnvironment):

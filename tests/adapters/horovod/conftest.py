@@ -10,7 +10,10 @@ from scalebench import cli, jobs
 from scalebench.resolve import resolve
 from scalebench.spec import RunSpec
 
-SHORT = ("measure=quick", "measure.min_s=0", "measure.max_s=1", "measure.hang_s=60", "dataset.size=2000")
+SHORT = (
+    "measure=quick", "measure.min_s=0", "measure.max_s=1", "measure.hang_s=60", "dataset.size=2000",
+    "measure.probes=false",
+)  # fmt: skip
 
 
 @pytest.fixture

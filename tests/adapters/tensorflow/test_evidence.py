@@ -113,7 +113,7 @@ def test_needs_a_training() -> None:
     ],
 )
 def test_events_of_an_operation(event: str, name: str, same: bool) -> None:
-    assert evidence._is_of(event, name) is same
+    assert evidence.is_of(event, name) is same
 
 
 @pytest.mark.parametrize("jit", [False, True])

@@ -109,3 +109,15 @@ def test_only_ahead_on_the_device_copies_in_the_thread(
     list(islice(batches, 3))
     batches.close()
     assert {name == "prefetch" for name in names} == {in_thread}
+
+
+def test_parts_in_host_memory(source: Callable[..., Source]) -> None:
+    """Copies of their own, which put back on the devices are the parts again."""
+    (batch,) = islice(feeding.batches(source(first=1), DEVICES, "host", "none"), 1)
+    on_host = feeding.on_host(batch)
+    for device, part, arrays in zip(DEVICES, batch.parts, on_host, strict=True):
+        again = feeding.put(arrays, device)
+        for tensor, array, other in zip(part, arrays, again, strict=True):
+            assert isinstance(array, np.ndarray) and array.flags.owndata
+            assert other.device == tensor.device and other.device.endswith(device.removeprefix("/"))
+            np.testing.assert_array_equal(other, tensor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -184,6 +185,35 @@ def test_exchange_goes_off_and_on(strategy: Any, source: Callable[..., Source]) 
     fit.exchange(True)
     train(fit, source(first=1), 1, 2)
     assert fit.backend_used() == "ring"
+
+
+def test_exchange_is_switched_while_fit_runs(
+    strategy: Any, source: Callable[..., Source], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two updates, any number of times, and each way is traced once, by each of two replicas."""
+    fit, traced, apart, step = None, [], [], FitModel.train_step
+    monkeypatch.setattr(FitModel, "train_step", lambda model, data: traced.append(fit.exchanging) or step(model, data))
+    fit = strategy(*MIRRORED, FIT, "train.optimizer=sgd", "train.learning_rate=0.1")
+    plan = iter([True, False, True, True, False, False, True, False, True])
+
+    class Switching:
+        def __iter__(self) -> Iterator[Any]:
+            yield from fit.feed(source(first=1))
+
+        def done(self, part: LossPart | None) -> bool:
+            local = fit.strategy.experimental_local_results
+            pairs = [local(variable.value) for variable in fit.model.trained]
+            apart.append(np.concatenate([(a.numpy() - b.numpy()).ravel() for a, b in pairs]))
+            on = next(plan, None)
+            if on is not None:
+                fit.exchange(on)
+            return on is None
+
+    fit.train(Switching())
+    assert traced == [True, True, False, False]
+    # An exchanged update moves both replicas alike: they stay as far apart as they were.
+    moved = [np.abs(now - then).max() > 1e-5 for then, now in itertools.pairwise([np.zeros_like(apart[0]), *apart])]
+    assert moved == [not on for on in (True, True, False, True, True, False, False, True, False, True)]
 
 
 def test_unknown_loop(strategy: Any) -> None:

@@ -17,7 +17,7 @@ from scalebench.run import run
 from scalebench.spec import RunSpec
 from scalebench.workloads.batch import Batch
 
-SHORT = ("measure=quick", "measure.min_s=0", "measure.max_s=1", "measure.hang_s=30")
+SHORT = ("measure=quick", "measure.min_s=0", "measure.max_s=1", "measure.hang_s=30", "measure.probes=false")
 
 
 def spec_of(*words: str) -> RunSpec:

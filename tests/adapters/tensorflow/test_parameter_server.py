@@ -119,3 +119,16 @@ def test_the_loss_of_a_step_is_that_of_all_its_updates() -> None:
             return np.float32(self.value)
 
     assert float(Pending([Remote(1.5), Remote(2.25)])) == 3.75
+
+
+def test_the_chief_has_nothing_to_probe() -> None:
+    chief = ParameterServer(spec_of(), 0)
+    asked = [
+        lambda: chief.partial_step(None, "forward"),
+        lambda: chief.local_step(None),
+        lambda: chief.copy_batch(None),
+        lambda: chief.profile(1, None),
+    ]
+    for ask in asked:
+        with pytest.raises(Unsupported, match="the chief of parameter_server computes nothing"):
+            ask()

@@ -13,7 +13,7 @@ import torch
 from scalebench.adapters.torch import feeding, training
 from scalebench.adapters.torch.base import choose_device
 from scalebench.spec import InputError
-from scalebench.strategy import Unsupported
+from scalebench.strategy import BACKWARD, FORWARD, OPTIMIZER, Unsupported
 from scalebench.workloads import networks
 from scalebench.workloads.source import Source
 from scalebench.workloads.weights import initial_weights
@@ -108,6 +108,46 @@ def test_contract_of_one_rank(strategy: Any, source: Callable[..., Source], name
     assert one.backend_used() == ("gloo" if exchanges else None)
     one.close()
     one.close()
+
+
+@pytest.mark.parametrize("name", ["bare_torch", "ddp_gloo", "lightning_ddp_gloo", "independent_torch"])
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_parts_of_an_update(strategy: Any, source: Callable[..., Source], name: str, precision: str) -> None:
+    one = strategy(name, train__precision=precision)
+    batch = next(iter(one.feed(source())))
+    one.step(batch)
+
+    def weights() -> torch.Tensor:
+        return torch.cat([parameter.detach().flatten().clone() for parameter in one.model.parameters()])
+
+    before = weights()
+    for part, gradients in ((FORWARD, 0), (BACKWARD, 8), (FORWARD, 0), (BACKWARD, 8), (BACKWARD, 8)):
+        one.partial_step(batch, part)
+        assert sum(parameter.grad is not None for parameter in one.model.parameters()) == gradients
+        assert torch.equal(weights(), before)
+    once = [parameter.grad.clone() for parameter in one.model.parameters()]
+    one.partial_step(batch, OPTIMIZER)
+    for parameter, gradient in zip(one.model.parameters(), once, strict=True):  # of one pass, not added up over several
+        assert torch.equal(parameter.grad, gradient) or precision == "float16"  # whose scaler takes its factor out
+    assert not torch.equal(weights(), before)
+
+
+def test_copies_of_a_batch(strategy: Any, source: Callable[..., Source], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pinned once for each shape, copied each time: here to a device that holds nothing."""
+    bare = strategy("bare_torch")
+    batches = list(islice(bare.feed(source()), 6))  # the last has another shape
+    with pytest.raises(Unsupported, match="nothing is copied"):
+        bare.copy_batch(batches[0])
+    pinned, copied, bare.device = [], [], torch.device("meta")
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(len(tensor)) or tensor)
+    plain = torch.Tensor.to
+    monkeypatch.setattr(
+        torch.Tensor, "to", lambda tensor, *to, **how: copied.append((*to, how)) or plain(tensor, *to, **how)
+    )
+    for batch in batches:
+        bare.copy_batch(batch)
+    assert pinned == [20, 20, 1, 1]
+    assert copied == [(bare.device, {"non_blocking": True})] * 12
 
 
 def test_wrong_parameter_count(strategy: Any) -> None:

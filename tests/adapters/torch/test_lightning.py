@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from scalebench.adapters.torch.evidence import Replay
@@ -106,6 +107,19 @@ def test_error_in_the_loop_comes_through(strategy: Any, source: Callable[..., So
     stage = Stage("some", lambda before: 1, decide)
     with pytest.raises(RuntimeError, match="told to fail"):
         lightning.train(TimedLoop(lightning, lightning.feed(source()), [stage]))
+
+
+def test_the_optimizers_state_follows_the_model(strategy: Any, source: Callable[..., Source]) -> None:
+    """Lightning leaves both on the CPU; meta stands for a GPU. The count of steps stays where it was made."""
+    from scalebench.adapters.torch.lightning import move_state
+
+    bare = strategy("bare_torch")
+    bare.step(next(iter(bare.feed(source()))))
+    move_state(bare.optimizer, torch.device("meta"))
+    for state in bare.optimizer.state.values():
+        assert {name: value.device.type for name, value in state.items()} == {
+            "step": "cpu", "exp_avg": "meta", "exp_avg_sq": "meta",
+        }  # fmt: skip
 
 
 def test_uneven_nodes() -> None:

@@ -1,0 +1,49 @@
+"""One process of monitor_cost: trains, and notes when each block ended."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from scalebench.measure import stopping
+from scalebench.measure.loop import Series, Stage, TimedLoop, fixed
+from scalebench.measure.progress import ProgressFile
+from scalebench.records import write_json
+from scalebench.results import RankRecord
+from scalebench.spec import RunSpec
+from scalebench.strategy import Strategy
+from scalebench.worker import leave_process, run_rank
+from scalebench.workloads import datasets
+
+SECONDS = 40.0
+
+
+def body(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: ProgressFile, folder: Path) -> None:
+    train, _ = datasets.sources(spec, *strategy.shard())
+    strategy.setup()
+    ends_s: list[float] = []
+    begin_s = time.time()
+
+    def start(warm: Series | None) -> int:
+        return int(strategy.broadcast(float(stopping.steps_per_block(warm, spec.config.measure.block_s))))
+
+    def decide(series: Series) -> bool:
+        ends_s.append(time.time())
+        progress.update(len(series.seconds) * series.steps, sum(series.samples), sum(series.seconds))
+        return strategy.broadcast(float(time.time() - begin_s > SECONDS)) == 1.0
+
+    measured = Stage("measure", start, decide)
+    strategy.train(TimedLoop(strategy, strategy.feed(train), [fixed("warmup", 10, 10), measured]))
+    if record.rank == 0:
+        step_s = [seconds / measured.series.steps for seconds in measured.series.seconds]
+        write_json(folder / "blocks.json", {"ends_s": ends_s, "step_s": step_s})
+
+
+def main(arguments: list[str]) -> int:
+    folder = Path(arguments[0])
+    return run_rank(folder, lambda *parts: body(*parts, folder))
+
+
+if __name__ == "__main__":
+    leave_process(main(sys.argv[1:]))

@@ -1,0 +1,106 @@
+"""What TensorFlow's profiler records of this process, as lines of events."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from scalebench.adapters.tensorflow import devices
+
+GPU_PLANE, STREAM = "/device:GPU:", "Stream #"  # other lines of a GPU's plane tell of the same kernels once more
+ANNOTATION = "tf_op"  # the statistic of a GPU's kernel that names its operation
+OF_XLA = "hlo_op"  # a statistic that only the operations of XLA's programs have
+NUMBERS = re.compile(r"(_\d+)?(\.\d+)?$")  # of the second MatMul, of the third fusion
+OPERATION = re.compile(r"[^\s:]+:\w+")
+
+
+class Event(NamedTuple):
+    """Something that ran without a break on one line; others may lie within it."""
+
+    name: str
+    start_s: float  # since the epoch
+    duration_s: float
+    operation: str = ""  # 'name:type' of the operation that this is, or whose kernel it is on a GPU; "": of none
+
+
+class Line(NamedTuple):
+    """A thread, or a stream of a GPU."""
+
+    name: str
+    device: str  # cpu | cuda
+    events: list[Event]
+
+
+@contextmanager
+def recorded() -> Iterator[list[Line]]:
+    """A list that has all lines of what ran within, and on the devices on its account, when it is over."""
+    lines: list[Line] = []
+    with tempfile.TemporaryDirectory(prefix="scalebench-profile-") as folder:
+        tf.profiler.experimental.start(folder)
+        try:
+            yield lines
+            devices.synchronize()
+        finally:
+            tf.profiler.experimental.stop()
+        for path in Path(folder).rglob("*.xplane.pb"):
+            lines += read(path.read_bytes())
+
+
+def read(serialized: bytes) -> list[Line]:
+    """The lines of a serialized XSpace."""
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    space = xplane_pb2.XSpace.FromString(serialized)
+    begun_ns = max((_begun_ns(plane) for plane in space.planes), default=0)
+    return [
+        _line(plane, line, begun_ns)
+        for plane in space.planes
+        for line in plane.lines
+        if not plane.name.startswith(GPU_PLANE) or line.name.startswith(STREAM)
+    ]
+
+
+def _begun_ns(plane: Any) -> int:
+    """When the recording began, since the epoch; 0 in a plane that does not tell."""
+    for stat in plane.stats:
+        if plane.stat_metadata[stat.metadata_id].name == "profile_start_time":
+            return int(stat.uint64_value or stat.int64_value)
+    return 0
+
+
+def _line(plane: Any, line: Any, begun_ns: int) -> Line:
+    # Lines count from the beginning of the recording where that is told, else from the epoch.
+    from_ns = line.timestamp_ns + (begun_ns if line.timestamp_ns < begun_ns else 0)
+    on_gpu = plane.name.startswith(GPU_PLANE)
+    events = [
+        Event(
+            plane.event_metadata[event.metadata_id].name,
+            (from_ns + event.offset_ps / 1e3) / 1e9,
+            event.duration_ps / 1e12,
+            _annotation(plane, event) if on_gpu else _operation(plane, event),
+        )
+        for event in line.events
+    ]
+    name = f"GPU {plane.name.removeprefix(GPU_PLANE)} {line.name}" if on_gpu else line.name
+    return Line(name, "cuda" if on_gpu else "cpu", events)
+
+
+def _operation(plane: Any, event: Any) -> str:
+    name = str(plane.event_metadata[event.metadata_id].name)
+    if OPERATION.fullmatch(name):
+        return name
+    of_xla = any(plane.stat_metadata[stat.metadata_id].name == OF_XLA for stat in event.stats)
+    return f"{name}:{NUMBERS.sub('', name)}" if of_xla else ""
+
+
+def _annotation(plane: Any, event: Any) -> str:
+    for stat in event.stats:
+        if plane.stat_metadata[stat.metadata_id].name == ANNOTATION:
+            return stat.str_value or str(plane.stat_metadata[stat.ref_value].name)
+    return ""

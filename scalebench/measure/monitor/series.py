@@ -1,0 +1,123 @@
+"""The series of a run, read again: figures over a stretch of time. None is what cannot be told. Layer 2."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+COVERED = 0.9  # of a stretch: a counter that was seen for less of it does not speak for it
+
+
+@dataclass(frozen=True)
+class Window:
+    """A stretch of time, in seconds since the epoch."""
+
+    begin_s: float
+    end_s: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.begin_s
+
+
+class Series:
+    """Times and values by (source, quantity), in the order of time."""
+
+    def __init__(self, columns: dict[tuple[str, str], tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]) -> None:
+        self._columns = columns
+
+    @property
+    def names(self) -> list[tuple[str, str]]:
+        return sorted(self._columns)
+
+    def sources(self, prefix: str) -> list[str]:
+        return sorted({source for source, _ in self._columns if source.startswith(prefix)})
+
+    def times_s(self, source: str, quantity: str, window: Window | None = None) -> list[float]:
+        """When it was seen, within `window` or at any time."""
+        return [time_s for time_s, _ in self._points(source, quantity, window)]
+
+    def values(self, source: str, quantity: str, window: Window | None = None) -> list[float]:
+        return [value for _, value in self._points(source, quantity, window)]
+
+    def mean(self, source: str, quantity: str, window: Window) -> float | None:
+        values = self.values(source, quantity, window)
+        return sum(values) / len(values) if values else None
+
+    def largest(self, source: str, quantity: str, window: Window) -> float | None:
+        return max(self.values(source, quantity, window), default=None)
+
+    def smallest(self, source: str, quantity: str, window: Window) -> float | None:
+        return min(self.values(source, quantity, window), default=None)
+
+    def counted(self, source: str, quantity: str, window: Window) -> float | None:
+        """By how much a counter grew in `window`, linear between its samples; None where it was set back."""
+        import numpy as np
+
+        times_s, values = self._columns.get((source, quantity), (np.empty(0), np.empty(0)))
+        seen = _seen(times_s, window)
+        if seen is None or np.any(np.diff(values) < 0):
+            return None
+        begin, end = np.interp([seen.begin_s, seen.end_s], times_s, values)
+        return float(end - begin) * window.seconds / seen.seconds
+
+    def integral(self, source: str, quantity: str, window: Window) -> float | None:
+        """Of a figure over `window`, linear between its samples."""
+        import numpy as np
+
+        times_s, values = self._columns.get((source, quantity), (np.empty(0), np.empty(0)))
+        seen = _seen(times_s, window)
+        if seen is None:
+            return None
+        within = times_s[(times_s > seen.begin_s) & (times_s < seen.end_s)]
+        at_s = np.concatenate([[seen.begin_s], within, [seen.end_s]])
+        heights = np.interp(at_s, times_s, values)
+        area = float(np.sum(np.diff(at_s) * (heights[1:] + heights[:-1]) / 2))
+        return area * window.seconds / seen.seconds
+
+    def _points(self, source: str, quantity: str, window: Window | None) -> list[tuple[float, float]]:
+        if (source, quantity) not in self._columns:
+            return []
+        times_s, values = self._columns[source, quantity]
+        points = zip(times_s.tolist(), values.tolist(), strict=True)
+        return [p for p in points if window is None or window.begin_s <= p[0] <= window.end_s]
+
+
+def _seen(times_s: npt.NDArray[np.float64], window: Window) -> Window | None:
+    """The part of `window` that the samples reach over, if that is most of it."""
+    if len(times_s) < 2 or window.seconds <= 0:
+        return None
+    seen = Window(max(window.begin_s, float(times_s[0])), min(window.end_s, float(times_s[-1])))
+    return seen if seen.seconds >= COVERED * window.seconds else None
+
+
+def read_series(path: Path) -> Series:
+    """The series of a run; OSError or ValueError where there is none or only half of one."""
+    import numpy as np
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(path, read_dictionary=["source", "quantity"]) as file:  # read_table would load pandas
+        table = file.read().combine_chunks()
+    words, codes = [], []
+    for name in ("source", "quantity"):
+        column = table[name].combine_chunks()
+        words.append(column.dictionary.to_pylist())
+        codes.append(_plain(column.indices, np.int32).astype(np.int64))
+    times_s, values = (_plain(table[name].combine_chunks(), np.float64) for name in ("time_s", "value"))
+    key = codes[0] * max(1, len(words[1])) + codes[1]
+    order = np.lexsort((times_s, key))
+    starts = np.flatnonzero(np.diff(key[order], prepend=-1))
+    parts = np.split(order, starts[1:]) if len(order) else []
+    return Series({(words[0][codes[0][p[0]]], words[1][codes[1][p[0]]]): (times_s[p], values[p]) for p in parts})
+
+
+def _plain(column: Any, kind: type[np.generic]) -> npt.NDArray[Any]:
+    """An Arrow array without nulls as numpy sees it: its own to_numpy would load pandas."""
+    import numpy as np
+
+    return np.frombuffer(column.buffers()[1], kind)[column.offset : column.offset + len(column)]

@@ -1,0 +1,190 @@
+"""The probes: where the time of an update goes, measured after the headline figures. Layer 2.
+
+They spoil weights and memory peaks, so they come last and leave no loss. Every rank takes the same way through them;
+what a strategy cannot tell is left out with its reason.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from scalebench.measure import bandwidth, collectives
+from scalebench.measure.alone import Clock, how_many, timed_blocks, warm_up
+from scalebench.measure.loop import Series, Stage, TimedLoop
+from scalebench.measure.switching import Condition, SwitchedLoop
+from scalebench.probe_records import Probes
+from scalebench.spec import RunSpec
+from scalebench.strategy import PARTS, Strategy, Unsupported
+from scalebench.workloads.source import Source
+
+ALONE = "one device has nobody to exchange with"
+APART = "replicas that exchange nothing do not wait for each other"
+ROUNDS = (4, 100)  # at least and at most: of blocks under each condition
+BLOCKS = (8, 64)
+SINGLE_UPDATES = (8, 2000)
+PROFILED_UPDATES = (2, 5)
+MOST_REPEATS = 100_000
+
+
+class Probing:
+    """Takes one rank through all probes."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        strategy: Strategy,
+        step_s: float,
+        message_bytes: list[int],
+        report: Callable[[], None],
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        """`step_s` and `message_bytes` are those of the training, as this rank knows them; `report` is called between
+        probes, for whoever waits for a sign of life."""
+        self.spec, self.strategy, self.settings, self.clock = spec, strategy, spec.config.measure, clock
+        self.step_s = strategy.broadcast(step_s)
+        self.messages, self.report = message_bytes, report
+        self.found = Probes()
+        self.batch: Any = None
+
+    def run(self, train: Source, folder: Path) -> None:
+        """The probes of an update, all of them. `folder` is the run's, for files that are kept."""
+        with closing(_one_iterator(self.strategy.feed(train))) as batches:
+            switches = self._try("exposed", self._switch_off)
+            self._switched(batches, switches)
+            self._straggling(batches, switches)
+        self._isolated()
+        if switches:
+            self.strategy.exchange(False)
+        self._parts()
+        if switches:
+            self.strategy.exchange(True)
+        self._try("copy", self._copy)
+        self._try("profile", partial(self._profile, folder))
+
+    def on_request(self) -> None:
+        """What only the settings ask for."""
+        if self.settings.collectives:
+            found = collectives.measure(self.strategy, self.settings, self.clock, self.report)
+            self.found.collectives, reasons = found
+            self.found.reasons |= reasons
+        if self.settings.bandwidth:
+            self.found.bandwidth, reasons = bandwidth.measure(self.strategy, self.settings, self.clock, self.report)
+            self.found.reasons |= reasons
+
+    def _try(self, quantity: str, probe: Callable[[], object]) -> bool:
+        self.report()
+        try:
+            probe()
+        except Unsupported as reason:
+            self.found.reasons[quantity] = str(reason)
+            return False
+        return True
+
+    def _switch_off(self) -> None:
+        if self.spec.gpus == 1:
+            raise Unsupported(ALONE)
+        if not self.spec.config.strategy.lockstep:
+            raise Unsupported(APART)
+        self.strategy.exchange(False)
+        self.strategy.exchange(True)
+
+    def _switched(self, batches: Iterator[Any], switches: bool) -> None:
+        conditions = [Condition("on"), Condition("off", exchange=False)] if switches else [Condition("on")]
+        if self.strategy.reads_in_step:
+            self.found.reasons["data"] = "samples are read within the update, by other processes"
+        else:
+            conditions.append(Condition("fixed", exchange=not switches, fresh=False))
+        steps = how_many(self.settings.block_s, self.step_s, 1, MOST_REPEATS)
+        round_s = len(conditions) * (steps + 1) * self.step_s
+        rounds = how_many(self.settings.probe_s, round_s, *ROUNDS)
+        loop = SwitchedLoop(self.strategy, batches, conditions, steps, rounds, self.clock, self.report)
+        self.strategy.train(loop)
+        if switches:
+            self.strategy.exchange(True)
+        self.batch = loop.held
+        self.found.steps = steps
+        for condition in conditions:
+            setattr(self.found, f"{condition.name}_s", loop.seconds[condition.name])
+
+    def _straggling(self, batches: Iterator[Any], switches: bool) -> None:
+        """Single updates without an exchange, which all ranks begin together; the first does not count."""
+        updates = how_many(self.settings.probe_s / 2, self.step_s, *SINGLE_UPDATES) + 1
+        if len(self.strategy.place.devices) > 1:
+            self._try("straggler", partial(self._local_steps, updates))
+        elif not switches:
+            self.found.reasons["straggler"] = self.found.reasons["exposed"]
+        else:
+
+            def decide(series: Series) -> bool:
+                self.report()
+                self.strategy.broadcast(0.0)
+                return len(series.seconds) >= updates
+
+            stage = Stage("straggling", lambda before: 1, decide)
+            self.strategy.exchange(False)
+            self.strategy.train(TimedLoop(self.strategy, batches, [stage], clock=self.clock))
+            self.strategy.exchange(True)
+            self.found.local_step_s = [stage.series.seconds[1:]]
+
+    def _local_steps(self, updates: int) -> None:
+        found = []
+        for _ in range(updates):
+            self.strategy.broadcast(0.0)
+            found.append(self.strategy.local_step(self.batch))
+        self.found.local_step_s = [list(of_device) for of_device in zip(*found[1:], strict=True)]
+
+    def _isolated(self) -> None:
+        reason = self.found.reasons.get("exposed")
+        if reason in (ALONE, APART):
+            self.found.reasons["isolated"] = str(reason)
+        elif not self.messages:
+            self.found.reasons["isolated"] = "the sizes of its messages are not known"
+        else:
+            self._try("isolated", self._exchange_alone)
+
+    def _exchange_alone(self) -> None:
+        exchange = partial(self.strategy.run_exchange, self.messages)
+        self.found.exchange_repeats, self.found.exchange_s = self._repeated(exchange)
+
+    def _copy(self) -> None:
+        self.found.copy_repeats, self.found.copy_s = self._repeated(partial(self.strategy.copy_batch, self.batch))
+
+    def _repeated(self, action: Callable[[], None]) -> tuple[int, list[float]]:
+        """(calls in each block, seconds of each block)."""
+        once_s = warm_up(self.strategy, action, self.clock)
+        repeats = how_many(self.settings.block_s, once_s, 1, MOST_REPEATS)
+        blocks = how_many(self.settings.probe_s / 2, repeats * once_s, *BLOCKS)
+        return repeats, timed_blocks(self.strategy, action, repeats, blocks, self.clock)
+
+    def _parts(self) -> None:
+        """Each part holds the ones before; they take turns."""
+        parts = []
+        for part in PARTS:
+            action = partial(self.strategy.partial_step, self.batch, part)
+            if self._try(part, partial(warm_up, self.strategy, action, self.clock)):
+                parts.append((part, action))
+        steps = how_many(self.settings.block_s, self.step_s, 1, MOST_REPEATS)
+        rounds = how_many(self.settings.probe_s, len(PARTS) * steps * self.step_s, *ROUNDS)
+        self.found.part_steps = steps if parts else None
+        for _ in range(rounds):
+            self.report()
+            for part, action in parts:
+                series: list[float] = getattr(self.found, f"{part}_s")
+                series += timed_blocks(self.strategy, action, steps, 1, self.clock)
+
+    def _profile(self, folder: Path) -> None:
+        updates = how_many(self.settings.probe_s, self.step_s, *PROFILED_UPDATES)
+        trace = f"trace{self.strategy.place.rank}.json.gz" if self.settings.trace else None
+        self.strategy.broadcast(0.0)
+        self.found.profile = self.strategy.profile(updates, folder / trace if trace else None)
+        self.found.trace = trace
+
+
+def _one_iterator(batches: Any) -> Generator[Any, None, None]:
+    """One iterator that outlives a loop, and whose closing ends the threads behind it."""
+    yield from batches

@@ -1,0 +1,117 @@
+"""What real processes of known load are seen to use."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from scalebench.measure.monitor.processes import Processes
+from scalebench.measure.monitor.rows import Rows
+from scalebench.measure.monitor.series import Series, Window, read_series
+from scalebench.measure.progress import Progress, progress_path
+from scalebench.records import write_json
+
+ROOT_PID = os.getpid()
+SPIN = "print(1, flush=True)\nwhile True: pass"
+HOLD = "kept = b'x' * 200_000_000\nprint(1, flush=True)\nimport time; time.sleep(60)"
+CHILD = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {HOLD!r}])"
+
+
+@contextmanager
+def running(code: str) -> Iterator[int]:
+    """Pid of a Python that runs `code`, and has said that it is ready."""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline()
+            yield process.pid
+        finally:
+            os.killpg(process.pid, 9)
+
+
+def is_rank(folder: Path, rank: int, pid: int) -> None:
+    write_json(progress_path(folder, rank), asdict(Progress(rank, pid, "measure", time.time())))
+
+
+def read(rows: Rows, folder: Path) -> Series:
+    rows.write(folder / "monitor.parquet")
+    return read_series(folder / "monitor.parquet")
+
+
+def test_a_spinning_rank_takes_what_the_kernel_gives_it(tmp_path: Path) -> None:
+    """On a machine that others use it may get less than a core: compared with what the kernel counts."""
+    import psutil
+
+    rows = Rows()
+    processes = Processes(rows, tmp_path, ROOT_PID, 2)
+    with running(SPIN) as spinning, running("print(1, flush=True)\nimport time; time.sleep(60)") as idle:
+        is_rank(tmp_path, 0, spinning)
+        is_rank(tmp_path, 1, idle)
+        processes.sample()
+        begin_s = sum(psutil.Process(spinning).cpu_times()[:2])
+        time.sleep(0.5)
+        processes.sample()
+        time.sleep(0.5)
+        end_s = sum(psutil.Process(spinning).cpu_times()[:2])
+        processes.sample()
+    found = read(rows, tmp_path)
+    first_s, _, last_s = found.times_s("process:0", "cpu_s")
+    window = Window(first_s, last_s)
+    spun_s = found.counted("process:0", "cpu_s", window)
+    assert spun_s == pytest.approx(end_s - begin_s, rel=0.3, abs=0.1)
+    assert 0.1 < spun_s <= window.seconds * 1.1
+    assert found.counted("process:1", "cpu_s", window) <= 0.05
+    assert found.counted("ours", "cpu_s", window) >= spun_s - 1e-6  # this test is part of it
+
+
+@pytest.mark.parametrize("code", [HOLD, CHILD], ids=["its own", "of a child"])
+def test_200_mb_of_a_rank(code: str, tmp_path: Path) -> None:
+    rows = Rows()
+    processes = Processes(rows, tmp_path, ROOT_PID, 1)
+    with running(code) as pid:
+        is_rank(tmp_path, 0, pid)
+        processes.sample()
+    found = read(rows, tmp_path)
+    (anonymous,), (resident,) = (found.values("process:0", name) for name in ("rss_anon_bytes", "rss_bytes"))
+    assert 200e6 < anonymous < 300e6
+    assert anonymous < resident < 400e6
+
+
+def test_a_rank_of_another_host_is_not_taken_for_a_process_here(tmp_path: Path) -> None:
+    rows = Rows()
+    is_rank(tmp_path, 0, os.getppid())  # a number that is somebody else's here
+    Processes(rows, tmp_path, ROOT_PID, 1).sample()
+    assert not read(rows, tmp_path).sources("process:")
+
+
+def test_processes_that_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = Rows()
+    processes = Processes(rows, tmp_path, ROOT_PID, 1)
+    with running(SPIN) as pid:
+        is_rank(tmp_path, 0, pid)
+        processes.sample()
+        assert pid in processes.ours
+    processes.sample()  # gone, and not yet looked for
+    processes.search()
+    processes.sample()
+    assert pid not in processes.ours
+    found = read(rows, tmp_path)
+    assert len(found.values("process:0", "cpu_s")) < len(found.values("ours", "cpu_s")) == 3
+    assert found.values("ours", "cpu_s") == sorted(found.values("ours", "cpu_s"))
+
+
+def test_half_a_progress_file_waits_for_the_next_look(tmp_path: Path) -> None:
+    progress_path(tmp_path, 0).write_text("{")
+    rows = Rows()
+    processes = Processes(rows, tmp_path, ROOT_PID, 1)
+    processes.sample()
+    is_rank(tmp_path, 0, ROOT_PID)
+    processes.sample()
+    assert len(read(rows, tmp_path).values("process:0", "cpu_s")) == 1

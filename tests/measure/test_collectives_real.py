@@ -1,0 +1,127 @@
+"""Collective operations of real groups of two: what comes of them, and that they can be measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scalebench import cli, jobs, launchers
+from scalebench.measure.collectives import usable_sizes
+from scalebench.probe_records import COLLECTIVES, Probes
+from scalebench.records import from_dict, read_json
+from scalebench.resolve import resolve
+from scalebench.spec import write_spec
+from tests.measure.collective_rank import SIZES, TRANSFERS, sent
+
+RANK = "tests.measure.collective_rank"
+WORDS = ("gpus=2", "measure.block_s=0.002", "measure.probe_s=0.1", "measure.hang_s=60", "dataset.size=1000")
+OF_HOROVOD = {"all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all"}
+OF_TENSORFLOW = {"all_reduce", "all_gather"}
+
+
+@dataclass
+class Left:
+    """What the processes left."""
+
+    arrays: dict[str, np.ndarray]  # by operation, size and rank
+    probes: list[Probes]
+
+    def operations(self) -> set[str]:
+        return {key.partition(" ")[0] for key in self.arrays}
+
+
+def launch(strategy: str, folder: Path) -> Left:
+    spec = resolve(jobs.to_config(cli.compose([f"strategy={strategy}", *WORDS])))
+    if spec.unsupported is not None:
+        pytest.skip(spec.unsupported)
+    folder.mkdir(exist_ok=True)
+    write_spec(spec, folder)
+    ended = launchers.launch(spec, folder, "collectives", module=RANK)
+    assert ended.exit_codes == [0] * spec.processes, (folder / "rank0.log").read_text()[-3000:]
+    arrays: dict[str, np.ndarray] = {}
+    for rank in range(spec.processes):
+        with np.load(folder / f"results{rank}.npz") as found:
+            arrays |= dict(found)
+    return Left(arrays, [from_dict(Probes, read_json(folder / f"probes{k}.json")) for k in range(spec.processes)])
+
+
+def expected(name: str, size: int, rank: int) -> np.ndarray | None:
+    """What a rank of two has afterwards; None: nothing."""
+    inputs = [sent(name, size, 2, r) for r in range(2)]
+    whole = sum(inputs[1:], inputs[0])
+    of_rank: dict[str, Callable[[], np.ndarray]] = {
+        "all_reduce": lambda: whole,
+        "reduce": lambda: whole,
+        "broadcast": lambda: inputs[0],
+        "all_gather": lambda: np.concatenate(inputs),
+        "gather": lambda: np.concatenate(inputs),
+        "reduce_scatter": lambda: np.split(whole, 2)[rank],
+        "scatter": lambda: np.split(inputs[0], 2)[rank],
+        "all_to_all": lambda: np.concatenate([np.split(one, 2)[rank] for one in inputs]),
+    }
+    return None if name in ("reduce", "gather") and rank else of_rank[name]()
+
+
+def check(left: Left, operations: set[str]) -> None:
+    """Every result is right, and every operation was measured at every size, alike on all ranks."""
+    assert left.operations() == operations
+    for name in operations:
+        for size in usable_sizes(name, 2, SIZES):
+            for rank in range(2):
+                right, found = expected(name, size, rank), left.arrays.get(f"{name} {size} {rank}")
+                assert (right is None) == (found is None), (name, size, rank)
+                if right is not None:
+                    np.testing.assert_array_equal(found, right, err_msg=f"{name} {size} {rank}")
+    wanted = [(name, size) for name in COLLECTIVES if name in operations for size in usable_sizes(name, 2, SIZES)]
+    alike = [[(c.name, c.size_bytes, c.repeats, len(c.block_s)) for c in one.collectives] for one in left.probes]
+    assert [one[:2] for one in alike[0]] == wanted and alike == [alike[0]] * len(alike)
+    assert all(c.repeats >= 1 and len(c.block_s) >= 3 and min(c.block_s) > 0 for c in left.probes[0].collectives)
+    assert set(COLLECTIVES) - operations == left.probes[0].reasons.keys() & set(COLLECTIVES)
+
+
+@pytest.mark.real
+def test_ddp_gloo(tmp_path: Path) -> None:
+    left = launch("ddp_gloo", tmp_path / "run")
+    check(left, set(COLLECTIVES))
+    zero, one = ([(t.kind, t.source, t.target, t.size_bytes) for t in p.bandwidth] for p in left.probes)
+    small, large = TRANSFERS
+    assert zero == one == [
+        ("send_one_way", 0, 1, small), ("send_one_way", 1, 0, small), ("send_both_ways", 0, 1, small),
+        ("send_ring", None, None, small), ("memcpy", 0, 0, large), ("memcpy", 1, 1, large),
+        ("memcpy_all", None, None, large),
+    ]  # fmt: skip
+    assert all(len(t.block_s) >= 3 and t.repeats >= 1 for p in left.probes for t in p.bandwidth)
+    assert left.probes[0].reasons == {}
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["horovod_gloo", "horovod_mpi", "horovod_tensorflow_gloo", "lightning_horovod"])
+def test_horovod(strategy: str, tmp_path: Path) -> None:
+    left = launch(strategy, tmp_path / "run")
+    check(left, OF_HOROVOD)
+    assert left.probes[0].reasons["gather"] == "Horovod has no gather"
+    assert ("memcpy" in {t.kind for t in left.probes[0].bandwidth}) == ("tensorflow" not in strategy)
+    assert left.probes[0].reasons["send_one_way"].startswith(strategy)
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["multiworker_ring", "mirrored", "mirrored_reduce_cpu"])
+def test_tensorflow(strategy: str, tmp_path: Path) -> None:
+    left = launch(strategy, tmp_path / "run")
+    check(left, OF_TENSORFLOW)
+    assert "only all_reduce and all_gather" in left.probes[0].reasons["broadcast"]
+    assert left.probes[0].bandwidth == []
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_what_falls_back_to_another_way_is_not_measured(tmp_path: Path) -> None:
+    left = launch("mirrored_hierarchical", tmp_path / "run")
+    check(left, {"all_reduce"})
+    assert "leaves it to another" in left.probes[0].reasons["all_gather"]

@@ -1,0 +1,54 @@
+"""`python -m tests.truth.sleeping_worker FOLDER`: scalebench.worker, whose null strategy sleeps with known noise and
+leaves word of how long it really slept: slept<rank>.json, seconds by what it was asked for.
+
+A sleep always lasts longer than asked for, by how much depends on the machine. The noise makes intervals that are wide
+beside what the harness itself takes, which no sleep knows of. That of an exchange is common to all ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scalebench import worker
+from scalebench.adapters import null
+from scalebench.records import write_json
+from scalebench.spec import read_spec
+
+EXCHANGE_S, WIDTH = 0.035, 0.25  # like no other duration, by which it is known
+
+
+class Sleeping:
+    """Stands for the module `time`."""
+
+    def __init__(self, seed: int, rank: int) -> None:
+        self.slept_s: dict[str, list[float]] = {}
+        self._alone, self._common = np.random.default_rng([seed, rank]), np.random.default_rng([seed, 99])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+    def sleep(self, seconds: float) -> None:
+        rng = self._common if seconds == EXCHANGE_S else self._alone
+        factor = max(0.1, 1 + WIDTH * rng.standard_normal())
+        start_s = time.perf_counter()
+        time.sleep(seconds * factor)
+        self.slept_s.setdefault(f"{seconds:.6f}", []).append(time.perf_counter() - start_s)
+
+
+def main(arguments: list[str]) -> int:
+    folder, rank = Path(arguments[0]), int(os.environ["RANK"])
+    sleeping = Sleeping(read_spec(folder).config.seed, rank)
+    null.time = sleeping  # type: ignore[assignment]
+    status = worker.main(arguments)
+    write_json(folder / f"slept{rank}.json", sleeping.slept_s)
+    return status
+
+
+if __name__ == "__main__":
+    worker.leave_process(main(sys.argv[1:]))
