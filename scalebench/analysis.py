@@ -15,6 +15,7 @@ from scalebench.results import RankRecord, Result
 from scalebench.stats import Interval, batch_means_interval, ratio_interval, scale, sum_interval
 from scalebench.steady import FEWEST, unsteadiness, warmup_length
 
+MOST_LEFT_OUT = 0.25  # of the measured blocks
 Blocks = tuple[list[float], list[int]]  # seconds and samples of each block
 PLACEMENT = ("device_ids", "bind", "environment")  # keys of the hardware
 
@@ -31,7 +32,8 @@ def group_blocks(ranks: list[RankRecord]) -> Blocks:
 
 def steady_blocks(ranks: list[RankRecord], target: Any) -> Blocks:
     """group_blocks without the first ones that are still warm-up: a warm-up too long for the phase of that name to see
-    its end, where `target` (a share) is less than what it moves the mean by."""
+    its end, where `target` (a share) is less than what it moves the mean by. A level that changes later than in the
+    first quarter is the machine's rather than a warm-up's, and stays: a drift."""
     seconds, samples = group_blocks(ranks)
     left = _still_warming(seconds, target)
     return seconds[left:], samples[left:]
@@ -41,7 +43,7 @@ def _still_warming(seconds: list[float], target: Any) -> int:
     if not isinstance(target, (int, float)) or "warmup_left" not in (unsteadiness(seconds, target) or []):
         return 0
     found = warmup_length(seconds) or 0
-    return found if len(seconds) - found >= FEWEST else 0
+    return found if len(seconds) - found >= FEWEST and found <= MOST_LEFT_OUT * len(seconds) else 0
 
 
 def target_of(result: Result) -> Any:
@@ -214,8 +216,8 @@ def per_device(interval: Interval | None, gpus: int) -> Interval | None:
 
 
 def unsteady(result: Result, target: Any) -> list[str] | None:
-    """What speaks against a steady series of blocks (steady.unsteadiness), once first ones that were still warm-up are
-    left out; None where that cannot be told.
+    """`drifts`, if that or a change of level is seen in the blocks (steady.unsteadiness) once first ones that were
+    still warm-up are left out; None where it cannot be told.
 
     Of replicas out of lockstep each has a series of its own.
     """
@@ -225,7 +227,7 @@ def unsteady(result: Result, target: Any) -> list[str] | None:
     told = [unsteadiness(steady_blocks(ranks, target)[0], target) for ranks in groups if ranks]
     if not told or any(words is None for words in told):
         return None
-    return sorted({word for words in told if words is not None for word in words}, reverse=True)
+    return ["drifts"] if any(told) else []
 
 
 def flags(result: Result, interval: Interval | None, efficiency: Interval | None, target: Any) -> list[str]:

@@ -228,7 +228,7 @@ def check(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], None]:
     return checked
 
 
-@pytest.mark.parametrize("examples", [150, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [100, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_random_override_lines_give_a_status_and_no_traceback(
     check: Callable[[list[str]], None], examples: int
 ) -> None:

@@ -128,7 +128,11 @@ def test_blocks_that_are_still_warm_up_do_not_count() -> None:
     assert len(analysis.steady_blocks(slow_first.ranks, None)[0]) == 64
     few = record(ranks=[rank(0, [0.2] * 6 + [0.1] * 14)])
     assert len(analysis.steady_blocks(few.ranks, 0.01)[0]) == 20, "of what would be left nothing could be said"
-    assert analysis.unsteady(few, 0.01) == ["warmup_left", "drifts"]
+    assert analysis.unsteady(few, 0.01) == ["drifts"]
+    late = record(ranks=[rank(0, [0.2] * 20 + [0.1] * 44)])
+    assert len(analysis.steady_blocks(late.ranks, 0.01)[0]) == 64, "that is no warm-up, but a machine that changed"
+    assert analysis.unsteady(late, 0.01) == ["drifts"]
+    assert "warmup_left" not in analysis.flags(late, None, None, 0.01)
 
 
 def test_runs_without_a_series_or_a_target_are_told_nothing() -> None:

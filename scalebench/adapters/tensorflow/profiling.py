@@ -101,16 +101,16 @@ class Sum:
 def own_times(line: Line, carriers: Collection[str]) -> Iterator[tuple[Kind, float]]:
     """Kind and own seconds of each operation of a line: without those of the operations within it."""
     of_line = _kernels(line, carriers) if line.device == "cuda" else _operations(line, carriers)
-    open_: list[tuple[Kind, float, list[float]]] = []  # each within the one before: kind, end, seconds left
-    for kind, event in sorted(of_line, key=lambda pair: (pair[1].start_s, -pair[1].duration_s)):
-        while open_ and open_[-1][1] <= event.start_s:
+    open_: list[tuple[Kind, int, list[int]]] = []  # each within the one before: kind, end, picoseconds left
+    for kind, event in sorted(of_line, key=lambda pair: (pair[1].start_ps, -pair[1].duration_ps)):
+        while open_ and open_[-1][1] <= event.start_ps:
             done = open_.pop()
-            yield done[0], done[2][0]
+            yield done[0], done[2][0] / 1e12
         if open_:
-            open_[-1][2][0] -= event.duration_s
-        open_.append((kind, event.start_s + event.duration_s, [event.duration_s]))
+            open_[-1][2][0] -= event.duration_ps
+        open_.append((kind, event.start_ps + event.duration_ps, [event.duration_ps]))
     for kind, _, left in reversed(open_):
-        yield kind, left[0]
+        yield kind, left[0] / 1e12
 
 
 def _operations(line: Line, carriers: Collection[str]) -> Iterable[tuple[Kind, Event]]:

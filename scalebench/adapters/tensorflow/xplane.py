@@ -24,9 +24,17 @@ class Event(NamedTuple):
     """Something that ran without a break on one line; others may lie within it."""
 
     name: str
-    start_s: float  # since the epoch
-    duration_s: float
+    start_ps: int  # picoseconds since the epoch: as seconds in a float, neighbours would seem to overlap
+    duration_ps: int
     operation: str = ""  # 'name:type' of the operation that this is, or whose kernel it is on a GPU; "": of none
+
+    @property
+    def start_s(self) -> float:
+        return self.start_ps / 1e12
+
+    @property
+    def duration_s(self) -> float:
+        return self.duration_ps / 1e12
 
 
 class Line(NamedTuple):
@@ -81,8 +89,8 @@ def _line(plane: Any, line: Any, begun_ns: int) -> Line:
     events = [
         Event(
             plane.event_metadata[event.metadata_id].name,
-            (from_ns + event.offset_ps / 1e3) / 1e9,
-            event.duration_ps / 1e12,
+            from_ns * 1000 + event.offset_ps,
+            event.duration_ps,
             _annotation(plane, event) if on_gpu else _operation(plane, event),
         )
         for event in line.events
