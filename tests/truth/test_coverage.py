@@ -34,12 +34,14 @@ def holds(found: Interval | None, truth: float) -> bool:
     return found is not None and found.low - ROUNDING <= truth <= found.high + ROUNDING
 
 
-def coverage(ranks: int, noise: Noise, times: Times) -> tuple[Counter[str], dict[str, float], Counter[str]]:
+def coverage(
+    ranks: int, noise: Noise, times: Times, trials: int = TRIALS
+) -> tuple[Counter[str], dict[str, float], Counter[str]]:
     """(trials that hold the truth, mean half-width over the truth) by figure; and how often a row is flagged."""
     spec = spec_of(ranks)
     known: dict[tuple[int, int], dict[str, float]] = {}
     held, widths, flags = Counter[str](), Counter[str](), Counter[str]()
-    for seed in range(TRIALS):
+    for seed in range(trials):
         result = run(spec, times, noise, UPDATES, seed)
         probes = result.ranks[0].probes
         assert probes is not None and probes.steps is not None and probes.part_steps is not None
@@ -50,7 +52,7 @@ def coverage(ranks: int, noise: Noise, times: Times) -> tuple[Counter[str], dict
             found = figure(result, name)
             held[name] += holds(found, truth)
             widths[name] += 0.0 if found is None else (found.high - found.low) / 2 / truth  # type: ignore[assignment]
-    return held, {name: total / TRIALS for name, total in widths.items()}, flags
+    return held, {name: total / trials for name, total in widths.items()}, flags
 
 
 def told(case: str, held: Counter[str], widths: dict[str, float], flags: Counter[str]) -> None:
