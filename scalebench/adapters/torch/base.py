@@ -159,6 +159,8 @@ class TorchStrategy(Strategy):
         found = {"torch": str(torch.__version__)}
         if torch.version.cuda is not None:
             found["cuda"] = str(torch.version.cuda)
+        if torch.backends.cudnn.is_available():
+            found["cudnn"] = str(torch.backends.cudnn.version())
         if torch.cuda.is_available() and torch.distributed.is_nccl_available():
             found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
         return found

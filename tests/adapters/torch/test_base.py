@@ -169,3 +169,12 @@ def test_close_before_setup(strategy: Any) -> None:
 def test_no_gpu() -> None:
     with pytest.raises(Unsupported, match="sees 0 GPUs"):
         choose_device("cuda", 0)
+
+
+def test_versions_of_what_is_there_only(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = strategy("bare_torch")
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: False)
+    assert "cudnn" not in one.versions()
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 90100)
+    assert one.versions()["cudnn"] == "90100"
