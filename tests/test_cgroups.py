@@ -6,21 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from scalebench import cgroups, system_files
-
-
-@pytest.fixture
-def root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An empty file system in place of /proc and /sys."""
-    monkeypatch.setattr(system_files, "ROOT", tmp_path)
-    return tmp_path
-
-
-def put(root: Path, path: str, text: str = "") -> None:
-    file = root / path
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
-
+from scalebench import cgroups
+from tests.system_tree import put
+from tests.system_tree import root as root  # a fixture
 
 QUOTA_FILES = ("cpu,cpuacct/cpu.cfs_quota_us", "cpu,cpuacct/cpu.cfs_period_us")
 

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from scalebench import gpus, system_files
+from scalebench import gpus
 from scalebench.gpus import Gpu
+from tests.system_tree import put
+from tests.system_tree import root as root  # a fixture
 
 UUIDS = [f"GPU-{i}b2c4f5e-0000-4000-8000-00000000000{i}" for i in range(4)]
 A100 = "NVIDIA A100-SXM4-40GB"
@@ -68,19 +70,6 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return fake
-
-
-@pytest.fixture
-def root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An empty file system in place of /sys."""
-    monkeypatch.setattr(system_files, "ROOT", tmp_path)
-    return tmp_path
-
-
-def put(root: Path, path: str, text: str = "") -> None:
-    file = root / path
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
 
 
 def test_gpus_as_nvml_tells_them(nvml: SimpleNamespace, root: Path) -> None:

@@ -7,21 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from scalebench import processors, system_files
+from scalebench import processors
 from scalebench.processors import NumaNode
-
-
-@pytest.fixture
-def root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An empty file system in place of /proc and /sys."""
-    monkeypatch.setattr(system_files, "ROOT", tmp_path)
-    return tmp_path
-
-
-def put(root: Path, path: str, text: str = "") -> None:
-    file = root / path
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
+from tests.system_tree import put
+from tests.system_tree import root as root  # a fixture
 
 
 def test_usable_cpus_follow_the_affinity(monkeypatch: pytest.MonkeyPatch) -> None:

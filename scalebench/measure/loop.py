@@ -7,7 +7,7 @@ and ranks agree on the next step between blocks, outside the timed stretch.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,6 +108,11 @@ class TimedLoop:
                 s / part.samples if part.samples else None for s, part in zip(sums, parts, strict=True)
             ]
         self._parts = []
+
+
+def one_iterator(batches: Iterable[Any]) -> Generator[Any, None, None]:
+    """One iterator that outlives a loop, and whose closing ends the threads behind it."""
+    yield from batches
 
 
 def fixed(name: str, blocks: int, steps: int) -> Stage:

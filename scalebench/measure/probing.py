@@ -7,7 +7,7 @@ what a strategy cannot tell is left out with its reason.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 
 from scalebench.measure import bandwidth, collectives
 from scalebench.measure.alone import Clock, how_many, timed_blocks, warm_up
-from scalebench.measure.loop import Series, Stage, TimedLoop
+from scalebench.measure.loop import Series, Stage, TimedLoop, one_iterator
 from scalebench.measure.switching import Condition, SwitchedLoop
 from scalebench.probe_records import Probes
 from scalebench.spec import RunSpec
@@ -53,7 +53,7 @@ class Probing:
 
     def run(self, train: Source, folder: Path) -> None:
         """The probes of an update, all of them. `folder` is the run's, for files that are kept."""
-        with closing(_one_iterator(self.strategy.feed(train))) as batches:
+        with closing(one_iterator(self.strategy.feed(train))) as batches:
             switches = self._try("exposed", self._switch_off)
             self._switched(batches, switches)
             self._straggling(batches, switches)
@@ -183,8 +183,3 @@ class Probing:
         self.strategy.broadcast(0.0)
         self.found.profile = self.strategy.profile(updates, folder / trace if trace else None)
         self.found.trace = trace
-
-
-def _one_iterator(batches: Any) -> Generator[Any, None, None]:
-    """One iterator that outlives a loop, and whose closing ends the threads behind it."""
-    yield from batches

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator, Iterable
 from contextlib import closing
 from functools import partial
-from typing import Any
 
 from scalebench.measure import stopping
 from scalebench.measure.alone import Clock
-from scalebench.measure.loop import Series, Stage, TimedLoop
+from scalebench.measure.loop import Series, Stage, TimedLoop, one_iterator
 from scalebench.measure.probing import Probing
 from scalebench.measure.progress import ProgressFile, rss_peak_bytes
 from scalebench.results import RankRecord, Timeline
@@ -70,7 +68,7 @@ class Session:
         warmup = stopping.Warmup(self.strategy, settings, lockstep, self._report, self._clock)
         measuring = stopping.measuring(self.strategy, settings, lockstep, self._report, self._clock)
         stages = [warmup.stage, measuring]
-        with closing(_one_iterator(self.strategy.feed(train))) as batches:
+        with closing(one_iterator(self.strategy.feed(train))) as batches:
             self.strategy.train(TimedLoop(self.strategy, batches, stages, self._on_stage, clock=self._clock))
         self.record.warmup_found_steps = warmup.found_steps
         self.record.warmup_block_steps = warmup.stage.series.steps
@@ -142,8 +140,3 @@ def finish(record: RankRecord, progress: ProgressFile) -> None:
     record.rss_anon_peak_bytes = progress.rss_anon_peak_bytes
     times = os.times()
     record.cpu_s = times.user + times.system
-
-
-def _one_iterator(batches: Iterable[Any]) -> Generator[Any, None, None]:
-    """One iterator that outlives a stage, and whose closing ends the threads behind it."""
-    yield from batches
