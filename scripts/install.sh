@@ -29,7 +29,7 @@ install_torch() {
   fi
 }
 
-finish() { pip install --quiet --constraint constraints.txt "$1" --editable '.[torch,images,dev]'; }
+finish() { pip install --quiet --constraint constraints.txt "$1" --editable '.[torch,images,figures,dev]'; }
 
 if ! is "$STAMP"; then
   [ -x .venv/bin/python ] || "$PYTHON" -m venv .venv

@@ -1,0 +1,22 @@
+"""The sections of a report, in the order in which people ask. Each module has section(evidence) -> Section | None."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+
+from scalebench.report.blocks import Section
+from scalebench.report.evidence import Evidence
+
+NAMES = (
+    "answer scaling strategies attribution sync usage epochs batch_size learning clocks operations published machines "
+    "problems"
+).split()
+
+
+def sections(evidence: Evidence) -> Iterator[Section]:
+    """Those that have something to tell."""
+    for name in NAMES:
+        found = importlib.import_module(f"scalebench.report.sections.{name}").section(evidence)
+        if found is not None:
+            yield found
