@@ -19,6 +19,7 @@ test: install lint
 	$(PY) -m pytest -m "not slow"
 
 test-all: install lint
+	@scripts/install_browser.sh
 	$(PY) -m pytest
 
 lint: install

@@ -7,7 +7,7 @@ import sys
 
 from scalebench.suggest import no_such
 
-NAMES = ("loop_overhead", "start_up", "parent_cpu", "monitor_cost", "curves", "memory", "resnet50")
+NAMES = ("loop_overhead", "start_up", "parent_cpu", "monitor_cost", "curves", "memory", "load_10000", "resnet50")
 
 
 def main() -> int:

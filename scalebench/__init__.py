@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "bandwidth", "collectives", "load", "pooled"]
+__all__ = ["__version__", "attribution", "bandwidth", "collectives", "load", "pooled"]
 
 if TYPE_CHECKING:
+    from scalebench.attributing import attribution
     from scalebench.crossover import load as collectives
     from scalebench.frame import load
     from scalebench.pooling import pooled
@@ -24,6 +25,10 @@ def __getattr__(name: str) -> Any:
         from scalebench.pooling import pooled
 
         return pooled
+    if name == "attribution":
+        from scalebench.attributing import attribution
+
+        return attribution
     if name == "collectives":
         from scalebench.crossover import load as collectives
 

@@ -19,6 +19,14 @@ VERBS = {
         "scalebench.verbs.show",
         "the table of the runs below one or more folders; --details: where each run's time went",
     ),
+    "report": (
+        "scalebench.verbs.report",
+        "one HTML page of the runs below one or more folders; --markdown, --csv and --figures for papers",
+    ),
+    "compare": (
+        "scalebench.verbs.compare",
+        "two sweeps, or the values of a key (--by KEY): what is faster, how surely; --threshold 3% for CI",
+    ),
 }
 
 HELP = """\

@@ -14,7 +14,6 @@ from omegaconf import DictConfig
 from scalebench import task
 from scalebench.config_errors import explain
 from scalebench.jobs import to_config
-from scalebench.report.tables import write_tables
 from scalebench.resolve import resolve
 from scalebench.run import refuse_results
 from scalebench.spec import InputError
@@ -43,17 +42,19 @@ class Check(Callback):
 
 
 class Aggregate(Callback):
-    """Leaves results.csv and results.parquet in the sweep's folder and prints its table."""
+    """Leaves the sweep's tables and its report in its folder."""
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         if config.dry_run:
             return
         folder = Path(str(config.hydra.sweep.dir))
         try:
-            task.state.console.table([folder])
-            write_tables(folder)
-        except (InputError, OSError) as error:
-            task.state.console.error(f"{folder}: the tables could not be written: {error}")
+            if task.state.sweep is not None:
+                task.state.sweep.end()
+            task.end_sweep(folder)
+        except Exception as error:
+            known = isinstance(error, (InputError, OSError))
+            task.state.console.error(f"{folder}: no report: {error if known else repr(error)}")
             raise SystemExit(1) from error
         if task.exit_status() != 0:
             raise SystemExit(1)

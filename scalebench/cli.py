@@ -31,6 +31,7 @@ def main(arguments: list[str]) -> int:
     """Run what the command line says. The exit status: 0 ok or unsupported, 1 a run failed, 2 bad input."""
     try:
         with tempfile.TemporaryDirectory() as nowhere, _environment(), _terminate_as_interrupt():
+            task.state.words = list(arguments)
             switches, overrides = split([quote_null(word) for word in arguments])
             if _is_dry(overrides):  # Hydra makes its folders before it asks us
                 overrides += [f"hydra.run.dir={nowhere}", f"hydra.sweep.dir={nowhere}"]
@@ -53,8 +54,7 @@ def main(arguments: list[str]) -> int:
     except SystemExit as end:  # how callbacks and Hydra's own switches leave
         return int(end.code or 0)
     except KeyboardInterrupt:
-        task.state.console.error("cancelled")
-        return 1
+        return _cancelled()
     return task.exit_status()
 
 
@@ -159,6 +159,16 @@ def _terminate_as_interrupt() -> Iterator[None]:
         watch.cancelled.clear()
         for sign in heard:
             signal.signal(sign, before[sign])
+
+
+def _cancelled() -> int:
+    """What there is of a sweep is reported; whoever is in a hurry presses Ctrl-C again."""
+    task.state.console.error("cancelled")
+    if task.state.sweep is not None:
+        with contextlib.suppress(InputError, OSError, KeyboardInterrupt):
+            task.state.sweep.stop()
+            task.end_sweep(task.state.sweep.folder)
+    return 1
 
 
 def _refuse(line: str) -> int:

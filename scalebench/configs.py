@@ -48,7 +48,8 @@ def option_defaults(strategy: str) -> dict[str, Any]:
     """The options of a strategy's YAML with their default values; empty where there is no such file."""
     from omegaconf import OmegaConf
 
-    path = options("strategy").get(strategy)
+    ours = {path.stem: path for path in (conf_dir() / "strategy").glob("*.yaml")}
+    path = ours.get(strategy) or options("strategy").get(strategy)  # to ask all plugins takes a while
     tree: Any = OmegaConf.to_container(OmegaConf.load(path)) if path is not None else {}
     return dict(tree.get("options") or {})
 

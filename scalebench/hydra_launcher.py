@@ -37,8 +37,9 @@ class SweepLauncher(Launcher):
             for number in range(initial_job_idx, initial_job_idx + len(planned)):
                 refuse_results(sweep_dir / str(number))
         task.prepare_data([job.spec for job in planned if job.earlier is None])
-        task.begin_sweep(planned)
-        return [self._one(job, initial_job_idx + i, sweep_dir) for i, job in enumerate(planned)]
+        settings = self._config.sweep
+        sweep = task.begin_sweep(planned, sweep_dir, settings.max_minutes, settings.report)
+        return [self._one(job, number, sweep_dir) for number, job in sweep.runs(planned, initial_job_idx)]
 
     def _compose(self, overrides: Sequence[str]) -> DictConfig:
         return self._context.config_loader.load_sweep_config(self._config, list(overrides))

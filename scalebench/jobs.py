@@ -110,7 +110,10 @@ def _ordered(jobs: list[Job]) -> list[Job]:
 
 
 def _baselines(job: Job, compose: Compose) -> list[Job]:
-    """The bare and self runs that `job` is compared with; none for what cannot run here anyway."""
+    """The bare and self runs that `job` is compared with; none for what cannot run here anyway.
+
+    baseline=ladder: in strong scaling also both at the batch that each device has, where that is a whole number.
+    """
     spec = job.spec
     if spec.config.baseline == "none" or spec.unsupported is not None:
         return []
@@ -125,6 +128,11 @@ def _baselines(job: Job, compose: Compose) -> list[Job]:
         wanted.append([*neutral, f"strategy='{name}'", "gpus=1"])
     if spec.gpus > 1:
         wanted.append([*own, "gpus=1"])
+    local, uneven = divmod(spec.global_batch, spec.gpus)
+    if spec.config.baseline == "ladder" and spec.config.scaling == "strong" and spec.gpus > 1 and not uneven:
+        batch = ["scaling=weak", "train.global_batch=null", f"train.batch_per_device={local}"]
+        told = tuple(word.partition("=")[0] + "=" for word in batch)
+        wanted += [[word for word in words if not word.startswith(told)] + batch for words in wanted]
     extra = [Job(words, resolve(to_config(compose(words))), added=True) for words in wanted]
     return [e for e in extra if e.spec.unsupported is None]
 

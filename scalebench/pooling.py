@@ -11,15 +11,19 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from scalebench import analysis
-from scalebench.frame import COLUMNS, compared, joined, limits, read, row, typed
+from scalebench.baselines import Baselines
+from scalebench.columns import COLUMNS, typed
+from scalebench.figures import Figures, Run
+from scalebench.given import Given, find_given
+from scalebench.reading import PathLike, figures_in, find, paths_of
 from scalebench.results import Result
+from scalebench.rows import compared, figures_of, joined, limits, row
 from scalebench.stats import CONFIDENCE, Interval, ratio_interval, student_t
 
 if TYPE_CHECKING:
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
 LEAST = 3  # launches that give an interval
 OF_A_LAUNCH = ("no_interval", "superlinear", "superlinear_within_noise")  # flags that pooling decides anew
 UNIONS = ("flags", "throttle_reasons")
+R = TypeVar("R", bound=Run)
 FIRSTS = ("run_id", "started_at", "path", "reason")  # of the first launch, in time
 
 
@@ -35,8 +40,8 @@ FIRSTS = ("run_id", "started_at", "path", "reason")  # of the first launch, in t
 class Group:
     """Launches that are one row, in the order of their start."""
 
-    launches: list[Result]
-    rows: list[dict[str, Any]]  # of frame.row
+    launches: list[Figures]
+    rows: list[dict[str, Any]]  # of rows.row
 
     @property
     def rates(self) -> dict[str, float]:
@@ -45,7 +50,7 @@ class Group:
         return {run_id: rate for run_id, rate in figures.items() if rate is not None}
 
 
-def pooled(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> pd.DataFrame:
+def pooled(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None) -> pd.DataFrame:
     """One row per configuration found at or below `path`: the columns of `load`, and `repeats`, its launches.
 
     A configuration is a fingerprint on one kind of machine with one version of its framework; what did not go well is
@@ -56,26 +61,40 @@ def pooled(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> p
     `step_s` and `epoch_s` are geometric means, speedups and efficiencies are as `speedup` says, `interval_over` is
     `repeats`. Other figures are means, of those that `load` gives an interval with Student's t over the launches;
     `_min` the least; memory peaks the largest; steady where all are; flags of any. `run_id`, `started_at` and `path`
-    are the first launch's; text that differs is told in full; `repeat` is null. Raises InputError as `load` does.
+    are the first launch's; text that differs is told in full; `repeat` is null. A `baseline` that is one of these
+    launches stands for all launches of its configuration. Raises InputError as `load` does.
     """
-    return pool(*read(path))
+    figures = figures_in(find(paths_of(path)))
+    return pool_figures(figures, None if baseline is None else find_given(baseline, figures))
 
 
-def pool(results: Sequence[Result], folders: Sequence[Path]) -> pd.DataFrame:
+def pool(results: Iterable[Result], folders: Iterable[Path]) -> pd.DataFrame:
     """`pooled` of these records."""
-    known = {result.run_id: (result, folder) for result, folder in reversed(list(zip(results, folders, strict=True)))}
-    once = sorted(known.values(), key=lambda pair: analysis.started(pair[0]))
-    baselines = analysis.Baselines.among([result for result, _ in once])
+    return pool_figures([figures_of(result, folder) for result, folder in zip(results, folders, strict=True)])
+
+
+def pool_figures(figures: Sequence[Figures], given: Given | None = None) -> pd.DataFrame:
+    """`pooled` of runs of which the records are gone."""
+    once = sorted({run.run_id: run for run in reversed(figures)}.values(), key=analysis.started)
+    baselines = Baselines.among(once)
     groups: dict[tuple[str, ...], Group] = {}
-    for result, folder in once:
-        cells = row(result, folder, baselines)
-        group = groups.setdefault(_key(result, cells), Group([], []))
-        group.launches.append(result)
-        group.rows.append(cells)
-    of_run = {result.run_id: group for group in groups.values() for result in group.launches}
-    order = {run_id: number for number, run_id in enumerate(dict.fromkeys(result.run_id for result in results))}
-    found = sorted(groups.values(), key=lambda group: min(order[result.run_id] for result in group.launches))
-    return typed([_row(group, baselines, of_run) for group in found], [*COLUMNS, "repeats"])
+    for run in once:
+        group = groups.setdefault(_key(run), Group([], []))
+        group.launches.append(run)
+        group.rows.append(row(run, baselines))
+    of_run = {run.run_id: group for group in groups.values() for run in group.launches}
+    order = {run_id: number for number, run_id in enumerate(dict.fromkeys(run.run_id for run in figures))}
+    found = sorted(groups.values(), key=lambda group: min(order[run.run_id] for run in group.launches))
+    rows = []
+    for group in found:
+        first = group.launches[0]
+        runs = {"self": baselines.self_of(first), "bare": baselines.bare_of(first)}
+        against = {kind: None if run is None else of_run[run.run_id] for kind, run in runs.items()}
+        baseline = None if given is None else given.of(first)
+        if baseline is not None:
+            against["given"] = of_run.get(baseline.run_id) or Group([baseline], [baseline.cells])
+        rows.append(_row(group, against))
+    return typed(rows, [*COLUMNS, "repeats"])
 
 
 def over_launches(values: Sequence[float]) -> tuple[float, Interval | None]:
@@ -125,7 +144,7 @@ def speedup(mine: Group, theirs: Group) -> tuple[float | None, Interval | None]:
     return value / base, ratio_interval(interval, base_interval) if known else None  # type: ignore[arg-type]
 
 
-def interleaved(mine: Sequence[Result], theirs: Sequence[Result]) -> list[tuple[Result, Result]]:
+def interleaved(mine: Sequence[R], theirs: Sequence[R]) -> list[tuple[R, R]]:
     """Launches of the same repeat, one of either, in the order of time; none where repeats overlap in time.
 
     A repeat that both have measured twice gives two pairs. Those of the first sweep come first in each.
@@ -139,37 +158,36 @@ def interleaved(mine: Sequence[Result], theirs: Sequence[Result]) -> list[tuple[
     return sorted(pairs, key=lambda pair: analysis.started(pair[0]))
 
 
-def _by_repeat(launches: Sequence[Result]) -> dict[int, list[Result]]:
-    found: dict[int, list[Result]] = {}
-    for result in sorted(launches, key=analysis.started):
-        found.setdefault(result.scale.repeat, []).append(result)
+def _by_repeat(launches: Sequence[R]) -> dict[int, list[R]]:
+    found: dict[int, list[R]] = {}
+    for run in sorted(launches, key=analysis.started):
+        found.setdefault(run.scale.repeat, []).append(run)
     return found
 
 
-def _key(result: Result, cells: dict[str, Any]) -> tuple[str, ...]:
+def _key(run: Figures) -> tuple[str, ...]:
     """What launches of one row share."""
-    if cells["throughput_samples_per_s"] is None:
-        return result.fingerprint, result.status, result.reason or ""
-    machine = analysis.comparison_key(result, True)
-    return result.fingerprint, machine, result.scale.framework_version or "", "measured"
+    if run.throughput[0] is None:
+        return run.fingerprint, run.status, run.reason or ""
+    machine = analysis.comparison_key(run, True)
+    return run.fingerprint, machine, run.scale.framework_version or "", "measured"
 
 
-def _row(group: Group, baselines: analysis.Baselines, of_run: dict[str, Group]) -> dict[str, Any]:
-    launches, first = len(group.launches), group.launches[0]
+def _row(group: Group, against: dict[str, Group | None]) -> dict[str, Any]:
+    launches, gpus = len(group.launches), group.launches[0].scale.gpus
     cells = dict(group.rows[0]) if launches == 1 else _merged(group.rows)
     cells["repeats"] = launches
-    nearest = {"self": baselines.self_of(first), "bare": baselines.bare_of(first)}
-    against = {kind: None if near is None else of_run[near.run_id] for kind, near in nearest.items()}
     for kind, base in against.items():
         cells[f"baseline_{kind}_id"] = None if base is None else base.launches[0].run_id
-    others = [base for base in against.values() if base is not None]
+    efficiency = None
+    for kind, base in against.items() if group.rates else ():
+        value, interval = (None, None) if base is None else speedup(group, base)
+        devices = gpus / (base.launches[0].scale.gpus if base is not None else 1)
+        cells.update(compared(kind, devices, value, interval))
+        efficiency = analysis.per_device(interval, devices) if kind == "self" else efficiency
+    others = [base for kind, base in against.items() if base is not None and kind != "given"]
     if not group.rates or (launches == 1 and all(len(base.launches) == 1 for base in others)):
         return cells
-    efficiency = None
-    for kind, base in against.items():
-        value, interval = (None, None) if base is None else speedup(group, base)
-        cells.update(compared(kind, first.scale.gpus, value, interval))
-        efficiency = analysis.per_device(interval, first.scale.gpus) if kind == "self" else efficiency
     cells.update(limits("overhead_share", "overhead_share", *_overhead(against["self"], against["bare"])))
     if launches > 1:
         cells.update(_figures(group))
@@ -184,7 +202,7 @@ def _figures(group: Group) -> dict[str, Any]:
     value, interval = over_launches([*group.rates.values()])
     cells: dict[str, Any] = limits("throughput_samples_per_s", "throughput", value, interval)
     cells["interval_over"] = None if interval is None else "repeats"
-    for name in ("step_s", "epoch_s"):
+    for name in ("step_s", "epoch_s", "device_hours_per_epoch"):
         known = _known(group.rows, name)
         cells[name] = over_launches(known)[0] if known else None
     return cells

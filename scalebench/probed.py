@@ -79,12 +79,13 @@ REASON_OF = {"sync_isolated_s": "isolated", "sync_exposed_s": "exposed", "stragg
 def cells(result: Result, step_s: float | None) -> dict[str, float | int | str | None]:
     """Of the frame's row; `step_s` is the measured update's."""
     found: dict[str, float | int | str | None] = {}
-    for name, figure in COLUMNS.items():
-        interval = figure(result)
+    intervals = {name: figure(result) for name, figure in COLUMNS.items()}
+    for name, interval in intervals.items():
         found[name] = interval.value if interval else None
         found[f"{name}_low"], found[f"{name}_high"] = (interval.low, interval.high) if interval else (None, None)
     updates = result.workload.updates_per_epoch
-    exposed_s, data_s = (interval.value if interval else None for interval in (exposed(result), data(result)))
+    wanted = (intervals["sync_exposed_s"], intervals["data_s"])
+    exposed_s, data_s = (interval.value if interval else None for interval in wanted)
     of_kernels, of_steps = collective_shares(result)
     messages = len(result.sync.message_bytes)
     return found | {

@@ -20,7 +20,7 @@ from scalebench.workloads import datasets, networks
 CPU_WORKERS = 2  # devices of a machine without a GPU, unless its YAML says otherwise
 CHOICES = {
     "scaling": ("weak", "strong"),
-    "baseline": ("auto", "none"),
+    "baseline": ("auto", "none", "ladder"),
     "dataset.feed": ("host", "device", "fixed", "disk"),
     "dataset.prefetch": ("none", "queue", "device"),
     "measure.order": ("given", "random"),
@@ -69,6 +69,7 @@ POSITIVE = (
     "measure.target",
     "measure.hang_s",
     "measure.timeout_s",
+    "sweep.max_minutes",
 )
 
 
@@ -117,7 +118,7 @@ def check(config: Config) -> None:
             raise InputError(f"{key} should be at most {most}")
     for key in POSITIVE:
         value = _get(config, key)
-        if not (value > 0 and math.isfinite(value)):
+        if value is not None and not (value > 0 and math.isfinite(value)):
             raise InputError(f"{key}={value} should be a finite number above 0")
     worker_environment.check(config.hardware)
     if not 0 <= config.dataset.validation_share < 1:

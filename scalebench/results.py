@@ -189,11 +189,14 @@ def read_result(path: Path) -> Result:
     that is missing, cut short, of another schema version or no valid record.
     """
     try:
-        tree = read_json(path)
+        plain = not path.exists() or path.is_file() or path.is_dir()
+        tree = read_json(path) if plain else None  # to open a pipe is to wait for a writer
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is no whole JSON file ({error}); run it again, or remove its folder") from error
+    if not plain:
+        raise InputError(f"{path} is no plain file; remove it")
     version = tree.get("schema_version") if isinstance(tree, dict) else None
     if version != SCHEMA_VERSION:
         newer = isinstance(version, int) and version > SCHEMA_VERSION

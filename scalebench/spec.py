@@ -146,6 +146,14 @@ class TrainSpec:
 
 
 @dataclass
+class SweepSpec:
+    """How far to take a sweep, and what it leaves."""
+
+    max_minutes: float | None = None  # runs that say least are left out where it would take longer
+    report: bool = True  # leave report.html in its folder at the end
+
+
+@dataclass
 class Config:
     """The typed spine: what `python -m scalebench` composes from conf/ and the command line."""
 
@@ -155,12 +163,13 @@ class Config:
     hardware: HardwareSpec = field(default_factory=HardwareSpec)
     measure: MeasureSpec = field(default_factory=MeasureSpec)
     train: TrainSpec = field(default_factory=TrainSpec)
+    sweep: SweepSpec = field(default_factory=SweepSpec)
     gpus: int | None = None
     scaling: str = "weak"
     seed: int = 0
     repeat: int = 0
     resume: bool = False
-    baseline: str = "auto"  # auto | none: whether a sweep adds the missing baseline runs
+    baseline: str = "auto"  # auto | none | ladder: the baseline runs that a sweep adds where they are missing
     dry_run: bool = False
     debug: bool = False
 
@@ -219,7 +228,7 @@ class RunSpec:
 def fingerprint(config: Config, gpus: int, device: str) -> str:
     """16 hex digits of what is run: the spec without repeat, paths and switches of the program itself."""
     tree = dataclasses.asdict(config)
-    for key in ("repeat", "resume", "baseline", "dry_run", "debug"):
+    for key in ("repeat", "resume", "baseline", "dry_run", "debug", "sweep"):
         del tree[key]
     del tree["dataset"]["cache"]
     for key in ("repeats", "order", "cool_down_s"):  # of a sweep, not of a run

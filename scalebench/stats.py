@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from scalebench.student import student_t as student_t  # found here too
+
 FloatArray = npt.NDArray[np.float64]
 
 FIRST_LOOK = 64  # blocks; the rule looks at 64, 128, 256, ...
@@ -260,15 +262,6 @@ def sum_interval(intervals: Sequence[Interval]) -> Interval:
     down = math.hypot(*(part.value - part.low for part in intervals))
     up = math.hypot(*(part.high - part.value for part in intervals))
     return Interval(value, value - down, value + up)
-
-
-def student_t(freedom: int, confidence: float) -> float:
-    """Two-sided quantile of Student's t: |t| stays below it with this probability."""
-    from scipy.special import stdtrit  # not scipy.stats, which takes 0.6 s to import
-
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence lies between 0 and 1, not at {confidence}")
-    return float(stdtrit(freedom, (1 + confidence) / 2))
 
 
 def _log_ratio(large: float, small: float) -> float:

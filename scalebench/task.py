@@ -14,10 +14,12 @@ from scalebench.jobs import Job, to_config
 from scalebench.jobs import exit_status as jobs_exit_status
 from scalebench.launchers import watch
 from scalebench.report.console import Console
+from scalebench.report.tables import write_tables
 from scalebench.resolve import resolve
 from scalebench.results import RESULT_FILE, Result, read_result
 from scalebench.run import run
 from scalebench.spec import InputError, RunSpec
+from scalebench.sweeping import Sweep
 from scalebench.workloads import datasets
 
 
@@ -31,6 +33,8 @@ class State:
     refused: int = 0  # exit status of what left no row
     sweep_dir: Path | None = None  # while it is new and nothing has run in it
     new_parents: list[Path] = field(default_factory=list)  # of it, made together with it; innermost first
+    words: list[str] = field(default_factory=list)  # of the command line
+    sweep: Sweep | None = None  # that has begun
 
 
 state = State(Console())
@@ -63,7 +67,8 @@ def _one_run(composed: DictConfig) -> None:
         if hydra.mode == RunMode.RUN and spec.config.dry_run:
             show_plan([Job([], spec)])
             return
-        with state.console.progress(spec, len(state.done) + 1, state.planned) as on_look:
+        left = state.sweep.left if state.sweep is not None else str
+        with state.console.progress(spec, len(state.done) + 1, state.planned, left) as on_look:
             result = run(spec, folder, on_look)
         state.console.ended(result, folder)
     state.done.append(result)
@@ -111,8 +116,36 @@ def cool_down(seconds: float) -> None:
                 raise KeyboardInterrupt
 
 
-def begin_sweep(planned: Sequence[Job]) -> None:
-    state.planned, state.sweep_dir = len(planned), None
+def begin_sweep(planned: Sequence[Job], folder: Path, max_minutes: float | None, report: bool) -> Sweep:
+    """Or the next batch of it, where Hydra's hydra.sweeper.max_batch_size cuts it up."""
+    if state.sweep is None:
+        state.planned, state.sweep_dir = 0, None
+        state.sweep = Sweep(folder, state.words, max_minutes, report)
+    state.planned += len(planned)
+    return state.sweep
+
+
+def end_sweep(folder: Path) -> None:
+    """All that is left to do once no run of it will follow: its table, its files, what it left out, and its report.
+    InputError where there is nothing to tell of, OSError where the files cannot be written."""
+    sweep, state.sweep = state.sweep, None
+    if sweep is not None and len(sweep.record.left_out) == len(sweep.record.runs):
+        raise InputError(f"not one run fits into sweep.max_minutes={sweep.record.max_minutes:g}")
+    state.console.table([folder])
+    write_tables(folder)
+    if sweep is not None:
+        state.console.left_out(sweep.record)
+    if sweep is None or sweep.report:
+        _report(folder)
+
+
+def _report(folder: Path) -> None:
+    from scalebench.report.evidence import gather
+    from scalebench.report.html import page  # which takes longer to import than a dry run takes
+
+    with state.console.working("the report"):
+        path = page.write(gather([folder]), folder / "report.html")
+    state.console.line(f"report: {path}")
 
 
 def exit_status() -> int:

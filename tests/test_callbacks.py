@@ -11,9 +11,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from scalebench import cli, task
 from scalebench.callbacks import Aggregate, Check
+from scalebench.jobs import Job
 from scalebench.report.console import Console
 from scalebench.results import write_result
-from tests.helpers import record
+from scalebench.sweep_record import read_sweep
+from scalebench.sweeping import Sweep
+from tests.helpers import null_spec, record
 
 
 @pytest.fixture(autouse=True)
@@ -76,20 +79,32 @@ def test_a_new_sweep_folder_is_remembered_and_one_that_was_there_is_not() -> Non
     assert task.state.sweep_dir is None
 
 
-def leave(status: str) -> None:
+def leave(status: str, report: bool = False) -> None:
     """A sweep's folder with one run, and the program's memory of it."""
     folder = Path("s/0")
     folder.mkdir(parents=True)
     result = record(status=status)
     write_result(result, folder)
     task.state.done.append(result)
+    task.state.sweep = Sweep(Path("s"), [], None, report)
+    assert [job for _, job in task.state.sweep.runs([Job([], null_spec())], 0)]
 
 
-def test_the_end_of_a_sweep_is_its_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_end_of_a_sweep_is_its_table_and_its_report(capsys: pytest.CaptureFixture[str]) -> None:
+    leave("ok", report=True)
+    Aggregate().on_multirun_end(loose())
+    out = capsys.readouterr().out
+    assert "ddp" in out and out.splitlines()[-1] == "report: s/report.html"
+    files = {"report.html", "results.csv", "results.parquet", "sweep.json"}
+    assert {path.name for path in Path("s").iterdir()} == {"0", *files}
+    record = read_sweep(Path("s"))
+    assert record is not None and record.ended
+
+
+def test_a_sweep_without_a_report(capsys: pytest.CaptureFixture[str]) -> None:
     leave("ok")
     Aggregate().on_multirun_end(loose())
-    assert "ddp" in capsys.readouterr().out
-    assert {path.name for path in Path("s").iterdir()} == {"0", "results.csv", "results.parquet"}
+    assert "report" not in capsys.readouterr().out and not Path("s/report.html").exists()
 
 
 @pytest.mark.parametrize(("status", "code"), [("unsupported", None), ("failed", 1), ("oom", 1), ("timeout", 1)])
@@ -109,11 +124,13 @@ def test_nothing_is_aggregated_after_a_dry_run() -> None:
     assert list(Path().iterdir()) == []
 
 
-@pytest.mark.parametrize("trouble", ["nothing", "cut short", "in the way"])
+@pytest.mark.parametrize("trouble", ["nothing", "cut short", "in the way", "of the page"])
 def test_tables_that_cannot_be_made_end_with_1(capsys: pytest.CaptureFixture[str], trouble: str) -> None:
     """Hydra would turn any other exception into a warning, and the status into 0."""
-    leave("ok")
-    if trouble == "nothing":
+    leave("ok", report=trouble == "of the page")
+    if trouble == "of the page":
+        Path("s/report.html").mkdir()
+    elif trouble == "nothing":
         Path("s/0/result.json").unlink()
     elif trouble == "cut short":
         Path("s/0/result.json").write_text("{")
@@ -123,4 +140,4 @@ def test_tables_that_cannot_be_made_end_with_1(capsys: pytest.CaptureFixture[str
         Aggregate().on_multirun_end(loose())
     assert caught.value.code == 1
     err = capsys.readouterr().err
-    assert err.startswith("scalebench: s: the tables could not be written: ") and err.count("\n") == 1
+    assert err.startswith("scalebench: s: no report: ") and err.count("\n") == 1

@@ -160,6 +160,32 @@ def test_a_signal_ends_the_run_with_a_row_and_no_process(tmp_path: Path, number:
     assert ranks_of(tmp_path / "run") == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_sweep_that_ends_early_reports_what_it_has_and_goes_on(tmp_path: Path, number: int) -> None:
+    """Its second run hangs; nobody can say a word any more after SIGKILL, but the report can be made."""
+    folder = tmp_path / "s"
+    program = [sys.executable, "-m", "scalebench"]
+    words = ["strategy=null", "hardware=cpu", "gpus=1,2", "dataset.size=1000", "measure=quick", "measure.probes=false"]
+    words.append("measure.repeats=2")
+    hanging = ["strategy.options.fault=hang", "strategy.options.fault_rank=1"]
+    sweep = [*program, "--multirun", *words, f"hydra.sweep.dir={folder}"]
+    with subprocess.Popen([*sweep, *hanging], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        wait_until(lambda: len(ranks_of(folder / "1")) >= 3)
+        process.send_signal(number)
+        out, _ = process.communicate(timeout=60)
+    wait_until(lambda: not ranks_of(folder / "1"))
+    if number == signal.SIGINT:
+        assert process.returncode == 1 and f"report: {folder}/report.html" in out
+    else:
+        assert process.returncode == -signal.SIGKILL and not (folder / "report.html").exists()
+        subprocess.run([*program, "report", folder], check=True, timeout=60, capture_output=True)
+    ended = 2 if number == signal.SIGINT else 1  # the cancelled run has a row
+    assert f"this sweep was cut short: {ended} of 4 runs have ended" in (folder / "report.html").read_text()
+    again = subprocess.run([*sweep, "resume=true"], timeout=120, capture_output=True, text=True)
+    assert again.returncode == 0 and "of 4 runs have ended" not in (folder / "report.html").read_text()
+
+
 # Random override lines. What is drawn is made to get far: mostly real keys with values that may even be right.
 KEYS = [*_keys(Config), "strategy.options.step_s", "strategy.options.bucket_cap_mb"]
 GROUPS = configs.groups()
@@ -228,7 +254,7 @@ def check(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], None]:
     return checked
 
 
-@pytest.mark.parametrize("examples", [100, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [40, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_random_override_lines_give_a_status_and_no_traceback(
     check: Callable[[list[str]], None], examples: int
 ) -> None:

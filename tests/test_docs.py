@@ -13,14 +13,18 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 from scalebench import cli, jobs, resolve
+from scalebench.__main__ import VERBS
 from tests.conf.sweep_choices import sweep_choices
 from tests.conf.test_conf import load
 from tests.conftest import ROOT
+from tests.helpers import in_parallel
 
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("plugins/*.md"), ROOT / "multirun/README.md"])
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("plugins/*.md"), ROOT / "multirun/README.md"]
+)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links(page: Path) -> None:
     targets = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8"))
     missing = [target for target in targets if not (page.parent / target).exists()]
@@ -50,6 +54,7 @@ def told(page: str) -> list[dict[str, str]]:
     """Overrides in a page, those of each command and each `key=value`; one run for each value of a sweep."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     lines = re.findall(r"python -m scalebench (?:--multirun )?([^#\n`]*)", text)
+    lines = [line for line in lines if line.split()[0] not in VERBS]
     lines += re.findall(r"`([a-z_.]+=[^`\n]*)`", text)
     found = []
     for line in lines:
@@ -59,7 +64,13 @@ def told(page: str) -> list[dict[str, str]]:
             found.append(run)  # a sweep composes this before any of its runs
             if "sweep" in run:
                 found.append({**first_run(run["sweep"]), **run})
-    return found
+    seen: set[tuple[str | None, str, str]] = set()
+    kept = []
+    for run in found:  # each word once within a sweep: composing is what this costs
+        new = {(run.get("sweep"), key, value) for key, value in run.items()} - seen
+        kept += [run] if new else []
+        seen |= new
+    return kept
 
 
 def first_run(sweep: str) -> dict[str, str]:
@@ -67,13 +78,50 @@ def first_run(sweep: str) -> dict[str, str]:
     return {key: sweep_choices(values)[0] for key, values in params.items()}
 
 
-@pytest.mark.parametrize("page", ["from-tf-cnn-benchmarks.md", "studies.md"])
+@pytest.mark.parametrize("page", ["from-tf-cnn-benchmarks.md", "studies/README.md"])
 def test_overrides_of_the_studies(page: str) -> None:
     """Each composes, of options and settings that there are."""
     assert len(told(page)) > 20
     for run in told(page):
         resolve.check(jobs.to_config(cli.compose([f"{key}={value}" for key, value in run.items()])))
         GlobalHydra.instance().clear()
+
+
+def lines_of_the_docs() -> list[list[str]]:
+    """Words after `python -m scalebench` of every command in every page, and of every command in a table."""
+    found: dict[tuple[str, ...], None] = {}
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        lines = re.findall(r"python -m scalebench( [^#\n`]*|(?=[\s`]))", text)
+        lines += re.findall(r"^\|[^|\n]*\| `((?:sweep|strategy)=[^`\n]*)`", text, flags=re.MULTILINE)
+        found |= dict.fromkeys(tuple(shlex.split(line)) for line in lines)
+    return [list(words) for words in found]
+
+
+def test_verbs_of_the_docs() -> None:
+    verbs = [words[0] for words in lines_of_the_docs() if words and "=" not in words[0] and words[0][0] != "-"]
+    assert set(verbs) <= set(VERBS) and {"show", "report", "doctor", "strategies"} <= set(verbs)
+
+
+@pytest.mark.slow
+def test_every_command_of_the_docs_lists_its_runs(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """With dry_run=true: none is started. Sweeps over several values need no --multirun within a table."""
+    archive = tmp_path_factory.mktemp("data") / "cifar-10-python.tar.gz"  # listing runs does not open it
+    archive.touch()
+    lines = [words for words in lines_of_the_docs() if not words or "=" in words[0] or words[0] == "--multirun"]
+    assert len(lines) > 50
+
+    def listed(words: tuple[str, ...]) -> str:
+        many = any("," in word.partition("=")[2] for word in words) and not any(w.startswith("sweep=") for w in words)
+        given = ["--multirun", *words] if many and "--multirun" not in words else list(words)
+        command = [sys.executable, "-m", "scalebench", *given, "dry_run=true"]
+        env = {**os.environ, "SCALEBENCH_CIFAR10": str(archive)}
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
+        return done.stderr or "failed" if done.returncode else ""
+
+    wrong = in_parallel(listed, [tuple(words) for words in lines], at_once=2)
+    assert {" ".join(words): said for words, said in wrong.items() if said} == {}
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
@@ -83,7 +131,7 @@ def test_benchmarks_run(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks"],
         cwd=ROOT,
-        env={**os.environ, "BENCHMARK_LAUNCHES": "1"},
+        env={**os.environ, "BENCHMARK_LAUNCHES": "1", "BENCHMARK_RUNS": "1000"},
         capture_output=True,
         text=True,
         timeout=600,
@@ -91,3 +139,4 @@ def test_benchmarks_run(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "hand-written loop" in done.stdout
     assert "growth of anonymous memory" in done.stdout
+    assert "loading / parsing" in done.stdout

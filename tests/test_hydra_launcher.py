@@ -20,6 +20,7 @@ from scalebench.report.console import Console
 SHORT = [
     *("hardware=cpu", "strategy=null", "dataset.size=1000", "measure=quick", "measure.min_s=0", "measure.max_s=0.1"),
     *("measure.warmup_steps=2", "measure.evaluate=false", "measure.probes=false", "measure.monitor=false"),
+    "sweep.report=false",
 ]
 Sweep = Callable[..., tuple[int, str, str]]
 
@@ -59,7 +60,8 @@ def test_a_sweep_adds_its_baselines_and_goes_on_after_a_failed_run(sweep: Sweep)
     ]
     assert frame.reason.iloc[0] == "rank 1: RuntimeError: told to fail"
     assert "[1/4] null gpus=2 ..." in out and "[4/4] null gpus=1 ..." in out
-    assert sorted(os.listdir("s")) == ["0", "1", "2", "3", "multirun.yaml", "results.csv", "results.parquet"]
+    files = ["multirun.yaml", "results.csv", "results.parquet", "sweep.json"]
+    assert sorted(os.listdir("s")) == ["0", "1", "2", "3", *files]
     assert len(pd.read_csv("s/results.csv")) == len(pd.read_parquet("s/results.parquet")) == 4
 
 
@@ -122,7 +124,8 @@ def test_a_single_run_with_repeats_is_a_sweep_that_can_be_lengthened(
     task.state = task.State(Console())
     assert program.main([*SHORT, "gpus=1", "measure.repeats=2", "measure.cool_down_s=0.2", "hydra.run.dir=s"]) == 0
     out = capsys.readouterr().out.splitlines()
-    assert out[:3] == ["[1/2] null gpus=1 repeat=0 ...", "cooling down for 0.2 s ...", "[2/2] null gpus=1 repeat=1 ..."]
+    assert re.fullmatch(r"\[1/2\] null gpus=1 repeat=0 \.\.\. \(about \d+ s of the sweep left\)", out[0])
+    assert out[1:3] == ["cooling down for 0.2 s ...", "[2/2] null gpus=1 repeat=1 ..."]
     first = rows()
     assert first.repeat.tolist() == [0, 1] and first.fingerprint.nunique() == 1
 
@@ -171,3 +174,10 @@ def test_a_folder_that_cannot_be_made(sweep: Sweep) -> None:
     status, _, err = sweep("gpus=1,2", folder="/proc/x")
     assert status == 2
     assert err == "scalebench: /proc/x: No such file or directory; choose another hydra.run.dir or hydra.sweep.dir\n"
+
+
+def test_a_sweep_without_the_time_for_it_says_what_it_left_out(sweep: Sweep) -> None:
+    status, _, err = sweep("gpus=1,2", "sweep.max_minutes=1e-6")
+    assert (status, err) == (1, "scalebench: s: no report: not one run fits into sweep.max_minutes=1e-06\n")
+    status, out, _ = sweep("gpus=1,2", "sweep.max_minutes=10", "resume=true")
+    assert status == 0 and len(rows()) == 2 and "left out" not in out

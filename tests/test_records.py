@@ -30,6 +30,8 @@ class Outer:
     parts: list[Inner] = field(default_factory=list)
     table: dict[str, float] = field(default_factory=dict)
     anything: Any = None
+    losses: list[float | None] = field(default_factory=list)
+    nested: dict[str, list[list[float]]] = field(default_factory=dict)
 
 
 GOOD: dict[str, Any] = {"inner": {"number": 1}, "names": ["a"]}
@@ -93,12 +95,33 @@ def test_an_integer_is_a_float_where_one_is_wanted() -> None:
         ({"table": [1]}, "table should be an object, not list"),
         ({"table": {"k": "v"}}, "table.k should be float, not str"),
         ({"b": 1, "a": 1}, "Outer has an unknown field 'a'"),
+        ({"inner": {"number": 1, "share": 10**400}}, "inner.share is too large a number"),
+        ({"losses": [1.0, None, True]}, "losses[2] should be float, not bool"),
+        ({"losses": [[1.0]]}, "losses[0] should be float, not list"),
+        ({"nested": {"k": [[0.5], [0.5, "x"]]}}, "nested.k[1][1] should be float, not str"),
     ],
 )
 def test_a_wrong_field_is_named(change: dict[str, Any], line: str) -> None:
     with pytest.raises(ValueError) as caught:
         from_dict(Outer, GOOD | change)
     assert str(caught.value) == line
+
+
+def test_a_place_of_its_own_stands_before_the_name() -> None:
+    for tree, line in (
+        ({"inner": 3}, "file.inner should be an object, not int"),
+        (3, "file should be an object, not int"),
+    ):
+        with pytest.raises(ValueError) as caught:
+            from_dict(Outer, tree, "file")
+        assert str(caught.value) == line
+
+
+def test_integers_and_nulls_among_floats() -> None:
+    tree: dict[str, Any] = GOOD | {"losses": [1, None, 0.5], "nested": {"k": [[1], []]}}
+    made = from_dict(Outer, tree)
+    assert made.losses == [1.0, None, 0.5] and type(made.losses[0]) is float and type(made.nested["k"][0][0]) is float
+    assert made.names is not tree["names"], "what was read stays as it was when the record changes"
 
 
 @pytest.mark.parametrize("tree", [None, [], "x", 3])

@@ -13,9 +13,16 @@ import pytest
 from scalebench.spec import Config, Place, RunSpec, fingerprint, read_spec, write_spec
 from tests.helpers import null_spec
 
-OF_THE_PROGRAM = {"repeat", "resume", "baseline", "dry_run", "debug", "dataset.cache"} | {
-    f"measure.{name}" for name in ("repeats", "order", "cool_down_s")
-}
+OF_THE_PROGRAM = {
+    "repeat",
+    "resume",
+    "baseline",
+    "dry_run",
+    "debug",
+    "dataset.cache",
+    "sweep.max_minutes",
+    "sweep.report",
+} | {f"measure.{name}" for name in ("repeats", "order", "cool_down_s")}
 DECIDED = {"gpus"}  # given to fingerprint() as a number of its own, since null means a default
 
 

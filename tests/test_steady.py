@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalebench import analysis, steady
@@ -139,3 +139,26 @@ def test_runs_without_a_series_or_a_target_are_told_nothing() -> None:
     assert analysis.unsteady(record(status="failed"), 0.01) is None
     assert analysis.unsteady(record(ranks=[]), 0.01) is None
     assert analysis.unsteady(record(ranks=[rank(0, [0.1] * 64)]), None) is None
+
+
+SERIES = st.lists(st.floats(0, 1e3), min_size=1, max_size=40)
+
+
+@given(SERIES)
+def test_medians_are_those_of_numpy(values: list[float]) -> None:
+    """To the last digit: verdicts hang on them."""
+    series = np.array(values)
+    last = len(values) - 1
+    reaches = [min(at, last - at, steady.AROUND) for at in range(len(values))]
+    smooth = [np.median(series[at - reach : at + reach + 1]) for at, reach in enumerate(reaches)]
+    assert steady._median(series) == np.median(series) and steady._smoothed(series).tolist() == smooth
+
+
+@settings(deadline=None)  # the first one imports scipy
+@given(st.lists(st.floats(0.1, 1e3), min_size=16, max_size=80))
+def test_the_drift_is_the_slope_through_the_means_of_sixteen_batches(values: list[float]) -> None:
+    starts = np.arange(17) * len(values) // 16
+    means = [np.mean(part) for part in np.split(np.array(values), starts[1:-1])]
+    found = steady.drift(values)
+    slope = np.polyfit((starts[:-1] + starts[1:]) / 2 / len(values), np.array(means) / np.mean(values), 1)[0]
+    assert found is not None and found.value == pytest.approx(slope, rel=1e-6, abs=1e-9)

@@ -37,6 +37,7 @@ class Series:
     tags: Tags = field(default_factory=dict)
     style: Literal["line", "ideal", "published", "points"] = "line"
     notes: Sequence[str] = ()  # one for each point, shown beside it on demand
+    point_tags: Sequence[Tags] = ()  # one for each point, where they differ: bars of several strategies
 
 
 @dataclass(frozen=True)

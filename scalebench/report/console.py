@@ -7,16 +7,22 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scalebench.measure.progress import Progress
+from scalebench.outlook import estimate_s
 from scalebench.results import RESULT_FILE, Result, read_result
 from scalebench.spec import RunSpec
+from scalebench.sweep_record import SweepRecord
+
+if TYPE_CHECKING:
+    from scalebench.frame import Survey
+    from scalebench.report.lost import Runs
 
 MOST_COMMANDS = 3  # below a table
+MOST_UNREADABLE = 10  # files told of one by one
+MOST_LABELS = 10  # of runs in a line
 PLAIN_WIDTH = 200  # of a file or a pipe, where nobody's window is the limit
-SETUP_S = {"none": 0.3, "torch": 4.0, "tensorflow": 8.0}  # rough start-up of one worker, for estimates only
-PROBES = 3.5  # times measure.probe_s
 
 
 class Console:
@@ -51,15 +57,18 @@ class Console:
             yield
 
     @contextlib.contextmanager
-    def progress(self, spec: RunSpec, number: int, planned: int) -> Iterator[Callable[[list[Progress]], None]]:
-        """The progress line of one run; yields what to call at each look at its ranks."""
+    def progress(
+        self, spec: RunSpec, number: int, planned: int, left: Callable[[], str] = lambda: ""
+    ) -> Iterator[Callable[[list[Progress]], None]]:
+        """The progress line of one run; yields what to call at each look at its ranks. `left` tells how long the sweep
+        that it is part of will take from now on."""
         head = f"[{number}/{planned}] {spec.label}{repeat_of(spec)}"
         if spec.config.debug or not self.rich.is_terminal:
-            self.line(f"{head} ...")
+            self.line(f"{head} ...{_in_brackets(left())}")
             yield lambda ranks: None
             return
         with self.rich.status(escape(head)) as status:
-            yield lambda ranks: status.update(escape(f"{head}  {describe(ranks)}"))
+            yield lambda ranks: status.update(escape(f"{head}  {describe(ranks)}{_in_brackets(left())}"))
 
     @contextlib.contextmanager
     def cooling_down(self, seconds: float) -> Iterator[None]:
@@ -82,28 +91,43 @@ class Console:
     def skipped(self, result: Result, number: int, planned: int) -> None:
         self.line(f"[{number}/{planned}] {result.scale.strategy} gpus={result.scale.gpus}: done before, kept")
 
-    def table(self, paths: Sequence[str | os.PathLike[str]]) -> None:
-        """The table of all runs at or below `paths`, repeats as one row. InputError for none, or an unreadable one."""
-        from scalebench.frame import read
-        from scalebench.pooling import pool
+    def left_out(self, record: SweepRecord) -> None:
+        """What a sweep had no time for, and how to go on."""
+        if not record.left_out:
+            return
+        labels = list(dict.fromkeys(run.label for run in record.left_out))
+        more = f" and {len(labels) - MOST_LABELS} more" if len(labels) > MOST_LABELS else ""
+        self.line(
+            f"sweep.max_minutes={record.max_minutes:g} left out {len(record.left_out)} of {len(record.runs)} runs: "
+            f"{', '.join(labels[:MOST_LABELS])}{more}; the same command with resume=true and more time adds them"
+        )
+
+    def table(self, paths: Sequence[str | os.PathLike[str]], baseline: str | None = None) -> Survey:
+        """The table of all runs at or below `paths` that can be read, repeats as one row; a line on stderr for each
+        file that cannot. InputError where none can be read, or `baseline` names no run to compare them with."""
+        from scalebench.frame import survey
         from scalebench.report.tables import baseline_commands, summary
 
-        results, folders = read(paths)
-        frame = pool(results, folders)
-        self.rich.print(summary(frame))
-        self._on_request(results)
-        for command in baseline_commands(frame)[:MOST_COMMANDS]:
+        found = survey(paths, baseline)
+        for _, line in found.unreadable[:MOST_UNREADABLE]:
+            self.error(f"left out: {line}")
+        if (more := len(found.unreadable) - MOST_UNREADABLE) > 0:
+            self.error(f"left out: {more} more that cannot be read")
+        self.rich.print(summary(found.pooled, found.given))
+        self._on_request(found.on_request)
+        for command in baseline_commands(found.pooled)[:MOST_COMMANDS]:
             self.line(f"for the missing baselines: {command}")
         self.line(f"results: {', '.join(str(path) for path in paths)}")
+        return found
 
-    def _on_request(self, results: Sequence[Result]) -> None:
-        """Collective operations and bandwidths, where runs were asked to measure them."""
-        probes = [rank.probes for result in results for rank in result.ranks if rank.probes is not None]
-        if not any(one.collectives or one.bandwidth for one in probes):
+    def _on_request(self, folders: Sequence[Path]) -> None:
+        """Collective operations and bandwidths, of the runs that were asked to measure them."""
+        if not folders:
             return
         from scalebench import crossover, transfers
         from scalebench.report import collectives
 
+        results = [read_result(folder / RESULT_FILE) for folder in folders]
         operations, moved = crossover.collectives(results), transfers.transfers(results)
         for table in collectives.tables(operations) if len(operations) else []:
             self.rich.print(table)
@@ -112,11 +136,14 @@ class Console:
         if len(moved):
             self.rich.print(collectives.bandwidth_table(moved))
 
-    def details(self, folder: Path) -> None:
-        """Where the time of the run in `folder` went; nothing of one that is not ok. InputError for no whole record."""
+    def details(self, folder: Path, runs: Runs | None = None) -> None:
+        """Where the time of the run in `folder` went, and among `runs` its lost efficiency; nothing of one that is not
+        ok. InputError for no whole record."""
         from scalebench.report.details import panel
 
-        for part in panel(read_result(folder / RESULT_FILE), folder):
+        result = read_result(folder / RESULT_FILE)
+        case = runs.case(result) if runs is not None and result.status == "ok" else None
+        for part in panel(result, folder, case):
             if isinstance(part, str):
                 self.line(part)
             else:
@@ -144,6 +171,10 @@ class Console:
         self.line(f"{count}, about {low_s + pause_s:.0f} to {high_s + pause_s:.0f} s{pauses}; nothing was started")
 
 
+def _in_brackets(words: str) -> str:
+    return f" ({words})" if words else ""
+
+
 def repeat_of(spec: RunSpec) -> str:
     """` repeat=2` where runs are repeated, and would look alike without it."""
     return f" repeat={spec.config.repeat}" if spec.config.measure.repeats > 1 else ""
@@ -154,14 +185,6 @@ def escape(text: str) -> str:
     from rich.markup import escape as escaped
 
     return escaped(text)
-
-
-def estimate_s(spec: RunSpec) -> tuple[float, float]:
-    """(least, most) seconds of a run: start-up by framework, measuring and probes as set, and at the most all of the
-    time that warm-up has. Updates that are slow, evaluation, and what is compiled on the way come on top."""
-    settings = spec.config.measure
-    other_s = SETUP_S.get(spec.config.strategy.framework, 4.0) + (PROBES * settings.probe_s if settings.probes else 0.0)
-    return other_s + settings.min_s, other_s + settings.warmup_max_s + settings.max_s
 
 
 def describe(ranks: list[Progress]) -> str:

@@ -13,14 +13,17 @@ from rich.table import Table
 from rich.text import Text
 
 from scalebench import analysis
-from scalebench.report import units, usage
+from scalebench.causes import Case, sentences
+from scalebench.ladders import Ladder
+from scalebench.report import lost, units, usage
 from scalebench.report.breakdown import breakdown
 from scalebench.report.operations import operations
 from scalebench.results import Result
 
 
-def panel(result: Result, folder: Path) -> Iterator[Table | str]:
-    """What to print of a run in `folder` below its row; nothing of one that is not ok."""
+def panel(result: Result, folder: Path, case: Case | None = None) -> Iterator[Table | str]:
+    """What to print of a run in `folder` below its row; nothing of one that is not ok. `case` is its ladder, where it
+    has a baseline."""
     if result.status != "ok":
         return
     yield f"{folder}: {result.scale.strategy} gpus={result.scale.gpus}"
@@ -31,6 +34,10 @@ def panel(result: Result, folder: Path) -> Iterator[Table | str]:
         yield "where the time of an update goes"
         yield breakdown(result)
         yield from operations(result)
+    if case is not None:
+        yield "where the lost efficiency went"
+        yield _lost(case.ladder)
+        yield from (cause.sentence() for cause in sentences(case))
     used = usage.rows(result)
     if result.monitor.reason is not None:
         used.append(("not measured", result.monitor.reason))
@@ -85,6 +92,25 @@ def files(result: Result, folder: Path) -> list[tuple[str, str]]:
 def _why_no_probes(result: Result) -> str:
     asked = result.spec.get("measure", {}).get("probes")
     return {None: "the record is of an older version", False: "measure.probes=false"}.get(asked, "a rank has no probes")
+
+
+def _lost(one: Ladder) -> Table:
+    """The parts of what is lost, and why some could not be told apart."""
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("part")
+    for name in ("of an update (95 %)", "of ideal throughput (95 %)"):
+        table.add_column(name, justify="right")
+    table.add_column("remark")
+    for part in one.parts:
+        reasons = dict.fromkeys(one.missing[name] for name in part.names if name in one.missing)
+        table.add_row(*map(Text, (lost.name_of(part), lost.duration(part.step_s), lost.percent(part.share))))
+        for reason in reasons:
+            table.add_row("", "", "", Text(reason))
+    table.add_section()
+    whole_s = units.seconds(one.step_s - one.ideal_s)
+    against = "against the bare baseline" if one.against == "bare" else "against the strategy itself on one device"
+    table.add_row(*map(Text, ("all that is lost", whole_s, lost.percent(one.lost), against)))
+    return table
 
 
 def _facts(rows: list[tuple[str, str]]) -> Table:

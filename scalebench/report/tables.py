@@ -11,9 +11,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from scalebench.frame import frame as rows_of
-from scalebench.frame import read
-from scalebench.pooling import pool
+from scalebench.frame import survey
 from scalebench.report.words import intervals, number, repeats, text, words
 
 if TYPE_CHECKING:
@@ -30,10 +28,10 @@ CHOSEN = ("device_ids", "environment")  # likewise; null, which is no choice, is
 
 
 def write_tables(folder: Path) -> pd.DataFrame:
-    """results.csv and results.parquet of all runs below `folder`, beside them; where runs are repeated, also
-    pooled.csv and pooled.parquet with a row for each configuration. Gives the former."""
-    records = read(folder)
-    frame, together = rows_of(*records), pool(*records)
+    """results.csv and results.parquet of all runs below `folder` that can be read, beside them; where runs are
+    repeated, also pooled.csv and pooled.parquet with a row for each configuration. Gives the former."""
+    found = survey(folder)
+    frame, together = found.frame, found.pooled
     tables = {"results": frame} | ({"pooled": together} if (together["repeats"] > 1).any() else {})
     for name, table in tables.items():
         table.to_csv(folder / f"{name}.csv", index=False)
@@ -41,15 +39,13 @@ def write_tables(folder: Path) -> pd.DataFrame:
     return frame
 
 
-def summary(frame: pd.DataFrame) -> Table:
+def summary(frame: pd.DataFrame, given: str | None = None) -> Table:
     """Strategy by devices: throughput with interval, overhead, speedup, efficiency, epoch time, status and reason.
 
     Of a frame of pooled launches also their number, where there are several; below it what the intervals are over.
+    `given` is the baseline that was asked for, in words: its speedups have a column of their own.
     """
-    shared = {name: frame[name].iloc[0] for name in SHARED if frame[name].nunique() == 1}
-    varying = [name for name in SHARED if name not in shared] + _differing(frame)
-    head = ", ".join(f"{name} {value}" for name, value in shared.items())
-    foot = intervals(frame)
+    (head, varying), foot = shared(frame), intervals(frame)
     table = Table(
         title=Text(head) if head else None,
         caption=Text(foot) if foot else None,
@@ -62,9 +58,10 @@ def summary(frame: pd.DataFrame) -> Table:
         table.add_column(name)
     overheads = ["overhead at 1"] if frame["overhead_share"].notna().any() else []  # a bare strategy alone has none
     launches = ["launches"] if (repeats(frame) > 1).any() else []
-    scaled = ("speedup bare", "speedup self", "efficiency self", "epoch")
+    over_given = [f"speedup over {given}"] if given is not None else []
+    scaled = ("speedup bare", "speedup self", *over_given, "efficiency self", "epoch")
     for name in ("gpus", *launches, "samples/s (95 %)", *overheads, *scaled):
-        table.add_column(name, justify="right")
+        table.add_column(Text(name), justify="right")
     for name in ("status", "remarks"):
         table.add_column(name)
     for row in frame.sort_values(ORDER).to_dict("records"):
@@ -72,10 +69,18 @@ def summary(frame: pd.DataFrame) -> Table:
         cells += [text(row["repeats"])] if launches else []
         cells += [throughput(row), overhead(row)] if overheads else [throughput(row)]
         cells += [ratio(row, "speedup_bare"), ratio(row, "speedup_self")]
+        cells += [ratio(row, "speedup_given")] if over_given else []
         cells += [percent(row, "efficiency_self"), seconds(row["epoch_s"]), text(row["status"]), remarks(row)]
         # Text, not str: rich would take brackets in a reason for markup.
         table.add_row(*map(Text, cells))
     return table
+
+
+def shared(frame: pd.DataFrame) -> tuple[str, list[str]]:
+    """(what all rows share, in words; the columns that tell rows of one strategy and number of devices apart)."""
+    same = {name: frame[name].iloc[0] for name in SHARED if frame[name].nunique() == 1}
+    head = ", ".join(f"{name} {value}" for name, value in same.items())
+    return head, [name for name in SHARED if name not in same] + _differing(frame)
 
 
 def _differing(frame: pd.DataFrame) -> list[str]:

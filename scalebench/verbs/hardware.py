@@ -1,140 +1,25 @@
-"""The hardware of this machine in words, for `scalebench doctor`: a row for each fact, and how GPUs are connected."""
+"""The hardware of this machine for `scalebench doctor`: the words of report/hardware.py in rows and a table."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from rich import box
 from rich.table import Table
 
-from scalebench import gpu_links, machine
-from scalebench.gpus import Gpu
 from scalebench.machine import Machine
-
-GIB = 2**30
-MOST_PAIRS = 8  # told of each connection; a machine with 16 GPUs has 120
-
-Row = tuple[str, str]
+from scalebench.report import hardware
 
 
-def rows(here: Machine) -> list[Row]:
-    """What there is, what limits it, and what is set otherwise than usual."""
-    found = [("machine", machine.describe(here)), *_processors(here), *_numa(here), *_limits(here)]
-    found += [(f"GPU {gpu.index}", _gpu(gpu)) for gpu in here.gpus]
-    if here.driver_version is not None:
-        found.append(("driver", f"{here.driver_version}, CUDA up to {here.cuda_driver_version or 'unknown'}"))
-    return found + _pairs(here)
+def rows(here: Machine) -> list[hardware.Row]:
+    """What there is, and the command that compares the connections of its GPUs."""
+    return [*hardware.facts(here), *hardware.pairs(here), *hardware.comparing(here)]
 
 
 def links(here: Machine) -> Table | None:
-    """The matrix of connections, in the words of `nvidia-smi topo -m`, with the pairs that have no peer access."""
-    if here.topology is None:
+    """The matrix of connections; None where nobody knows it."""
+    matrix = hardware.links(here)
+    if matrix is None:
         return None
-    table = Table("links", *(f"GPU {number}" for number in range(len(here.topology))), box=box.SIMPLE_HEAD)
-    for a, words in enumerate(here.topology):
-        why = [_no_access(here, a, b) for b in range(len(words))]
-        cells = (word if no is None else f"{word}, no peer access ({no})" for word, no in zip(words, why, strict=True))
-        table.add_row(f"GPU {a}", *cells)
+    table = Table("links", *(f"GPU {number}" for number in range(len(matrix))), box=box.SIMPLE_HEAD)
+    for number, words in enumerate(matrix):
+        table.add_row(f"GPU {number}", *words)
     return table
-
-
-def numbers(found: Sequence[int]) -> str:
-    """[0, 1, 2, 8] -> '0-2,8'."""
-    parts: list[list[int]] = []
-    for number in sorted(found):
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
-    return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
-
-
-def _processors(here: Machine) -> list[Row]:
-    words = [
-        here.cpu_model or "" if here.gpus else "",  # else it stands in the line above
-        f"{here.cpu_sockets} sockets" if (here.cpu_sockets or 0) > 1 else "",
-        f"CPUs {numbers(here.cpus_allowed)}" if here.cpus_allowed else "",
-        "" if here.smt is None else f"{'two or more threads' if here.smt else 'one thread'} a core",
-        "governor " + " and ".join(here.cpu_governors) if here.cpu_governors else "",
-        f"up to {here.cpu_max_mhz:.0f} MHz" if here.cpu_max_mhz is not None else "",
-    ]
-    return _row("processors", words)
-
-
-def _numa(here: Machine) -> list[Row]:
-    """A row for each node, where there are several."""
-    found = []
-    for node in here.numa or [] if len(here.numa or []) > 1 else []:
-        near = [gpu.index for gpu in here.gpus if gpu.numa_node == node.node]
-        usable = sorted(set(node.cpus) & set(here.cpus_allowed or node.cpus))
-        words = [
-            f"CPUs {numbers(usable)}" if usable else "no CPU of ours",
-            f"{node.memory_bytes / GIB:.0f} GiB" if node.memory_bytes is not None else "",
-            f"GPU {numbers(near)}" if near else "",
-        ]
-        found += _row(f"NUMA node {node.node}", words)
-    return found
-
-
-def _limits(here: Machine) -> list[Row]:
-    words = [
-        f"{here.cpu_quota:g} CPUs' worth of time" if here.cpu_quota is not None else "",
-        f"{here.memory_limit_bytes / GIB:.1f} GiB of memory" if here.memory_limit_bytes is not None else "",
-    ]
-    return _row("limits", words)
-
-
-def _gpu(gpu: Gpu) -> str:
-    usual = gpu.power_limit_default_w
-    instead = f" instead of {usual:.0f} W" if usual is not None and usual != gpu.power_limit_w else ""
-    pcie = [gpu.pcie_generation_max, gpu.pcie_width_max]
-    now = [gpu.pcie_generation, gpu.pcie_width]
-    slower = f" (now {now[0]} x{now[1]})" if None not in now and now != pcie else ""
-    words = [
-        gpu.name or "unknown GPU",
-        f"{gpu.memory_bytes / GIB:.0f} GiB" if gpu.memory_bytes is not None else "",
-        f"{gpu.power_limit_w:.0f} W{instead}" if gpu.power_limit_w is not None else "",
-        f"NUMA node {gpu.numa_node}" if gpu.numa_node is not None else "",
-        _clock("SM", gpu.sm_clock_max_mhz, gpu.sm_clock_application_mhz, gpu.sm_clock_default_mhz),
-        _clock("memory", gpu.mem_clock_max_mhz, gpu.mem_clock_application_mhz, gpu.mem_clock_default_mhz),
-        f"PCIe {pcie[0]} x{pcie[1]}{slower}" if None not in pcie else "",
-        "MIG" if gpu.mig else "",
-        "no ECC" if gpu.ecc is False else "",
-        "no persistence mode" if gpu.persistence is False else "",
-        f"compute mode {gpu.compute_mode}" if gpu.compute_mode not in (None, "default") else "",
-    ]
-    return ", ".join(word for word in words if word)
-
-
-def _clock(name: str, most: int | None, chosen: int | None, usual: int | None) -> str:
-    held = f" (set to {chosen})" if chosen is not None and chosen != usual else ""
-    return f"{name} up to {most} MHz{held}" if most is not None else ""
-
-
-def _no_access(here: Machine, a: int, b: int) -> str | None:
-    """Why GPU a may not read or write in the memory of GPU b; None where it may, or nobody knows."""
-    kinds = [(here.peer_access or {}).get(kind) for kind in ("read", "write")]
-    words = [matrix[a][b] for matrix in kinds if matrix is not None]
-    return next((word for word in words if word not in ("OK", "X")), None)
-
-
-def _pairs(here: Machine) -> list[Row]:
-    """Pairs of GPUs by their connection, and the command that compares one of each."""
-    by_link = gpu_links.pairs_by_link(here.topology) if here.topology is not None else {}
-    found = []
-    for word, pairs in by_link.items():
-        told = " ".join(f"{a}-{b}" for a, b in pairs[:MOST_PAIRS])
-        found.append((f"{word} pairs", told + (f" and {len(pairs) - MOST_PAIRS} more" if pairs[MOST_PAIRS:] else "")))
-    if not by_link:
-        return found
-    visible = here.environment.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:  # numbers of devices are not those of GPUs then
-        return [*found, ("", f"CUDA_VISIBLE_DEVICES={visible}: its first one is device 0 of hardware.device_ids")]
-    values = ",".join(f"[{pairs[0][0]},{pairs[0][1]}]" for pairs in by_link.values())
-    far = " hardware.bind=numa,far" if len(here.numa or []) > 1 else ""
-    return [*found, ("compare them", f"python -m scalebench --multirun 'hardware.device_ids={values}'{far}")]
-
-
-def _row(name: str, words: Sequence[str]) -> list[Row]:
-    text = ", ".join(word for word in words if word)
-    return [(name, text)] if text else []

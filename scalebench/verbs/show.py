@@ -1,21 +1,36 @@
-"""`scalebench show DIR... [--details]`: the table of finished runs, and where the time of their updates goes."""
+"""`scalebench show DIR... [--details] [--baseline RUN] [--reference NAME,...]`: the table of finished runs, where their
+time goes, and published figures below it.
+
+Files that cannot be read are named on stderr and left out: a sweep that goes on, or was killed, has some. The exit
+status is 2 only where not one could be read.
+"""
 
 from __future__ import annotations
 
-from scalebench.frame import find
-from scalebench.report.console import Console
-from scalebench.spec import InputError
+from pathlib import Path
 
-DETAILS = "--details"  # of every run; of a single one they are shown in any case
+from scalebench import published
+from scalebench.report import lost
+from scalebench.report.console import Console
+from scalebench.report.reference import references
+from scalebench.verbs.arguments import Parser
 
 
 def main(arguments: list[str]) -> int:
-    paths = [word for word in arguments if word != DETAILS]
-    if not paths or any(path.startswith("-") for path in paths):
-        raise InputError("show needs the folder of a run or a sweep, such as: python -m scalebench show multirun")
+    parser = Parser("show", "the table of the runs at or below folders")
+    parser.add_argument("DIR", nargs="+", help="folder of a run or a sweep, such as multirun, or a result.json")
+    parser.add_argument("--details", action="store_true", help="of every run; those of a single one are always shown")
+    parser.add_argument("--baseline", metavar="RUN", help="speedups over this run too: its folder or its run_id")
+    parser.add_argument("--reference", metavar="NAME,...", default="", help="published studies to show below")
+    chosen = parser.parse_args(arguments)
+    names = [name.strip() for name in chosen.reference.split(",") if name.strip()]
+    published.rows(names)  # a name that is none is told before anything is printed
     console = Console()
-    console.table(paths)
-    runs = find(paths)
-    for path in runs if DETAILS in arguments or len(runs) == 1 else []:
-        console.details(path.parent)
+    found = console.table(chosen.DIR, chosen.baseline)
+    folders = list(dict.fromkeys(Path(str(path)) for path in found.frame["path"]))
+    runs = lost.runs(found.frame)
+    for folder in folders if chosen.details or len(folders) == 1 else []:
+        console.details(folder, runs)
+    for table in references(found.frame, names) if names else []:
+        console.rich.print(table)
     return 0

@@ -11,11 +11,12 @@ import pytest
 from rich.console import Console as RichConsole
 
 from scalebench.measure.progress import Progress
+from scalebench.outlook import estimate_s
 from scalebench.probe_records import Collective, Probes, Transfer
-from scalebench.report import console
-from scalebench.report.console import Console, describe, estimate_s
+from scalebench.report.console import Console, describe
 from scalebench.results import write_result
 from scalebench.spec import InputError
+from scalebench.sweep_record import PlannedRun, beginning
 from tests.helpers import null_spec, rank, record
 
 
@@ -139,14 +140,28 @@ def test_the_plan_tells_repeats_apart_and_counts_the_pauses(capsys: pytest.Captu
     assert last == f"5 runs, about {low_s:.0f} to {high_s:.0f} s, 90 s of them cooling down; nothing was started"
 
 
-@pytest.mark.parametrize("framework", ["none", "torch", "a new one"])
-def test_an_estimate_is_start_up_and_measuring(framework: str) -> None:
-    spec = null_spec(measure={"min_s": 1.0, "max_s": 5.0})
-    spec.config.strategy.framework = framework
-    start_s = console.SETUP_S.get(framework, 4.0)
-    assert estimate_s(spec) == (1.0 + start_s, pytest.approx(5.0 + 0.1 + start_s)), "0.1 s of warm-up at the most"
-    spec.config.measure.probes, spec.config.measure.probe_s = True, 2.0
-    assert estimate_s(spec)[0] == 1.0 + start_s + console.PROBES * 2.0
+def test_a_run_of_a_sweep_tells_how_long_the_rest_will_take(capsys: pytest.CaptureFixture[str]) -> None:
+    with Console().progress(null_spec(), 1, 2, lambda: "about 5 s left"):
+        pass
+    assert capsys.readouterr().out == "[1/2] null gpus=1 ... (about 5 s left)\n"
+    made = on_terminal()
+    with made.progress(null_spec(), 1, 2, lambda: "about 5 s left") as on_look:
+        on_look([])
+        made.rich._live_stack[0].refresh()
+    assert "starting (about 5 s left)" in shown(made)
+
+
+def test_what_there_was_no_time_for(capsys: pytest.CaptureFixture[str]) -> None:
+    record = beginning([], "", "", 1.5)
+    record.runs = [PlannedRun(number, f"run {number // 2}", "", 0, left_out=number > 3) for number in range(30)]
+    Console().left_out(record)
+    assert capsys.readouterr().out == (
+        "sweep.max_minutes=1.5 left out 26 of 30 runs: run 2, run 3, run 4, run 5, run 6, run 7, run 8, run 9, run 10, "
+        "run 11 and 3 more; the same command with resume=true and more time adds them\n"
+    )
+    record.runs = record.runs[:3]
+    Console().left_out(record)
+    assert capsys.readouterr().out == ""
 
 
 def test_the_table_of_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

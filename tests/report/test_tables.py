@@ -222,3 +222,25 @@ def test_placement_is_told_where_rows_differ_in_it() -> None:
     assert [line.split()[0] for line in shown.splitlines() if "bare_torch" in line] == ["0", "5"]
     shown = text(placed([]), placed([], {"NCCL_P2P_DISABLE": "1"}))
     assert "NCCL_P2P_DISABLE=1" in shown and "device_ids" not in shown
+
+
+def test_a_csv_reads_back_with_the_strategy_null(tmp_path: Path) -> None:
+    """As docs/record.md says: its name is a word that pandas takes for nothing."""
+    for number, name in enumerate(("null", "ddp")):
+        (tmp_path / str(number)).mkdir()
+        write_result(record(name, run_id=name), tmp_path / str(number))
+    made = write_tables(tmp_path)
+    found = pd.read_csv(tmp_path / "results.csv", keep_default_na=False, na_values=[""])
+    assert found["strategy"].tolist() == ["null", "ddp"] and found["reason"].isna().all()
+    assert found["throughput_samples_per_s"].tolist() == made["throughput_samples_per_s"].tolist()
+    assert str(found["speedup_bare"].dtype) == "float64"
+
+
+def test_a_given_baseline_is_named_in_the_head_of_its_column() -> None:
+    table = frame([record(), record(gpus=2)], [Path("x")] * 2)
+    table[["speedup_given", "speedup_given_low", "speedup_given_high"]] = [[1.5, 1.4, 1.6], [None, None, None]]
+    console = Console(width=200, record=True, color_system=None, file=io.StringIO())
+    console.print(summary(table, "a[b]c gpus=1 on alpha"))
+    shown = console.export_text().splitlines()
+    assert "speedup over a[b]c gpus=1 on alpha" in shown[2] and "1.50 [1.40, 1.60]" in shown[4]
+    assert "speedup over" not in text(record())

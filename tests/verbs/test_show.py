@@ -70,12 +70,20 @@ def test_details_of_one_run_or_of_each(
     assert heads == detailed
 
 
-@pytest.mark.parametrize("words", [[], ["--all"], ["--details"], ["a", "--all"]])
-def test_without_a_folder(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ([], "the following arguments are required: DIR"),
+        (["--details"], "the following arguments are required: DIR"),
+        (["a", "--all"], "unrecognized arguments: --all"),
+        (["a", "--baseline"], "argument --baseline: expected one argument"),
+        (["a", "--detail"], "unrecognized arguments: --detail"),
+    ],
+)
+def test_words_that_are_wrong(capsys: pytest.CaptureFixture[str], words: list[str], line: str) -> None:
     assert main(["show", *words]) == 2
-    assert capsys.readouterr().err == (
-        "scalebench: show needs the folder of a run or a sweep, such as: python -m scalebench show multirun\n"
-    )
+    usage = "usage: scalebench show [--details] [--baseline RUN]"
+    assert capsys.readouterr().err.startswith(f"scalebench: show: {line}; {usage}")
 
 
 def test_a_folder_without_runs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,16 +93,49 @@ def test_a_folder_without_runs(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-def test_a_file_cut_short_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("a/0/result.json").write_text('{"schema_version": 1, ')
-    assert main(["show", "a"]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("scalebench: a/0/result.json is no whole JSON file (") and err.count("\n") == 1
+def test_a_baseline_has_a_column_that_names_it(capsys: pytest.CaptureFixture[str]) -> None:
+    for baseline in ("ddp-2-0", "a/1"):
+        assert main(["show", "a", "b", "--baseline", baseline]) == 0
+        out, err = capsys.readouterr()
+        assert "speedup over ddp gpus=2 on cpu" in out and err == ""
+        one, two, _ = (line.split() for line in out.splitlines() if line.split()[:1] == ["ddp"])
+        assert "0.50" in one and "1.00" in two
+    assert main(["show", "a"]) == 0
+    assert "speedup over" not in capsys.readouterr().out
 
 
-def test_a_file_of_another_schema_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("a/0/result.json").write_text('{"schema_version": 2}')
-    assert main(["show", "a"]) == 2
-    assert capsys.readouterr().err == (
-        "scalebench: a/0/result.json has schema version 2, this scalebench reads 1; update scalebench to read it\n"
+def test_a_baseline_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "a", "--baseline", "ddp-3-0"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err == (
+        "scalebench: no folder or file ddp-3-0, and no run 'ddp-3-0'; did you mean 'ddp-2-0'?\n"
     )
+
+
+def test_a_file_that_cannot_be_read_is_named_and_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a/0/result.json").write_text('{"schema_version": 2}')
+    Path("b/0/result.json").write_text('{"schema_version": 1, ')
+    assert main(["show", "a", "b", "--details"]) == 0
+    out, err = capsys.readouterr()
+    assert rows(out) == [["ddp", "2"]] and "a/1: ddp gpus=2" in out.splitlines()
+    first, second = err.splitlines()
+    way_out = "this scalebench reads 1; update scalebench to read it"
+    assert first == f"scalebench: left out: a/0/result.json has schema version 2, {way_out}"
+    assert second.startswith("scalebench: left out: b/0/result.json is no whole JSON file (")
+
+
+def test_of_many_files_that_cannot_be_read_some_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(13):
+        Path(f"c/{number}").mkdir(parents=True)
+        Path(f"c/{number}/result.json").touch()
+    assert main(["show", "a", "c"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 11 and lines[-1] == "scalebench: left out: 3 more that cannot be read"
+
+
+def test_nothing_that_can_be_read_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("b/0/result.json").write_text("{")
+    assert main(["show", "b"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("scalebench: no result.json that can be read; the only one is not, such as b/0")
+    assert err.count("\n") == 1

@@ -1,10 +1,107 @@
-"""The section `scaling` of a report. Layer 3."""
+"""The section `scaling` of a report: throughput, speedup and efficiency over devices, and what the curves come to.
+Layer 3."""
 
 from __future__ import annotations
 
-from scalebench.report.blocks import Section
+from collections.abc import Iterator, Sequence
+
+from scalebench.curves import Curve
+from scalebench.report.blocks import Axis, Block, Chart, Section, Series
+from scalebench.report.drawing import THROUGHPUT, Cells, Group, bands, devices_axis, groups, lines, sentences
 from scalebench.report.evidence import Evidence
+from scalebench.report.slope_tables import jump_tables, slope_table
+
+DIFFERS = 0.05  # of the speedup; below it, curves against self would lie upon those against bare
+ABOUT = {
+    "bare": "against one device without a wrapper, the strategy's bare baseline",
+    "self": "against the same strategy on one device",
+}
 
 
 def section(evidence: Evidence) -> Section | None:
-    return None
+    """None where nothing was measured on several devices."""
+    found, words = groups(evidence.curves, lambda members: max(map(_most, members)) > 1)
+    blocks: list[Block] = [*words]
+    for group in found:
+        rows = [row for curve in group.curves for row in curve.rows]
+        kinds = _kinds(rows, evidence.given)
+        blocks += [*group.words, _throughput(group, evidence)]
+        for kind, about in kinds.items():
+            blocks += _compared(group, kind, about)
+        if kinds:
+            heads = {kind: str(evidence.given) if kind == "given" else kind for kind in kinds}
+            blocks.append(slope_table(group, heads, evidence.wanted_efficiency))
+        kind = next(iter(kinds), "bare")
+        blocks += jump_tables(group, kind, kinds.get(kind, ABOUT[kind]))
+    return Section("scaling", "Scaling", blocks) if found else None
+
+
+def _most(curve: Curve) -> int:
+    return max(curve.gpus)
+
+
+def _kinds(rows: Sequence[Cells], given: str | None) -> dict[str, str]:
+    """What to compare with, in words: self only where it tells something else than bare, given where it was named."""
+    known = [kind for kind in ABOUT if any(row[f"speedup_{kind}"] is not None for row in rows)]
+    if known == ["bare", "self"] and not any(map(_differ, rows)):
+        known = ["bare"]
+    kinds = {kind: ABOUT[kind] for kind in known}
+    if given is not None and any(row.get("speedup_given") is not None for row in rows):
+        kinds["given"] = f"against {given}, the given baseline"
+    return kinds
+
+
+def _differ(row: Cells) -> bool:
+    bare, own = row["speedup_bare"], row["speedup_self"]
+    return own is not None and (bare is None or abs(own / bare - 1) > DIFFERS)
+
+
+def _throughput(group: Group, evidence: Evidence) -> Chart:
+    drawn = lines(group.curves, THROUGHPUT, "throughput")
+    ideals = [_ideal(group, drawn, f"ideal of {name}", rate) for name, rate in _bare_rates(group, evidence).items()]
+    what = "samples/s over all devices in steady state, more is better"
+    ideal = "ideal is what the bare baseline, of several the fastest, would give without any loss" if ideals else ""
+    title, caption = f"Throughput: {group.title}", sentences(what, ideal, bands(group.curves))
+    axes = devices_axis(drawn), Axis("samples/s")
+    return Chart(group.id("scaling", "throughput"), title, *axes, [*drawn, *ideals], "lines", caption)
+
+
+def _bare_rates(group: Group, evidence: Evidence) -> dict[str, float]:
+    """Samples/s of each bare strategy that these curves are compared with, such as torch's and TensorFlow's."""
+    wanted = {row["baseline_bare_id"] for curve in group.curves for row in curve.rows} - {None}
+    frame, fastest = evidence.pooled, dict[str, float]()
+    for row in frame[frame["run_id"].isin(wanted) & frame[THROUGHPUT].notna()].to_dict("records"):
+        name = str(row["strategy"])
+        fastest[name] = max(fastest.get(name, 0.0), float(row[THROUGHPUT]))
+    return fastest
+
+
+def _compared(group: Group, kind: str, about: str) -> Iterator[Chart]:
+    band = bands(group.curves)
+    title = f"{about.partition(', ')[0]}: {group.title}"
+    drawn = lines(group.curves, f"speedup_{kind}")
+    ideal = _ideal(group, drawn, "ideal", _ideal_speedup(group, kind))
+    caption = sentences(f"throughput over the baseline's, {about}; more is better", band)
+    axes = devices_axis(drawn), Axis("speedup")
+    yield Chart(group.id("scaling", "speedup", kind), f"Speedup {title}", *axes, [*drawn, ideal], "lines", caption)
+    drawn = lines(group.curves, f"efficiency_{kind}")
+    ideal = _ideal(group, drawn, "ideal", 1.0, share=True)
+    caption = sentences(f"speedup over what so many devices could make it, {about}; more is better", band)
+    axes = devices_axis(drawn), Axis("efficiency", percent=True)
+    yield Chart(
+        group.id("scaling", "efficiency", kind), f"Efficiency {title}", *axes, [*drawn, ideal], "lines", caption
+    )
+
+
+def _ideal_speedup(group: Group, kind: str) -> float:
+    """Of one device: 1, and less where the given baseline had several."""
+    if kind != "given":
+        return 1.0
+    rows = [row for curve in group.curves for row in curve.rows if row[f"efficiency_{kind}"]]
+    return next((row[f"speedup_{kind}"] / row[f"efficiency_{kind}"] / row["gpus"] for row in rows), 1.0)
+
+
+def _ideal(group: Group, drawn: list[Series], name: str, each: float, share: bool = False) -> Series:
+    """A line of `each` per device, or a level of it."""
+    places = list(devices_axis(drawn).ticks or [])
+    return Series(name, places, [each * (1 if share else x) for x in places], tags=group.tags, style="ideal")

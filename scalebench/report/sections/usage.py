@@ -1,10 +1,80 @@
-"""The section `usage` of a report. Layer 3."""
+"""The section `usage` of a report: what runs used of devices, processors and network, side by side. Layer 3."""
 
 from __future__ import annotations
 
-from scalebench.report.blocks import Section
+import itertools
+from collections.abc import Iterator
+
+from scalebench.curves import Curve
+from scalebench.report import tables, units
+from scalebench.report.blocks import Axis, Block, Chart, Section, Words
+from scalebench.report.drawing import DEVICES, THROUGHPUT, Cells, Group, bars, groups, sentences
 from scalebench.report.evidence import Evidence
+
+SHARE = Axis("share of the time", percent=True)
+AT_EQUAL = "less is better where throughput is the same"
+# Column, title, axis, what it is and which way is good.
+FIGURES = (
+    ("gpu_util_mean", "GPU utilisation", SHARE,
+     "share of the time in which some kernel ran, mean of the devices; busier is not faster: a kernel may wait"),
+    ("gpu_power_w_mean", "Power", Axis("watts"), f"of all devices together; {AT_EQUAL}"),
+    ("peak_memory_bytes", "Device memory", Axis("bytes"),
+     "peak of the fullest device; less leaves room for a larger batch"),
+    ("sm_clock_mhz_mean", "GPU clock", Axis("MHz"), "of the cores, mean over time and devices; higher is better"),
+    ("sm_clock_mhz_min", "Lowest GPU clock", Axis("MHz"), "of the cores, in any sample; higher is better"),
+    ("mem_clock_mhz_min", "Lowest memory clock", Axis("MHz"), "of device memory, in any sample; higher is better"),
+    ("cpu_util_mean", "CPU utilisation", SHARE,
+     "of the cores that the run may use, whoever used them; busier is not faster: a loop may wait"),
+    ("rss_peak_bytes", "Memory of a rank", Axis("bytes"), "largest resident memory of any rank; less is better"),
+    ("net_sent_bytes_per_s", "Network, sent", Axis("bytes/s"), f"all interfaces but the loopback; {AT_EQUAL}"),
+    ("net_received_bytes_per_s", "Network, received", Axis("bytes/s"), f"all interfaces but the loopback; {AT_EQUAL}"),
+)  # fmt: skip
+UTILISATIONS = {"gpu_util_mean": "GPU", "cpu_util_mean": "CPU"}
+RISES = 0.05  # of all time; less may be chance
 
 
 def section(evidence: Evidence) -> Section | None:
-    return None
+    """None where the monitor saw nothing."""
+    found, words = groups(evidence.curves, lambda members: any(map(_seen, members)))
+    blocks: list[Block] = [*words]
+    for group in found:
+        blocks += [*group.words, *_charts(group), *(words for curve in group.curves for words in _waits(curve))]
+    return Section("usage", "Usage of devices, processors and network", blocks) if found else None
+
+
+def _seen(curve: Curve) -> bool:
+    return any(row[column] is not None for row in curve.rows for column, *_ in FIGURES)
+
+
+def _charts(group: Group) -> Iterator[Chart]:
+    for column, title, axis, what in FIGURES:
+        if drawn := bars(group.curves, column):
+            caption = sentences(what, "measured while blocks were timed, without intervals")
+            head = f"{title}: {group.title}"
+            yield Chart(group.id("usage", column), head, Axis(DEVICES), axis, drawn, "bars", caption)
+
+
+def _waits(curve: Curve) -> Iterator[Words]:
+    """Where devices or processors are busier with more devices and nothing comes of it."""
+    for column, name in UTILISATIONS.items():
+        known = [row for row in curve.rows if row[column] is not None]
+        for fewer, more in itertools.pairwise(known):
+            if more[column] - fewer[column] > RISES and not _faster(fewer, more):
+                yield Words(_sentence(curve.name, name, column, fewer, more), "warning", curve.tags)
+
+
+def _faster(fewer: Cells, more: Cells) -> bool:
+    """Whether throughput rises by what noise does not explain; by the figures alone where there is no interval."""
+    low, high = more["throughput_low"], fewer["throughput_high"]
+    return bool(more[THROUGHPUT] > fewer[THROUGHPUT] if low is None or high is None else low > high)
+
+
+def _sentence(curve: str, name: str, column: str, fewer: Cells, more: Cells) -> str:
+    said = f"{curve}: from {fewer['gpus']} to {more['gpus']} devices {name} utilisation rises from"
+    said += f" {units.share(fewer[column])} to {units.share(more[column])}, but throughput does not: from"
+    said += f" {tables.throughput(dict(fewer))} to {tables.throughput(dict(more))} samples/s."
+    power = [row["gpu_power_w_mean"] for row in (fewer, more)]
+    if name == "GPU" and None not in power:
+        each = [f"{units.figure(watts / row['gpus'])} W" for watts, row in zip(power, (fewer, more), strict=True)]
+        said += f" Power of a device: {each[0]}, then {each[1]}."
+    return f"{said} Time in which a backend waits within a kernel or in a loop counts as busy."

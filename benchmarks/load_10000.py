@@ -1,0 +1,86 @@
+"""Loading 10,000 runs, and the table of 100. Wanted: well under 20 s with the report, 1 GB, and 1 s for the table.
+
+Records of 1 to 4 ranks, 64 to 256 blocks each, with probes: 15 to 80 kB. Each figure is of an interpreter of its own;
+as machines differ, and others may use them, processor time is told too, and what parsing the same files as JSON takes.
+
+Seen on two cores: 10,000 runs of 38 kB in 7 s and 0.5 GB, by one process in 12 s and 0.3 GB. When whole records were
+kept, and their figures made anew for each row that they are a baseline of: 33 ms a run, and 0.8 GB for the records. The
+table of 100 runs: 0.6 s, of which most is to import pandas.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from scalebench.results import RESULT_FILE, write_result
+from scalebench.spec import TrainSpec
+from tests import sweeps
+
+RUNS = int(os.environ.get("BENCHMARK_RUNS", "10000"))
+REPEATS = 3
+PARSE = "[json.loads(path.read_text()) and None for path in pathlib.Path(sys.argv[1]).glob('*/*.json')]"
+LOAD = "from scalebench.frame import survey; survey(sys.argv[1])"
+SHOW = "from scalebench.__main__ import main; main(['show', sys.argv[1]])"
+PROGRAM = """
+import json, pathlib, resource, sys, time
+begin_s = time.perf_counter()
+{}
+spent_s = time.perf_counter() - begin_s
+both = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+print(spent_s, sum(one.ru_utime + one.ru_stime for one in both), *(one.ru_maxrss * 1024 for one in both))
+"""
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        many, few = Path(name) / "many", Path(name) / "few"
+        size = make(many, RUNS)
+        make(few, 100)
+        print(f"{RUNS} runs of {size / RUNS / 1000:.0f} kB on the average")
+        _, parsed_cpu_s, *_ = spent(PARSE, many)
+        loaded_s, cpu_s, own, of_child = spent(LOAD, many)
+        print(
+            f"frame and pooled frame: {loaded_s:.1f} s, {cpu_s:.1f} s of processors, {1e3 * cpu_s / RUNS:.2f} ms a run"
+        )
+        print(f"processor time, loading / parsing: {cpu_s / parsed_cpu_s:.2f}")
+        print(f"peak memory: {own / 2**20:.0f} MiB, and {of_child / 2**20:.0f} MiB of the largest process that helps")
+        table_s, table_cpu_s, *_ = sorted(spent(SHOW, few) for _ in range(5))[2]
+        print(f"table of 100 runs: {table_s:.2f} s, {table_cpu_s:.2f} s of processors")
+
+
+def spent(statement: str, folder: Path) -> list[float]:
+    """(seconds, those of processors, bytes of the process, bytes of its largest child)."""
+    command = [sys.executable, "-c", PROGRAM.format(statement), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
+    return [float(word) for word in done.stdout.splitlines()[-1].split()]
+
+
+def make(folder: Path, count: int) -> int:
+    """Runs of sweeps with repeats, in folders that are numbered; bytes of all. A few are made, the others are copies
+    under names of their own, in sweeps over the batch."""
+    chance = random.Random(0)
+    strategies = [("bare_torch", 1), *((s, n) for s in sweeps.EFFICIENCY for n in (1, 2, 4))]
+    texts = []
+    for repeat in range(REPEATS):
+        for strategy, gpus in strategies:
+            blocks, noise = chance.choice((64, 128, 256, 256)), chance.choice((0.01, 0.05, 0.2))
+            train = TrainSpec(batch_per_device=777)
+            made = sweeps.run(strategy, gpus, repeat, noise, blocks, minute=len(texts), train=train)
+            where = folder / "made"
+            where.mkdir(parents=True, exist_ok=True)
+            texts.append(write_result(made, where).read_text())
+            (where / RESULT_FILE).unlink()
+    where.rmdir()
+    for number in range(count):
+        sweep, which = divmod(number, len(texts))
+        text = texts[which].replace('"run_id": "', f'"run_id": "{sweep}-', 1).replace(" 777", f" {sweep + 1}")
+        (folder / str(number)).mkdir()
+        (folder / str(number) / RESULT_FILE).write_text(
+            text.replace('"fingerprint": "', f'"fingerprint": "{sweep}-', 1)
+        )
+    return sum(path.stat().st_size for path in folder.glob(f"*/{RESULT_FILE}"))

@@ -1,0 +1,75 @@
+"""From folders to the figures of the runs below them. Layer 1."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from scalebench import crew
+from scalebench.figures import Figures
+from scalebench.results import RESULT_FILE
+from scalebench.spec import InputError
+
+PathLike = str | os.PathLike[str]
+Unreadable = list[tuple[Path, str]]  # and one line that says why
+
+
+def paths_of(path: PathLike | Sequence[PathLike]) -> list[PathLike]:
+    return [path] if isinstance(path, (str, os.PathLike)) else list(path)
+
+
+def find(paths: Sequence[PathLike]) -> list[Path]:
+    """All result.json files at or below `paths`, each once, sorted; InputError for a path without any, and for a
+    folder that must not be listed."""
+    unreadable: Unreadable = []
+    found = search(paths, unreadable)
+    for _, line in unreadable:
+        raise InputError(line)
+    return found
+
+
+def search(paths: Sequence[PathLike], unreadable: Unreadable) -> list[Path]:
+    """As find; folders that must not be listed are added to `unreadable`."""
+    found: dict[str, Path] = {}
+    for given in map(Path, paths):
+        known = len(unreadable)
+        below = [given] if given.is_file() else list(_below(given, unreadable))
+        if not below and len(unreadable) == known:
+            raise InputError(f"no {RESULT_FILE} at or below {given}; give the folder of a run or a sweep")
+        for path in below:
+            found.setdefault(os.path.realpath(path), path)
+    return sorted(found.values())
+
+
+def _below(folder: Path, unreadable: Unreadable) -> Iterator[Path]:
+    """Whatever has the name of a result. Links to folders are not followed: they may lead round in a circle."""
+
+    def refused(error: OSError) -> None:
+        if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+            unreadable.append((Path(error.filename), f"{error.filename}: {error.strerror}"))
+
+    for where, folders, files in os.walk(folder, onerror=refused):
+        folders.sort()
+        if RESULT_FILE in files or RESULT_FILE in folders:
+            yield Path(where, RESULT_FILE)
+
+
+def figures_in(files: Sequence[Path]) -> list[Figures]:
+    """Of each file; InputError for the first one that cannot be read."""
+    unreadable: Unreadable = []
+    found = readable(files, unreadable)
+    for _, line in unreadable:
+        raise InputError(line)
+    return found
+
+
+def readable(files: Sequence[Path], unreadable: Unreadable) -> list[Figures]:
+    """Of each file that can be read; the others are added to `unreadable`."""
+    found = []
+    for file, answer in zip(files, crew.read_all(files), strict=True):
+        if isinstance(answer, str):
+            unreadable.append((file, answer))
+        else:
+            found.append(answer)
+    return found

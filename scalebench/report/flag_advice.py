@@ -1,0 +1,76 @@
+"""What a flag of a row means to its reader, and what to do about it. Layer 3. docs/record.md has what raises each."""
+
+from __future__ import annotations
+
+NOT_STEADY = "not_steady"  # a series that is told unsteady without a flag that says why
+
+ADVICE = {
+    "oversubscribed": (
+        "More threads than cores: ranks wait for each other's cores, which is no property of the strategy. "
+        "Use fewer devices, or a machine with more cores."
+    ),
+    "foreign_process": (
+        "Another program computed on a GPU of the run: its figures are of a shared GPU. End that program "
+        "(nvidia-smi names it), and run again."
+    ),
+    "busy_machine": (
+        "Other programs used the cores meanwhile, and what is measured may be slower for it. Run again when "
+        "the machine is quiet, or with measure.repeats=3 to see how much it matters."
+    ),
+    "hot_at_start": (
+        "A GPU was already near the temperature at which it slows itself down. Let the machine cool first "
+        "(measure.cool_down_s), and look at its air flow."
+    ),
+    "throttled": (
+        "Something held a GPU's clocks back while it was measured (throttle_reasons): power limit, heat or "
+        "brake. Compare clocks and power of the runs, or set one lower clock for all (nvidia-smi -lgc)."
+    ),
+    "unequal_clocks": (
+        "The GPUs ran at different clocks, and the slowest sets the pace of all. Set one clock for all "
+        "(nvidia-smi -lgc), or choose alike GPUs with hardware.device_ids."
+    ),
+    "swapping": (
+        "The machine moved memory to or from disk while it was measured. Use smaller batches or fewer "
+        "workers, or end what else needs memory."
+    ),
+    "gpu_lost": (
+        "A GPU fell off the bus: its figures end there. Look into the kernel's log (dmesg, Xid), and have the "
+        "card checked."
+    ),
+    "no_interval": (
+        "There is no interval, so nothing says how sure the figure is: too few blocks, or two launches. "
+        "Measure longer (measure.max_s), or with measure.repeats=3."
+    ),
+    "target_missed": (
+        "The interval is wider than was asked for (measure.target). Measure longer (measure.max_s), or on a "
+        "quieter machine."
+    ),
+    "warmup_left": (
+        "The first measured blocks were still warm-up, and are left out of the figures. A longer warm-up "
+        "(measure.warmup_max_s) takes them out beforehand."
+    ),
+    "drifts": (
+        "The speed changed while it was measured, so that one figure does not describe it. Look at the clocks "
+        "and temperatures of the run, and measure longer (measure.min_s)."
+    ),
+    "superlinear": (
+        "More than N times as fast on N devices. Ask why before believing it: caches that now suffice, or a "
+        "baseline that was slow for another reason."
+    ),
+    "superlinear_within_noise": (
+        "More than N times as fast on N devices, but the interval holds N times too: take it for linear."
+    ),
+    NOT_STEADY: "Its series is not steady, so that one figure does not describe it. Measure longer (measure.min_s).",
+}
+
+
+def words(flag: str) -> str:
+    """As tables show it."""
+    return flag.replace("_", " ")
+
+
+def advice(flag: str) -> str:
+    """A sentence or two; of a flag of a later version that nothing is known here."""
+    return ADVICE.get(
+        flag, "This version of scalebench does not know this flag: docs/record.md of the one that ran it does."
+    )

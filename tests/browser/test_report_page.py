@@ -1,0 +1,222 @@
+"""The page in a browser, as people use it: filters, sorting, colours, keyboard, and the figures that it shows."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium.webdriver import Chrome
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.wait import WebDriverWait
+
+import scalebench
+from scalebench.report.evidence import gather
+from scalebench.report.html.page import write
+from tests import sweeps
+from tests.browser.conftest import width
+from tests.report.html.made_up import sections
+
+pytestmark = [pytest.mark.slow, pytest.mark.browser]
+WAIT_S = 30
+TRACES = "return [...document.querySelector('#speedup .plot').data].filter(t => t.meta.role !== 'band')"
+
+
+@pytest.fixture
+def page(browser: Chrome, tmp_path: Path) -> Chrome:
+    """A report of two models on two kinds of hardware, drawn."""
+    open_page(browser, made(tmp_path))
+    return browser
+
+
+def made(folder: Path) -> Path:
+    sweeps.sweep(folder / "sweep")
+    evidence = gather([folder / "sweep"])
+    return write(evidence, folder / "sweep" / "report.html", sections(evidence.frame))
+
+
+def open_page(browser: Chrome, path: Path, pixels: int = 1280, dark: bool = False, after: str = "") -> None:
+    width(browser, pixels, dark=dark)
+    browser.get("about:blank")
+    browser.get(path.as_uri() + after)
+    wait(browser, "return document.querySelectorAll('.plot[data-drawn]').length > 0")
+
+
+def wait(browser: Chrome, script: str) -> None:
+    WebDriverWait(browser, WAIT_S, 0.1).until(lambda driver: driver.execute_script(script))
+
+
+def said(browser: Chrome) -> str:
+    return browser.find_element(By.ID, "shown").text
+
+
+def visible(browser: Chrome) -> set[str]:
+    return {trace["name"] for trace in browser.execute_script(TRACES) if trace.get("visible", True) is True}
+
+
+def rows(browser: Chrome) -> list[str]:
+    """First cells of the rows that are to be seen."""
+    found = browser.find_elements(By.CSS_SELECTOR, "#runs tbody tr")
+    return [row.find_element(By.TAG_NAME, "td").text for row in found if row.is_displayed()]
+
+
+def box(browser: Chrome, name: str, value: str) -> Any:
+    return browser.find_element(By.CSS_SELECTOR, f"#filters input[name={name}][value={value}]")
+
+
+def test_filters_hide_rows_and_lines_and_say_so(page: Chrome) -> None:
+    assert said(page).startswith("7 of 7 rows shown")
+    box(page, "strategy", "ddp_gloo").click()
+    assert said(page).startswith("4 of 7 rows shown")
+    assert set(rows(page)) == {"bare_torch", "horovod_gloo"}
+    assert visible(page) == {"ideal", "bare_torch", "horovod_gloo", "ZIH, published"}
+    page.find_element(By.CSS_SELECTOR, "[data-none=strategy]").click()
+    assert rows(page) == [] and visible(page) == {"ideal", "ZIH, published"}
+    assert page.find_element(By.CSS_SELECTOR, "#runs .empty").is_displayed()
+    page.find_element(By.CSS_SELECTOR, "[data-all=strategy]").click()
+    assert len(rows(page)) == 7
+    box(page, "hardware", "alpha").click()
+    assert "ZIH, published" not in visible(page) and len(rows(page)) == 7
+    box(page, "hardware", "cpu").click()
+    assert rows(page) == []
+
+
+def test_bars_with_tags_of_their_own_go_one_by_one(page: Chrome) -> None:
+    bars = "const p = document.querySelector('#lost .plot'); p.scrollIntoView(); return 'drawn' in p.dataset && %s"
+    told = "[p.data.map(t => [t.x, t.y]), p.layout.xaxis.categoryarray]"
+    wait(page, bars % "true")
+    box(page, "strategy", "ddp_gloo").click()
+    wait(page, bars % "p.data[0].x.length === 1")
+    shares, names = page.execute_script(bars % told)
+    assert names == ["horovod_gloo"] and [x for x, _ in shares] == [["horovod_gloo"]] * 3
+    assert [y for _, y in shares] == [[0.05], [-0.01], [0.16]]
+    box(page, "strategy", "ddp_gloo").click()
+    wait(page, bars % "p.data[0].x.length === 2")
+
+
+def test_words_and_code_are_filtered_too(page: Chrome) -> None:
+    page.find_element(By.CSS_SELECTOR, "details.fold > summary").click()
+    warning = page.find_element(By.CSS_SELECTOR, ".words.warning")
+    assert warning.is_displayed()
+    box(page, "strategy", "horovod_gloo").click()
+    assert not warning.is_displayed()
+    assert len([code for code in page.find_elements(By.CSS_SELECTOR, ".code") if code.is_displayed()]) == 1
+
+
+def test_the_address_keeps_the_filters(page: Chrome, tmp_path: Path) -> None:
+    box(page, "strategy", "ddp_gloo").click()
+    page.find_element(By.CSS_SELECTOR, "nav a[href='#problems']").click()
+    address = page.current_url
+    assert address.endswith("#problems&hide.strategy=ddp_gloo")
+    assert page.find_element(By.CSS_SELECTOR, "#problems .warning").is_displayed()  # unfolded
+    page.get("about:blank")
+    page.get(address)
+    wait(page, "return document.querySelector('.plot[data-drawn]') !== null")
+    assert said(page).startswith("4 of 7 rows shown") and not box(page, "strategy", "ddp_gloo").is_selected()
+
+
+def test_figures_of_the_page_are_those_of_the_frame(page: Chrome, tmp_path: Path) -> None:
+    frame = scalebench.load(tmp_path / "sweep")
+    shown = {trace["name"]: trace for trace in page.execute_script(TRACES)}
+    for strategy, runs in frame.sort_values("gpus").groupby("strategy"):
+        assert shown[strategy]["x"] == list(runs["gpus"])
+        assert shown[strategy]["y"] == pytest.approx(list(map(float, runs["speedup_bare"])), rel=1e-8)
+    table = "return [...document.querySelectorAll('#runs tbody td:nth-child(3)')].map(td => td.dataset.value)"
+    values = sorted(map(float, page.execute_script(table)))
+    assert values == sorted(map(float, frame["throughput_samples_per_s"]))
+    texts = "return [...document.querySelectorAll('#throughput .figures td:nth-child(2)')].map(td => td.textContent)"
+    figures = sorted(float(text) for text in page.execute_script(texts))
+    assert figures == pytest.approx(values, rel=1e-5)
+
+
+def test_a_click_on_a_head_sorts_and_a_second_one_turns_round(page: Chrome) -> None:
+    button = page.find_elements(By.CSS_SELECTOR, "#runs .sort")[2]
+    column = "return [...document.querySelectorAll('#runs tbody td:nth-child(3)')].map(td => Number(td.dataset.value))"
+    head = "return document.querySelectorAll('#runs th')[2].getAttribute('aria-sort')"
+    button.click()
+    rising = page.execute_script(column)
+    assert rising == sorted(rising) and page.execute_script(head) == "ascending"
+    button.click()
+    assert page.execute_script(column) == rising[::-1] and page.execute_script(head) == "descending"
+
+
+def test_colours_follow_the_system_and_the_button(page: Chrome, tmp_path: Path) -> None:
+    def look() -> tuple[str, str]:
+        line = "return document.querySelector('#speedup .plot').layout.paper_bgcolor"
+        return page.execute_script("return getComputedStyle(document.body).backgroundColor"), page.execute_script(line)
+
+    light = look()
+    page.find_element(By.ID, "theme").click()
+    night = look()
+    assert light[0] != night[0] and light[1] != night[1]
+    page.refresh()
+    wait(page, "return document.querySelector('.plot[data-drawn]') !== null")
+    assert look() == night  # remembered
+    page.execute_script("localStorage.clear()")
+    open_page(page, tmp_path / "sweep" / "report.html", dark=True)
+    assert look() == night
+
+
+def test_the_keyboard_reaches_everything(page: Chrome) -> None:
+    active = "const a = document.activeElement; return [a.id, a.name || '', a.className, a.dataset.copy || '']"
+    page.execute_script("document.body.focus()")
+    reached = []
+    for _ in range(60):
+        page.switch_to.active_element.send_keys(Keys.TAB)
+        reached.append(page.execute_script(active))
+        if reached[-1][2] == "sort":
+            break
+    assert reached[0][2] == "skip" and ["theme", "", "quiet", ""] in reached
+    assert {"strategy", "hardware"} <= {name for _, name, _, _ in reached}
+    page.switch_to.active_element.send_keys(Keys.ENTER)
+    assert page.execute_script("return document.querySelector('#runs th').getAttribute('aria-sort')") == "ascending"
+    page.execute_script("document.querySelector('#filters input[value=ddp_gloo]').focus()")
+    page.switch_to.active_element.send_keys(Keys.SPACE)
+    assert said(page).startswith("4 of 7 rows shown")
+    page.execute_script("document.getElementById('theme').focus()")
+    page.switch_to.active_element.send_keys(Keys.SPACE)
+    assert page.execute_script("return document.documentElement.dataset.theme") == "dark"
+
+
+@pytest.mark.parametrize("pixels", [1280, 390])
+def test_no_width_makes_the_page_scroll_sideways(browser: Chrome, tmp_path: Path, pixels: int) -> None:
+    open_page(browser, made(tmp_path), pixels)
+    browser.execute_script("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    size = browser.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
+    assert size[0] <= size[1] == pixels
+    shot = browser.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True})["data"]
+    (tmp_path / f"report-{pixels}.png").write_bytes(base64.b64decode(shot))
+    wide = "return [...document.querySelectorAll('.plot svg.main-svg')].map(svg => svg.clientWidth)"
+    assert all(0 < drawn <= pixels for drawn in browser.execute_script(wide))
+
+
+def test_charts_are_drawn_when_they_come_near(browser: Chrome, tmp_path: Path) -> None:
+    sweeps.sweep(tmp_path / "sweep", gpus=(1, 2))
+    evidence = gather([tmp_path / "sweep"])
+    many = [one for number in range(30) for one in [renamed(sections(evidence.frame)[1], number)]]
+    open_page(browser, write(evidence, tmp_path / "report.html", many))
+    drawn = "return document.querySelectorAll('.plot[data-drawn]').length"
+    assert browser.execute_script(drawn) < 10
+    browser.execute_script("scrollTo({top: document.body.scrollHeight, behavior: 'instant'})")
+    wait(browser, "return 'drawn' in [...document.querySelectorAll('.plot')].at(-1).dataset")
+    assert browser.execute_script(drawn) < 30
+
+
+def renamed(section: Any, number: int) -> Any:
+    blocks = [dataclasses.replace(block, id=f"{block.id}-{number}") for block in section.blocks]
+    return dataclasses.replace(section, id=f"{section.id}-{number}", blocks=blocks)
+
+
+def test_nothing_is_wrong_in_the_console_and_nothing_is_asked_for(page: Chrome) -> None:
+    page.execute_script("scrollTo(0, document.body.scrollHeight)")
+    box(page, "strategy", "ddp_gloo").click()
+    assert page.get_log("browser") == []
+    assert page.execute_script("return performance.getEntriesByType('resource').map(one => one.name)") == []
+    sent = [json.loads(entry["message"])["message"] for entry in page.get_log("performance")]
+    asked = [one["params"] for one in sent if one["method"] == "Network.requestWillBeSent"]
+    addresses = {one["request"]["url"] for one in asked if one["documentURL"].startswith("file:")}
+    assert {address for address in addresses if not address.startswith("data:")} == {page.current_url.split("#")[0]}

@@ -1,0 +1,50 @@
+"""Two hundred runs: the page stays under six million bytes, and all of its charts can be drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from selenium.webdriver import Chrome
+
+from scalebench.report.evidence import DETAILED, Evidence, gather
+from scalebench.report.html.page import write
+from tests import sweeps
+from tests.browser.conftest import width
+from tests.browser.test_report_page import wait
+
+LIMIT = 6_000_000  # bytes
+STRATEGIES = ("bare_torch", "ddp_gloo", "ddp_nccl", "horovod_gloo", "horovod_mpi", "horovod_nccl", "lightning_ddp_gloo",
+              "mirrored", "fsdp", "lightning_horovod", "multiworker")  # fmt: skip
+
+
+def many(folder: Path) -> Evidence:
+    """Runs with probes, as many as are told in detail and a few more."""
+    sweeps.sweep(folder, STRATEGIES, gpus=(1, 2, 4, 8), repeats=5)
+    evidence = gather([folder])
+    assert DETAILED <= len(evidence.frame) <= DETAILED + 5
+    return evidence
+
+
+@pytest.mark.slow
+def test_two_hundred_runs_are_a_page_of_less_than_six_megabytes(tmp_path: Path) -> None:
+    evidence = many(tmp_path / "sweep")
+    page = write(evidence, tmp_path / "report.html")
+    assert page.stat().st_size < LIMIT
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_all_charts_of_a_whole_report_can_be_drawn(browser: Chrome, tmp_path: Path) -> None:
+    sweeps.sweep(tmp_path / "sweep", STRATEGIES[:4])
+    width(browser, 1280)
+    browser.get(write(gather([tmp_path / "sweep"]), tmp_path / "report.html").as_uri())
+    browser.execute_script("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    height = browser.execute_script("return document.documentElement.scrollHeight")
+    for place in range(0, height, 500):
+        browser.execute_script(f"scrollTo(0, {place})")
+        wait(browser, "return [...near].every(plot => 'drawn' in plot.dataset)")
+    wait(browser, "return plots.every(plot => 'drawn' in plot.dataset)")
+    assert browser.get_log("browser") == []
+    size = browser.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
+    assert size[0] <= size[1]

@@ -1,0 +1,46 @@
+"""Losses of all ranks over updates, samples and seconds."""
+
+from __future__ import annotations
+
+import pytest
+
+from scalebench.report.losses import learning
+from tests.helpers import rank, record
+
+
+def two_ranks(**changes: object) -> list:
+    first = {
+        "warmup_block_steps": 3,
+        "warmup_block_s": [0.5, 0.2],
+        "warmup_losses": [9.0, None],
+        "block_losses": [2.0, 1.0],
+    }
+    second = {**first, "warmup_losses": [5.0, None], "block_losses": [4.0, None], **changes}
+    return [rank(0, [0.1, 0.2], [30, 30], **first), rank(1, [0.3, 0.1], [10, 10], **second)]
+
+
+def test_blocks_of_all_ranks_weighted_by_samples() -> None:
+    found = learning(record("ddp", 2, ranks=two_ranks()))
+    assert found.updates == [3, 6, 8, 10]
+    assert found.samples == [60, 120, 160, 200]  # 20 an update over both, then what each block had
+    assert found.seconds == pytest.approx([0.5, 0.7, 1.0, 1.2])
+    assert found.losses == [pytest.approx((9 * 30 + 5 * 10) / 40), None, pytest.approx((2 * 30 + 4 * 10) / 40), 1.0]
+    assert found.points(found.updates) == [(3, 8.0), (8, 2.5), (10, 1.0)]
+
+
+def test_older_records_have_no_losses_of_the_warm_up_and_yet_its_time() -> None:
+    found = learning(record("ddp", 2, ranks=two_ranks(warmup_losses=[])))
+    assert found.losses[0] == 9.0  # of the rank that has one
+    ranks = [rank(0, [0.1], [30], warmup_block_s=[0.5, 0.2], warmup_block_steps=3)]
+    assert learning(record("ddp", 1, ranks=ranks)).losses == [None, None, 0.5]
+    assert learning(record("ddp", 1, ranks=ranks)).seconds == pytest.approx([0.5, 0.7, 0.8])
+    ranks = [rank(0, [0.1], [30], warmup_block_s=[0.5])]  # of how many updates nobody knows
+    assert learning(record("ddp", 1, ranks=ranks)).updates == [2]
+
+
+def test_blocks_that_a_rank_did_not_finish_and_ranks_that_measured_nothing() -> None:
+    ranks = two_ranks()
+    ranks[1].block_s, ranks[1].block_samples = [0.3], [10]
+    assert learning(record("ddp", 2, ranks=ranks)).updates == [3, 6, 8]
+    assert learning(record("ddp", 2, ranks=[])).updates == []
+    assert learning(record("ddp", 1, ranks=[rank(0)])).updates == []
