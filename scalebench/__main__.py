@@ -17,7 +17,7 @@ VERBS = {
     ),
     "show": (
         "scalebench.verbs.show",
-        "the table of the runs below one or more folders; --details: where each run's time went",
+        "the table of the runs below one or more folders; --details: where each run's time went; --baseline RUN",
     ),
     "report": (
         "scalebench.verbs.report",
@@ -40,7 +40,8 @@ scalebench {version}: how does my training scale under each parallel strategy?
 Choose:    model=  dataset=  strategy=  hardware=  measure=  train=  sweep=   (names are files in conf/)
 Set:       gpus=2  scaling=weak|strong  seed=0  measure.repeats=3  train.batch_per_device=75  strategy.options.KEY=...
 Also:      dry_run=true lists the runs and starts nothing; resume=true skips what earlier sweeps ended well;
-           baseline=none adds no one-device runs; debug=true keeps rank 0 in the foreground
+           baseline=none adds no one-device runs, baseline=ladder those that take a strong scaling's loss apart;
+           sweep.max_minutes=30 leaves out what says least; debug=true keeps rank 0 in the foreground
 See:       --cfg job prints the composed config; --hydra-help tells of Hydra's own switches
 
 Verbs:

@@ -21,8 +21,8 @@ def affordable(
 
     From the least informative: launches beyond the third; further launches on device counts between the least and the
     most of a curve; those counts themselves; second and third launches; then the last ones of the sweep, several
-    devices before one. `planned` are all runs of the sweep, of which curves have their ends; `costs_s` are those of `rest`. What
-    costs nothing always fits: runs that cannot happen here, and those that are there already.
+    devices before one. `planned` are all runs of the sweep, of which curves have their ends; `costs_s` are those of
+    `rest`. What costs nothing always fits: runs that cannot happen here, and those that are there already.
     """
     ends = _ends(planned)
     kept = set(range(len(rest)))

@@ -32,7 +32,7 @@ class Curve:
     throughput, one a device count, in the order of `gpus`."""
 
     name: str  # the shortest that tells it from the others of its group
-    group: dict[str, str]  # GROUP, and SIZES where models of one name differ in them
+    group: dict[str, str]  # GROUP, and SIZES or the machine where what has one name differs in them
     tags: dict[str, str]  # model, strategy, hardware
     rows: list[dict[str, Any]]
 
@@ -45,7 +45,8 @@ def curves(pooled: pd.DataFrame) -> list[Curve]:
     """All curves of a frame with a row for each configuration, in the order in which it has them."""
     good = pooled[(pooled["status"] == "ok") & (pooled["throughput_samples_per_s"] > 0).fillna(False)]
     rows = [cells(row) for row in good.to_dict("records")]
-    sized = [column for column in SIZES if _differ_in(rows, column)]
+    sized = [column for column in SIZES if _differ_in(rows, column, "model")]
+    sized += ["machine"] if _differ_in(rows, "machine", "hardware") else []
     by_group: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in rows:
         by_group.setdefault(tuple(_group(row, sized).values()), []).append(row)
@@ -92,14 +93,16 @@ def batch_of(row: Mapping[str, Any]) -> str:
 
 def _group(row: Mapping[str, Any], sized: Sequence[str]) -> dict[str, str]:
     found = {name: str(row[name]) for name in GROUP if name != "batch"}
-    sizes = {SIZES[name]: f"{row[name]:,.0f}" for name in sized if row[name] is not None}
+    sizes = {SIZES[name]: f"{row[name]:,.0f}" for name in SIZES if name in sized and row[name] is not None}
+    if "machine" in sized:
+        sizes["machine"] = f"({row['machine']})"
     return {**found, "batch": batch_of(row), **sizes}
 
 
-def _differ_in(rows: Iterable[Mapping[str, Any]], column: str) -> bool:
-    """Whether models of one name do."""
+def _differ_in(rows: Iterable[Mapping[str, Any]], column: str, of: str) -> bool:
+    """Whether models, or kinds of hardware, of one name do."""
     known: dict[str, Any] = {}
-    return any(known.setdefault(row["model"], row[column]) != row[column] for row in rows if row[column] is not None)
+    return any(known.setdefault(row[of], row[column]) != row[column] for row in rows if row[column] is not None)
 
 
 def _curves(group: dict[str, str], rows: list[dict[str, Any]]) -> list[Curve]:

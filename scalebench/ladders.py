@@ -55,7 +55,7 @@ def ladder(
     against = "bare" if bare_full is not None else "self"
     if bare_full is None:
         bare_full, bare_local = full, own
-    if bare_full is None or bare_full.run_id == result.run_id or result.status != "ok":
+    if bare_full is None or result.status != "ok":
         return None
     figures = _figures(result, bare_full, bare_local, own)
     wanted, reasons = missing_rungs.wanted(result, bare_local, own, against)
@@ -63,8 +63,6 @@ def ladder(
         return None
     if result.scale.gpus == 1:
         figures.pop("own", None)  # it is the update itself
-    if "overhead" not in wanted:
-        figures.pop("own", None)  # it is the bare run, or stands for it
     parts = [
         Part(names, combined(terms, figures), share(terms, figures, "update"))
         for names, terms in split(wanted, set(figures))
@@ -83,8 +81,7 @@ def ladder(
 def _figures(result: Result, bare_full: Result, bare_local: Result | None, own: Result | None) -> Figures:
     """All that was measured, in seconds of one device's share of an update."""
     samples = share_of_device(result)
-    strong = result.scale.scaling == "strong" and result.scale.gpus > 1
-    rungs = {"ideal": bare_full, "bare": bare_local if strong else None, "own": own}
+    rungs = {"ideal": bare_full, "bare": bare_local, "own": own}
     found = of_probes(result) if result.scale.gpus > 1 else {}
     times = {name: of_updates(one, samples) for name, one in rungs.items() if one is not None}
     times["update"] = of_updates(result, samples * result.scale.gpus)

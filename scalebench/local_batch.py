@@ -25,7 +25,7 @@ class LocalBaselines:
         self._records: dict[str, Result] = {}
         by_batch: dict[int, list[Result]] = {}
         for result in results:
-            if result.status == "ok" and result.scale.gpus == 1:
+            if result.scale.gpus == 1:
                 self._records[result.run_id] = result
                 by_batch.setdefault(result.scale.global_batch, []).append(_without_batch(result))
         self._by_batch = {batch: Baselines.among(alike) for batch, alike in by_batch.items()}

@@ -12,6 +12,7 @@ from scalebench import analysis, baselines, nccl_log, probed
 from scalebench.columns import COLUMNS, TEXT
 from scalebench.configs import option_defaults
 from scalebench.figures import Figures
+from scalebench.machine_kind import kind_of
 from scalebench.results import Result
 from scalebench.spec import InputError
 from scalebench.stats import Interval
@@ -98,6 +99,7 @@ def _own_cells(result: Result, folder: Path, measured: analysis.Measured) -> dic
         "repeat": s.repeat, "seed": s.seed, "model": w.model, "dataset": w.dataset, "strategy": s.strategy,
         "framework": s.framework, "framework_version": s.framework_version, "backend_used": s.backend_used,
         "hardware": s.hardware, "gpus": s.gpus, "nodes": s.nodes, "processes": s.processes,
+        "machine": str(kind_of(result.machine)),
         "scaling": s.scaling, "batch_per_device": s.batch_per_device, "global_batch": s.global_batch,
         "precision": w.precision, "data_format": w.data_format, "feed": w.feed,
         "model_params": w.model_params, "gradient_bytes": w.gradient_bytes,

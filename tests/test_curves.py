@@ -18,6 +18,7 @@ from scalebench.pooling import pool
 from scalebench.results import Result
 from scalebench.spec import StrategySpec, TrainSpec
 from tests import sweeps
+from tests.helpers import MACHINE
 
 
 def pooled(*results: Result) -> pd.DataFrame:
@@ -160,3 +161,13 @@ def test_names_are_unique_in_a_group_and_no_row_is_lost(chosen: list[tuple[Any, 
     assert len({one.name for one in found}) == len(found) == len(chosen)
     assert set(columns) <= set(IDENTITY)
     assert sorted(itertools.chain(*(one.gpus for one in found))) == sorted([1, 2] * len(chosen))
+
+
+def test_two_machines_of_one_hardware_share_no_group() -> None:
+    """hardware=local on two computers."""
+    mine = several(["bare_torch", "ddp_gloo"], (1, 2))
+    other = sweeps.run("ddp_gloo", 2, machine=dataclasses.replace(MACHINE, cpu_model="another"), run_id="other")
+    first, second = grouped(curves(pooled(*mine, other)))
+    assert title_of(first[0]).endswith("machine (cpu a processor, 2 cores, about 8 GiB, no GPU)")
+    assert "machine (cpu another, " in title_of(second[0]) and [curve.gpus for curve in second[1]] == [[2]]
+    assert "machine" not in title_of(grouped(curves(pooled(*mine)))[0][0])

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LAYERS = [
     "spec results records probe_records monitor_records merged_trace schema suggest stats student steady horovod_build "
-    "hosts sweep_record machine gpus nvml gpu_links system_files cgroups processors nccl_log",
+    "hosts sweep_record machine_kind machine gpus nvml gpu_links system_files cgroups processors nccl_log",
     "figures baselines columns rows crew reading given "
     "linear rungs local_batch missing_rungs ladders attributing causes "
     "strategy registry configs workloads frame analysis pooling agreement crossover transfers probed curves "

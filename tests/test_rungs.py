@@ -137,6 +137,19 @@ def test_without_the_switch_the_level_is_that_with_the_exchange_on() -> None:
     assert found["fed"].value == pytest.approx(found["probed"].value - found["exposed"].value)
 
 
+def test_blocks_that_only_some_conditions_have_count_in_their_own() -> None:
+    found = of_probes(together(probes={"on_s": series(0.02, 0.05)[:3]}))
+    one = found["probed"]
+    assert one.value == pytest.approx(sum(found[name].value for name in ("held", "data", "exposed")), abs=1e-12)
+    assert one.low is not None and one.high is not None and one.low + one.high == pytest.approx(2 * one.value)
+
+
+def test_a_rank_without_probes() -> None:
+    result = together()
+    result.ranks[1].probes = None
+    assert of_probes(result) == {}
+
+
 def test_no_probes_tell_nothing() -> None:
     assert of_probes(together(probes=None)) == {}
 

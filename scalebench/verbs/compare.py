@@ -11,6 +11,7 @@ from pathlib import Path
 
 from scalebench import baseline_store, comparison
 from scalebench.comparison import Comparison
+from scalebench.machine_kind import Kind, kind_of
 from scalebench.pairing import Launch, launches, once
 from scalebench.report import comparison_files, comparisons
 from scalebench.spec import InputError
@@ -105,8 +106,8 @@ def _named(found: Comparison, a: str, b: str) -> Comparison:
     return found
 
 
-def _kinds(found: list[Launch]) -> list[baseline_store.Kind]:
-    return [baseline_store.kind_of(launch.record.machine) for launch in found]
+def _kinds(found: list[Launch]) -> list[Kind]:
+    return [kind_of(launch.record.machine) for launch in found]
 
 
 def _show(chosen: argparse.Namespace, found: Comparison, status: int) -> None:

@@ -58,7 +58,8 @@ def _chart(group: Group, bars: list[Bar]) -> Iterator[Block]:
     names = [f"{curve.name} x {gpus}" for curve, gpus, _ in kept]
     parts = {lost.name_of(part): part.names for _, _, case in kept for part in case.ladder.parts}
     efficiency = [1 - case.ladder.lost.value for _, _, case in kept]
-    drawn = [Series("kept", names, efficiency, tags=group.tags)]
+    tags = [curve.tags for curve, _, _ in kept]
+    drawn = [Series("kept", names, efficiency, tags=group.tags, point_tags=tags)]
     for label in sorted(parts, key=lambda label: [PARTS.index(name) for name in parts[label]]):
         mine = [{lost.name_of(part): part.share for part in case.ladder.parts}.get(label) for _, _, case in kept]
         drawn.append(
@@ -69,6 +70,7 @@ def _chart(group: Group, bars: list[Bar]) -> Iterator[Block]:
                 [one and one.low for one in mine],
                 [one and one.high for one in mine],
                 group.tags,
+                point_tags=tags,
             )
         )
     yield Chart(

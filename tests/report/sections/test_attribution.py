@@ -31,6 +31,8 @@ def test_bars_and_cells_are_the_figures_of_the_frame(tmp_path: Path) -> None:
     (chart,), (table,), _ = blocks(told(tmp_path))
     known = scalebench.attribution(tmp_path).set_index(["strategy", "gpus", "part"]).sort_index()
     assert chart.kind == "stacked" and chart.y.percent
+    for one in chart.series:  # so that a reader's filter takes single bars
+        assert all(str(x).startswith(f"{tags['strategy']} x") for x, tags in zip(one.x, one.point_tags, strict=True))
     for one in chart.series:
         for name, value in zip(one.x, one.y, strict=True):
             strategy, gpus = str(name).split(" x ")
