@@ -91,11 +91,13 @@ def oversubscribed(case: Case) -> Cause | None:
     if not threads or not (crowded or sum(threads) > cores):
         return None
     flagged = ", flagged oversubscribed" if crowded else ""
+    per_device = len(threads) == case.result.scale.gpus
+    what = f"{sum(threads)} threads of {len(threads)} processes" if per_device else f"{case.result.scale.gpus} devices"
     return Cause(
         "contention",
-        "there are more threads than cores, so that devices take turns on them",
+        "there are more threads or devices than cores, so that they take turns on them",
         "Try fewer devices on a node, or a smaller hardware.cpus_per_device",
-        f"{sum(threads)} threads of {len(threads)} processes on {cores} cores{flagged}",
+        f"{what} on {cores} cores{flagged}",
     )
 
 

@@ -5,13 +5,14 @@ Through matplotlib's objects alone: no pyplot, no window, and the same figures g
 
 from __future__ import annotations
 
+import textwrap
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from scalebench.report.blocks import Axis, Chart
+from scalebench.report.blocks import Axis, Chart, Series
 from scalebench.report.evidence import Evidence
 from scalebench.report.html.escaping import clean
 from scalebench.report.html.looks import Look, Looks
@@ -21,6 +22,8 @@ from scalebench.spec import InputError
 
 COLUMN_IN, PAGE_IN = 3.5, 7.2  # widths of a column and of a page with two of them
 HEIGHT_IN, LEGEND_ROW_IN = 2.3, 0.16
+TITLE_LINE_IN, SLANTED_IN = 0.13, 0.7  # what a further line of the title takes, and names below bars
+CHARACTERS_AN_INCH = 12  # of a title
 DPI = 300
 INSIDE = 4  # series whose legend finds room among them
 WIDE = 8  # places of bars, above which a column is too narrow
@@ -89,27 +92,35 @@ def _style() -> Iterator[None]:
 
 def _figure(chart: Chart, looks: Sequence[Look], figure_type: Any) -> Any:
     drawn = [(one, look) for one, look in zip(chart.series, looks, strict=True) if any(y is not None for y in one.y)]
-    outside = len(drawn) > INSIDE
-    places = len({x for one, _ in drawn for x in one.x}) if chart.kind != "lines" else 0
-    width = PAGE_IN if places > WIDE or any(len(one.name) > 30 for one, _ in drawn) else COLUMN_IN
-    across = 4 if width == PAGE_IN else 2
-    rows = -(-len(drawn) // across) if outside else 0
-    figure = figure_type(figsize=(width, HEIGHT_IN + rows * LEGEND_ROW_IN), layout="constrained")
+    across, width, height, title = _layout(chart, [one for one, _ in drawn])
+    figure = figure_type(figsize=(width, height), layout="constrained")
     axes = figure.subplots()
     _axis(axes, "x", chart.x, [x for one, _ in drawn for x in one.x if not isinstance(x, str)])
     _axis(axes, "y", chart.y, [y for one, _ in drawn for y in one.y if y is not None])
     handles = draw(axes, chart, drawn)
     _from_zero(axes, chart)
-    axes.set_title(_text(chart.title))
+    axes.set_title(title)
     # matplotlib leaves out what begins with an underscore.
     labels = [
         _text(one.name).replace("_", " _", 1) if one.name.startswith("_") else _text(one.name) for one, _ in drawn
     ]
-    if outside:
+    if across:
         figure.legend(handles, labels, loc="outside lower center", ncols=across, frameon=False)
     elif len(drawn) > 1 or (drawn and drawn[0][0].name != chart.title):
         axes.legend(handles, labels, loc="best", framealpha=0.7, edgecolor="none")
     return figure
+
+
+def _layout(chart: Chart, drawn: Sequence[Series]) -> tuple[int, float, float, str]:
+    """(columns of the legend below, 0 for one within; width and height in inches; the title in lines that fit)."""
+    places = {x for one in drawn for x in one.x} if chart.kind != "lines" else set()
+    width = PAGE_IN if len(places) > WIDE or any(len(one.name) > 30 for one in drawn) else COLUMN_IN
+    across = (4 if width == PAGE_IN else 2) if len(drawn) > INSIDE else 0
+    rows = -(-len(drawn) // across) if across else 0
+    slanted = SLANTED_IN if any(isinstance(x, str) for x in places) else 0.0
+    title = textwrap.wrap(_text(chart.title), int(width * CHARACTERS_AN_INCH))
+    height = HEIGHT_IN + slanted + len(title[1:]) * TITLE_LINE_IN + rows * LEGEND_ROW_IN
+    return across, width, height, "\n".join(title)
 
 
 def _axis(axes: Any, which: str, axis: Axis, figures: Iterable[float]) -> None:

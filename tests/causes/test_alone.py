@@ -158,6 +158,13 @@ def test_loading() -> None:
     assert checks.loading(loaded("host", "none", 0.0)) is None
 
 
+def test_one_process_for_all_devices_has_no_threads_to_count() -> None:
+    one = contended(flags=["oversubscribed"])
+    one.ranks = one.ranks[:1]
+    (cause,) = [cause for cause in [checks.oversubscribed(case(one))] if cause]
+    assert cause.evidence == "2 devices on 2 cores, flagged oversubscribed"
+
+
 def test_parts_within_their_noise_have_no_cause() -> None:
     """A large contention that is not resolved."""
     assert found(checks.oversubscribed, case(contended(flags=["oversubscribed"])))
@@ -172,6 +179,7 @@ def test_a_sentence_has_part_cause_evidence_and_remedy() -> None:
     told = causes.sentences(case(contended(flags=["oversubscribed"])))
     assert [one.part for one in told] == ["contention", "straggler", "transfer"]
     assert told[0].sentence() == (
-        "contention: there are more threads than cores, so that devices take turns on them (2 threads of 2 processes "
-        "on 2 cores, flagged oversubscribed). Try fewer devices on a node, or a smaller hardware.cpus_per_device."
+        "contention: there are more threads or devices than cores, so that they take turns on them (2 threads of 2 "
+        "processes on 2 cores, flagged oversubscribed). Try fewer devices on a node, or a smaller "
+        "hardware.cpus_per_device."
     )

@@ -111,6 +111,16 @@ def test_hostile_names_are_drawn_as_they_are(tmp_path: Path) -> None:
     assert len(axes_of(chart).figure.legends[0].texts) == len(named)
 
 
+@pytest.mark.parametrize("title", ["Efficiency against one device: " + "a_model on data, " * 8, "a_very_long_word" * 9])
+def test_a_long_title_stays_within_its_figure(title: str) -> None:
+    chart = Chart("c", title, Axis("devices"), Axis("speedup"), [Series("a", [1, 2], [1.0, 1.9])])
+    with paper._style():
+        made = axes_of(chart).figure
+        made.draw_without_rendering()
+        extent = made.axes[0].title.get_window_extent()
+    assert extent.x0 >= 0 and extent.x1 <= made.bbox.x1 and extent.y1 <= made.bbox.y1 + 1
+
+
 def test_a_chart_without_a_figure_is_no_file(tmp_path: Path) -> None:
     assert paper.save([Chart("c", "c", Axis("x"), Axis("y"), [Series("a", [1.0], [None])])], tmp_path) == []
 

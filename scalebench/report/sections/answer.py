@@ -127,13 +127,16 @@ def _lost(last: Ranking, against: str | None) -> str:
 
 
 def _fewer(members: Sequence[Ranking]) -> str:
-    """A word where so many devices are not worth it: fewer of them train faster, beyond noise."""
-    last, faster = members[-1], max(members, key=lambda one: one.row["throughput_samples_per_s"])
-    limits = ratio(faster.row, last.row, CONFIDENCE)
-    if limits is None or limits.low <= 1:
+    """A word where so many devices may not be worth it: fewer of them train faster, or it cannot be told that not."""
+    last, fewer = members[-1], max(members[:-1], key=lambda one: one.row["throughput_samples_per_s"], default=None)
+    limits = None if fewer is None else ratio(last.row, fewer.row, CONFIDENCE)
+    if fewer is None or limits is None or limits.low > 1:
         return ""
     figure = f"{limits.value:.2f} [{limits.low:.2f}, {limits.high:.2f}]"
-    return f"So many devices do not pay: {faster.best} on {_count(faster.gpus)} is {figure} times as fast."
+    than = f"{fewer.best} on {_count(fewer.gpus)}"
+    if limits.high < 1:
+        return f"So many devices do not pay: they are {figure} times as fast as {than}."
+    return f"That so many devices pay is not sure: they are {figure} times as fast as {than}."
 
 
 def _over(rows: Sequence[dict[str, Any]]) -> str:
