@@ -78,7 +78,9 @@ def first_run(sweep: str) -> dict[str, str]:
     return {key: sweep_choices(values)[0] for key, values in params.items()}
 
 
-@pytest.mark.parametrize("page", ["from-tf-cnn-benchmarks.md", "studies/README.md"])
+@pytest.mark.parametrize(
+    "page", ["from-tf-cnn-benchmarks.md", pytest.param("studies/README.md", marks=pytest.mark.slow)]
+)
 def test_overrides_of_the_studies(page: str) -> None:
     """Each composes, of options and settings that there are."""
     assert len(told(page)) > 20

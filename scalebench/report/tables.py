@@ -126,7 +126,7 @@ def percent(row: dict[str, Any], name: str) -> str:
 
 def seconds(value: Any) -> str:
     known = number(value)
-    return "" if known is None else f"{known:.3g} s"
+    return "" if known is None else f"{known:,.0f} s" if known >= 1000 else f"{known:.3g} s"
 
 
 def remarks(row: dict[str, Any]) -> str:

@@ -16,6 +16,7 @@ MOST_POINTS = 300  # of a line
 MOST_GROUPS = 8
 CAPTION = (
     "Training loss, mean over each block of updates and all ranks, drawn at the block's end; warm-up is in it. "
+    "Of several launches of a configuration, the first one. "
     f"Where there are more than {MOST_POINTS} blocks, the lowest and the highest of each stretch are drawn."
 )
 COLUMNS = ("run", "updates", "epochs", "seconds of training", "training loss at the end", "validation")
@@ -23,7 +24,9 @@ COLUMNS = ("run", "updates", "epochs", "seconds of training", "training loss at 
 
 def section(evidence: Evidence) -> Section | None:
     """None where no run has a loss."""
-    rows = [row for row in runs.detailed(evidence) if row["status"] == "ok" and row["final_loss"] is not None]
+    firsts = set(evidence.pooled["run_id"])  # launches of one configuration and seed learn alike
+    rows = [row for row in runs.detailed(evidence) if row["run_id"] in firsts and row["final_loss"] is not None]
+    rows = [row for row in rows if row["status"] == "ok"]
     groups: dict[tuple[str, str], list[runs.Row]] = {}
     for row in rows:
         groups.setdefault((text(row["model"]), text(row["dataset"])), []).append(row)
@@ -64,7 +67,7 @@ def _group(evidence: Evidence, number: int, title: str, rows: list[runs.Row]) ->
     yield chart("seconds", "seconds of training", lambda _, own: own.seconds)
     yield _table(number, title, drawn, names, found, epoch)
     if len(drawn) < len(rows):
-        yield Words(f"{len(drawn)} of {len(rows)} runs of {title} are drawn, first launches before repeats.")
+        yield Words(f"{len(drawn)} of {len(rows)} configurations of {title} are drawn.")
 
 
 def _table(

@@ -76,12 +76,12 @@ def test_long_series_keep_their_spikes(tmp_path: Path) -> None:
 
 def test_no_more_lines_than_can_be_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learning, "MOST_CURVES", 2)
-    sweep(tmp_path, ["ddp_gloo", "horovod_gloo"], gpus=(1,), repeats=2)
+    sweep(tmp_path, ["ddp_gloo", "horovod_gloo", "lightning_ddp_gloo"], gpus=(1,), repeats=2)
     section = told(tmp_path)
     names = [series.name for series in charts(section)["learning-0-updates"].series]
-    assert names == ["ddp_gloo on 1 device, repeat 0", "horovod_gloo on 1 device, repeat 0"]
+    assert names == ["ddp_gloo on 1 device", "horovod_gloo on 1 device"], "of several launches the first"
     said = [block.text for block in section.blocks if isinstance(block, Words)]
-    assert said == ["2 of 4 runs of materials_cnn on materials are drawn, first launches before repeats."]
+    assert said == ["2 of 3 configurations of materials_cnn on materials are drawn."]
 
 
 def test_runs_without_a_loss_are_no_part_of_it(tmp_path: Path) -> None:
