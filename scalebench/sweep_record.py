@@ -53,7 +53,7 @@ class SweepRecord:
         import psutil
 
         try:
-            return abs(psutil.Process(self.pid).create_time() - self.pid_started_s) < 1.0
+            return bool(abs(psutil.Process(self.pid).create_time() - self.pid_started_s) < 1.0)
         except psutil.Error:
             return False
 

@@ -48,7 +48,8 @@ def _seen(curve: Curve) -> bool:
 
 def _charts(group: Group) -> Iterator[Chart]:
     for column, title, axis, what in FIGURES:
-        if drawn := bars(group.curves, column):
+        drawn = bars(group.curves, column)
+        if any(y for one in drawn for y in one.y):  # bars of 0, as of a network that nobody uses, cannot be seen
             caption = sentences(what, "measured while blocks were timed, without intervals")
             head = f"{title}: {group.title}"
             yield Chart(group.id("usage", column), head, Axis(DEVICES), axis, drawn, "bars", caption)

@@ -79,3 +79,11 @@ def test_no_monitor(tmp_path: Path) -> None:
         rank.rss_peak_bytes = None
     assert section(evidence(tmp_path / "2", runs)) is None
     assert section(evidence(tmp_path / "3", [sweeps.failed()])) is None
+
+
+@pytest.mark.parametrize(("sent", "drawn"), [((0.0, 0.0), False), ((0.0, 5.0), True)])
+def test_bars_that_are_all_0_are_no_chart(sent: tuple[float, float], drawn: bool, tmp_path: Path) -> None:
+    monitors = [Monitor(gpu_util_mean=0.5, net_sent_bytes_per_s=one) for one in sent]
+    runs = [sweeps.run("ddp_gloo", gpus, monitor=monitor) for gpus, monitor in zip((1, 2), monitors, strict=True)]
+    found = [chart.id for chart in of_kind(section(evidence(tmp_path, runs)), Chart)]
+    assert any("net-sent" in name for name in found) == drawn and "gpu-util" in found[0]
