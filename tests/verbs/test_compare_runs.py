@@ -14,7 +14,7 @@ SLOWER_S = 0.0525  # by 5 %
 SHORT = (
     "strategy=null hardware=cpu gpus=1 measure=quick measure.min_s=0 measure.max_s=1.5 measure.block_s=0.05 "
     "measure.warmup_steps=2 measure.warmup_max_s=0.1 measure.probes=false measure.monitor=false "
-    "measure.evaluate=false measure.repeats=5 dataset.size=1000"
+    "measure.evaluate=false measure.repeats=5 dataset.size=1000 sweep.report=false"
 ).split()
 
 
