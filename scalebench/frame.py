@@ -12,7 +12,7 @@ from scalebench.columns import COLUMNS, typed
 from scalebench.figures import Figures
 from scalebench.given import Given, find_given
 from scalebench.reading import PathLike, Unreadable, figures_in, find, paths_of, readable, search
-from scalebench.results import RESULT_FILE, Result, read_result
+from scalebench.results import Result, read_result
 from scalebench.rows import figures_of, row
 from scalebench.spec import InputError
 
@@ -53,8 +53,9 @@ def survey(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None
     unreadable: Unreadable = []
     figures = readable(search(paths_of(path), unreadable), unreadable)
     if not figures:
-        count = "the only one is" if len(unreadable) == 1 else f"all {len(unreadable)} are"
-        raise InputError(f"no {RESULT_FILE} that can be read; {count} not, such as {unreadable[0][1]}")
+        first = unreadable[0][1]
+        several = f"not one of {len(unreadable)} files of results can be read; the first: {first}"
+        raise InputError(first if len(unreadable) == 1 else several)
     given = None if baseline is None else find_given(baseline, figures)
     folders = [Path(run.cells["path"]) for run in figures if run.on_request]
     rows, pooled = rows_of(figures, given), pool_figures(figures, given)

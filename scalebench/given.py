@@ -9,7 +9,7 @@ from pathlib import Path
 from scalebench.figures import Figures
 from scalebench.reading import PathLike, figures_in, find
 from scalebench.spec import InputError
-from scalebench.suggest import no_such
+from scalebench.suggest import nearest
 
 MOST_NAMED = 5  # runs, in a message
 
@@ -77,7 +77,9 @@ def _named(baseline: PathLike, rows: Sequence[Figures]) -> Figures:
     if not Path(baseline).exists():
         known = {row.run_id: row for row in rows}
         if str(baseline) not in known:
-            raise InputError(f"no folder or file {baseline}, and {no_such('run', str(baseline), known)}")
+            near = nearest(str(baseline), known)
+            rather = f"did you mean '{near}'?" if near else f"a run_id looks like {next(iter(known))}"
+            raise InputError(f"no folder or file {baseline}, and no run '{baseline}'; {rather}")
         return known[str(baseline)]
     files = find([baseline])
     if len(files) > 1:

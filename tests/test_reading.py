@@ -126,9 +126,9 @@ def test_all_that_is_wrong_is_told_of(tmp_path: Path) -> None:
 def test_none_that_can_be_read_is_an_error(sweep: Path, tmp_path: Path) -> None:
     for file in find([sweep]):
         spoil(file, "empty")
-    with pytest.raises(InputError, match=r"^no result\.json that can be read; all 3 are not, such as .*0/result\.json"):
+    with pytest.raises(InputError, match=r"^not one of 3 files of results can be read; the first: .*0/result\.json"):
         survey(sweep)
-    with pytest.raises(InputError, match="the only one is not, such as "):
+    with pytest.raises(InputError, match=r"^\S*1/result\.json "):
         survey(sweep / "1")
     (tmp_path / "empty").mkdir()
     for nothing in ("empty", "missing"):
@@ -177,7 +177,7 @@ def test_a_folder_that_must_not_be_listed(closed: Path, sweep: Path) -> None:
         with pytest.raises(InputError) as caught:
             strict([sweep])
         assert str(caught.value) == line
-    with pytest.raises(InputError, match=r"the only one is not, such as .*Permission denied"):
+    with pytest.raises(InputError, match="Permission denied"):
         survey(closed)
 
 

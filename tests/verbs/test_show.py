@@ -137,5 +137,5 @@ def test_nothing_that_can_be_read_ends_with_2(capsys: pytest.CaptureFixture[str]
     Path("b/0/result.json").write_text("{")
     assert main(["show", "b"]) == 2
     out, err = capsys.readouterr()
-    assert out == "" and err.startswith("scalebench: no result.json that can be read; the only one is not, such as b/0")
+    assert out == "" and err.startswith("scalebench: b/0/result.json is no whole JSON file")
     assert err.count("\n") == 1
