@@ -22,8 +22,9 @@ def of(*results: Result, table: Any = frame) -> list[dict[str, Any]]:
     return [{name: None if pd.isna(row[name]) else row[name] for name in (*NAMES, "epoch_s")} for row in rows]
 
 
-def test_they_are_the_last_columns() -> None:
-    assert tuple(COLUMNS[-4:]) == NAMES
+def test_they_are_columns_of_numbers_side_by_side() -> None:
+    first = COLUMNS.index(NAMES[0])
+    assert tuple(COLUMNS[first : first + 4]) == NAMES
     assert {str(frame([], [])[name].dtype) for name in NAMES} == {"Float64"}
 
 

@@ -112,5 +112,9 @@ def _cost(row: Cells, column: str, unit: str) -> Cell:
     value = number(row.get(column))
     if value is None:
         return Cell("")
-    shown = {"joules": f"{units.figure(value)} J", "seconds": tables.seconds(value), "device-hours": f"{value:.3g}"}
+    shown = {"joules": f"{units.figure(value)} J", "seconds": tables.seconds(value), "device-hours": _hours(value)}
     return cell(shown[unit], value)
+
+
+def _hours(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

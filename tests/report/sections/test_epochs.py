@@ -60,7 +60,7 @@ def test_costs_are_told_where_they_are_known(tmp_path: Path) -> None:
         charts = of_kind(made, Chart, f"epochs-{name.replace('_', '-')}")
         assert [frames_own(chart, bare, name) for chart in charts] == ([6] if title else [])
     shown = one(made, Table).rows[1].cells
-    assert [cell.text for cell in shown[4:]] == ["1e+03", "2,002 J", "3e+03 s", "4e+03", "5,004 J"]
+    assert [cell.text for cell in shown[4:]] == ["1,002", "2,002 J", "3,002 s", "4,003", "5,004 J"]
     assert len(set(ids(made))) == len(ids(made))
 
 
