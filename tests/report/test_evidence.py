@@ -42,7 +42,7 @@ def test_without_a_result_there_is_no_evidence(sweep: Path, tmp_path: Path) -> N
         gather([tmp_path / "empty"])
     for number in range(6):
         (sweep / str(number) / RESULT_FILE).write_text("{")
-    with pytest.raises(InputError, match="^not one of 6 files of results can be read"):
+    with pytest.raises(InputError, match=r"^not one of 6 files of results can be read"):
         gather([sweep])
 
 
