@@ -67,6 +67,7 @@ def run_rank(folder: Path, body: Callable[[RunSpec, Strategy, RankRecord, Progre
         record.marks_s["setup"] = time.time()  # the framework's import is part of it
         strategy = registry.load(spec.config.strategy.name)(spec, rank)
         body(spec, strategy, record, progress)
+        _wait_for_the_others(strategy)
         strategy.close()
     except BaseException as error:
         classify(error, record)
@@ -138,6 +139,15 @@ def end_with_parent() -> None:
         return
     leash.end_with(int(parent), signal.SIGKILL)
     faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)  # the launcher asks a rank that hangs where it is
+
+
+def _wait_for_the_others(strategy: Strategy) -> None:
+    """Before a rank ends, and takes away what another may still be fetching from it for the last collective of both.
+
+    Whoever gets here has had all that it needs, so that this last meeting may fail: of two who meet, one goes first.
+    """
+    with contextlib.suppress(Exception):
+        strategy.broadcast(0.0)
 
 
 def _close_quietly(strategy: Strategy | None) -> None:

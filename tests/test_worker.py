@@ -105,6 +105,25 @@ def test_a_strategy_that_cannot_be_made_is_a_failed_rank(folder: Path) -> None:
     assert record.status == "failed" and record.reason is not None and "step_s" in record.reason
 
 
+@pytest.mark.parametrize("gone", [False, True])
+def test_ranks_meet_once_more_before_they_end(gone: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another still fetches from this rank is there until it has it; that the other has left meanwhile is well."""
+    done: list[str] = []
+
+    def broadcast(self: Null, value: float) -> float:
+        done.append("broadcast")
+        if gone:
+            raise EOFError("the other has left")
+        return value
+
+    monkeypatch.setattr(Null, "broadcast", broadcast)
+    monkeypatch.setattr(Null, "close", lambda self: done.append("close"))
+    assert run_rank(folder, lambda *parts: done.append("body")) == 0
+    assert done == ["body", "broadcast", "close"]
+    assert record_in(folder).status == "ok"
+
+
+
 def test_after_a_failure_the_strategy_is_closed_and_what_that_raises_is_only_printed(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
