@@ -123,7 +123,6 @@ def test_ranks_meet_once_more_before_they_end(gone: bool, folder: Path, monkeypa
     assert record_in(folder).status == "ok"
 
 
-
 def test_after_a_failure_the_strategy_is_closed_and_what_that_raises_is_only_printed(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
