@@ -111,7 +111,7 @@ def _student(difference: float, error: float, freedom: float, test: str) -> Test
     ratio = math.exp(difference)
     if error == 0:
         return Tested(ratio, Interval(ratio, ratio, ratio), 1.0 if difference == 0 else 0.0, test)
-    reach = _quantile(freedom) * error
+    reach = student_t(freedom, CONFIDENCE) * error
     interval = Interval(ratio, ratio * math.exp(-reach), ratio * math.exp(reach) if reach < 700 else math.inf)
     return Tested(ratio, interval, _two_sided(difference / error, freedom), test)
 
@@ -129,9 +129,3 @@ def _two_sided(t: float, freedom: float) -> float:
     from scipy.special import stdtr  # not scipy.stats, which takes 0.6 s to import
 
     return float(2 * stdtr(freedom, -abs(t)))
-
-
-def _quantile(freedom: float) -> float:
-    from scipy.special import stdtrit
-
-    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))

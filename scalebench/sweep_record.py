@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -56,6 +57,13 @@ class SweepRecord:
             return bool(abs(psutil.Process(self.pid).create_time() - self.pid_started_s) < 1.0)
         except psutil.Error:
             return False
+
+
+def labels(runs: Sequence[PlannedRun], most: int) -> str:
+    """Each once, the first `most` of them, and how many more there are."""
+    found = list(dict.fromkeys(run.label for run in runs))
+    more = f" and {len(found) - most} more" if len(found) > most else ""
+    return ", ".join(found[:most]) + more
 
 
 def write_sweep(record: SweepRecord, folder: Path) -> None:

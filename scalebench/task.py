@@ -10,6 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from scalebench.frame import Survey
 from scalebench.jobs import Job, to_config
 from scalebench.jobs import exit_status as jobs_exit_status
 from scalebench.launchers import watch
@@ -131,20 +132,20 @@ def end_sweep(folder: Path) -> None:
     sweep, state.sweep = state.sweep, None
     if sweep is not None and len(sweep.record.left_out) == len(sweep.record.runs):
         raise InputError(f"not one run fits into sweep.max_minutes={sweep.record.max_minutes:g}")
-    state.console.table([folder])
-    write_tables(folder)
+    found = state.console.table([folder])
+    write_tables(folder, found)
     if sweep is not None:
         state.console.left_out(sweep.record)
     if sweep is None or sweep.report:
-        _report(folder)
+        _report(folder, found)
 
 
-def _report(folder: Path) -> None:
-    from scalebench.report.evidence import gather
+def _report(folder: Path, found: Survey) -> None:
+    from scalebench.report.evidence import of_survey
     from scalebench.report.html import page  # which takes longer to import than a dry run takes
 
     with state.console.working("the report"):
-        path = page.write(gather([folder]), folder / "report.html")
+        path = page.write(of_survey([folder], found), folder / "report.html")
     state.console.line(f"report: {path}")
 
 

@@ -9,7 +9,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from scalebench import cli, task
+from scalebench import cli, frame, task
 from scalebench.callbacks import Aggregate, Check
 from scalebench.jobs import Job
 from scalebench.report.console import Console
@@ -141,3 +141,12 @@ def test_tables_that_cannot_be_made_end_with_1(capsys: pytest.CaptureFixture[str
     assert caught.value.code == 1
     err = capsys.readouterr().err
     assert err.startswith("scalebench: s: no report: ") and err.count("\n") == 1
+
+
+def test_the_end_of_a_sweep_makes_its_rows_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the table, the files and the report: of ten thousand runs they take seconds."""
+    leave("ok", report=True)
+    rows, made = frame.readable, []
+    monkeypatch.setattr(frame, "readable", lambda *given: made.append(given) or rows(*given))
+    Aggregate().on_multirun_end(loose())
+    assert len(made) == 1 and Path("s/report.html").exists()

@@ -13,7 +13,7 @@ from scalebench.measure.progress import Progress
 from scalebench.outlook import estimate_s
 from scalebench.results import RESULT_FILE, Result, read_result
 from scalebench.spec import RunSpec
-from scalebench.sweep_record import SweepRecord
+from scalebench.sweep_record import SweepRecord, labels
 
 if TYPE_CHECKING:
     from scalebench.frame import Survey
@@ -95,11 +95,9 @@ class Console:
         """What a sweep had no time for, and how to go on."""
         if not record.left_out:
             return
-        labels = list(dict.fromkeys(run.label for run in record.left_out))
-        more = f" and {len(labels) - MOST_LABELS} more" if len(labels) > MOST_LABELS else ""
         self.line(
             f"sweep.max_minutes={record.max_minutes:g} left out {len(record.left_out)} of {len(record.runs)} runs: "
-            f"{', '.join(labels[:MOST_LABELS])}{more}; the same command with resume=true and more time adds them"
+            f"{labels(record.left_out, MOST_LABELS)}; the same command with resume=true and more time adds them"
         )
 
     def table(self, paths: Sequence[str | os.PathLike[str]], baseline: str | None = None) -> Survey:

@@ -15,6 +15,8 @@ from scalebench.results import RESULT_FILE, Result, read_result
 if TYPE_CHECKING:
     import pandas as pd
 
+    from scalebench.frame import Survey
+
 DETAILED = 200  # runs of which a report tells more than their row
 MOST_RECORDS = 2 * DETAILED  # in memory: those of failed runs come on top
 
@@ -77,5 +79,11 @@ def gather(
         from scalebench.published import rows
 
         published = rows(list(references))
-    found = frames.survey(list(paths), baseline)
+    return of_survey(paths, frames.survey(list(paths), baseline), wanted_efficiency, published)
+
+
+def of_survey(
+    paths: Sequence[Path], found: Survey, wanted_efficiency: float = 0.8, published: pd.DataFrame | None = None
+) -> Evidence:
+    """Of what has been read at or below `paths`."""
     return Evidence(list(paths), found.frame, found.pooled, found.unreadable, wanted_efficiency, found.given, published)

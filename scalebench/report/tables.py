@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from scalebench.frame import survey
+from scalebench.frame import Survey, survey
 from scalebench.report.words import intervals, number, repeats, text, words
 
 if TYPE_CHECKING:
@@ -27,10 +27,11 @@ DIFFERING = (
 CHOSEN = ("device_ids", "environment")  # likewise; null, which is no choice, is a value of its own
 
 
-def write_tables(folder: Path) -> pd.DataFrame:
+def write_tables(folder: Path, found: Survey | None = None) -> pd.DataFrame:
     """results.csv and results.parquet of all runs below `folder` that can be read, beside them; where runs are
-    repeated, also pooled.csv and pooled.parquet with a row for each configuration. Gives the former."""
-    found = survey(folder)
+    repeated, also pooled.csv and pooled.parquet with a row for each configuration. Gives the former. `found` is what
+    somebody has read there already."""
+    found = found or survey(folder)
     frame, together = found.frame, found.pooled
     tables = {"results": frame} | ({"pooled": together} if (together["repeats"] > 1).any() else {})
     for name, table in tables.items():

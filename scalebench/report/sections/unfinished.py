@@ -10,7 +10,7 @@ from pathlib import Path
 from scalebench.report.blocks import Block, Code, Section, Words
 from scalebench.report.evidence import Evidence
 from scalebench.spec import InputError
-from scalebench.sweep_record import SWEEP_FILE, PlannedRun, SweepRecord, read_sweep
+from scalebench.sweep_record import SWEEP_FILE, PlannedRun, SweepRecord, labels, read_sweep
 
 MOST_LABELS = 20
 
@@ -41,7 +41,7 @@ def blocks(folder: Path) -> Iterator[Block]:
     if record.left_out:
         yield Words(
             f"{folder}: sweep.max_minutes={record.max_minutes:g} left out {len(record.left_out)} of "
-            f"{len(record.runs)} runs, those that say least: {_labels(record.left_out)}.",
+            f"{len(record.runs)} runs, those that say least: {labels(record.left_out, MOST_LABELS)}.",
             "warning",
         )
     if (missing and record.is_alive(platform.node()) is not True) or record.left_out:
@@ -60,11 +60,5 @@ def _state(folder: Path, record: SweepRecord, missing: list[PlannedRun]) -> str:
     planned = len(record.runs) - len(record.left_out)
     return (
         f"{folder}: this sweep {state[alive]}: {planned - len(missing)} of {planned} runs have ended. To come: "
-        f"{_labels(missing)}."
+        f"{labels(missing, MOST_LABELS)}."
     )
-
-
-def _labels(runs: list[PlannedRun]) -> str:
-    labels = list(dict.fromkeys(run.label for run in runs))
-    more = f" and {len(labels) - MOST_LABELS} more" if len(labels) > MOST_LABELS else ""
-    return ", ".join(labels[:MOST_LABELS]) + more
