@@ -1,5 +1,5 @@
 # Each target sets up .venv itself; nothing is done twice.
-.PHONY: install horovod demo test test-all lint bench clean
+.PHONY: install horovod demo test test-all lint bench cluster-up cluster-down clean
 PY := .venv/bin/python
 
 install:
@@ -20,6 +20,7 @@ test: install lint
 
 test-all: install lint
 	@scripts/install_browser.sh
+	@scripts/install_slurm.sh
 	$(PY) -m pytest
 
 lint: install
@@ -29,6 +30,15 @@ lint: install
 
 bench: install
 	$(PY) -m benchmarks
+
+# A real SLURM with nodes of its own on this machine, as root: see docs/test-cluster.md. NODES=3 RATE=100mbit ACCOUNTING=no
+cluster-up: install
+	@scripts/install_slurm.sh
+	@$(PY) -m tests.cluster.up
+
+cluster-down:
+	@SCALEBENCH_HOROVOD=no scripts/install.sh
+	@$(PY) -m tests.cluster.down
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis dist

@@ -7,7 +7,17 @@ import sys
 
 from scalebench.suggest import no_such
 
-NAMES = ("loop_overhead", "start_up", "parent_cpu", "monitor_cost", "curves", "memory", "load_10000", "resnet50")
+NAMES = (
+    "loop_overhead",
+    "start_up",
+    "parent_cpu",
+    "following",
+    "monitor_cost",
+    "curves",
+    "memory",
+    "load_10000",
+    "resnet50",
+)
 
 
 def main() -> int:

@@ -13,7 +13,7 @@ VERBS = {
     "strategies": ("scalebench.verbs.strategies", "what is registered, from where, and whether it can run here"),
     "doctor": (
         "scalebench.verbs.doctor",
-        "this machine: devices, versions, Horovod; what is missing and how to get it",
+        "this machine: devices, versions, Horovod, what is missing; hardware=NAME: does it fit that YAML",
     ),
     "show": (
         "scalebench.verbs.show",

@@ -16,7 +16,8 @@ from scalebench.results import Result
 
 R = TypeVar("R", bound=Run)
 OF_NO_MATTER = ("gpus", "repeat", "resume", "baseline", "dry_run", "debug", "measure", "sweep")
-PLACEMENT = ("device_ids", "bind", "environment")  # keys of the hardware
+# Keys of the hardware: of where ranks stand and how they get there, which is of no matter to a single device.
+PLACEMENT = ("device_ids", "bind", "environment", "layout", "interface", "stage", "max_jobs", "slurm")
 
 
 def comparison_key(run: Run, strategy: bool) -> str:

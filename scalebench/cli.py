@@ -18,7 +18,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-from scalebench import sweep_values, task
+from scalebench import on_cluster, sweep_values, task
 from scalebench.config_errors import FORESEEN, explain
 from scalebench.configs import conf_dir, plugin_folders
 from scalebench.launchers import watch
@@ -53,8 +53,12 @@ def main(arguments: list[str]) -> int:
         return _refuse(explain(error, arguments))
     except SystemExit as end:  # how callbacks and Hydra's own switches leave
         return int(end.code or 0)
+    except on_cluster.LeftQueued as left:
+        return _stopped(str(left))
     except KeyboardInterrupt:
-        return _cancelled()
+        return _stopped("cancelled")
+    finally:
+        task.release()
     return task.exit_status()
 
 
@@ -145,12 +149,15 @@ def _terminate_as_interrupt() -> Iterator[None]:
     """SIGTERM ends a run as Ctrl-C does: no process left, and a row that says cancelled."""
 
     def interrupt(number: int, frame: Any) -> None:
+        if number == signal.SIGTERM:
+            on_cluster.terminated.set()
         watch.cancelled.set()
         raise KeyboardInterrupt
 
     before = {sign: signal.getsignal(sign) for sign in (signal.SIGINT, signal.SIGTERM)}
     heard = [sign for sign, handler in before.items() if handler != signal.SIG_IGN]  # nohup keeps its word
     watch.cancelled.clear()
+    on_cluster.terminated.clear()
     try:
         for sign in heard:
             signal.signal(sign, interrupt)
@@ -161,9 +168,9 @@ def _terminate_as_interrupt() -> Iterator[None]:
             signal.signal(sign, before[sign])
 
 
-def _cancelled() -> int:
+def _stopped(line: str) -> int:
     """What there is of a sweep is reported; whoever is in a hurry presses Ctrl-C again."""
-    task.state.console.error("cancelled")
+    task.state.console.error(line)
     if task.state.sweep is not None:
         with contextlib.suppress(InputError, OSError, KeyboardInterrupt):
             task.state.sweep.stop()

@@ -5,12 +5,16 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import signal
+import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from scalebench import machine, nccl_log
 from scalebench.launchers.surroundings import log_name
 from scalebench.launchers.watch import Ended
+from scalebench.measure import clocks
+from scalebench.measure.node import attended_by_nodes
 from scalebench.records import from_dict, read_json
 from scalebench.results import (
     SCHEMA_VERSION,
@@ -58,7 +62,8 @@ def judge(ended: Ended, ranks: list[RankRecord | None], oom_kill: bool) -> Outco
     timing = {"launched_at_s": ended.started_at_s, "wall_s": ended.wall_s}
     failed = [r for r in ranks if r is not None and r.status != "ok"]
     if ended.timeout_at_s is not None:  # a rank that failed and then hung in closing a broken group said it before
-        failed = [r for r in failed if (r.failed_at_s or 0.0) < ended.timeout_at_s]
+        present = [r for r in ranks if r is not None]
+        failed = [r for r in failed if clocks.here_s(r.failed_at_s or 0.0, r, present) < ended.timeout_at_s]
     if ended.timeout is not None and not failed:
         silent = [rank for rank, record in enumerate(ranks) if record is None and rank not in ended.services]
         stuck = (ended.stopped or silent or [0])[0]
@@ -69,9 +74,7 @@ def judge(ended: Ended, ranks: list[RankRecord | None], oom_kill: bool) -> Outco
     if silent:
         return _silent(silent[0], ended, oom_kill, timing)
     if failed:
-        first = min(failed, key=lambda r: r.failed_at_s or 0.0)
-        where = f"rank {first.rank}: " if len(ranks) > 1 and first.status != "unsupported" else ""
-        return Outcome(first.status, f"{where}{first.reason}", first.rank, **timing)
+        return of_first(failed, len(ranks), timing, ended.died_first)
     bad = [
         rank
         for rank, code in enumerate(ended.exit_codes)
@@ -80,6 +83,18 @@ def judge(ended: Ended, ranks: list[RankRecord | None], oom_kill: bool) -> Outco
     if bad:
         return _silent(bad[0], ended, oom_kill, timing)
     return Outcome("ok", **timing)
+
+
+def of_first(
+    failed: Sequence[RankRecord], processes: int, timing: dict[str, float], died_first: Sequence[int] = ()
+) -> Outcome:
+    """The outcome of the rank that failed first, by their own word; where their clocks do not compare, of one of those
+    that were seen to end first."""
+    seen_first = [r for r in failed if r.rank in died_first]
+    of = failed if clocks.comparable(failed) else seen_first or failed
+    first = min(of, key=lambda r: clocks.on_rank_0_s(r.failed_at_s or 0.0, r))
+    where = f"rank {first.rank}: " if processes > 1 and first.status != "unsupported" else ""
+    return Outcome(first.status, f"{where}{first.reason}", first.rank, **timing)
 
 
 def _silent(rank: int, ended: Ended, oom_kill: bool, timing: dict[str, float]) -> Outcome:
@@ -114,7 +129,7 @@ def assemble(spec: RunSpec, ranks: list[RankRecord | None], started_at: str, run
         spec=dataclasses.asdict(spec.config),
         workload=_workload(spec, first),
         scale=_scale(spec, first),
-        phases=_phases(first, outcome),
+        phases=_phases(spec, first, outcome),
         ranks=present,
         sync=Sync(message_bytes=first.message_bytes, timeline=first.timeline) if first else Sync(),
         monitor=Monitor(),
@@ -171,12 +186,13 @@ def _scale(spec: RunSpec, first: RankRecord | None) -> Scale:
     )
 
 
-def _phases(first: RankRecord | None, outcome: Outcome) -> Phases:
+def _phases(spec: RunSpec, first: RankRecord | None, outcome: Outcome) -> Phases:
     phases = Phases(wall_s=outcome.wall_s)
     if first is None:
         return phases
     marks = [(name, first.marks_s[name]) for name in PHASES if name in first.marks_s]
-    if outcome.launched_at_s is not None and marks:
+    one_clock = not attended_by_nodes(spec) or first.hostname == socket.gethostname()
+    if outcome.launched_at_s is not None and marks and one_clock:
         phases.launch_s = max(0.0, marks[0][1] - outcome.launched_at_s)
     for (name, start_s), (_, end_s) in itertools.pairwise(marks):
         if name != "launch":

@@ -30,13 +30,13 @@ COLUMNS = (
     "disk_written_bytes_per_s swap_in_bytes swap_out_bytes "
     "baseline_given_id speedup_given speedup_given_low speedup_given_high efficiency_given efficiency_given_low "
     "efficiency_given_high device_hours_per_epoch device_hours_to_target energy_j_per_epoch energy_j_to_target "
-    "machine"
+    "machine job_id queued_s layout"
 ).split()
 TEXT = (
     "run_id started_at status reason path fingerprint model dataset strategy framework framework_version "
     "backend_used hardware scaling precision data_format feed interval_over flags baseline_self_id "
     "baseline_bare_id throttle_reasons metric_name precision_used data_format_used compiler_used prefetch options "
-    "device_ids bind environment transports energy_from baseline_given_id machine"
+    "device_ids bind environment transports energy_from baseline_given_id machine job_id layout"
 ).split()
 COUNTS = (
     "repeat seed gpus nodes processes batch_per_device global_batch model_params gradient_bytes "

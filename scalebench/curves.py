@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 GROUP = ("model", "dataset", "hardware", "scaling", "batch")
 SIZES = {"model_params": "parameters", "flops_per_sample": "flops_per_sample"}  # of models of one name
 TRAINING = ("precision", "feed")  # what else is trained, and on what: told wherever rows of a group differ in it
-CHOICES = ("prefetch", "data_format", "bind", "device_ids", "framework_version", "compiler_used", "seed")
+CHOICES = ("prefetch", "data_format", "bind", "layout", "device_ids", "framework_version", "compiler_used", "seed")
 SPOKEN = ("options", "environment")  # texts of the form key=value, which need no name before them
 IDENTITY = ("strategy", *SPOKEN, *TRAINING, *CHOICES)
-USUAL = {"bind": "numa", "compiler_used": "none"}  # what rows of older records, which have none, ran with
+# What rows of older records, which have none, ran with.
+USUAL = {"bind": "numa", "layout": "sequence", "compiler_used": "none"}
 
 
 @dataclass(frozen=True)

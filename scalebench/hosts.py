@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from scalebench.spec import InputError
+from scalebench.spec import InputError, Place
 
 HOST = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?::([1-9][0-9]{0,5}))?")
 
@@ -31,20 +31,7 @@ def shortage(hosts: Sequence[str], ranks: int) -> str | None:
     return f"hardware.hosts has {slots} slots for {ranks} processes; give the hosts more slots or lower gpus"
 
 
-def check(hosts: Sequence[str], ranks: int) -> None:
-    """InputError where the hosts cannot be read, or have too few slots."""
-    problem = shortage(hosts, ranks)
-    if problem is not None:
-        raise InputError(problem)
-
-
-def nodes(hosts: Sequence[str], ranks: int) -> list[int]:
-    """The number of each rank's host: they are filled in order. All on the first where no hosts are named."""
-    check(hosts, ranks)
-    return [node for node, (_, slots) in enumerate(parse(hosts)) for _ in range(slots)][:ranks] or [0] * ranks
-
-
-def of_ranks(hosts: Sequence[str], ranks: int) -> list[str]:
-    """The name of each rank's host."""
+def of_places(hosts: Sequence[str], places: Sequence[Place]) -> list[str]:
+    """The name of the host of each process: the first host is node 0. This machine where no hosts are named."""
     names = [name for name, _ in parse(hosts)] or ["localhost"]
-    return [names[node] for node in nodes(hosts, ranks)]
+    return [names[place.node] for place in places]

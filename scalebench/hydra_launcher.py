@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from hydra.core.utils import JobReturn, run_job, setup_globals
@@ -11,8 +12,14 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
-from scalebench import jobs, task
+from scalebench import jobs, on_cluster, task
 from scalebench.run import refuse_results
+from scalebench.spec import InputError
+
+NO_TIME = (
+    "sweep.max_minutes is for runs of this machine, and nobody knows how long jobs are in a queue; leave it out: "
+    "hardware.slurm.time_minutes limits each job"
+)
 
 
 class SweepLauncher(Launcher):
@@ -26,7 +33,7 @@ class SweepLauncher(Launcher):
         setup_globals()
         planned = jobs.plan(job_overrides, self._compose)
         if self._config.dry_run:
-            task.show_plan(planned)
+            task.show_plan(planned, several=True)
             return []
         sweep_dir = Path(str(self._config.hydra.sweep.dir))
         if self._config.resume:
@@ -36,25 +43,51 @@ class SweepLauncher(Launcher):
         else:
             for number in range(initial_job_idx, initial_job_idx + len(planned)):
                 refuse_results(sweep_dir / str(number))
+        queued = [n for n, job in enumerate(planned) if job.earlier is None and on_cluster.submits(job.spec)]
+        if queued and self._config.sweep.max_minutes is not None:
+            raise InputError(NO_TIME)
         task.prepare_data([job.spec for job in planned if job.earlier is None])
         settings = self._config.sweep
         sweep = task.begin_sweep(planned, sweep_dir, settings.max_minutes, settings.report)
-        return [self._one(job, number, sweep_dir) for number, job in sweep.runs(planned, initial_job_idx)]
+        follow = partial(self._together, planned, initial_job_idx, sweep_dir)
+        runs = sweep.runs(planned, initial_job_idx, queued, follow)
+        return [self._one(job, number, sweep_dir) for number, job in runs]
+
+    def _together(
+        self, planned: Sequence[jobs.Job], first: int, sweep_dir: Path, places: Sequence[int]
+    ) -> Iterator[int]:
+        """Have the scheduler do these runs, all at once; yields the place of each whose row is in its folder."""
+        if not places:
+            return
+        from scalebench.cluster import Asked
+
+        folders = {place: self._configured(planned[place], first + place, sweep_dir)[1] for place in places}
+        asked = [Asked(place, planned[place].spec, folder) for place, folder in folders.items()]
+        root = sweep_dir.absolute().parent if self._config.resume else None
+        for run, result in on_cluster.follow(asked, task.state.console, root):
+            _adopt(run.folder, folders[run.number])
+            task.state.collected[folders[run.number]] = result
+            yield run.number
 
     def _compose(self, overrides: Sequence[str]) -> DictConfig:
         return self._context.config_loader.load_sweep_config(self._config, list(overrides))
 
-    def _one(self, job: jobs.Job, number: int, sweep_dir: Path) -> JobReturn:
+    def _configured(self, job: jobs.Job, number: int, sweep_dir: Path) -> tuple[DictConfig, Path]:
+        """The config of run `number` of the sweep, and its folder."""
         config = self._compose(job.overrides)
         with open_dict(config):
             config.hydra.job.id = str(number)
             config.hydra.job.num = number
-        folder = sweep_dir / str(config.hydra.sweep.subdir)
+        return config, (sweep_dir / str(config.hydra.sweep.subdir)).absolute()
+
+    def _one(self, job: jobs.Job, number: int, sweep_dir: Path) -> JobReturn:
+        config, folder = self._configured(job, number, sweep_dir)
+        over = folder in task.state.collected
         if job.earlier is not None:
             _adopt(job.earlier, folder)
-        elif self._config.resume:
+        elif self._config.resume and not over:
             shutil.rmtree(folder, ignore_errors=True)  # of a run that did not go well
-        if job.earlier is None and job.spec.unsupported is None:
+        if job.earlier is None and job.spec.unsupported is None and not over:
             if self._warm:
                 task.cool_down(job.spec.config.measure.cool_down_s)
             self._warm = True

@@ -1,7 +1,6 @@
 """The ranks' Chrome traces as one, which opens in chrome://tracing or Perfetto. Layer 0.
 
-Every rank's times are by the clock of its own machine, and are not mended here: between machines they agree as well as
-those clocks do.
+Every rank's times are by the clock of its own machine, and are moved by how far that is from the clock of rank 0's.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import math
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -29,18 +28,20 @@ NAMING = (*PROCESS_FACTS, "process_labels")
 Event = dict[str, Any]
 
 
-def merge(folder: Path) -> list[int]:
+def merge(folder: Path, offsets_s: Mapping[int, float] | None = None) -> list[int]:
     """Make trace.json.gz of the ranks' trace<k>.json.gz in `folder`, remove those, and return the merged ranks.
 
+    `offsets_s`: by rank, its machine's clock minus that of rank 0's, where they differ (RankRecord.clock_offset_s).
     `ts` becomes microseconds since the earliest event of all. The file of a rank that cannot be read stays, and is
     not among those returned; without a readable one nothing is written. OSError when the folder is full or not
     writable: then nothing has changed.
     """
+    offsets_ns = {rank: round(offset_s * 1e9) for rank, offset_s in (offsets_s or {}).items()}
     found = {int(named[1]): path for path in folder.iterdir() if (named := RANK_FILE.fullmatch(path.name))}
     begins: dict[int, int | None] = {}
     for rank in sorted(found):
         with contextlib.suppress(*UNREADABLE):
-            begins[rank] = _begin_ns(*_read(found[rank]))
+            begins[rank] = _begin_ns(*_read(found[rank], offsets_ns.get(rank, 0)))
     if not begins:
         return []
     numbers = _Numbers(min((begin for begin in begins.values() if begin is not None), default=0))
@@ -50,7 +51,7 @@ def merge(folder: Path) -> list[int]:
             file.write('{"displayTimeUnit": "ms", "traceEvents": [')
             gap = "\n"
             for rank in begins:  # read again: a trace may be large, and one at a time has to fit into memory
-                for event in numbers.renumbered(rank, *_read(found[rank])):
+                for event in numbers.renumbered(rank, *_read(found[rank], offsets_ns.get(rank, 0))):
                     file.write(gap + json.dumps(event, allow_nan=False))
                     gap = ",\n"
             file.write("\n]}\n")
@@ -64,8 +65,9 @@ def merge(folder: Path) -> list[int]:
     return list(begins)
 
 
-def _read(path: Path) -> tuple[list[Event], int]:
-    """(events, what their `ts` counts from in nanoseconds since the epoch). One of UNREADABLE for a damaged file.
+def _read(path: Path, offset_ns: int) -> tuple[list[Event], int]:
+    """(events, what their `ts` counts from in nanoseconds since the epoch by the clock of rank 0's machine). One of
+    UNREADABLE for a damaged file.
 
     `baseTimeNanoseconds` is PyTorch's: with it times of day keep the nanoseconds that a float has no room for.
     """
@@ -75,7 +77,7 @@ def _read(path: Path) -> tuple[list[Event], int]:
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
         raise ValueError(f"{path} is no Chrome trace")
     base = content.get("baseTimeNanoseconds", 0)
-    return events, base if isinstance(base, int) else 0
+    return events, (base if isinstance(base, int) else 0) - offset_ns
 
 
 def _begin_ns(events: list[Event], base_ns: int) -> int | None:

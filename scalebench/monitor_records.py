@@ -1,6 +1,6 @@
 """What the monitor saw in the measured phase of a run: docs/monitor.md says how each figure comes about. Layer 0.
 
-null is what was not measured, or not for all devices or ranks of the run: a part never stands for the whole.
+null is what was not measured, or not for all nodes, devices or ranks of the run: a part never stands for the whole.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ class DeviceMonitor:
     nvlink_sent_bytes_per_s: float | None = None
     nvlink_received_bytes_per_s: float | None = None
     lost_at_s: float | None = None  # seconds since the epoch; null: it was there to the end
+    node: int | None = None  # whose GPU it is; null: that of the only machine
 
 
 @dataclass
 class Monitor:
-    """The devices of the run together, its processes, and the machine that it ran on."""
+    """The devices of the run together, its processes, and the machines that it ran on, added up."""
 
-    file: str | None = None  # the whole series, in the run's folder
+    file: str | None = None  # the whole series, in the run's folder; that of node 0, where others have their own
     reason: str | None = None  # why there is no series, or what is missing from it
     gpu_util_mean: float | None = None  # over time and devices
     gpu_power_w_mean: float | None = None  # over time, all devices together
@@ -53,8 +54,8 @@ class Monitor:
     cpu_cores_others_mean: float | None = None  # cores' worth used by programs that do not belong to the run
     rss_bytes_max: int | None = None  # sum over the ranks
     rss_anon_bytes_max: int | None = None  # without mapped files, which the ranks share
-    memory_available_bytes_min: int | None = None
-    swap_in_bytes: int | None = None  # of the whole machine, as is what follows
+    memory_available_bytes_min: int | None = None  # of any node
+    swap_in_bytes: int | None = None  # of the whole machines, as is what follows
     swap_out_bytes: int | None = None
     net_sent_bytes_per_s: float | None = None  # all interfaces but the loopback
     net_received_bytes_per_s: float | None = None

@@ -2,29 +2,74 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 
-from scalebench import binding, horovod_build, hosts, machine, registry
+from scalebench import binding, horovod_build, machine, placing, registry
+from scalebench.slurm.commands import Slurm, inside
 from scalebench.spec import Config, HardwareSpec, StrategySpec
 
 
 def obstacles(config: Config, gpus: int) -> list[str]:
     """Why this run cannot happen here, each in a clause; empty when it can."""
     strategy, hardware = config.strategy, config.hardware
-    found = []
+    found = [*_of_the_machine(hardware, gpus), *_of_the_strategy(strategy, hardware, gpus)]
+    if config.debug and not hardware.here and not inside():
+        found.append("debug=true runs rank 0 in the foreground; start it in an allocation, as salloc gives one")
+    on_node = range(max(placing.per_node(hardware, gpus)))
+    unbound = binding.obstacle(hardware, hardware.device_ids or on_node) if hardware.here and not found else None
+    found += [] if unbound is None else [unbound]
+    later = registry.NOT_YET.get(strategy.name)
+    if later is not None:
+        found.append(f"{strategy.name}: {later}")
+    unseen = not hardware.here and bool(hardware.slurm.container or hardware.slurm.setup)  # what ranks will find
+    found += [
+        f"{strategy.name} needs {package}, which is not installed: {registry.install_hint(package)}"
+        for package in ([] if unseen else registry.missing_packages(strategy.requires))
+    ]
+    few = placing.shortage(config, gpus) if hardware.hosts or not hardware.here else None
+    found += [] if few is None else [few]
+    found += _of_the_launcher(config, gpus)
+    if config.dataset.prefetch == "device" and hardware.devices == "cpu":
+        found.append("dataset.prefetch=device copies to a GPU ahead of time and there is none; use queue")
+    # Last, and only where nothing else is in the way: nobody wants to wait for a look at Horovod for nothing. What a
+    # host that only submits has of MPI and NCCL says nothing of the nodes, and ranks there say it themselves.
+    unready = launching(strategy) if not found and (hardware.here or hardware.hosts) else None
+    return found if unready is None else [unready]
+
+
+def _of_the_machine(hardware: HardwareSpec, gpus: int) -> list[str]:
+    """Why it has no such devices, or cannot be reached."""
     if not hardware.here:
-        found.append(_elsewhere(hardware))
-    elif hardware.devices == "cuda":
-        gpus_here = machine.gpu_count()
-        if gpus > gpus_here:
-            found.append(f"gpus={gpus} asks for more than the {gpus_here} GPUs here")
-        elif absent := [number for number in hardware.device_ids if number >= gpus_here]:
-            here = f"GPUs here are 0 to {gpus_here - 1}" if gpus_here > 1 else "only GPU here is 0"
-            found.append(f"hardware.device_ids names device {absent[0]}, and the {here}")
-    nodes = -(-gpus // (hardware.gpus_per_node or gpus))
-    if nodes > hardware.max_nodes and hardware.devices == "cuda" and not hardware.here:
-        found.append(f"gpus={gpus} asks for {nodes} nodes, hardware={hardware.name} has {hardware.max_nodes}")
-    if strategy.processes == "one_for_all" and nodes > 1 and hardware.max_nodes > 1:
+        return [] if reachable(hardware) else [_elsewhere(hardware)]
+    if hardware.hosts:  # of which this one need be none
+        return []
+    gpus_here = machine.gpu_count() if hardware.devices == "cuda" else gpus
+    if gpus > gpus_here:
+        return [f"gpus={gpus} asks for more than the {gpus_here} GPUs here"]
+    absent = [number for number in hardware.device_ids if number >= gpus_here and hardware.devices == "cuda"]
+    here = f"GPUs here are 0 to {gpus_here - 1}" if gpus_here > 1 else "only GPU here is 0"
+    return [f"hardware.device_ids names device {absent[0]}, and the {here}"] if absent else []
+
+
+def _of_the_launcher(config: Config, gpus: int) -> list[str]:
+    """Why it does not reach the nodes that the ranks stand on."""
+    strategy, hardware = config.strategy, config.hardware
+    if hardware.hosts and strategy.launcher not in ("mpi", "by_hand"):
+        return [f"hardware.hosts is for mpirun, and {strategy.name} is not; set strategy.launcher=mpi"]
+    if strategy.launcher == "by_hand" and hardware.scheduler != "none":
+        return [f"strategy.launcher=by_hand is for hosts without a scheduler, and there is {hardware.scheduler}"]
+    nodes = 1 if strategy.processes == "one_for_all" else len(placing.per_node(hardware, gpus))
+    if hardware.here and not hardware.hosts and hardware.devices == "cpu" and nodes > 1:
+        return [f"gpus={gpus} stand on {nodes} nodes and only this machine is here; name them in hardware.hosts"]
+    return []
+
+
+def _of_the_strategy(strategy: StrategySpec, hardware: HardwareSpec, gpus: int) -> list[str]:
+    """What it cannot do on such hardware."""
+    found = []
+    nodes = len(placing.per_node(dataclasses.replace(hardware, layout="sequence"), gpus))
+    if strategy.processes == "one_for_all" and nodes > 1 and (hardware.max_nodes > 1 or hardware.hosts):
         found.append(f"{strategy.name} has one process for all devices, which are on {nodes} nodes with gpus={gpus}")
     if hardware.devices not in strategy.devices:
         found.append(_wrong_device(strategy.name, hardware.devices))
@@ -32,25 +77,14 @@ def obstacles(config: Config, gpus: int) -> list[str]:
         found.append(f"{strategy.name} runs on {strategy.max_gpus} device only, gpus={gpus}")
     if strategy.name in hardware.unsupported:
         found.append(f"{strategy.name} does not work on {hardware.name}: {hardware.unsupported[strategy.name]}")
-    if not found and (unbound := binding.obstacle(hardware, hardware.device_ids or range(gpus))) is not None:
-        found.append(unbound)
-    later = registry.NOT_YET.get(strategy.name)
-    if later is not None:
-        found.append(f"{strategy.name}: {later}")
-    found += [
-        f"{strategy.name} needs {package}, which is not installed: {registry.install_hint(package)}"
-        for package in registry.missing_packages(strategy.requires)
-    ]
-    few = hosts.shortage(hardware.hosts, gpus)
-    if few is not None:
-        found.append(few)
-    if hardware.hosts and strategy.launcher != "mpi":
-        found.append(f"hardware.hosts is for mpirun, and {strategy.name} is not; set strategy.launcher=mpi")
-    if config.dataset.prefetch == "device" and hardware.devices == "cpu":
-        found.append("dataset.prefetch=device copies to a GPU ahead of time and there is none; use queue")
-    # Last, and only where nothing else is in the way: nobody wants to wait for a look at Horovod for nothing.
-    unready = launching(strategy) if not found else None
-    return found if unready is None else [unready]
+    return found
+
+
+def reachable(hardware: HardwareSpec) -> bool:
+    """Whether jobs can be given to the scheduler of another machine from here, or this is one of them."""
+    if hardware.scheduler == "slurm":
+        return inside() or Slurm(hardware.slurm.bin).has("sbatch")
+    return bool(hardware.hosts)
 
 
 def launching(strategy: StrategySpec) -> str | None:
@@ -63,11 +97,12 @@ def launching(strategy: StrategySpec) -> str | None:
 
 
 def _elsewhere(hardware: HardwareSpec) -> str:
+    model = hardware.gpu_model or "device"
     gpus_here = machine.gpu_count()
     here = f"{gpus_here} GPUs" if gpus_here else "no GPU"
-    if hardware.scheduler == "slurm" and shutil.which("sbatch") is None:
+    if hardware.scheduler == "slurm":  # and not to be reached
         here += " and no sbatch"
-    wants = f"{hardware.gpus_per_node} x {hardware.gpu_model} a node"
+    wants = f"{hardware.gpus_per_node} x {model} a node"
     behind = f", behind {hardware.scheduler}" if hardware.scheduler != "none" else ""
     return f"hardware={hardware.name} is another machine ({wants}{behind}), here is {here}; use hardware=local"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 
 from scalebench import binding, hosts, worker_environment
 from scalebench.spec import CHIEF, Config, HardwareSpec, InputError, Place
@@ -11,7 +12,7 @@ MOST_SERVERS = 65_536
 
 
 def place(config: Config, gpus: int) -> list[Place]:
-    """Processes in sequence over the nodes: a second node only when the first is full.
+    """Processes over the nodes as hardware.layout says, in contiguous blocks in the order of the nodes.
 
     InputError where hardware.device_ids names too few devices, or what is no device.
     """
@@ -21,19 +22,42 @@ def place(config: Config, gpus: int) -> list[Place]:
         mine = device_ids(hardware, gpus, gpus)
         cores = sorted({core for share in binding.shares(hardware, mine) for core in share})
         return [Place(0, 0, 0, mine, cores, threads)]
-    nodes = _nodes(hardware, gpus)
-    ids = device_ids(hardware, gpus, max(map(nodes.count, nodes)))
+    counts = per_node(hardware, gpus)
+    ids = device_ids(hardware, gpus, max(counts))
     # What drives no device comes first, and takes the cores that the others leave.
     places = [Place(rank, rank, 0, [], [], threads, role) for rank, role in enumerate(_without_device(config))]
     others = len(places)
     role = "worker" if others else ""
-    shares = {node: binding.shares(hardware, ids[: nodes.count(node)]) for node in dict.fromkeys(nodes)}
-    for number, node in enumerate(nodes):
-        position = nodes[:number].count(node)
-        local_rank = position + (others if node == 0 else 0)
-        mine = shares[node][position]
-        places.append(Place(others + number, local_rank, node, [ids[position]], mine, threads, role))
+    for node, count in enumerate(counts):
+        shares = binding.shares(hardware, ids[:count])
+        for position in range(count):
+            local_rank = position + (others if node == 0 else 0)
+            devices = [ids[position]]
+            places.append(Place(len(places), local_rank, node, devices, shares[position], threads, role))
     return places
+
+
+def per_node(hardware: HardwareSpec, gpus: int) -> list[int]:
+    """How many devices the run drives on each node that it uses.
+
+    In sequence a second node comes only when the first is full. Spread, they are dealt out over as many nodes as there
+    may be, one more on some than on others, or fewer where a node holds no more. Where they are too many for all nodes
+    there are more nodes than there may be, which `shortage` tells.
+    """
+    rooms = _rooms(hardware, gpus)
+    return _dealt(rooms, gpus) if hardware.layout == "spread" and sum(rooms) >= gpus else _filled(rooms, gpus)
+
+
+def shortage(config: Config, gpus: int) -> str | None:
+    """Why the nodes do not hold so many devices, in a clause; None where they do, or there is one that takes all."""
+    hardware = config.hardware
+    if hardware.hosts:
+        return hosts.shortage(hardware.hosts, gpus)
+    if config.strategy.processes == "one_for_all" or gpus <= sum(_rooms(hardware, gpus)):
+        return None
+    nodes, each = len(per_node(hardware, gpus)), hardware.gpus_per_node
+    has = f"{hardware.max_nodes} of {each} devices each" if each else f"{hardware.max_nodes}"
+    return f"gpus={gpus} asks for {nodes} nodes, hardware={hardware.name} has {has}"
 
 
 def device_ids(hardware: HardwareSpec, gpus: int, per_node: int) -> list[int]:
@@ -54,25 +78,56 @@ def device_ids(hardware: HardwareSpec, gpus: int, per_node: int) -> list[int]:
 
 
 def placed(hardware: HardwareSpec, gpus: int, places: list[Place]) -> HardwareSpec:
-    """The hardware with what this run uses of the devices and variables chosen, so that equal runs are one run."""
-    most = max(sum(len(p.devices) for p in places if p.node == node) for node in {p.node for p in places})
-    chosen = hardware.device_ids[:most]
-    return dataclasses.replace(hardware, device_ids=chosen, environment=worker_environment.of_run(hardware, gpus))
+    """The hardware with what this run uses of the layout, devices and variables, so that equal runs are one run."""
+    on_nodes = Counter(p.node for p in places for _ in p.devices)
+    in_sequence = dataclasses.replace(hardware, layout="sequence")
+    same = len(places) == 1 or list(on_nodes.values()) == per_node(in_sequence, gpus)
+    return dataclasses.replace(
+        hardware,
+        layout="sequence" if same else hardware.layout,
+        device_ids=hardware.device_ids[: max(on_nodes.values())],
+        environment=worker_environment.of_run(hardware, gpus),
+    )
 
 
 def _told(ids: list[int]) -> str:
     return f"[{','.join(map(str, ids))}]"
 
 
-def _nodes(hardware: HardwareSpec, gpus: int) -> list[int]:
-    """The node of each device of the run."""
+def _rooms(hardware: HardwareSpec, gpus: int) -> list[int]:
+    """How many devices each node holds, of those that the run may have."""
     # Hosts with too few slots are an obstacle, which is told elsewhere.
     if hardware.hosts and hosts.shortage(hardware.hosts, gpus) is None:
-        return hosts.nodes(hardware.hosts, gpus)
-    per_node = hardware.gpus_per_node or gpus
+        return [slots for _, slots in hosts.parse(hardware.hosts)]
+    each = hardware.gpus_per_node or gpus
     if hardware.devices == "cpu" and hardware.max_nodes == 1:
-        per_node = max(per_node, gpus)  # more CPU workers than cores are allowed, on one node
-    return [number // per_node for number in range(gpus)]
+        each = max(each, gpus)  # more CPU workers than cores are allowed, on one node
+    return [each] * min(hardware.max_nodes, gpus)
+
+
+def _filled(rooms: list[int], gpus: int) -> list[int]:
+    """So many devices, one node after the other; nodes as the last one where they are too few."""
+    counts: list[int] = []
+    left = gpus
+    while left:
+        room = rooms[min(len(counts), len(rooms) - 1)]
+        counts.append(min(room, left))
+        left -= counts[-1]
+    return counts
+
+
+def _dealt(rooms: list[int], gpus: int) -> list[int]:
+    """So many devices, one to each node in turn as long as it holds more; nodes that get none are left out."""
+    counts, left = [0] * len(rooms), gpus
+    while left:
+        open_nodes = [node for node, room in enumerate(rooms) if counts[node] < room]
+        # As many rounds at once as nobody is full before.
+        least = min(rooms[node] - counts[node] for node in open_nodes)
+        rounds = min(least, left // len(open_nodes))
+        for node in open_nodes[: len(open_nodes) if rounds else left]:
+            counts[node] += rounds or 1
+            left -= rounds or 1
+    return [count for count in counts if count]
 
 
 def _without_device(config: Config) -> list[str]:
@@ -93,7 +148,7 @@ def _without_device(config: Config) -> list[str]:
 
 def oversubscribed(hardware: HardwareSpec, gpus: int) -> bool:
     """Whether the processes of one node want more cores than it has."""
-    on_node = gpus if hardware.devices == "cpu" else min(gpus, hardware.gpus_per_node or gpus)
+    on_node = max(per_node(hardware, gpus))
     return on_node * (hardware.cpus_per_device or 1) > (hardware.cpus_per_node or on_node)
 
 

@@ -23,7 +23,8 @@ FREE = (
     "repeat resume baseline dry_run debug measure sweep dataset.cache model.description model.sources model.params "
     "strategy.description strategy.requires strategy.devices strategy.max_gpus strategy.baseline "
     "hardware.description hardware.sources hardware.here hardware.hosts hardware.scheduler hardware.slurm "
-    "hardware.links hardware.unsupported hardware.memory_bytes hardware.gpu_memory_bytes"
+    "hardware.max_jobs hardware.stage hardware.links hardware.unsupported hardware.memory_bytes "
+    "hardware.gpu_memory_bytes"
 ).split()
 UNTOLD = (
     "repeat resume baseline dry_run debug sweep model.description model.sources strategy.description "
@@ -40,7 +41,8 @@ GPU = (
 # What goes with a key that rows are compared by: another machine has another processor.
 BOUND = {
     "hardware": ("device", "nodes", "machine.cpu_model", "machine.gpus"),
-    "gpus": ("nodes", "hardware.device_ids", "hardware.environment"),
+    "gpus": ("nodes", "hardware.device_ids", "hardware.environment", "hardware.layout"),
+    "hardware.layout": ("nodes",),
 }
 NAMED = ("model", "dataset", "strategy", "hardware")  # groups, told by their name
 

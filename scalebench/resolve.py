@@ -12,6 +12,7 @@ from scalebench import machine, registry, worker_environment
 from scalebench.configs import option_defaults
 from scalebench.obstacles import obstacles
 from scalebench.placing import crowded, oversubscribed, place, placed
+from scalebench.slurm import geometry
 from scalebench.spec import Config, DatasetSpec, HardwareSpec, InputError, ModelSpec, RunSpec, fingerprint
 from scalebench.strategy import check_options
 from scalebench.suggest import no_such
@@ -25,8 +26,10 @@ CHOICES = {
     "dataset.prefetch": ("none", "queue", "device"),
     "measure.order": ("given", "random"),
     "hardware.bind": ("numa", "none", "far"),
+    "hardware.layout": ("sequence", "spread"),
+    "hardware.scheduler": ("none", "slurm"),
     "hardware.devices": ("auto", "cpu", "cuda"),
-    "strategy.launcher": ("local", "mpi"),
+    "strategy.launcher": ("local", "mpi", "by_hand"),
     "train.optimizer": ("adam", "sgd", "momentum"),
     "dataset.dtype": ("float32", "uint8"),
     "train.precision": ("float32", "tf32", "bfloat16", "float16"),
@@ -44,6 +47,8 @@ AT_LEAST = {
     "hardware.cpus_per_node": 1,
     "hardware.cpus_per_device": 1,
     "hardware.max_nodes": 1,
+    "hardware.max_jobs": 1,
+    "hardware.slurm.time_minutes": 1,
     "train.batch_per_device": 1,
     "train.global_batch": 1,
     "measure.warmup_steps": 0,
@@ -121,10 +126,20 @@ def check(config: Config) -> None:
         if value is not None and not (value > 0 and math.isfinite(value)):
             raise InputError(f"{key}={value} should be a finite number above 0")
     worker_environment.check(config.hardware)
+    geometry.check(config.hardware)
+    _check_elsewhere(config.hardware)
     if not 0 <= config.dataset.validation_share < 1:
         raise InputError(f"dataset.validation_share={config.dataset.validation_share} should be in [0, 1)")
     if config.measure.max_s < config.measure.min_s:
         raise InputError(f"measure.max_s={config.measure.max_s:g} is below measure.min_s={config.measure.min_s:g}")
+
+
+def _check_elsewhere(hardware: HardwareSpec) -> None:
+    """What cannot be detected must be said, and a folder of a node stands nowhere beside this one."""
+    if hardware.stage is not None and not hardware.stage.startswith(("/", "$")):
+        raise InputError(f"hardware.stage={hardware.stage} should be a whole path, since each node has its own")
+    if not hardware.here and hardware.devices == "auto":
+        raise InputError(f"hardware={hardware.name} is another machine, which cannot be looked at; say devices: cuda")
 
 
 def _get(config: Config, key: str) -> object:

@@ -74,6 +74,7 @@ class RankRecord:
     rss_peak_bytes: int | None = None
     rss_anon_peak_bytes: int | None = None  # without mapped files; the largest seen between blocks
     cpu_s: float | None = None  # processor time of this process
+    clock_offset_s: float | None = None  # this host's clock minus rank 0's; null: the same host, or not measured
     versions: dict[str, str] = field(default_factory=dict)
 
 
@@ -151,6 +152,19 @@ class Quality:
 
 
 @dataclass
+class SchedulerRecord:
+    """The job that a run was, where a scheduler gave it its nodes."""
+
+    name: str  # slurm
+    job_id: str
+    partition: str | None = None
+    nodes: list[str] = field(default_factory=list)  # names, in the order of the run's nodes
+    queued_s: float | None = None  # from submission to the start of the job
+    state: str | None = None  # in the scheduler's own word, when it was over
+    reason: str | None = None
+
+
+@dataclass
 class Result:
     """One run, also a failed one."""
 
@@ -171,6 +185,8 @@ class Result:
     quality: Quality
     machine: Machine
     flags: list[str]
+    scheduler: SchedulerRecord | None = None
+    other_machines: list[Machine] | None = None  # of nodes 1 and on, in their order; null: one node, or not told
     trace: str | None = None  # of all ranks, in the run's folder; a rank that names its own is not in it
 
 

@@ -99,7 +99,7 @@ def _own_cells(result: Result, folder: Path, measured: analysis.Measured) -> dic
         "repeat": s.repeat, "seed": s.seed, "model": w.model, "dataset": w.dataset, "strategy": s.strategy,
         "framework": s.framework, "framework_version": s.framework_version, "backend_used": s.backend_used,
         "hardware": s.hardware, "gpus": s.gpus, "nodes": s.nodes, "processes": s.processes,
-        "machine": str(kind_of(result.machine)),
+        "machine": str(kind_of(result.machine)), **_queued(result),
         "scaling": s.scaling, "batch_per_device": s.batch_per_device, "global_batch": s.global_batch,
         "precision": w.precision, "data_format": w.data_format, "feed": w.feed,
         "model_params": w.model_params, "gradient_bytes": w.gradient_bytes,
@@ -121,6 +121,11 @@ def _own_cells(result: Result, folder: Path, measured: analysis.Measured) -> dic
         "compiler_used": w.compiler_used, "prefetch": w.prefetch, "options": _chosen_options(result),
         **_placed(result), "steady": measured.steady, "flags": joined(measured.flags),
     }  # fmt: skip
+
+
+def _queued(result: Result) -> dict[str, Any]:
+    job = result.scheduler
+    return {"job_id": job.job_id if job else None, "queued_s": job.queued_s if job else None}
 
 
 def _costs(result: Result, epoch_s: float | None) -> dict[str, float | None]:
@@ -161,6 +166,7 @@ def _placed(result: Result) -> dict[str, str | None]:
     return {
         "device_ids": joined([str(number) for number in hardware.get("device_ids") or []]),
         "bind": hardware.get("bind"),
+        "layout": hardware.get("layout"),
         "environment": joined([f"{name}={value}" for name, value in variables.items()]),
         "transports": nccl_log.summary(result.sync.transports),
     }

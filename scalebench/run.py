@@ -15,15 +15,20 @@ from typing import Any
 
 from scalebench import launchers, machine, merged_trace
 from scalebench.collect import Outcome, assemble, judge, read_ranks, transports
-from scalebench.launchers.surroundings import MPIRUN_LOG
+from scalebench.launchers import allocation
+from scalebench.launchers.hand_rank import STOP_FILE, WAITING_FILE
+from scalebench.launchers.surroundings import MPIRUN_LOG, SRUN_LOG
 from scalebench.launchers.watch import StartError
+from scalebench.measure import attended
 from scalebench.measure.monitor import SERIES_FILE, record
 from scalebench.measure.monitor.keeper import Keeper
+from scalebench.measure.node import attended_by_nodes
 from scalebench.measure.progress import Progress
-from scalebench.results import RESULT_FILE, Result, write_result
+from scalebench.results import RESULT_FILE, Result, SchedulerRecord, write_result
 from scalebench.spec import InputError, RunSpec, write_spec
 
-PASSING = ("progress*.json", "pid*.json", "exit*.json")  # what the parent and its ranks tell each other by
+# What the parent and its ranks tell each other by.
+PASSING = ("progress*.json", "pid*.json", "exit*.json", "machine*.json", WAITING_FILE, STOP_FILE)
 
 
 def run(
@@ -44,19 +49,19 @@ def run(
     write_spec(spec, folder)
     if spec.unsupported is not None:
         outcome = Outcome("unsupported", spec.unsupported)
-        return _leave(spec, folder, started_at, run_id, outcome)
+        return leave(spec, folder, started_at, run_id, outcome)
     remove_leftovers(folder)
-    keeper = Keeper(spec, folder)
+    keeper = Keeper(spec, folder, here=not attended_by_nodes(spec))
     try:
         outcome = _attempt(spec, folder, run_id, on_look, module, keeper)
     except KeyboardInterrupt:
-        _leave(spec, folder, started_at, run_id, Outcome("cancelled", "cancelled while it ran"), keeper)
+        leave(spec, folder, started_at, run_id, Outcome("cancelled", "cancelled while it ran"), keeper)
         raise
     except Exception as error:
         reason = f"the parent failed: {type(error).__name__}: {' '.join(str(error).split())}"
-        _leave(spec, folder, started_at, run_id, Outcome("failed", reason), keeper)
+        leave(spec, folder, started_at, run_id, Outcome("failed", reason), keeper)
         raise
-    return _leave(spec, folder, started_at, run_id, outcome, keeper)
+    return leave(spec, folder, started_at, run_id, outcome, keeper)
 
 
 def _attempt(
@@ -74,10 +79,13 @@ def _attempt(
     except StartError as error:
         return Outcome("failed", f"the processes could not be started: {error.strerror or error}")
     ranks = read_ranks(folder, spec.processes)
+    if ended.verdict is not None:
+        return Outcome(*ended.verdict, launched_at_s=ended.started_at_s, wall_s=ended.wall_s)
     if ended.broken is not None:  # what its ranks say of lost connections follows from it
         return Outcome("failed", ended.broken, launched_at_s=ended.started_at_s, wall_s=ended.wall_s)
     oom_kill = kills_before is not None and (machine.oom_kills() or 0) > kills_before
-    return judge(ended, ranks, oom_kill)
+    told = attended.wait(spec, folder, all(rank is not None and rank.status == "ok" for rank in ranks))
+    return judge(ended, ranks, oom_kill or attended.oom_killed(told))
 
 
 def refuse_results(folder: Path) -> None:
@@ -88,7 +96,8 @@ def refuse_results(folder: Path) -> None:
 
 def remove_leftovers(folder: Path) -> None:
     """What the ranks of a run left whose parent was killed before it wrote the row."""
-    for pattern in ("rank*.json", "rank*.log", "trace*.json.gz", MPIRUN_LOG, SERIES_FILE, *PASSING):
+    logs = ("rank*.log", MPIRUN_LOG, SRUN_LOG)
+    for pattern in ("rank*.json", "trace*.json.gz", f"{Path(SERIES_FILE).stem}*", *logs, *PASSING):
         _remove(folder, pattern)
 
 
@@ -97,20 +106,31 @@ def _remove(folder: Path, pattern: str) -> None:
         path.unlink(missing_ok=True)
 
 
-def _leave(
-    spec: RunSpec, folder: Path, started_at: str, run_id: str, outcome: Outcome, keeper: Keeper | None = None
+def leave(
+    spec: RunSpec,
+    folder: Path,
+    started_at: str,
+    run_id: str,
+    outcome: Outcome,
+    keeper: Keeper | None = None,
+    log: str | None = None,
+    scheduler: SchedulerRecord | None = None,
 ) -> Result:
-    """Write the row. Ctrl-C and SIGTERM have to wait for that long."""
+    """Write the row. Ctrl-C and SIGTERM have to wait for that long. `log` tells more where no rank's log does."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     _handle(dict.fromkeys(before, signal.SIG_IGN))
     try:
         result = assemble(spec, read_ranks(folder, spec.processes), started_at, run_id, outcome)
         result.sync.transports = transports(folder, spec.processes)
-        if result.status == "failed" and result.log is None and (folder / MPIRUN_LOG).exists():
-            result.log = MPIRUN_LOG
+        result.log = result.log or log
+        if result.status in ("failed", "oom") and result.log is None:
+            result.log = next((name for name in (MPIRUN_LOG, SRUN_LOG) if (folder / name).exists()), None)
+        result.scheduler = scheduler or allocation.record(spec, folder)
+        told = attended.read_nodes(spec, folder)
+        attended.tell(result, told)
         _merge_traces(result, folder)
-        if keeper is not None:
-            record.fill(result, spec, folder, keeper.reason)
+        if keeper is not None or any(told):
+            record.fill(result, spec, folder, None if keeper is None else keeper.reason, told)
         write_result(result, folder)
         for pattern in PASSING:
             _remove(folder, pattern)
@@ -122,7 +142,8 @@ def _leave(
 def _merge_traces(result: Result, folder: Path) -> None:
     """A trace is no figure: where it cannot be written the run has gone well, and the ranks' own traces stay."""
     with contextlib.suppress(OSError, ValueError):
-        merged = merged_trace.merge(folder)
+        offsets_s = {rank.rank: rank.clock_offset_s for rank in result.ranks if rank.clock_offset_s is not None}
+        merged = merged_trace.merge(folder, offsets_s)
         result.trace = merged_trace.TRACE_FILE if merged else None
         for rank in result.ranks:
             if rank.rank in merged and rank.probes is not None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from scalebench.records import from_dict, read_json, write_json
+from scalebench.slurm_spec import SlurmSpec
 
 SPEC_FILE = "spec.json"
 DEBUG_TIMEOUT_S = 86400.0
@@ -98,8 +99,12 @@ class HardwareSpec:
     environment: dict[str, str] = field(default_factory=dict)  # variables of the processes
     here: bool = True
     hosts: list[str] = field(default_factory=list)  # name:slots of each, in order; empty: this machine
-    scheduler: str = "none"
-    slurm: dict[str, Any] = field(default_factory=dict)
+    layout: str = "sequence"  # sequence | spread: fill one node after the other, or deal the devices out evenly
+    interface: str | None = None  # of the network that ranks on several nodes meet over; null: the one that leads there
+    stage: str | None = None  # folder on a disk of each node that the data set is copied to; null: read as it lies
+    scheduler: str = "none"  # none | slurm
+    max_jobs: int | None = None  # of a sweep in the queue at a time; null: all of them
+    slurm: SlurmSpec = field(default_factory=SlurmSpec)
     links: dict[str, Any] = field(default_factory=dict)
     unsupported: dict[str, str] = field(default_factory=dict)
     sources: list[str] = field(default_factory=list)
@@ -234,11 +239,23 @@ def fingerprint(config: Config, gpus: int, device: str) -> str:
     for key in ("repeats", "order", "cool_down_s"):  # of a sweep, not of a run
         del tree["measure"][key]
     tree["gpus"], tree["device"] = gpus, device
+    _drop_unasked(tree["hardware"])
     ids = tree["hardware"]["device_ids"]
     if ids == list(range(len(ids))):  # the first ones, which are taken where none are named
         tree["hardware"]["device_ids"] = []
     text = json.dumps(tree, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _drop_unasked(hardware: dict[str, Any]) -> None:
+    """Without what says how long to queue and for whose money, and what is as it was before it had a key."""
+    del hardware["max_jobs"]
+    asked, usual = hardware["slurm"], dataclasses.asdict(SlurmSpec())
+    queueing = ("account", "qos", "reservation", "time_minutes", "bin")
+    hardware["slurm"] = {key: asked[key] for key in asked if key not in queueing and asked[key] != usual[key]}
+    for key, value in (("layout", "sequence"), ("interface", None), ("stage", None)):
+        if hardware[key] == value:
+            del hardware[key]
 
 
 def write_spec(spec: RunSpec, folder: Path) -> None:

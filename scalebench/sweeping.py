@@ -37,13 +37,25 @@ class Sweep:
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         self.record: SweepRecord = beginning(list(words), now, platform.node(), max_minutes)
 
-    def runs(self, planned: Sequence[Job], first: int) -> Iterator[tuple[int, Job]]:
+    def runs(
+        self,
+        planned: Sequence[Job],
+        first: int,
+        jobs: Sequence[int] = (),
+        follow: Callable[[Sequence[int]], Iterator[int]] = iter,
+    ) -> Iterator[tuple[int, Job]]:
         """(number, run) of each that is to be done, in order, the first being number `first`; what does not fit into
-        the time waits for the end and is then left out. A run that has begun is finished."""
+        the time waits for the end and is then left out. A run that has begun is finished.
+
+        `jobs` are the places in `planned` of runs that a scheduler has: `follow` yields each as it is over, and the
+        others begin when they all are.
+        """
         plan = [PlannedRun(n, job.spec.label + repeat_of(job.spec), *job.key) for n, job in enumerate(planned, first)]
         self.record.runs += plan
         self._keep()
-        rest = list(range(len(planned)))
+        for place in follow(jobs):
+            yield first + place, planned[place]
+        rest = [place for place in range(len(planned)) if place not in set(jobs)]
         while rest:
             left_s = self._limit_s - (self._clock() - self._begun_s)
             costs_s = [self._cost_s(planned[place]) for place in rest]

@@ -8,8 +8,11 @@ from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
+from scalebench import on_cluster
+from scalebench.configs import conf_dir
+from scalebench.folder_lock import FolderLock
 from scalebench.frame import Survey
 from scalebench.jobs import Job, to_config
 from scalebench.jobs import exit_status as jobs_exit_status
@@ -36,6 +39,8 @@ class State:
     new_parents: list[Path] = field(default_factory=list)  # of it, made together with it; innermost first
     words: list[str] = field(default_factory=list)  # of the command line
     sweep: Sweep | None = None  # that has begun
+    lock: FolderLock | None = None  # on its folder
+    collected: dict[Path, Result] = field(default_factory=dict)  # by folder: what a scheduler has done for this sweep
 
 
 state = State(Console())
@@ -60,17 +65,23 @@ def one_run(composed: DictConfig) -> None:
 def _one_run(composed: DictConfig) -> None:
     hydra = HydraConfig.get()
     folder = Path(hydra.runtime.output_dir)
-    if (folder / RESULT_FILE).exists() and composed.resume:
+    if folder.absolute() in state.collected:
+        result = state.collected[folder.absolute()]
+        state.console.ended(result, folder)
+    elif (folder / RESULT_FILE).exists() and composed.resume:
         result = read_result(folder / RESULT_FILE)
         state.console.skipped(result, len(state.done) + 1, state.planned)
     else:
         spec = resolve(to_config(composed))
         if hydra.mode == RunMode.RUN and spec.config.dry_run:
-            show_plan([Job([], spec)])
+            show_plan([Job([], spec)], several=False)
             return
-        left = state.sweep.left if state.sweep is not None else str
-        with state.console.progress(spec, len(state.done) + 1, state.planned, left) as on_look:
-            result = run(spec, folder, on_look)
+        if on_cluster.submits(spec):
+            result = on_cluster.one(spec, folder.absolute(), state.console, composed.resume)
+        else:
+            left = state.sweep.left if state.sweep is not None else str
+            with state.console.progress(spec, len(state.done) + 1, state.planned, left) as on_look:
+                result = run(spec, folder, on_look)
         state.console.ended(result, folder)
     state.done.append(result)
     if hydra.mode == RunMode.RUN:
@@ -105,8 +116,22 @@ def _check_user_data(spec: RunSpec, folder: Path) -> None:
         )
 
 
-def show_plan(planned: Sequence[Job]) -> None:
+def show_plan(planned: Sequence[Job], several: bool) -> None:
+    """What would be run; of a sweep or of a single run."""
     state.console.plan([(job.spec, job.added) for job in planned])
+    for number, job in enumerate(planned):
+        hardware = job.spec.config.hardware
+        if hardware.scheduler == "slurm" and not hardware.here:
+            state.console.script(job.spec, _folder_to_be(str(number) if several else None))
+
+
+def _folder_to_be(number: str | None) -> Path:
+    """Of a run that is only planned: Hydra has been given another one, so that it leaves nothing."""
+    key = "hydra.run.dir" if number is None else "hydra.sweep.dir"
+    told = [word.partition("=")[2] for word in state.words if word.lstrip("+").startswith(f"{key}=")]
+    pattern = told[-1] if told else OmegaConf.select(OmegaConf.load(conf_dir() / "config.yaml"), key)
+    folder = Path(str(OmegaConf.create({"folder": pattern}).folder)).absolute()
+    return folder if number is None else folder / number
 
 
 def cool_down(seconds: float) -> None:
@@ -118,8 +143,11 @@ def cool_down(seconds: float) -> None:
 
 
 def begin_sweep(planned: Sequence[Job], folder: Path, max_minutes: float | None, report: bool) -> Sweep:
-    """Or the next batch of it, where Hydra's hydra.sweeper.max_batch_size cuts it up."""
+    """Or the next batch of it, where Hydra's hydra.sweeper.max_batch_size cuts it up. InputError while another program
+    sweeps in this folder."""
     if state.sweep is None:
+        folder.mkdir(parents=True, exist_ok=True)
+        state.lock = FolderLock(folder)
         state.planned, state.sweep_dir = 0, None
         state.sweep = Sweep(folder, state.words, max_minutes, report)
     state.planned += len(planned)
@@ -147,6 +175,13 @@ def _report(folder: Path, found: Survey) -> None:
     with state.console.working("the report"):
         path = page.write(of_survey([folder], found), folder / "report.html")
     state.console.line(f"report: {path}")
+
+
+def release() -> None:
+    """The sweep's folder is anybody's again."""
+    lock, state.lock = state.lock, None
+    if lock is not None:
+        lock.release()
 
 
 def exit_status() -> int:

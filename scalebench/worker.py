@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from scalebench import registry
-from scalebench.launchers import leash
+from scalebench.launchers import hand_rank, leash, pinning
 from scalebench.measure.progress import ProgressFile
 from scalebench.measure.session import Session, finish
 from scalebench.records import write_json
@@ -45,6 +45,7 @@ def rank_path(folder: Path, rank: int) -> Path:
 
 def main(argv: list[str]) -> int:
     """Run one rank in FOLDER; 0 when it went well, 1 otherwise."""
+    hand_rank.stand_in(Path(argv[0]))
     return run_rank(Path(argv[0]), lambda *parts: Session(*parts).run())
 
 
@@ -54,7 +55,7 @@ def run_rank(folder: Path, body: Callable[[RunSpec, Strategy, RankRecord, Progre
     end_with_parent()
     rank = int(os.environ["RANK"])
     spec = read_spec(folder)
-    pin(spec.places[rank].cpus)
+    pin(spec.places[rank].cpus or pinning.given(os.environ))
     if rank in spec.services:
         return serve(spec, rank, folder)
     record = RankRecord(rank, socket.gethostname(), os.getpid(), threads=spec.places[rank].threads)

@@ -57,4 +57,4 @@ def pretend(monkeypatch: pytest.MonkeyPatch, gpus: int, cpus: int = 8) -> None:
     monkeypatch.setattr(machine, "gpu_count", lambda: gpus)
     monkeypatch.setattr(machine, "usable_cpus", lambda: list(range(cpus)))
     monkeypatch.setattr(machine, "gpu_numa_nodes", lambda: [None] * gpus)
-    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name, **where: None)

@@ -68,7 +68,7 @@ def old_key(result: Result, strategy: bool) -> str:
     for key in ("gpus", "repeat", "resume", "baseline", "dry_run", "debug", "measure", "sweep"):
         tree.pop(key, None)
     tree.get("dataset", {}).pop("cache", None)
-    for key in ("device_ids", "bind", "environment"):
+    for key in ("device_ids", "bind", "environment", "layout", "interface", "stage", "max_jobs", "slurm"):
         tree.get("hardware", {}).pop(key, None)
     chosen = tree.pop("strategy", {})
     kept: list[Any] = [tree, result.scale.device, sorted({gpu.name or "" for gpu in result.machine.gpus})]

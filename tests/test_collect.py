@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,49 @@ def test_a_dataset_of_ones_own_goes_by_its_path(tmp_path: Path) -> None:
 def test_a_clock_that_was_set_back_gives_no_negative_launch(tmp_path: Path) -> None:
     ranks = [rank(0, marks_s={"launch": 99.0, "setup": 99.5})]
     assert assemble(null_spec(), list(ranks), "now", "id", Outcome("ok", launched_at_s=100.0)).phases.launch_s == 0.0
+
+
+def on_hosts(*failures: tuple[str, float, float | None]) -> list[RankRecord | None]:
+    """Ranks that failed: (host, when by its clock, how far that is ahead of rank 0's)."""
+    return [
+        rank(number, status="failed", reason="broke", hostname=host, failed_at_s=at_s, clock_offset_s=offset_s)
+        for number, (host, at_s, offset_s) in enumerate(failures)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "died_first", "first"),
+    [
+        (on_hosts(("a", 105.0, None), ("b", 64.9, -40.0)), [1], 1),
+        (on_hosts(("a", 105.0, None), ("b", 65.1, -40.0)), [1], 0),  # what they tell is more exact than what is seen
+        (on_hosts(("a", 105.0, None), ("b", 65.1, None)), [0], 0),  # no offset: whoever was seen to end first
+        (on_hosts(("a", 105.0, None), ("a", 104.0, None), ("b", 65.1, None)), [0, 1], 1),
+        (on_hosts(("a", 105.0, None), ("b", 65.1, None)), [], 1),
+    ],
+)
+def test_who_failed_first_where_clocks_differ(
+    ranks: list[RankRecord | None], died_first: list[int], first: int
+) -> None:
+    assert judge(ended(*[1] * len(ranks), died_first=died_first), ranks, False).rank == first
+
+
+@pytest.mark.parametrize(("offset_s", "status"), [(None, "timeout"), (50.0, "failed"), (-50.0, "timeout")])
+def test_a_timeout_by_another_clock(offset_s: float | None, status: str) -> None:
+    """Seen at 109 s by the clock of this host, which is rank 0's."""
+    ranks = [None, *on_hosts(("other", 0.0, None), ("other", 150.0, offset_s))[1:]]
+    ranks[0] = rank(0, hostname=socket.gethostname())
+    assert judge(timed_out(None, None), ranks, False).status == status
+
+
+@pytest.mark.parametrize(
+    ("hosts", "here", "launch_s"), [([], False, 0.5), (["a:2"], False, None), (["a:2"], True, 0.5)]
+)
+def test_the_launch_is_of_one_clock(hosts: list[str], here: bool, launch_s: float | None) -> None:
+    spec = null_spec()
+    spec.config.hardware.hosts = hosts
+    host = socket.gethostname() if here else "node"
+    ranks: list[RankRecord | None] = [rank(0, hostname=host, marks_s={"launch": 100.5, "setup": 101.0})]
+    assert assemble(spec, ranks, "now", "id", Outcome("ok", launched_at_s=100.0)).phases.launch_s == launch_s
 
 
 def test_a_rank_file_of_another_scalebench_is_none(tmp_path: Path) -> None:

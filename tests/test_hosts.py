@@ -1,11 +1,11 @@
-"""The hosts of a run: read, counted, filled in order."""
+"""The hosts of a run: read, counted, and who stands on them."""
 
 from __future__ import annotations
 
 import pytest
 
 from scalebench import hosts
-from scalebench.spec import InputError
+from scalebench.spec import InputError, Place
 
 
 def test_names_and_slots() -> None:
@@ -37,15 +37,13 @@ def test_too_few_slots() -> None:
     assert hosts.shortage(["a:2", "b"], 4) == words
     assert hosts.shortage(["a:2", "b"], 3) is None
     assert hosts.shortage([], 400) is None, "this machine, where more ranks than cores are allowed"
-    hosts.check(["a:2", "b"], 3)
-    with pytest.raises(InputError, match=words):
-        hosts.check(["a:2", "b"], 4)
 
 
-def test_hosts_are_filled_in_order() -> None:
-    assert hosts.nodes(["a:2", "b:1", "c:4"], 5) == [0, 0, 1, 2, 2]
-    assert hosts.of_ranks(["a:2", "b:1", "c:4"], 5) == ["a", "a", "b", "c", "c"]
-    assert hosts.nodes([], 3) == [0, 0, 0]
-    assert hosts.of_ranks([], 2) == ["localhost", "localhost"]
-    with pytest.raises(InputError, match="1 slots for 2 processes"):
-        hosts.nodes(["a"], 2)
+def standing(*nodes: int) -> list[Place]:
+    return [Place(rank, nodes[:rank].count(node), node, [], [], 1) for rank, node in enumerate(nodes)]
+
+
+def test_the_first_host_is_node_0() -> None:
+    places = standing(0, 0, 1, 2, 2)
+    assert hosts.of_places(["a:2", "b:1", "c:4"], places) == ["a", "a", "b", "c", "c"]
+    assert hosts.of_places([], standing(0, 0)) == ["localhost", "localhost"]

@@ -15,6 +15,7 @@ from hydra.core.hydra_config import HydraConfig
 import scalebench
 from scalebench import __main__ as program
 from scalebench import task
+from scalebench.folder_lock import FolderLock
 from scalebench.report.console import Console
 
 SHORT = [
@@ -181,3 +182,15 @@ def test_a_sweep_without_the_time_for_it_says_what_it_left_out(sweep: Sweep) -> 
     assert (status, err) == (1, "scalebench: s: no report: not one run fits into sweep.max_minutes=1e-06\n")
     status, out, _ = sweep("gpus=1,2", "sweep.max_minutes=10", "resume=true")
     assert status == 0 and len(rows()) == 2 and "left out" not in out
+
+
+def test_two_sweeps_in_one_folder(sweep: Sweep) -> None:
+    """The second is refused while the first goes on; an ended one leaves its folder free."""
+    os.mkdir("s")
+    with FolderLock(Path("s")):
+        status, _, err = sweep("gpus=1")
+        assert status == 2 and re.fullmatch(
+            r"scalebench: process \d+ on .* uses s; .*, or choose another folder\n", err
+        )
+        assert not Path("s/0").exists()
+    assert sweep("gpus=1")[0] == 0 and not list(Path("s").glob("*.lock"))

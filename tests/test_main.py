@@ -111,7 +111,7 @@ def test_null_means_the_strategy_of_that_name(call: Call, words: list[str]) -> N
         (["gpus=1,2", "--multirun", "seed=0,1"], 4),
         (["sweep=gpus"], 4),
         (["sweep=gpus", "baseline=none", "gpus=2,4"], 2),
-        (["hardware=alpha", "gpus=8"], 1),
+        (["hardware=dgx1_p100", "gpus=8"], 1),
     ],
 )
 def test_a_dry_run_lists_the_runs_and_leaves_nothing(call: Call, words: list[str], runs: int) -> None:
@@ -153,8 +153,11 @@ def test_a_run_leaves_its_files_and_a_second_one_is_refused(call: Call, tmp_path
     assert (folder / "result.json").read_bytes() == before
 
 
+ALPHA = ("strategy=horovod_nccl", "hardware=alpha", "hardware.slurm.bin=/no/such/folder")
+
+
 def test_what_is_impossible_here_is_a_row_and_no_failure(call: Call) -> None:
-    status, out, err = call("strategy=horovod_nccl", "hardware=alpha", "gpus=8", "hydra.run.dir=here")
+    status, out, err = call(*ALPHA, "gpus=8", "hydra.run.dir=here")
     assert (status, err) == (0, [])
     told = json.loads(Path("here/result.json").read_text())
     assert told["status"] == "unsupported" and told["ranks"] == []

@@ -65,6 +65,15 @@ def test_what_is_at_the_same_time_stays_so(tmp_path: Path) -> None:
     assert {event["dur"] for event in timed(tmp_path).values()} == {5.25}
 
 
+def test_clocks_of_other_machines_are_made_good(tmp_path: Path) -> None:
+    """Rank 1's is two seconds ahead, rank 2's an hour behind."""
+    leave(tmp_path, 0, [slice_("ours", NOON_US)])
+    leave(tmp_path, 1, [slice_("theirs", NOON_US + 2e6 + 10.0)])
+    leave(tmp_path, 2, [slice_("late", -3600e6 + 20.0)], baseTimeNanoseconds=NOON_US * 1000)
+    assert merge(tmp_path, {1: 2.0, 2: -3600.0}) == [0, 1, 2]
+    assert {name: event["ts"] for name, event in timed(tmp_path).items()} == {"ours": 0.0, "theirs": 10.0, "late": 20.0}
+
+
 def test_a_base_keeps_the_nanoseconds(tmp_path: Path) -> None:
     leave(tmp_path, 0, [slice_("a", 10.001), slice_("b", 10.002)], baseTimeNanoseconds=NOON_US * 1000 + 1)
     leave(tmp_path, 1, [slice_("c", 20.0)], baseTimeNanoseconds=NOON_US * 1000)

@@ -156,7 +156,50 @@ def test_horovod_that_is_not_installed_is_not_looked_at(
 
 def test_mpirun_that_is_there(machine_with: Any, looks: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     machine_with(0)
-    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(shutil, "which", lambda name, **where: f"/usr/bin/{name}")
     assert of(gpus=2, hardware=HERE, strategy=horovod("mpi")).unsupported is None
     crash = "Horovod's Gloo operations crash under mpirun: use strategy.launcher=local"
     assert of(gpus=2, hardware=HERE, strategy=horovod("gloo", launcher="mpi")).unsupported == crash
+
+
+HOSTS = {"hardware__hosts": ["a:2", "b:2"], "strategy__launcher": "mpi"}
+NODES = HardwareSpec("nodes", devices="cpu", gpus_per_node=2, max_nodes=2)
+
+
+def test_what_hosts_have_is_not_what_this_machine_has(machine_with: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine_with(2)
+    monkeypatch.setattr(shutil, "which", lambda name, **where: f"/usr/bin/{name}")
+    assert of(gpus=4, hardware=GPUS_HERE, **HOSTS).unsupported is None
+    elsewhere = dataclasses.replace(UNQUEUED, gpus_per_node=2)
+    assert of(gpus=4, hardware=elsewhere, **HOSTS).unsupported is None
+
+
+def test_one_process_stays_on_one_host(machine_with: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine_with(0)
+    monkeypatch.setattr(shutil, "which", lambda name, **where: f"/usr/bin/{name}")
+    changes = {**HOSTS, "strategy__processes": "one_for_all", "hardware__layout": "spread"}
+    assert of(gpus=2, **changes).unsupported is None
+    told = "null has one process for all devices, which are on 2 nodes with gpus=3"
+    assert of(gpus=3, **changes).unsupported == told
+
+
+def test_nodes_that_nobody_reaches(machine_with: Any) -> None:
+    machine_with(0)
+    told = "gpus=3 stand on 2 nodes and only this machine is here; name them in hardware.hosts"
+    assert of(gpus=3, hardware=NODES).unsupported == told
+    assert of(gpus=2, hardware=NODES).unsupported is None
+    assert of(gpus=3, hardware=dataclasses.replace(NODES, max_nodes=1)).unsupported is None
+
+
+@pytest.mark.parametrize("layout", ["sequence", "spread"])
+def test_more_devices_than_all_nodes_have(machine_with: Any, layout: str) -> None:
+    machine_with(0)
+    reason = of(gpus=5, hardware=dataclasses.replace(NODES, here=False, layout=layout)).unsupported or ""
+    assert reason.endswith("gpus=5 asks for 3 nodes, hardware=nodes has 2 of 2 devices each")
+
+
+def test_by_hand_is_for_hosts_without_a_scheduler(machine_with: Any) -> None:
+    machine_with(0)
+    reason = of(gpus=2, hardware=ALPHA, strategy__launcher="by_hand").unsupported or ""
+    assert reason.endswith("strategy.launcher=by_hand is for hosts without a scheduler, and there is slurm")
+    assert of(gpus=2, strategy__launcher="by_hand", hardware__hosts=["a:1", "b:1"]).unsupported is None

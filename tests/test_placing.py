@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench import machine, placing, resolve
-from scalebench.spec import HardwareSpec
+from scalebench.spec import HardwareSpec, RunSpec
 from tests.configs import ALPHA, config, line, of, pretend
 
 
@@ -113,6 +114,105 @@ def test_a_second_node_only_when_the_first_is_full(gpus: int, per_node: list[int
     assert {p.threads for p in spec.places} == {6} and all(p.cpus == [] for p in spec.places)
 
 
+NODES = HardwareSpec("nodes", devices="cuda", gpus_per_node=8, max_nodes=4, here=False)
+
+
+def counts_of(spec: RunSpec) -> list[int]:
+    return [sum(p.node == node for p in spec.places) for node in range(spec.nodes)]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "per_node"), [(1, [1]), (2, [1, 1]), (4, [1, 1, 1, 1]), (10, [3, 3, 2, 2]), (32, [8, 8, 8, 8])]
+)
+def test_spread_over_all_nodes_that_there_may_be(gpus: int, per_node: list[int]) -> None:
+    spec = of(gpus=gpus, hardware=dataclasses.replace(NODES, layout="spread"))
+    assert counts_of(spec) == per_node
+    assert [p.node for p in spec.places] == sorted(p.node for p in spec.places), "ranks in the order of the nodes"
+    assert [p.devices for p in spec.places] == [[k] for count in per_node for k in range(count)]
+
+
+@given(data=st.data(), layout=st.sampled_from(["sequence", "spread"]), others=st.integers(0, 3))
+def test_every_device_has_one_place(data: st.DataObject, layout: str, others: int) -> None:
+    """On named hosts or on nodes of one kind, with processes beside those of the devices and without."""
+    rooms = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=6))
+    named = data.draw(st.booleans())
+    rooms = rooms if named else rooms[:1] * len(rooms)
+    gpus = data.draw(st.integers(1, sum(rooms)))
+    hardware = dataclasses.replace(NODES, layout=layout, gpus_per_node=rooms[0], max_nodes=len(rooms))
+    hardware.hosts = [f"h{node}:{room}" for node, room in enumerate(rooms)] if named else []
+    roles = {"roles": {"chief": 1, "ps": others, "worker": "gpus"}} if others else "one_per_device"
+    places = placing.place(config(hardware=hardware, strategy__processes=roles), gpus)
+
+    assert [p.rank for p in places] == list(range(len(places)))
+    nodes = [p.node for p in places]
+    assert nodes == sorted(nodes) and set(nodes) == set(range(max(nodes) + 1))
+    for node in set(nodes):
+        mine = [p for p in places if p.node == node]
+        assert [p.local_rank for p in mine] == list(range(len(mine)))
+    driving = [p for p in places if p.devices]
+    assert len(driving) == gpus and all(len(p.devices) == 1 for p in driving)
+    assert len({(p.node, p.devices[0]) for p in driving}) == gpus
+    without = [p for p in places if not p.devices]
+    assert [(p.node, p.role) for p in without] == ([(0, "chief"), *[(0, "ps")] * others] if others else [])
+
+    counts = [sum(p.node == node for p in driving) for node in range(len(rooms))]
+    assert all(count <= room for count, room in zip(counts, rooms, strict=True))
+    if layout == "sequence":
+        assert all(count == room for count, room in zip(counts[: max(nodes)], rooms, strict=False))
+    else:  # who has fewer than another by more than one is full, or it comes later
+        roomy = [count for count, room in zip(counts, rooms, strict=True) if count < room]
+        assert not roomy or max(counts) - min(roomy) <= 1
+        assert roomy == sorted(roomy, reverse=True)
+
+
+def test_a_layout_that_makes_no_difference_is_the_usual_one() -> None:
+    """So that such runs of a sweep are one run: on one device, on full nodes, in one process."""
+    for gpus, changes, layout in (
+        (1, {}, "sequence"),
+        (2, {}, "spread"),
+        (32, {}, "sequence"),
+        (2, {"hardware__max_nodes": 1}, "sequence"),
+        (4, {"strategy__processes": "one_for_all"}, "sequence"),
+        (8, {"hardware__hosts": ["a:8"], "strategy__launcher": "mpi"}, "sequence"),
+    ):
+        spread = of(gpus=gpus, hardware=dataclasses.replace(NODES, layout="spread"), **changes)
+        usual = of(gpus=gpus, hardware=dataclasses.replace(NODES), **changes)
+        assert spread.config.hardware.layout == layout, (gpus, changes)
+        assert (spread.fingerprint == usual.fingerprint) == (layout == "sequence")
+        assert (spread.places == usual.places) == (layout == "sequence")
+
+
+def test_device_ids_are_those_of_the_fullest_node() -> None:
+    hardware = dataclasses.replace(NODES, layout="spread", max_nodes=2, device_ids=[3, 5])
+    spec = of(gpus=3, hardware=hardware)
+    assert [p.devices for p in spec.places] == [[3], [5], [3]]
+    assert of(gpus=2, hardware=hardware).config.hardware.device_ids == [3]
+    in_sequence = dataclasses.replace(hardware, layout="sequence")
+    assert "gpus=3 wants 3 devices a node" in line(config(gpus=3, hardware=in_sequence))
+
+
+def test_cpu_workers_of_several_nodes_fill_them_as_gpus_do() -> None:
+    """A node alone takes more workers than it has cores; of several, each takes its own."""
+    hardware = dataclasses.replace(NODES, devices="cpu", gpus_per_node=2, cpus_per_node=8, cpus_per_device=4)
+    assert counts_of(of(gpus=5, hardware=hardware)) == [2, 2, 1]
+    assert of(gpus=5, hardware=hardware).flags == []
+    assert counts_of(of(gpus=5, hardware=dataclasses.replace(hardware, max_nodes=1))) == [5]
+    assert of(gpus=5, hardware=dataclasses.replace(hardware, max_nodes=1)).flags == ["oversubscribed"]
+
+
+@pytest.mark.parametrize("layout", ["sequence", "spread"])
+def test_more_devices_than_all_nodes_hold(layout: str) -> None:
+    made = config(gpus=33, hardware=dataclasses.replace(NODES, layout=layout))
+    told = "gpus=33 asks for 5 nodes, hardware=nodes has 4 of 8 devices each"
+    assert placing.shortage(made, 33) == told
+    assert placing.shortage(made, 32) is None
+    made.hardware.hosts = ["a:20", "b:12"]
+    assert placing.shortage(made, 32) is None
+    assert placing.shortage(made, 33) == (
+        "hardware.hosts has 32 slots for 33 processes; give the hosts more slots or lower gpus"
+    )
+
+
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 16))
 def test_no_two_processes_share_a_core_while_there_are_enough(gpus: int, threads: int, cores: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -136,6 +236,12 @@ def test_named_hosts_are_filled_in_their_order() -> None:
         (2, 1, [1]),
     ]
     assert spec.nodes == 3
+
+
+def test_hosts_with_uneven_slots_are_spread_over_as_far_as_they_go() -> None:
+    changes = {"hardware__hosts": ["a:1", "b:9", "c:2"], "strategy__launcher": "mpi", "hardware__layout": "spread"}
+    for gpus, counts in ((2, [1, 1]), (3, [1, 1, 1]), (5, [1, 2, 2]), (9, [1, 6, 2]), (12, [1, 9, 2])):
+        assert counts_of(of(gpus=gpus, **changes)) == counts
 
 
 def test_hosts_that_cannot_be_read() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scalebench import resolve
 from scalebench.resolve import AT_LEAST, CHOICES, POSITIVE, batches
 from scalebench.spec import HardwareSpec, InputError
-from tests.configs import config, line, of, pretend, put
+from tests.configs import ALPHA, config, line, of, pretend, put
 
 
 @pytest.fixture
@@ -152,3 +152,11 @@ def test_resolving_changes_nothing_of_the_config_it_is_given() -> None:
     before = dataclasses.asdict(made)
     resolve.resolve(made)
     assert dataclasses.asdict(made) == before
+
+
+def test_a_machine_that_is_not_here_must_be_told_of() -> None:
+    with pytest.raises(InputError, match=r"hardware=alpha is another machine, .* say devices: "):
+        of(hardware=dataclasses.replace(ALPHA, devices="auto"))
+    with pytest.raises(InputError, match=r"hardware.stage=data should be a whole path"):
+        of(hardware=dataclasses.replace(ALPHA, stage="data"))
+    of(hardware=dataclasses.replace(ALPHA, stage="$TMPDIR/data"))

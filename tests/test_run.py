@@ -242,7 +242,7 @@ def test_the_traces_of_the_ranks_become_one(tmp_path: Path, monkeypatch: pytest.
 def test_traces_that_cannot_be_merged_fail_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    def broken(folder: Path) -> list[int]:
+    def broken(folder: Path, offsets_s: dict[int, float]) -> list[int]:
         raise error
 
     monkeypatch.setattr(run_module.merged_trace, "merge", broken)

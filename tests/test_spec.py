@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import hashlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,10 @@ OF_THE_PROGRAM = {
     "sweep.max_minutes",
     "sweep.report",
 } | {f"measure.{name}" for name in ("repeats", "order", "cool_down_s")}
+QUEUEING = {"hardware.max_jobs"} | {
+    f"hardware.slurm.{name}" for name in ("account", "qos", "reservation", "time_minutes", "bin")
+}
+LATER = ("layout", "interface", "stage", "max_jobs")  # keys that older records do not have
 DECIDED = {"gpus"}  # given to fingerprint() as a number of its own, since null means a default
 
 
@@ -86,15 +92,30 @@ def test_the_fingerprint_is_16_hex_digits_and_stands_still() -> None:
     int(fingerprint(Config(), 2, "cpu"), 16)
 
 
-@pytest.mark.parametrize("key", sorted(OF_THE_PROGRAM | DECIDED))
+@pytest.mark.parametrize("key", sorted(OF_THE_PROGRAM | QUEUEING | DECIDED))
 def test_switches_of_the_program_leave_the_fingerprint_alone(key: str) -> None:
     assert key in LEAVES
     assert fingerprint(changed(Config(), key), 2, "cpu") == fingerprint(Config(), 2, "cpu")
 
 
-@pytest.mark.parametrize("key", sorted(set(LEAVES) - OF_THE_PROGRAM - DECIDED))
+@pytest.mark.parametrize("key", sorted(set(LEAVES) - OF_THE_PROGRAM - QUEUEING - DECIDED))
 def test_everything_else_changes_the_fingerprint(key: str) -> None:
     assert fingerprint(changed(Config(), key), 2, "cpu") != fingerprint(Config(), 2, "cpu")
+
+
+def test_keys_that_came_later_leave_the_fingerprint_of_older_runs_alone() -> None:
+    """They are in no such tree, and there `slurm` is empty where there is no scheduler."""
+    tree = dataclasses.asdict(Config())
+    for key in ("repeat", "resume", "baseline", "dry_run", "debug", "sweep"):
+        del tree[key]
+    for group, keys in {"dataset": ["cache"], "measure": ["repeats", "order", "cool_down_s"]}.items():
+        for key in keys:
+            del tree[group][key]
+    for key in LATER:
+        del tree["hardware"][key]
+    tree["hardware"]["slurm"] = {}
+    text = json.dumps(tree | {"gpus": 2, "device": "cpu"}, sort_keys=True, separators=(",", ":"))
+    assert fingerprint(Config(), 2, "cpu") == hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def test_devices_count_for_the_fingerprint() -> None:

@@ -47,7 +47,7 @@ def test_wheel_in_a_fresh_environment(tmp_path: Path) -> None:
     assert "throughput_samples_per_s" in shown
     table = run([*scalebench, "--multirun", "strategy=ddp_gloo,lightning_ddp_gloo", "gpus=1,2", *QUICK], away)
     assert table.count(" ok ") == 5, table  # four, and the bare baseline
-    line = run([*scalebench, "strategy=horovod_nccl", "hardware=alpha"], away)
+    line = run([*scalebench, "strategy=horovod_nccl", "hardware=alpha", "hardware.slurm.bin=/no/such/folder"], away)
     assert "horovod" in line
     assert "use hardware=local" in line
     assert "did you mean 'mirrored'?" in run([*scalebench, "strategy=mirorred"], away, status=2)

@@ -172,10 +172,12 @@ def fail(fault: str) -> None:
 
 def join(rank: int, processes: int) -> list[Connection]:
     """Rank 0's connections to the others by rank; for the others the one to rank 0."""
-    address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     key = os.environ.get("SCALEBENCH_RUN_ID", "").encode() or None
     if rank == 0:
-        with _listen(address, processes, key) as listener:
+        # A host's own name may lead to its loopback on that host, where the others do not get in.
+        own = host if host == "127.0.0.1" else ""
+        with _listen((own, port), processes, key) as listener:
             listener._listener._socket.settimeout(JOIN_S)  # type: ignore[attr-defined]
             peers: dict[int, Connection] = {}
             for _ in range(processes - 1):
@@ -189,7 +191,7 @@ def join(rank: int, processes: int) -> list[Connection]:
     deadline = time.monotonic() + JOIN_S
     while True:
         try:
-            peer = Client(address, authkey=key)
+            peer = Client((host, port), authkey=key)
             break
         except ConnectionRefusedError:
             if time.monotonic() > deadline:
@@ -204,4 +206,5 @@ def _listen(address: tuple[str, int], backlog: int, key: bytes | None) -> Listen
         return Listener(address, backlog=backlog, authkey=key)
     except OSError as error:
         host, port = address
-        raise OSError(f"cannot listen on port {port} of {host} ({error.strerror}); run it again") from error
+        where = host or "this host"
+        raise OSError(f"cannot listen on port {port} of {where} ({error.strerror}); run it again") from error

@@ -50,12 +50,13 @@ def unequal_clocks(case: Case) -> Cause | None:
     # Source: keras-multi-gpu's measurements (memory clocks of 1683 and 1772 MHz, 15 % less throughput).
     if case.worth("straggler") is None or not {"unequal_clocks", "throttled"} & set(case.flags):
         return None
-    clocks = {one.index: one.sm_clock_mhz_mean for one in case.result.monitor.devices if one.sm_clock_mhz_mean}
+    devices = [(one, f" of node {one.node}" if one.node else "") for one in case.result.monitor.devices]
+    clocks = {f"GPU {one.index}{of}": one.sm_clock_mhz_mean for one, of in devices if one.sm_clock_mhz_mean}
     flags = [flag for flag in ("unequal_clocks", "throttled") if flag in case.flags]
     told = [f"flagged {' and '.join(flags)}"]
     if clocks:
         low, high = min(clocks, key=lambda i: clocks[i] or 0), max(clocks, key=lambda i: clocks[i] or 0)
-        told.append(f"GPU {low} at {clocks[low]:.0f} MHz, GPU {high} at {clocks[high]:.0f} MHz")
+        told.append(f"{low} at {clocks[low]:.0f} MHz, {high} at {clocks[high]:.0f} MHz")
     return Cause(
         "straggler",
         "devices run at different clocks",

@@ -1,4 +1,4 @@
-"""A rank under mpirun as the launcher sees it: by its files, and by its processes where they are here. Layer 2."""
+"""A rank under a keeper as the launcher sees it: by its files, and by its processes where they are here. Layer 2."""
 
 from __future__ import annotations
 
@@ -23,12 +23,19 @@ class KeptRank:
         self._pids: Pids | None = None
         self._exit: Exit | None = None
         self.lost = False  # the keeper was killed, and the worker with it
+        self._given_up = False
 
     @property
     def pid(self) -> int | None:
         """The worker's; None as long as it has not started, and on another host."""
         self._look()
         return None if self._here is None else self._here.worker
+
+    @property
+    def seen(self) -> bool:
+        """Whether its worker has started, here or on another host."""
+        self._look()
+        return self._pids is not None
 
     @property
     def over(self) -> bool:
@@ -48,6 +55,11 @@ class KeptRank:
         if self.lost:
             return -signal.SIGKILL  # a keeper leaves a word before any other end
         return None if self._exit is None or self.told else self._exit.code
+
+    def give_up(self) -> None:
+        """Somebody else has seen its keeper end, on another host, and it has left no word of that."""
+        self._given_up = True
+        self._look()
 
     def alive(self) -> bool:
         """Whether a process of it is left on this machine."""
@@ -75,7 +87,7 @@ class KeptRank:
         if self._exit is not None:
             return
         self._pids = self._pids or _read(Pids, self._pids_path)
-        gone = self._here is not None and not _exists(self._here.keeper)
+        gone = self._given_up or (self._here is not None and not _exists(self._here.keeper))
         self._exit = _read(Exit, self._exit_path)  # after the look at the keeper, which writes it at its end
         self.lost = gone and self._exit is None
 

@@ -14,6 +14,7 @@ import sys
 
 PR_SET_PDEATHSIG = 1
 LEASH = "SCALEBENCH_LEASH"  # host:pid of the program that was started so
+ELSEWHERE = "elsewhere"  # its value where the program has others start the ranks, which then do not descend from it
 
 
 def end_with(parent: int, sign: signal.Signals) -> None:
@@ -61,7 +62,8 @@ def ancestors(pid: int) -> list[int]:
 def main(arguments: list[str]) -> None:
     # SIGTERM: mpirun then ends its processes on every host, and removes what it keeps in /tmp and /dev/shm.
     end_with(int(arguments[0]), signal.SIGTERM)
-    os.environ[LEASH] = f"{socket.gethostname()}:{os.getpid()}"
+    if os.environ.get(LEASH) != ELSEWHERE:
+        os.environ[LEASH] = f"{socket.gethostname()}:{os.getpid()}"
     os.execvp(arguments[1], arguments[1:])
 
 

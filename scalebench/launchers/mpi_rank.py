@@ -1,7 +1,7 @@
-"""What mpirun starts for each rank: `python -m scalebench.launchers.mpi_rank FOLDER MODULE`. Layer 2.
+"""What mpirun or srun starts for each rank: `python -m scalebench.launchers.mpi_rank FOLDER MODULE`. Layer 2.
 
-It stands between mpirun and the worker, which runs as its child with the same surroundings and log as under the
-local launcher. What it sees goes to the launcher in two files: pid<k>.json at the start, exit<k>.json at the end.
+It stands between mpirun, or SLURM, and the worker, which runs as its child with the same surroundings and log as under
+the local launcher. What it sees goes to the launcher in two files: pid<k>.json at the start, exit<k>.json at the end.
 After a bad end it stays for a while: mpirun would end the others as soon as it leaves, before they can say why
 they failed. It ends with mpirun, however that ends, and the worker ends with it.
 """
@@ -19,13 +19,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from scalebench.launchers import leash
+from scalebench.launchers import leash, pinning
 from scalebench.launchers.surroundings import ADDRESSES, RUN_ID, environment, log_name
-from scalebench.launchers.watch import FOLLOW_S, GRACE_S
+from scalebench.launchers.watch import FOLLOW_S, GRACE_S, wait_until
+from scalebench.measure.node import attend_node
 from scalebench.records import write_json
-from scalebench.spec import RunSpec, read_spec
+from scalebench.spec import SPEC_FILE, RunSpec, read_spec
 
-RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+# SLURM's last: what starts mpirun in a job, and all that follows, is a task of it, too.
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+STEP, NODE = "SLURM_STEP_ID", "SLURMD_NODENAME"
+ALSO_TOLD_S = 0.5  # between what SIGTERM does to a worker and its keeper, where both get it
 HOLD_S = FOLLOW_S + GRACE_S + 5.0  # the launcher has decided by then; if it is gone, so is mpirun
 PASSED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGCONT)
 
@@ -35,7 +39,7 @@ class Pids:
     """Where a rank runs."""
 
     host: str
-    keeper: int  # the process that mpirun started
+    keeper: int  # the process that mpirun or SLURM started
     worker: int
 
 
@@ -56,11 +60,11 @@ def exit_path(folder: Path, rank: int) -> Path:
 
 
 def rank_of(variables: Mapping[str, str]) -> int:
-    """The rank that mpirun gave this process; LookupError when it gave none."""
+    """The rank that whoever started this process gave it; LookupError when it gave none."""
     for name in RANK_VARIABLES:
         if name in variables:
             return int(variables[name])
-    raise LookupError(f"no rank in {', '.join(RANK_VARIABLES)}: this is for mpirun to start")
+    raise LookupError(f"no rank in {', '.join(RANK_VARIABLES)}: this is for mpirun or srun to start")
 
 
 class Keeper:
@@ -74,11 +78,13 @@ class Keeper:
             signal.signal(sign, self._pass_on)
 
     def run(self, spec: RunSpec, module: str) -> int:
-        """The exit status for mpirun, after the worker's end and what follows from it."""
+        """The exit status for who started this, after the worker's end and what follows from it."""
         variables = environment(spec, os.environ[RUN_ID], self._rank, os.environ[ADDRESSES].split(","))
+        variables |= pinning.variable(spec, self._rank)
         command = [sys.executable, "-m", module, str(self._folder)]
-        code = self._run(command, variables, in_foreground=spec.config.debug and self._rank == 0)
-        write_json(exit_path(self._folder, self._rank), asdict(Exit(code, self._told)))
+        with attend_node(spec, self._folder, spec.places[self._rank].node, self._rank):
+            code = self._run(command, variables, in_foreground=spec.config.debug and self._rank == 0)
+            write_json(exit_path(self._folder, self._rank), asdict(Exit(code, self._told)))
         if code == 0:
             return 0
         self._hold()
@@ -97,6 +103,8 @@ class Keeper:
         if self._told:  # before there was a worker to pass it on to
             self._send(signal.SIGTERM)
         code = self._worker.wait()
+        if code == -signal.SIGTERM and not self._told and STEP in os.environ:
+            wait_until(lambda: self._told, ALSO_TOLD_S)  # SLURM tells every process of a step, in no order
         self._send(signal.SIGKILL)  # children that outlived it
         return code
 
@@ -123,7 +131,29 @@ def main(arguments: list[str]) -> int:
     except LookupError as error:
         print(f"scalebench.launchers.mpi_rank: {error.args[0]}", file=sys.stderr, flush=True)
         return 2
-    return Keeper(folder, rank).run(read_spec(folder), module)
+    try:
+        spec = read_spec(folder)
+    except OSError as error:
+        print(f"scalebench: {_unseen(folder, error)}", file=sys.stderr, flush=True)
+        return 2
+    if (misplaced := _misplaced(rank)) is not None:
+        print(f"scalebench: {misplaced}", file=sys.stderr, flush=True)
+        return 2
+    return Keeper(folder, rank).run(spec, module)
+
+
+def _misplaced(rank: int) -> str | None:
+    """Why a rank is not on the node of its place, where SLURM says on which it is: what it measures would mislead."""
+    hosts = [address.rpartition(":")[0] for address in os.environ[ADDRESSES].split(",")]
+    node = os.environ.get(NODE, hosts[rank])
+    if len(set(hosts)) == 1 or node == hosts[rank] or STEP not in os.environ:
+        return None
+    return f"SLURM started rank {rank} on {node} and not on {hosts[rank]}; ask for as many tasks on each node"
+
+
+def _unseen(folder: Path, error: OSError) -> str:
+    where = f"{socket.gethostname()} cannot read {folder / SPEC_FILE} ({error.strerror})"
+    return f"{where}; a run's folder has to be on a file system that all its hosts share"
 
 
 if __name__ == "__main__":

@@ -7,12 +7,13 @@ import os
 import socket
 from collections.abc import Sequence
 
+from scalebench.launchers import interface
 from scalebench.spec import RunSpec
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 ADDRESSES, RUN_ID = "SCALEBENCH_ADDRESSES", "SCALEBENCH_RUN_ID"
 LOOPBACK = "127.0.0.1"
-MPIRUN_LOG = "mpirun.log"
+MPIRUN_LOG, SRUN_LOG = "mpirun.log", "srun.log"
 
 
 def log_name(rank: int) -> str:
@@ -59,7 +60,10 @@ def environment(spec: RunSpec, run_id: str, rank: int, addresses: Sequence[str])
             "SCALEBENCH_PARENT_PID": str(os.getpid()),
         }
     )
-    if all(address.startswith(f"{LOOPBACK}:") for address in addresses):
+    hosts = [address.rpartition(":")[0] for address in addresses]
+    if set(hosts) == {LOOPBACK}:
         variables["GLOO_SOCKET_IFNAME"] = "lo"
+    elif len(hosts) == spec.processes:
+        variables.update(interface.variables(spec.config.hardware, hosts, rank))
     variables.update(spec.config.hardware.environment)
     return variables

@@ -35,6 +35,7 @@ class Ended:
     pids: list[int] = field(default_factory=list)
     services: dict[int, str] = field(default_factory=dict)  # role by rank of those that end when the others have
     broken: str | None = None  # how the program that had started the ranks went wrong, where none of them did
+    verdict: tuple[str, str] | None = None  # status and reason, where a batch system ended the ranks
 
 
 cancelled = threading.Event()  # set by the program's signal handlers: an exception alone can get lost in a __del__
@@ -67,6 +68,22 @@ class Group:
         """How the program that started the ranks went wrong, where it has and none of them is the reason."""
         return None
 
+    def first(self, bad: list[int]) -> list[int]:
+        """The ranks that ended badly first, `bad` being those at the first glance."""
+        return bad
+
+    def verdict(self) -> tuple[str, str] | None:
+        """Status and reason where a batch system ended the ranks; asked before they are ended from here, and after."""
+        return None
+
+    def ask_for_stacks(self) -> None:
+        """Have ranks that hang write where they are into their logs; worker.py listens to SIGUSR1."""
+        for member in self.members:
+            if member.alive():
+                member.signal(signal.SIGUSR1)
+                member.signal(signal.SIGCONT)
+        time.sleep(STACK_S)
+
     def end(self, grace_s: float) -> None:
         """SIGTERM to every rank and its children, SIGKILL after `grace_s` to what is left; stopped ones are woken."""
         for sign in (signal.SIGTERM, signal.SIGKILL):
@@ -88,7 +105,9 @@ def attend(
         timeout_at_s = None if timeout is None else time.time()
         stopped = [] if timeout is None else _stopped(group.members)
         if timeout is not None:
-            _ask_for_stacks(group.members)
+            group.ask_for_stacks()
+        badly = bool(died_first) or timeout is not None or broken is not None
+        verdict = group.verdict() if badly else None
     finally:
         codes = [member.poll() for member in group.members]
         pids = [member.pid for member in group.members if member.pid is not None]
@@ -98,7 +117,10 @@ def attend(
             group.end(0.0)
             raise
     wall_s = time.monotonic() - start_s
-    return Ended(codes, started_at_s, wall_s, died_first, timeout, timeout_at_s, stopped, pids, spec.services, broken)
+    return Ended(
+        codes, started_at_s, wall_s, died_first, timeout, timeout_at_s, stopped, pids, spec.services, broken,
+        verdict or (group.verdict() if badly else None),
+    )  # fmt: skip
 
 
 def _watch(
@@ -120,7 +142,7 @@ def _watch(
         bad = [rank for rank, code in enumerate(codes) if code is not None and (code != 0 or rank in services)]
         if bad:
             wait_until(lambda: all(member.poll() is not None for member in measuring), FOLLOW_S)
-            return bad, None, None
+            return group.first(bad), None, None
         timeout = clock.look()
         if timeout is not None:
             return [], timeout, None
@@ -173,15 +195,6 @@ def _stopped(members: Sequence[Member]) -> list[int]:
             if member.pid is not None and psutil.Process(member.pid).status() == psutil.STATUS_STOPPED:
                 found.append(rank)
     return found
-
-
-def _ask_for_stacks(members: Sequence[Member]) -> None:
-    """Have ranks that hang write where they are into their logs; worker.py listens to SIGUSR1."""
-    for member in members:
-        if member.alive():
-            member.signal(signal.SIGUSR1)
-            member.signal(signal.SIGCONT)
-    time.sleep(STACK_S)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import time
 from contextlib import closing
 from functools import partial
 
-from scalebench.measure import stopping
+from scalebench.measure import clocks, stopping
 from scalebench.measure.alone import Clock
 from scalebench.measure.loop import Series, Stage, TimedLoop, one_iterator
 from scalebench.measure.probing import Probing
@@ -48,10 +48,11 @@ class Session:
         settings = self.spec.config.measure
         self._enter("setup")
         replica, replicas = self.strategy.shard()
-        train, validation = datasets.sources(self.spec, replica, replicas)
+        train, validation = datasets.sources(self.spec, replica, replicas, on_copied=self._still_alive)
         self.record.train_samples, self.record.updates_per_epoch = train.samples, train.updates_per_epoch
         self.strategy.setup()
         self.record.params = self.strategy.num_params()
+        self.record.clock_offset_s = clocks.measure(self.spec, self.record.rank, self.strategy.broadcast)
         self._measure(train)
         self.record.peak_memory_bytes = self.strategy.peak_memory_bytes()
         if settings.evaluate and validation is not None:
@@ -128,6 +129,10 @@ class Session:
     def _enter(self, phase: str, limit_s: float | None = None) -> None:
         self.record.marks_s.setdefault(phase, time.time())  # setup may have begun with the framework's import
         self.progress.phase(phase, limit_s)
+
+    def _still_alive(self) -> None:
+        """In setup, for whoever takes a rank without news for one that hangs."""
+        self.progress.update(0, 0, 0.0)
 
     def _report(self, series: Series) -> None:
         self.progress.update(len(series.seconds) * series.steps, sum(series.samples), sum(series.seconds))

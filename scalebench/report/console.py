@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from scalebench.measure.progress import Progress
 from scalebench.outlook import estimate_s
+from scalebench.report import queue_line
 from scalebench.results import RESULT_FILE, Result, read_result
 from scalebench.spec import RunSpec
 from scalebench.sweep_record import SweepRecord, labels
 
 if TYPE_CHECKING:
+    from scalebench.cluster import Queue
     from scalebench.frame import Survey
     from scalebench.report.lost import Runs
 
@@ -167,6 +170,42 @@ class Console:
         count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
         pauses = f", {pause_s:.0f} s of them cooling down" if pause_s else ""
         self.line(f"{count}, about {low_s + pause_s:.0f} to {high_s + pause_s:.0f} s{pauses}; nothing was started")
+
+    @contextlib.contextmanager
+    def following(self) -> Iterator[Callable[[Queue], None]]:
+        """The progress line of runs that a scheduler has; yields what to call when something has changed."""
+        if not self.rich.is_terminal:
+            said: list[str] = []
+
+            def tell(now: Queue) -> None:
+                line = queue_line.counts(now)
+                if said[-1:] != [line]:
+                    said[:] = [line]
+                    self.line(line)
+
+            yield tell
+            return
+        with self.rich.status("submitting") as status:
+            yield lambda now: status.update(escape(queue_line.words(now)))
+
+    def shall_cancel(self, jobs: int, ask: bool) -> bool:
+        """Whether the jobs shall be cancelled. Where there is nobody to ask, or Ctrl-C is the answer: yes."""
+        if not jobs or not ask or not (sys.stdin.isatty() and self.rich.is_terminal):
+            return True
+        question = f"cancel {'the job' if jobs == 1 else f'all {jobs} jobs'}? Otherwise they go on without [Y/n] "
+        try:
+            return input(question).strip().lower() not in ("n", "no")
+        except (EOFError, KeyboardInterrupt):
+            return True
+
+    def script(self, spec: RunSpec, folder: Path) -> None:
+        """What would be submitted of a run, and what then starts its ranks."""
+        from scalebench.slurm import geometry, script
+
+        self.line(f"\n{spec.label}{repeat_of(spec)}, submitted with sbatch:\n")
+        self.line(script.text(spec, folder))
+        self.line("ranks, from within the job:\n")
+        self.line(f"{shlex.join(geometry.rank_command(spec, folder))}\n")
 
 
 def _in_brackets(words: str) -> str:

@@ -37,6 +37,14 @@ ADVICE = {
         "A GPU fell off the bus: its figures end there. Look into the kernel's log (dmesg, Xid), and have the "
         "card checked."
     ),
+    "unequal_nodes": (
+        "The nodes are of different kinds, and the slowest sets the pace of all. Take nodes of one kind "
+        "(hardware.slurm.constraint, hardware.hosts)."
+    ),
+    "clocks_differ": (
+        "The clocks of the nodes are more than 0.1 s apart. No figure suffers, for each is of one clock, but times "
+        "in their logs and files do not compare. Have them kept by NTP or chrony."
+    ),
     "no_interval": (
         "There is no interval, so nothing says how sure the figure is: too few blocks, or two launches. "
         "Measure longer (measure.max_s), or with measure.repeats=3."

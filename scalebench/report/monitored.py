@@ -53,6 +53,8 @@ def charts(result: Result, folder: Path, id_: str, name: str, tags: Tags) -> lis
         raise NoSeries("its measured phase has no beginning or no end")
     begin_s = 0.0 if "hot_at_start" in result.flags else first.marks_s.get("warmup", window.begin_s)
     shown = Window(begin_s, window.end_s)
+    # Other nodes have series of their own, by their own clocks.
+    of = f" Of node 0; there are {result.scale.nodes} nodes." if result.scale.nodes > 1 else ""
     made = [*_of_gpus(found, shown, window.begin_s, result), *_of_programs(found, shown, window.begin_s)]
     if not made:
         raise NoSeries("its series has nothing of the measured phase")
@@ -60,7 +62,7 @@ def charts(result: Result, folder: Path, id_: str, name: str, tags: Tags) -> lis
         Chart(
             f"{id_}-{quantity.id}", f"{quantity.title}: {name}", TIME, quantity.axis, _tagged(lines, tags), caption=more
         )
-        for quantity, lines, more in made
+        for quantity, lines, more in ((quantity, lines, said + of) for quantity, lines, said in made)
     ]
 
 
@@ -84,7 +86,7 @@ Made = tuple[Quantity, dict[str, Points], str]
 def _of_gpus(found: Seen, shown: Window, zero_s: float, result: Result) -> Iterator[Made]:
     for quantity in OF_A_GPU:
         lines = {}
-        for device in result.monitor.devices:
+        for device in (device for device in result.monitor.devices if not device.node):
             points = _points(found, f"gpu{device.index}", quantity.of, shown)
             if points:
                 lines[f"GPU {device.index}"] = _thinned(points, zero_s)

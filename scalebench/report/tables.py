@@ -22,7 +22,7 @@ SHARED = ("model", "hardware", "scaling")  # told once, above the table, when al
 # Told in a column of their own when rows differ in them, and else not at all.
 DIFFERING = (
     *("dataset", "feed", "prefetch", "batch_per_device", "model_params", "precision", "data_format"),
-    *("bind", "transports"),
+    *("bind", "layout", "transports"),
 )
 CHOSEN = ("device_ids", "environment")  # likewise; null, which is no choice, is a value of its own
 
@@ -58,15 +58,17 @@ def summary(frame: pd.DataFrame, given: str | None = None) -> Table:
     for name in [*varying, "strategy"]:
         table.add_column(name)
     overheads = ["overhead at 1"] if frame["overhead_share"].notna().any() else []  # a bare strategy alone has none
+    several = ["nodes"] if (frame["nodes"] > 1).any() else []
     launches = ["launches"] if (repeats(frame) > 1).any() else []
     over_given = [f"speedup over {given}"] if given is not None else []
     scaled = ("speedup bare", "speedup self", *over_given, "efficiency self", "epoch")
-    for name in ("gpus", *launches, "samples/s (95 %)", *overheads, *scaled):
+    for name in ("gpus", *several, *launches, "samples/s (95 %)", *overheads, *scaled):
         table.add_column(Text(name), justify="right")
     for name in ("status", "remarks"):
         table.add_column(name)
     for row in frame.sort_values(ORDER).to_dict("records"):
         cells = [text(row[name]) for name in [*varying, "strategy", "gpus"]]
+        cells += [text(row["nodes"])] if several else []
         cells += [text(row["repeats"])] if launches else []
         cells += [throughput(row), overhead(row)] if overheads else [throughput(row)]
         cells += [ratio(row, "speedup_bare"), ratio(row, "speedup_self")]

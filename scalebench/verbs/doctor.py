@@ -1,4 +1,7 @@
-"""`scalebench doctor`: this machine, what is installed on it, what is missing, and the command that installs it."""
+"""`scalebench doctor`: this machine, what is installed on it, what is missing, and the command that installs it.
+
+`scalebench doctor hardware=NAME` compares it with a hardware YAML instead: verbs/fitting.py.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,21 @@ from rich.table import Table
 
 from scalebench import configs, horovod_build, machine, registry
 from scalebench.machine import Machine
-from scalebench.spec import InputError
 from scalebench.verbs import hardware
 
 ALSO = {"PIL": "pip install 'scalebench[images]'"}  # what no strategy requires, but some data sets do
 LAUNCHERS = {
     "MPI": ("mpirun", "apt-get install openmpi-bin"),
-    "SLURM": ("sbatch", "jobs are started on this machine only"),
+    "SLURM": ("sbatch", "runs start here, or on hardware.hosts; hardware.slurm.bin names its folder"),
 }
 ANSWER_LIMIT_S = 10.0
 
 
 def main(arguments: list[str]) -> int:
     if arguments:
-        raise InputError(f"doctor takes no further words, not '{arguments[0]}'")
+        from scalebench.verbs import fitting  # needs Hydra, which the rest does not
+
+        return fitting.main(arguments)
     here = machine.detect()
     table = Table(box=box.SIMPLE, show_header=False)
     for name, text in [*hardware.rows(here), *software(here), *launchers(), *horovod()]:

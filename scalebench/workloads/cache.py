@@ -9,14 +9,17 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +28,18 @@ from scalebench.spec import InputError
 
 INPUTS, TARGETS, META = "inputs.npy", "targets.npy", "meta.json"
 LAYOUT_VERSION = 1
+_ASK_S = 0.05  # between two looks at a lock that is not waited for without end
 _TEMPORARY = re.compile(r"\.(.+-[0-9a-f]{16})\.tmp-[0-9a-f]{8}")  # the folder it is to become
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a folder of data sets goes by in messages, the setting that says where it is, and the patience of those that
+    wait for another process to write there."""
+
+    what: str = "dataset cache"
+    setting: str = "dataset.cache"
+    wait_s: float = math.inf
 
 
 def ensure(
@@ -34,6 +48,7 @@ def ensure(
     identity: Mapping[str, Any],
     size_bytes: int,
     write: Callable[[Path], None],
+    terms: Terms = Terms(),
 ) -> Path:
     """Folder of the dataset `name` with this `identity`, written first if it is not there in good order.
 
@@ -49,7 +64,12 @@ def ensure(
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(folder) as alone:
+        with _lock(folder, terms.wait_s) as alone:
+            if not alone and not is_whole(folder, mark):
+                raise InputError(
+                    f"{terms.what} {folder.parent}: another process has held {folder.name}.lock for {terms.wait_s:g} s "
+                    f"and not written the data set; end it, or set {terms.setting}=/another/folder"
+                )
             if alone and not is_whole(folder, mark):
                 _remove_leftovers(folder)
                 _check_space(folder.parent, size_bytes)
@@ -59,7 +79,7 @@ def ensure(
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         says = "is full" if full else "cannot be written"
         raise InputError(
-            f"dataset cache {folder.parent} {says} ({reason}): set dataset.cache=/another/folder"
+            f"{terms.what} {folder.parent} {says} ({reason}): set {terms.setting}=/another/folder"
         ) from None
     return folder
 
@@ -143,21 +163,27 @@ def _remove_leftovers(folder: Path) -> None:
         if match is None:
             continue
         owner = folder.with_name(match[1])
-        with nullcontext(True) if owner == folder else _lock(owner, wait=False) as dead:
+        with nullcontext(True) if owner == folder else _lock(owner, 0.0) as dead:
             if dead:
                 shutil.rmtree(temporary, ignore_errors=True)
 
 
 @contextmanager
-def _lock(folder: Path, wait: bool = True) -> Iterator[bool]:
-    """Hold the lock beside `folder`; the kernel frees it when we die. False if not waiting and taken."""
+def _lock(folder: Path, wait_s: float) -> Iterator[bool]:
+    """Hold the lock beside `folder`; the kernel frees it when we die. False if it was taken for so long."""
     with folder.with_name(f"{folder.name}.lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+        deadline_s = time.monotonic() + wait_s
+        while not (held := _held(file, math.isinf(wait_s))) and time.monotonic() < deadline_s:
+            time.sleep(_ASK_S)
+        yield held
+
+
+def _held(file: IO[str], wait: bool) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _check_space(folder: Path, size_bytes: int) -> None:

@@ -7,10 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
+
 from scalebench.machine import cache_folder
 from scalebench.spec import Config, InputError, RunSpec
 from scalebench.suggest import no_such
-from scalebench.workloads import cache, cifar10, imagenet, images, materials, random_data, synthetic_images, user_file
+from scalebench.workloads import (
+    cache,
+    cifar10,
+    imagenet,
+    images,
+    materials,
+    random_data,
+    staging,
+    synthetic_images,
+    user_file,
+)
 from scalebench.workloads.recipe import Recipe
 from scalebench.workloads.source import Source
 
@@ -123,10 +135,28 @@ def train_samples(config: Config, samples: int) -> int:
     return split(samples, config.dataset.validation_share)
 
 
-def sources(spec: RunSpec, replica: int, replicas: int, kind: type[Source] = Source) -> tuple[Source, Source | None]:
-    """This replica's (training, validation) batches; None without any sample to validate."""
+def arrays(spec: RunSpec, on_copied: Callable[[], None] = lambda: None) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Inputs and targets of all samples, for one process of the run, memory-mapped.
+
+    Of the copy on a disk of this node where hardware.stage asks for one: the first process to come copies, and calls
+    `on_copied` now and then, and the others wait. Errors as prepare, and where the copy cannot be made.
+    """
+    folder, stage = prepare(spec.config), spec.config.hardware.stage
+    if stage is not None:
+        folder = staging.staged(folder, stage, spec.config.measure.timeout_s, on_copied)
+    return cache.open_arrays(folder)
+
+
+def sources(
+    spec: RunSpec,
+    replica: int,
+    replicas: int,
+    kind: type[Source] = Source,
+    on_copied: Callable[[], None] = lambda: None,
+) -> tuple[Source, Source | None]:
+    """This replica's (training, validation) batches; None without any sample to validate. For the rest see arrays."""
     config = spec.config
-    inputs, targets = cache.open_arrays(prepare(config))
+    inputs, targets = arrays(spec, on_copied)
     border = train_samples(config, len(inputs))
     common: dict[str, Any] = {
         "global_batch": spec.global_batch,

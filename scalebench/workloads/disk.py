@@ -57,7 +57,7 @@ def _refuse_what_cannot_be_dropped(path: Path) -> None:
     if (kind := _file_system(path)) in _IN_MEMORY:
         raise InputError(
             f"dataset.feed=disk finds {path} in memory ({kind}): "
-            "set dataset.cache to a folder on a disk, or dataset.feed=host"
+            "set dataset.cache (hardware.stage, where there is one) to a folder on a disk, or dataset.feed=host"
         )
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
+from scalebench.slurm_spec import SlurmSpec
+
 HARDWARE = Path(__file__).parents[2] / "conf" / "hardware"
 FILES = sorted(HARDWARE.glob("*.yaml"))
 CLUSTERS = ["alpha", "gpu2", "hpdlf"]
+SLURM_KEYS = [f.name for f in dataclasses.fields(SlurmSpec)]
 OPTIONAL_INT = (int, type(None))
 KEYS: dict[str, tuple[type, ...]] = {
     "name": (str,),
@@ -28,7 +32,11 @@ KEYS: dict[str, tuple[type, ...]] = {
     "environment": (dict,),
     "here": (bool,),
     "hosts": (list,),
+    "layout": (str,),
+    "interface": (str, type(None)),
+    "stage": (str, type(None)),
     "scheduler": (str,),
+    "max_jobs": OPTIONAL_INT,
     "slurm": (dict,),
     "links": (dict,),
     "unsupported": (dict,),
@@ -41,7 +49,8 @@ LINKS: dict[str, tuple[type, ...]] = {
     "inter_node": (str, type(None)),
 }
 # What a source has to be named for, besides whatever stands under links.
-FIGURES = list(KEYS)[list(KEYS).index("gpus_per_node") : list(KEYS).index("device_ids")]
+FIGURES = [*list(KEYS)[list(KEYS).index("gpus_per_node") : list(KEYS).index("device_ids")], "stage"]
+MACHINES = [path for path in FILES if path.stem not in ("cpu", "local", "testcluster")]
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -55,7 +64,8 @@ def stem(path: Path) -> str:
 
 
 def test_the_files_of_the_design_are_there() -> None:
-    assert {"cpu", "local", *CLUSTERS} <= {path.stem for path in FILES}
+    others = "az_2x_m60 az_4x_m60 7gforce rtx2080ti_4 rtx2080ti_8 dgx1_p100 gce_k80 ec2_k80".split()
+    assert {"cpu", "local", *CLUSTERS, *others} <= {path.stem for path in FILES}
 
 
 @pytest.mark.parametrize("path", FILES, ids=stem)
@@ -68,6 +78,11 @@ def test_keys_order_and_types(path: Path) -> None:
     for key, types in LINKS.items():
         assert type(found["links"][key]) in types, key
     assert all(isinstance(text, str) for text in [*found["sources"], *found["unsupported"].values()])
+    # Only the keys that differ, in their order: 18 lines of nulls in each file would hide them.
+    named = list(found["slurm"])
+    assert named == [key for key in SLURM_KEYS if key in named]
+    usual = dataclasses.asdict(SlurmSpec())
+    assert path not in MACHINES or [key for key, value in found["slurm"].items() if value == usual[key]] == []
 
 
 @pytest.mark.parametrize("path", FILES, ids=stem)
@@ -77,7 +92,9 @@ def test_values_make_sense(path: Path) -> None:
     assert found["description"]
     assert found["devices"] in ("cuda", "cpu", "auto")
     assert found["scheduler"] in ("none", "slurm")
-    assert (found["device_ids"], found["bind"], found["environment"]) == ([], "numa", {})  # are a run's to choose
+    assert not (found["here"] and found["scheduler"] == "slurm")
+    assert found["layout"] == "sequence"  # is a run's to choose, as these are:
+    assert (found["device_ids"], found["bind"], found["environment"]) == ([], "numa", {})
     assert bool(found["slurm"]) == (found["scheduler"] == "slurm")
     numbers = [found[key] for key in FIGURES] + list(found["links"].values())
     assert all(value > 0 for value in numbers if isinstance(value, (int, float)))
@@ -86,7 +103,7 @@ def test_values_make_sense(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=stem)
 def test_every_figure_of_another_machine_has_a_source(path: Path) -> None:
     found = load(path)
-    if found["here"]:
+    if path not in MACHINES:
         assert found["sources"] == []  # what stands there is our choice, the rest is detected
         return
     figures = {key: found[key] for key in FIGURES} | found["links"] | {"slurm": found["slurm"] or None}

@@ -136,7 +136,13 @@ def test_a_cpu_says_why_it_has_no_nccl_and_starts_no_more_than_two_workers_unask
 )
 def test_nodes_of_the_thesis_fill_in_sequence(hardware: str, gpus: int, nodes: list[int]) -> None:
     """And what is too much for the machine at hand is a row, not an error."""
-    words = ["sweep=thesis_scaling", f"hardware={hardware}", "strategy=horovod_mpi", f"gpus={gpus}"]
+    words = [
+        "sweep=thesis_scaling",
+        f"hardware={hardware}",
+        "strategy=horovod_mpi",
+        f"gpus={gpus}",
+        "hardware.slurm.bin=/none",
+    ]
     spec = resolve(jobs.to_config(cli.compose(words)))
     assert [sum(place.node == node for place in spec.places) for node in range(spec.nodes)] == nodes
     assert f"hardware={hardware} is another machine" in str(spec.unsupported)

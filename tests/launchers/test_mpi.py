@@ -18,9 +18,10 @@ from scalebench.launchers import mpi, mpirun
 from scalebench.launchers.surroundings import MPIRUN_LOG, log_name
 from scalebench.launchers.watch import Ended
 from scalebench.measure.progress import Progress
+from scalebench.resolve import resolve
 from scalebench.run import run
 from scalebench.spec import RunSpec, write_spec
-from tests.helpers import alive, in_parallel, null_spec
+from tests.helpers import alive, in_parallel, null_config
 from tests.launchers.launching import NEEDS_MPIRUN
 
 LONG = {"min_s": 600.0, "max_s": 600.0}
@@ -28,10 +29,9 @@ LIMIT_S = 45.0
 
 
 def spec_of(gpus: int = 2, hosts: list[str] | None = None, **changes: Any) -> RunSpec:
-    spec = null_spec(gpus, **changes)
-    spec.config.strategy.launcher = "mpi"
-    spec.config.hardware.hosts = hosts or []
-    return spec
+    made = null_config(gpus=gpus, **changes)
+    made.strategy.launcher, made.hardware.hosts = "mpi", hosts or []
+    return resolve(made)
 
 
 def launched(spec: RunSpec, folder: Path, **options: Any) -> Ended:
@@ -107,6 +107,8 @@ def test_the_first_thing_it_says(tmp_path: Path) -> None:
         "-----\nNo slots\nfor you:\n\nAsk for fewer.\n-----\n": "mpirun: No slots for you",
         "Warning: Permanently added 'a'.\nssh: no such host\n----\nORTE was unable\n": "mpirun: ssh: no such host",
         'mpirun: Error: unknown option "--x"\nType': 'mpirun: Error: unknown option "--x" Type',
+        "[a:1] plm:rsh: Warning: setpgid(2,2) failed\nno such host\n": "mpirun: no such host",
+        "b sees nothing\nb sees nothing\n": "mpirun: b sees nothing",
         "x" * 1000: "mpirun: " + "x" * 300,
     }.items():
         log.write_text(text)

@@ -125,6 +125,23 @@ def test_a_worker_ends_with_its_keeper(keeper: Any, program: Callable[[str], str
     assert not (tmp_path / "exit1.json").exists()
 
 
+@pytest.mark.parametrize(("step", "told"), [("0", True), (None, False)])
+def test_in_a_step_the_worker_may_be_told_first(
+    step: str | None, told: bool, keeper: Any, program: Callable[[str], str], tmp_path: Path
+) -> None:
+    """SLURM sends SIGTERM to every process of a step; elsewhere a worker that gets it alone was killed by it."""
+    first = "import os, signal, threading; from scalebench.launchers import mpi_rank; mpi_rank.ALSO_TOLD_S = 5.0"
+    if step is not None:
+        first += f"; os.environ['SLURM_STEP_ID'] = '{step}'"
+    one = keeper(program("os.kill(os.getpid(), signal.SIGTERM)"), hold_s=0.1, first=first)
+    wait_until((tmp_path / "pid1.json").exists)
+    wait_until(lambda: not alive([said(tmp_path / "pid1.json")["worker"]]))
+    if told:
+        one.terminate()
+    one.wait(60)
+    assert said(tmp_path / "exit1.json") == {"code": -signal.SIGTERM, "told": told}
+
+
 def test_a_keeper_ends_with_what_started_it(tmp_path: Path, program: Callable[[str], str]) -> None:
     """mpirun, which may be killed; the worker ends with the keeper then."""
     write_spec(null_spec(), tmp_path)
@@ -151,7 +168,7 @@ def test_who_is_not_started_by_mpirun_is_told(tmp_path: Path) -> None:
     env = {name: value for name, value in os.environ.items() if name not in mpi_rank.RANK_VARIABLES}
     command = [sys.executable, "-m", "scalebench.launchers.mpi_rank", str(tmp_path), "stand_in"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
-    words = "no rank in OMPI_COMM_WORLD_RANK, PMIX_RANK, PMI_RANK: this is for mpirun to start"
+    words = "no rank in OMPI_COMM_WORLD_RANK, PMIX_RANK, PMI_RANK, SLURM_PROCID: this is for mpirun or srun to start"
     assert (done.returncode, done.stderr) == (2, f"scalebench.launchers.mpi_rank: {words}\n")
 
 
@@ -159,5 +176,7 @@ def test_ranks_by_the_variables_of_each_mpirun() -> None:
     assert mpi_rank.rank_of({"OMPI_COMM_WORLD_RANK": "3", "PMIX_RANK": "4"}) == 3
     assert mpi_rank.rank_of({"PMIX_RANK": "4"}) == 4
     assert mpi_rank.rank_of({"PMI_RANK": "5"}) == 5
+    assert mpi_rank.rank_of({"SLURM_PROCID": "6"}) == 6
+    assert mpi_rank.rank_of({"SLURM_PROCID": "0", "OMPI_COMM_WORLD_RANK": "2"}) == 2, "mpirun within a job"
     with pytest.raises(LookupError):
         mpi_rank.rank_of({"RANK": "6"})

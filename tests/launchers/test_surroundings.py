@@ -7,6 +7,7 @@ import socket
 
 import pytest
 
+from scalebench.launchers import interface
 from scalebench.launchers.surroundings import THREAD_VARIABLES, environment, free_port, free_ports
 from tests.helpers import null_spec
 
@@ -41,9 +42,19 @@ def test_each_rank_knows_the_addresses_of_all() -> None:
 
 def test_gloo_takes_the_loopback_where_all_ranks_are_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(interface, "towards", {"10.0.0.1": "eth1", "127.0.0.1": "eth2"}.get)
     here, there = "127.0.0.1:5000", "10.0.0.1:5001"
     assert environment(null_spec(gpus=2), "an id", 0, [here, here])["GLOO_SOCKET_IFNAME"] == "lo"
-    assert "GLOO_SOCKET_IFNAME" not in environment(null_spec(gpus=2), "an id", 0, [here, there])
+    names = [environment(null_spec(gpus=2), "an id", rank, [here, there])["GLOO_SOCKET_IFNAME"] for rank in range(2)]
+    assert names == ["eth1", "eth2"], "each the one towards the other"
+
+
+def test_what_the_user_sets_for_the_processes_wins() -> None:
+    spec = null_spec(gpus=2)
+    spec.config.hardware.interface = "ib0"
+    spec.config.hardware.environment = {"NCCL_SOCKET_IFNAME": "eth5"}
+    found = environment(spec, "an id", 0, ["a:1", "b:2"])
+    assert (found["GLOO_SOCKET_IFNAME"], found["NCCL_SOCKET_IFNAME"]) == ("ib0", "eth5")
 
 
 def test_a_free_port_can_be_bound() -> None:

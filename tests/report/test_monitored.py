@@ -33,6 +33,17 @@ def test_each_gpu_over_the_seconds_of_the_measured_phase(tmp_path: Path) -> None
     assert set(found["utilisation"].series[0].y) == {0.5}
 
 
+def test_of_several_nodes_the_first_is_drawn(tmp_path: Path) -> None:
+    """Another node's GPUs are not those of the same number in this series."""
+    result = made(tmp_path / "run")
+    for node, device in enumerate(result.monitor.devices):
+        device.node = node
+    result.scale.nodes = 2
+    clock = charts(result, tmp_path / "run")["sm-clock"]
+    assert [series.name for series in clock.series] == ["GPU 0"]
+    assert clock.caption.endswith(" Of node 0; there are 2 nodes.")
+
+
 def test_a_dip_of_one_sample_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monitored, "MOST_POINTS", 20)
     dipped = charts(made(tmp_path / "run"), tmp_path / "run")["sm-clock"].series[1]

@@ -69,7 +69,7 @@ def horovod_without_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     monkeypatch.setattr(horovod_build, "find", builds.__getitem__)
     monkeypatch.setattr(registry, "missing_packages", lambda names: [])
-    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name, **where: None)
 
 
 def test_a_missing_package_comes_with_the_command_that_installs_it(

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from scalebench.adapters.tensorflow import cluster, devices, evidence, precision
 from scalebench.spec import Place, RunSpec
-from scalebench.workloads import cache, datasets
+from scalebench.workloads import datasets
 from scalebench.workloads.disk import DiskRows
 
 READ, RECORD = "scalebench.read", "scalebench.record"
@@ -63,7 +63,7 @@ class Rows:
 
     def __init__(self, spec: RunSpec) -> None:
         feed = spec.config.dataset.feed
-        arrays = cache.open_arrays(datasets.prepare(spec.config))
+        arrays = datasets.arrays(spec)
         self._arrays = [DiskRows(array) if feed == "disk" else np.asarray(array) for array in arrays]
         self._fixed: dict[bytes, list[NDArray[Any]]] | None = {} if feed == "fixed" else None
 

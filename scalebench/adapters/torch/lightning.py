@@ -35,6 +35,7 @@ ENDLESS = 1 << 40  # updates; far enough, and its sum over all ranks still fits 
 # Beginnings of warnings that say nothing new to anybody here, each with its reason.
 EXPECTED_WARNINGS = (
     "GPU available but not used",  # hardware=cpu on a machine with GPUs is what the user asked for
+    "The `srun` command is available on your system",  # whoever starts the ranks knows
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",  # between Lightning and torch; nothing that we call
 )
 

@@ -1,5 +1,7 @@
 """The process that samples: `python -m scalebench.measure.monitor FOLDER`. SIGTERM has it write its series and end.
 
+With a number of a node behind it, it is that node's, where the keepers of other ranks stand beside its parent.
+
 It ends with the process that started it, imports no framework, and takes what the others leave of the cores.
 """
 
@@ -13,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scalebench.launchers import leash
-from scalebench.measure.monitor import SERIES_FILE
+from scalebench.measure.monitor import series_path
 from scalebench.measure.monitor.gpus import Gpus
 from scalebench.measure.monitor.host import Host
 from scalebench.measure.monitor.processes import Processes
@@ -30,11 +32,12 @@ ENDING = {signal.SIGTERM, signal.SIGINT}
 class Monitor:
     """Everything that is sampled, each at its own pace."""
 
-    def __init__(self, folder: Path, parent: int) -> None:
+    def __init__(self, folder: Path, parent: int, node: int | None = None) -> None:
         self.rows = Rows()
         spec = read_spec(folder)
+        ranks = [place.rank for place in spec.places if node in (None, place.node)]
         self._gpus, self._host = Gpus(self.rows), Host(self.rows)
-        self._processes = Processes(self.rows, folder, parent, spec.processes)
+        self._processes = Processes(self.rows, folder, parent, ranks, kept=node is not None)
         self.missing = self._gpus.missing if spec.device == "cuda" else None
         self._interval_s: dict[Callable[[], None], float] = {self._host_and_processes: HOST_S}
         if count := len(self._gpus):
@@ -88,18 +91,18 @@ class Monitor:
 def main(argv: list[str]) -> int:
     """Sample until told to end, then write the series. 1 when it could not be written, with the reason as last line."""
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
-    folder = Path(argv[0])
+    folder, node = Path(argv[0]), int(argv[1]) if len(argv) > 1 else None
     parent = int(os.environ.get("SCALEBENCH_PARENT_PID", os.getppid()))
     leash.end_with(parent, signal.SIGKILL)
     os.nice(NICENESS)
-    monitor = Monitor(folder, parent)
+    monitor = Monitor(folder, parent, node)
     while True:
         monitor.sample()
         if signal.sigtimedwait(ENDING, monitor.rest_s()) is not None:
             break
     monitor.last()
     try:
-        monitor.rows.write(folder / SERIES_FILE)
+        monitor.rows.write(series_path(folder, node or 0))
     except Exception as error:
         print(f"the series could not be written: {getattr(error, 'strerror', None) or error}", file=sys.stderr)
         return 1

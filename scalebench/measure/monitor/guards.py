@@ -33,7 +33,7 @@ def flags(
         "gpu_lost": any(series.times_s(gpu, "lost") for gpu in used),
         "busy_machine": window is not None and _busy(series, window, monitor),
         "throttled": window is not None and any(_throttled(series, gpu, window) for gpu in used),
-        "unequal_clocks": _unequal(gpus, monitor.devices),
+        "unequal_clocks": unequal(gpus, monitor.devices),
         "swapping": (monitor.swap_in_bytes or 0) + (monitor.swap_out_bytes or 0) > SWAPPED_BYTES,
     }
     return [name for name, there in found.items() if there]
@@ -72,7 +72,7 @@ def _busy(series: Series, window: Window, monitor: Monitor) -> bool:
     return monitor.cpu_cores_others_mean > BUSY_CORES + BUSY_SHARE * cores
 
 
-def _unequal(gpus: Sequence[Gpu], devices: Sequence[DeviceMonitor]) -> bool:
+def unequal(gpus: Sequence[Gpu], devices: Sequence[DeviceMonitor]) -> bool:
     """Whether the devices' mean clocks differ, or those that they could reach."""
     return any(
         _apart(values)

@@ -20,14 +20,21 @@ MODULE = "scalebench.measure.monitor"
 
 
 class Keeper:
-    """Around the launch of a run: `with Keeper(spec, folder) as kept: ...`, and then `kept.reason`."""
+    """Around the launch of a run: `with Keeper(spec, folder) as kept: ...`, and then `kept.reason`.
 
-    def __init__(self, spec: RunSpec, folder: Path, module: str = MODULE) -> None:
-        self._folder, self._module = folder, module
+    `node`: which of the run's nodes this is, where each has a monitor of its own. With `here` false nothing is done
+    here, for the nodes see to it.
+    """
+
+    def __init__(
+        self, spec: RunSpec, folder: Path, module: str = MODULE, node: int | None = None, here: bool = True
+    ) -> None:
+        self._words = [sys.executable, "-m", module, str(folder), *([] if node is None else [str(node)])]
         self._process: subprocess.Popen[bytes] | None = None
-        self._wanted = spec.config.measure.monitor and not spec.config.debug
+        asked = spec.config.measure.monitor and not spec.config.debug
+        self._wanted = asked and here
         self.reason: str | None = None  # why there is no series, or no part of it
-        if not self._wanted:
+        if not asked:
             self.reason = "debug=true" if spec.config.debug else "measure.monitor=false"
 
     @property
@@ -59,12 +66,11 @@ class Keeper:
 
     def _start(self) -> subprocess.Popen[bytes]:
         env = {**os.environ, "SCALEBENCH_PARENT_PID": str(os.getpid())}
-        command = [sys.executable, "-m", self._module, str(self._folder)]
         # Blocked signals stay so in the child, which waits for them: none can end it before it is ready.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         try:
             return subprocess.Popen(
-                command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                self._words, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                 start_new_session=True,
             )  # fmt: skip
         finally:

@@ -1,27 +1,39 @@
 """Samples of the processes of the run: their time on the cores and their memory. Layer 2.
 
 Ours are the program that started the monitor and all that it started; a rank is its process and what that started.
+Where a keeper started the monitor (launchers.mpi_rank), ours are those of the other ranks of this node as well, and the
+program that launched the run, where that is here.
 Read from /proc directly: the list of all processes is long, and psutil opens several files for each of them.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from scalebench.launchers import leash
+from scalebench.launchers.mpi_rank import Pids, pids_path
 from scalebench.measure.monitor.rows import Rows
 from scalebench.measure.progress import progress_path, read_progress
+from scalebench.records import from_dict, read_json
 
 SEARCH_S = 2.0  # between two looks at all processes of the machine, which cost 10 ms where there are many
 
 
 class Processes:
-    """The family of process `parent`, with the ranks of the run in `folder` where they are known."""
+    """The family of process `parent`, with those of `ranks` of the run in `folder` that are known.
 
-    def __init__(self, rows: Rows, folder: Path, parent: int, ranks: int) -> None:
-        self._rows, self._folder, self._parent, self._ranks = rows, folder, parent, ranks
+    `kept`: each rank has a keeper that stands beside `parent`.
+    """
+
+    def __init__(self, rows: Rows, folder: Path, parent: int, ranks: Sequence[int], kept: bool = False) -> None:
+        self._rows, self._folder, self._ranks = rows, folder, ranks
+        self._roots = {parent, *(_launching() if kept else [])}
+        self._unkept = set(ranks if kept else [])  # ranks whose keeper has not told its number yet
         self._tick_s = 1 / os.sysconf("SC_CLK_TCK")
         self._seen_s: dict[int, float] = {}  # time on the cores by process, when last looked at
         self._spent_s: dict[str, float] = {"ours": 0.0}
@@ -31,7 +43,7 @@ class Processes:
         self.ours: set[int] = set()
 
     def sample(self) -> None:
-        if self._new_ranks() or time.monotonic() >= self._next_search_s:
+        if self._new_keepers() | self._new_ranks() or time.monotonic() >= self._next_search_s:
             self.search()
         at_s = time.time()
         memory: dict[str, dict[str, int]] = {}
@@ -58,7 +70,7 @@ class Processes:
         children: dict[int, list[int]] = {}
         for pid, parent in parents.items():
             children.setdefault(parent, []).append(pid)
-        self.ours = _family(self._parent, children)
+        self.ours = set().union(*(_family(root, children) for root in self._roots))
         # A rank on another host has a number that means nothing here.
         self._rank_of = {
             pid: rank
@@ -69,12 +81,18 @@ class Processes:
 
     def _new_ranks(self) -> bool:
         before = len(self._rank_pids)
-        for rank in range(self._ranks):
+        for rank in self._ranks:
             if rank not in self._rank_pids and progress_path(self._folder, rank).exists():
                 progress = read_progress(self._folder, rank)
                 if progress is not None:
                     self._rank_pids[rank] = progress.pid
         return len(self._rank_pids) > before
+
+    def _new_keepers(self) -> bool:
+        found = {rank: pids for rank in self._unkept if (pids := _pids(self._folder, rank)) is not None}
+        self._unkept -= set(found)
+        self._roots |= {pids.keeper for pids in found.values() if pids.host == socket.gethostname()}
+        return bool(found)
 
     def _spent(self, pid: int) -> float:
         """Seconds on the cores since the last look. What ended in between keeps its last moments to itself."""
@@ -85,6 +103,20 @@ class Processes:
         before_s = self._seen_s.get(pid, 0.0)
         self._seen_s[pid] = now_s
         return max(0.0, now_s - before_s)
+
+
+def _pids(folder: Path, rank: int) -> Pids | None:
+    try:
+        return from_dict(Pids, read_json(pids_path(folder, rank)))
+    except (OSError, ValueError):
+        return None
+
+
+def _launching() -> list[int]:
+    """The program that launched the run; none where it is on another host."""
+    host, _, pid = os.environ.get(leash.LEASH, "").rpartition(":")
+    here = host == socket.gethostname() and pid.isdigit()
+    return leash.ancestors(int(pid))[1:2] if here else []
 
 
 def _family(first: int, children: dict[int, list[int]]) -> set[int]:

@@ -7,24 +7,31 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from scalebench import gpus
-from scalebench.measure.monitor import SERIES_FILE, guards
+from scalebench.measure.monitor import SERIES_FILE, guards, together
 from scalebench.measure.monitor.series import read_series
 from scalebench.measure.monitor.summary import measured, summarise
+from scalebench.measure.node import NodeFacts
 from scalebench.monitor_records import Monitor
 from scalebench.results import RankRecord, Result
 from scalebench.spec import RunSpec
 
 
-def fill(result: Result, spec: RunSpec, folder: Path, reason: str | None) -> None:
+def fill(
+    result: Result, spec: RunSpec, folder: Path, reason: str | None, told: Sequence[NodeFacts | None] = ()
+) -> None:
     """Put the monitor's figures and flags into `result`. `reason` is the monitor's own word on what is missing.
 
-    Whatever goes wrong here is a reason in the record and no failed run.
+    `told`: what each node of the run left, where these had monitors of their own (attended.read_nodes). Whatever goes
+    wrong here is a reason in the record and no failed run.
     """
     result.monitor = Monitor(reason=reason)
-    if not (folder / SERIES_FILE).exists():
+    if not told and not (folder / SERIES_FILE).exists():
         return
     try:
-        _fill(result, spec, folder)
+        if told:
+            _fill_from_nodes(result, spec, folder, told)
+        else:
+            _fill(result, spec, folder)
     except Exception as error:
         said = f"the series could not be read: {type(error).__name__}: {' '.join(str(error).split())}"
         result.monitor = Monitor(reason=said)
@@ -42,6 +49,14 @@ def _fill(result: Result, spec: RunSpec, folder: Path) -> None:
     told = [gpu for gpu in result.machine.gpus if gpu.index in used]
     result.monitor = monitor
     result.flags += guards.flags(series, window, warmup_s, monitor, told)
+
+
+def _fill_from_nodes(result: Result, spec: RunSpec, folder: Path, told: Sequence[NodeFacts | None]) -> None:
+    nodes = [together.of_node(spec, result.ranks, folder, node, facts) for node, facts in enumerate(told)]
+    monitor = together.together(spec, nodes)
+    monitor.reason = result.monitor.reason or monitor.reason
+    result.monitor = monitor
+    result.flags += together.flags(nodes)
 
 
 def used_gpus(

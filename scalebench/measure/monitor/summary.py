@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from scalebench.measure.monitor import SERIES_FILE
 from scalebench.measure.monitor.gpus import NO_REASON, THROTTLED
@@ -22,30 +23,36 @@ def measured(rank: RankRecord | None) -> Window | None:
     return None if end_s is None else Window(begin_s, end_s)
 
 
-def summarise(series: Series, window: Window, used: Sequence[int]) -> Monitor:
-    """What the GPUs `used` (by NVML's index) and the machine did in `window`."""
-    devices = [_device(series, window, index) for index in used]
-    sources = {device.energy_from for device in devices}
+def summarise(series: Series, window: Window, used: Sequence[int], node: int | None = None) -> Monitor:
+    """What the GPUs `used` (by NVML's index) and the machine did in `window`; `node`: which of several it is."""
     return Monitor(
+        **of_devices([_device(series, window, index, node) for index in used]),
         file=SERIES_FILE,
-        devices=devices,
-        gpu_util_mean=_mean([d.gpu_util_mean for d in devices]),
-        gpu_power_w_mean=_sum([d.gpu_power_w_mean for d in devices]),
-        energy_j=_sum([d.energy_j for d in devices]),
-        energy_from=None if None in sources else "+".join(sorted(s for s in sources if s)) or None,
-        sm_clock_mhz_min=_smallest([d.sm_clock_mhz_min for d in devices]),
-        sm_clock_mhz_mean=_mean([d.sm_clock_mhz_mean for d in devices]),
-        mem_clock_mhz_min=_smallest([d.mem_clock_mhz_min for d in devices]),
-        mem_clock_mhz_mean=_mean([d.mem_clock_mhz_mean for d in devices]),
-        gpu_temperature_c_max=_largest([d.temperature_c_max for d in devices]),
-        throttle_reasons=_union([d.throttle_reasons for d in devices]),
         **_cores(series, window),
         **_memory(series, window),
         **_traffic(series, window),
     )
 
 
-def _device(series: Series, window: Window, index: int) -> DeviceMonitor:
+def of_devices(devices: list[DeviceMonitor]) -> dict[str, Any]:
+    """The figures of a Monitor that are of all its devices together."""
+    sources = {device.energy_from for device in devices}
+    return {
+        "devices": devices,
+        "gpu_util_mean": mean_of([d.gpu_util_mean for d in devices]),
+        "gpu_power_w_mean": sum_of([d.gpu_power_w_mean for d in devices]),
+        "energy_j": sum_of([d.energy_j for d in devices]),
+        "energy_from": None if None in sources else "+".join(sorted(s for s in sources if s)) or None,
+        "sm_clock_mhz_min": smallest_of([d.sm_clock_mhz_min for d in devices]),
+        "sm_clock_mhz_mean": mean_of([d.sm_clock_mhz_mean for d in devices]),
+        "mem_clock_mhz_min": smallest_of([d.mem_clock_mhz_min for d in devices]),
+        "mem_clock_mhz_mean": mean_of([d.mem_clock_mhz_mean for d in devices]),
+        "gpu_temperature_c_max": _largest([d.temperature_c_max for d in devices]),
+        "throttle_reasons": _union([d.throttle_reasons for d in devices]),
+    }
+
+
+def _device(series: Series, window: Window, index: int, node: int | None) -> DeviceMonitor:
     gpu = f"gpu{index}"
     counter_j, power_j = series.counted(gpu, "energy_j", window), series.integral(gpu, "power_w", window)
     sent, received = (series.counted(gpu, f"nvlink_{way}_bytes", window) for way in ("sent", "received"))
@@ -68,6 +75,7 @@ def _device(series: Series, window: Window, index: int) -> DeviceMonitor:
         nvlink_sent_bytes_per_s=_per_s(sent, window),
         nvlink_received_bytes_per_s=_per_s(received, window),
         lost_at_s=next(iter(series.times_s(gpu, "lost")), None),
+        node=node,
     )
 
 
@@ -82,7 +90,7 @@ def _cores(series: Series, window: Window) -> dict[str, float | None]:
     cores = next(iter(series.values("cpu", "cores")), None)
     busy_s = series.counted("cpu", "busy_s", window)
     ranks = series.sources("process:")
-    ours_s = _sum([series.counted(rank, "cpu_s", window) for rank in ranks])
+    ours_s = sum_of([series.counted(rank, "cpu_s", window) for rank in ranks])
     return {
         "cpu_util_mean": _share(busy_s, cores, window),
         "cpu_util_ours_mean": _share(ours_s, cores, window),
@@ -100,8 +108,8 @@ def _memory(series: Series, window: Window) -> dict[str, int | None]:
     ranks = series.sources("process:")
     available = series.smallest("memory", "available_bytes", window)
     return {
-        "rss_bytes_max": _whole(_sum([series.largest(rank, "rss_bytes", window) for rank in ranks])),
-        "rss_anon_bytes_max": _whole(_sum([series.largest(rank, "rss_anon_bytes", window) for rank in ranks])),
+        "rss_bytes_max": _whole(sum_of([series.largest(rank, "rss_bytes", window) for rank in ranks])),
+        "rss_anon_bytes_max": _whole(sum_of([series.largest(rank, "rss_anon_bytes", window) for rank in ranks])),
         "memory_available_bytes_min": _whole(available),
         "swap_in_bytes": _whole(series.counted("swap", "in_bytes", window)),
         "swap_out_bytes": _whole(series.counted("swap", "out_bytes", window)),
@@ -110,7 +118,7 @@ def _memory(series: Series, window: Window) -> dict[str, int | None]:
 
 def _traffic(series: Series, window: Window) -> dict[str, float | None]:
     def rate(sources: Iterable[str], quantity: str) -> float | None:
-        return _per_s(_sum([series.counted(source, quantity, window) for source in sources]), window)
+        return _per_s(sum_of([series.counted(source, quantity, window) for source in sources]), window)
 
     wires = [source for source in series.sources("net:") if source != "net:lo"]
     fabric = series.sources("infiniband:")
@@ -131,17 +139,17 @@ def _known(values: Sequence[float | None]) -> list[float] | None:
     return known if known and len(known) == len(values) else None
 
 
-def _sum(values: Sequence[float | None]) -> float | None:
+def sum_of(values: Sequence[float | None]) -> float | None:
     known = _known(values)
     return None if known is None else sum(known)
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
+def mean_of(values: Sequence[float | None]) -> float | None:
     known = _known(values)
     return None if known is None else sum(known) / len(known)
 
 
-def _smallest(values: Sequence[float | None]) -> float | None:
+def smallest_of(values: Sequence[float | None]) -> float | None:
     known = _known(values)
     return None if known is None else min(known)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from scalebench.launchers import leash
+from scalebench.launchers.mpi_rank import Pids, pids_path
 from scalebench.measure.monitor.processes import Processes
 from scalebench.measure.monitor.rows import Rows
 from scalebench.measure.monitor.series import Series, Window, read_series
@@ -50,7 +53,7 @@ def test_a_spinning_rank_takes_what_the_kernel_gives_it(tmp_path: Path) -> None:
     import psutil
 
     rows = Rows()
-    processes = Processes(rows, tmp_path, ROOT_PID, 2)
+    processes = Processes(rows, tmp_path, ROOT_PID, range(2))
     with running(SPIN) as spinning, running("print(1, flush=True)\nimport time; time.sleep(60)") as idle:
         is_rank(tmp_path, 0, spinning)
         is_rank(tmp_path, 1, idle)
@@ -74,7 +77,7 @@ def test_a_spinning_rank_takes_what_the_kernel_gives_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("code", [HOLD, CHILD], ids=["its own", "of a child"])
 def test_200_mb_of_a_rank(code: str, tmp_path: Path) -> None:
     rows = Rows()
-    processes = Processes(rows, tmp_path, ROOT_PID, 1)
+    processes = Processes(rows, tmp_path, ROOT_PID, range(1))
     with running(code) as pid:
         is_rank(tmp_path, 0, pid)
         processes.sample()
@@ -87,13 +90,13 @@ def test_200_mb_of_a_rank(code: str, tmp_path: Path) -> None:
 def test_a_rank_of_another_host_is_not_taken_for_a_process_here(tmp_path: Path) -> None:
     rows = Rows()
     is_rank(tmp_path, 0, os.getppid())  # a number that is somebody else's here
-    Processes(rows, tmp_path, ROOT_PID, 1).sample()
+    Processes(rows, tmp_path, ROOT_PID, range(1)).sample()
     assert not read(rows, tmp_path).sources("process:")
 
 
 def test_processes_that_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = Rows()
-    processes = Processes(rows, tmp_path, ROOT_PID, 1)
+    processes = Processes(rows, tmp_path, ROOT_PID, range(1))
     with running(SPIN) as pid:
         is_rank(tmp_path, 0, pid)
         processes.sample()
@@ -110,8 +113,37 @@ def test_processes_that_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_half_a_progress_file_waits_for_the_next_look(tmp_path: Path) -> None:
     progress_path(tmp_path, 0).write_text("{")
     rows = Rows()
-    processes = Processes(rows, tmp_path, ROOT_PID, 1)
+    processes = Processes(rows, tmp_path, ROOT_PID, range(1))
     processes.sample()
     is_rank(tmp_path, 0, ROOT_PID)
     processes.sample()
     assert len(read(rows, tmp_path).values("process:0", "cpu_s")) == 1
+
+
+def test_ranks_that_stand_beside_each_other_are_all_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a node each rank has a keeper; a number of another host means nothing here, nor do other nodes' ranks."""
+    monkeypatch.delenv(leash.LEASH, raising=False)
+    rows = Rows()
+    with running(SPIN) as first, running(SPIN) as second, running(SPIN) as stranger:
+        processes = Processes(rows, tmp_path, first, [0, 1], kept=True)
+        processes.sample()
+        assert {first} <= processes.ours and not {second, stranger} & processes.ours
+        for rank, host, pid in ((1, socket.gethostname(), second), (2, socket.gethostname(), stranger)):
+            write_json(pids_path(tmp_path, rank), asdict(Pids(host, pid, pid)))
+            is_rank(tmp_path, rank, pid)
+        write_json(pids_path(tmp_path, 0), asdict(Pids("another", stranger, stranger)))
+        processes.sample()
+        assert {first, second} <= processes.ours and stranger not in processes.ours
+        time.sleep(0.1)
+        processes.sample()
+    rows.write(tmp_path / "series")
+    assert read_series(tmp_path / "series").sources("process:") == ["process:1"]
+
+
+def test_who_launched_the_run_is_ours_where_it_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(SPIN) as alone, running("print(1, flush=True)\nimport time; time.sleep(60)") as launched:
+        for host, ours in ((socket.gethostname(), True), ("another", False)):
+            monkeypatch.setenv(leash.LEASH, f"{host}:{launched}")
+            processes = Processes(Rows(), tmp_path, alone, [0], kept=True)
+            processes.sample()
+            assert (launched in processes.ours) == ours and alone in processes.ours

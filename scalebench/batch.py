@@ -1,0 +1,46 @@
+"""What a job of SLURM runs on its first node: one run, in its folder. Layer 3."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any, NoReturn
+
+from scalebench.launchers import watch
+from scalebench.results import Result
+from scalebench.run import run
+from scalebench.slurm import script
+from scalebench.spec import InputError, read_spec
+
+
+def job(folder: str) -> NoReturn:
+    """All that a job does. Ends the process: submitit would leave another file of its own otherwise."""
+    script.clean(Path(folder))
+    run_folder(folder)
+    raise SystemExit(0)
+
+
+def run_folder(folder: str) -> None:
+    """Run what spec.json in `folder` says, and leave its row there; what went wrong stands in the row.
+
+    SIGTERM, which the processes of a job get when it is cancelled or its time is over, ends the run as Ctrl-C does.
+    """
+    for sign in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(sign, _interrupt)
+    path = Path(folder)
+    try:
+        print(_line(run(read_spec(path), path)), flush=True)
+    except KeyboardInterrupt:
+        print("scalebench: cancelled", flush=True)
+    except (InputError, OSError) as error:
+        print(f"scalebench: {error}", flush=True)
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    watch.cancelled.set()
+    raise KeyboardInterrupt
+
+
+def _line(result: Result) -> str:
+    said = result.status if result.reason is None else f"{result.status}: {result.reason}"
+    return f"scalebench: {result.scale.strategy} gpus={result.scale.gpus} {said}"

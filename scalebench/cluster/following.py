@@ -1,0 +1,230 @@
+"""Follows jobs to their rows: looks into their folders, and asks the scheduler now and then. Layer 3."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from scalebench.cluster import verdict
+from scalebench.cluster.queue import Asked, Job, Queue, queue
+from scalebench.cluster.submitting import Submit, Submitter, adopt
+from scalebench.collect import Outcome
+from scalebench.launchers import watch
+from scalebench.results import Result
+from scalebench.slurm import script
+from scalebench.slurm.commands import Slurm, SlurmError
+from scalebench.slurm.states import JobState, never, over
+from scalebench.slurm.watcher import Watcher
+
+LOOK_S = 0.5  # between two looks into the folders
+GRACE_S = 10.0  # that a row has to show up in a shared folder once the scheduler says that the job is over
+WORD_S = 60.0  # that the scheduler has to explain a row that is not ok
+MOST_UNKNOWN = 8  # answers, one after the other, that do not know a job of which nothing was ever heard
+CANCEL_S = 60.0  # that jobs have to end once they are cancelled
+SILENT_S = 3600.0  # that the scheduler may be silent while no row comes in either
+
+Row = tuple[Asked, Result]
+
+
+class Asks(Protocol):
+    """What is needed of slurm.watcher.Watcher."""
+
+    queries: int
+
+    def look(self, job_ids: Sequence[str]) -> dict[str, JobState]: ...
+
+
+def pause(seconds: float) -> None:
+    """Ctrl-C and SIGTERM end it: KeyboardInterrupt."""
+    if watch.cancelled.wait(seconds):
+        raise KeyboardInterrupt
+
+
+class Cluster:
+    """The jobs of one program, at most `max_jobs` of them unfinished at a time (None: no limit).
+
+    `on_change` is told how they stand whenever that changes, and at every look while some of them run, whose progress
+    files it may want to read.
+    """
+
+    def __init__(
+        self,
+        slurm: Slurm,
+        max_jobs: int | None = None,
+        on_change: Callable[[Queue], None] = lambda queue: None,
+        *,
+        submit: Submit = script.submit,
+        watcher: Asks | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = pause,
+    ) -> None:
+        self._slurm, self._max_jobs, self._on_change = slurm, max_jobs, on_change
+        self._watcher = watcher or Watcher(slurm, clock=clock)
+        self._clock, self._pause = clock, pause
+        self._names = verdict.names_from(slurm)
+        self._submitter = Submitter(submit, clock)
+        self._jobs: list[Job] = []
+        self._ready: deque[Row] = deque()
+        self._done, self._look_at_s = 0, clock()
+        self._told: Queue | None = None
+        self._trouble: str | None = None
+        self._silent_since_s = clock()
+        self._cancelled_s: float | None = None
+
+    @property
+    def unfinished(self) -> int:
+        """Jobs that have been submitted and are not over."""
+        return len(self._jobs)
+
+    def follow(self, asked: Sequence[Asked] = ()) -> Iterator[Row]:
+        """Submit these runs, and yield each with its row as soon as that is there; the adopted ones are followed only.
+
+        InputError, before anything is submitted, for a folder that holds a result. A KeyboardInterrupt leaves all jobs
+        as they are, and the iterator goes on where it was when it is asked again.
+        """
+        self._submitter.add([each for each in asked if not each.adopted])
+        for each in asked:
+            if each.adopted:
+                self._take(each, adopt(each))
+        return iter(self._next, None)
+
+    def cancel(self) -> None:
+        """End all jobs, and let the runs that wait be; follow's iterator then yields their rows, and is not interrupted
+        by the signal that led to this. A scheduler that does not answer is not waited for for ever."""
+        watch.cancelled.clear()
+        self._cancelled_s = self._clock()
+        with watch.signals_later():
+            while self._submitter.waiting:
+                asked = self._submitter.waiting.popleft()
+                self._settle(asked, verdict.make(asked, Outcome("cancelled", "cancelled before it was submitted")))
+        self._scancel([job for job in self._jobs if job.over_s is None])
+
+    def _next(self) -> Row | None:
+        while not self._ready:
+            if not self._submitter.waiting and not self._jobs:
+                self._tell()
+                return None
+            submitted = self._submit_one()
+            if self._clock() >= self._look_at_s:
+                self._look()
+                self._look_at_s = self._clock() + LOOK_S
+                self._tell()
+            if not self._ready and not submitted:
+                self._pause(LOOK_S)
+        return self._ready.popleft()
+
+    def _submit_one(self) -> bool:
+        full = self._max_jobs is not None and len(self._jobs) >= self._max_jobs
+        if full or not self._submitter.ready:
+            return False
+        with watch.signals_later():  # a job whose number got lost would run on unseen
+            asked, made = self._submitter.next()
+            self._take(asked, made)
+        return made is not None
+
+    def _take(self, asked: Asked, made: Job | Result | None) -> None:
+        if isinstance(made, Job):
+            self._jobs.append(made)
+        elif made is not None:
+            self._settle(asked, made)
+
+    def _look(self) -> None:
+        self._ask()
+        with watch.signals_later():
+            for job in list(self._jobs):
+                row = self._row(job)
+                if row is not None:
+                    script.clean(job.asked.folder)
+                    self._jobs.remove(job)
+                    self._settle(job.asked, row)
+
+    def _ask(self) -> None:
+        """The scheduler's word on every job, where it is time for it."""
+        ids = [job.id for job in self._jobs]
+        before = self._watcher.queries
+        try:
+            found = self._watcher.look(ids) if ids else {}
+        except SlurmError as error:
+            self._silent_since_s = self._silent_since_s if self._trouble else self._clock()
+            self._trouble = str(error)
+            return
+        if self._watcher.queries == before:
+            return
+        self._trouble = None
+        for job in self._jobs:
+            self._heard(job, found.get(job.id))
+        if self._cancelled_s is not None:  # those that it did not get or take the first time
+            self._scancel([job for job in self._jobs if job.over_s is None and not job.cancelled])
+
+    def _heard(self, job: Job, state: JobState | None) -> None:
+        if state is None:
+            job.unknown += 1
+            gone = job.state is not None or job.unknown >= MOST_UNKNOWN  # the watcher itself drops none in haste
+        else:
+            job.state, job.unknown = state, 0
+            gone = over(state)
+            why = None if gone or job.never else never(state)
+            if why is not None and self._scancel([job]):
+                job.never = why
+        if gone and job.over_s is None:
+            job.over_s = self._clock()
+
+    def _row(self, job: Job) -> Result | None:
+        """The row of a job, once there is one and nothing is to come that would change it."""
+        now_s = self._clock()
+        if job.row is None:
+            job.row, job.row_s = verdict.left_row(job.asked.folder, fresh=not job.pending), now_s
+        row = job.row
+        if row is not None:
+            waits = verdict.may_change(row) and job.over_s is None and now_s - job.row_s < WORD_S
+            return None if waits else self._amended(job, row)
+        if job.never is not None:
+            return self._made(job, Outcome("unsupported", job.never))
+        if job.over_s is not None:  # and that never ran has nothing to leave
+            in_time = job.state is None or not over(job.state) or job.ran
+            return None if in_time and now_s - job.over_s < GRACE_S else verdict.missing(job, self._names)
+        return self._given_up(job, now_s)
+
+    def _amended(self, job: Job, row: Result) -> Result:
+        if verdict.amend(row, job, self._names):
+            verdict.rewrite(row, job.asked.folder)
+        return row
+
+    def _given_up(self, job: Job, now_s: float) -> Result | None:
+        """The row of a job that nobody tells anything of any more."""
+        if self._cancelled_s is not None and now_s - self._cancelled_s >= CANCEL_S:
+            words = f"cancelled; after {CANCEL_S:g} s SLURM had not said that job {job.id} is over: scancel {job.id}"
+            outcome = Outcome("cancelled", words)
+        elif self._trouble is not None and now_s - self._silent_since_s >= SILENT_S:
+            outcome = Outcome("failed", f"nothing was heard of job {job.id} for {SILENT_S / 60:g} min: {self._trouble}")
+        else:
+            return None
+        return self._made(job, outcome)
+
+    def _made(self, job: Job, outcome: Outcome) -> Result:
+        return verdict.make(job.asked, outcome, scheduler=verdict.record(job, self._names, None))
+
+    def _scancel(self, jobs: Sequence[Job]) -> bool:
+        """Whether the scheduler took it."""
+        if not jobs:
+            return True
+        try:
+            self._slurm.run("scancel", *(job.id for job in jobs))
+        except SlurmError as error:
+            self._trouble = str(error)
+            return False
+        for job in jobs:
+            job.cancelled = True
+        return True
+
+    def _settle(self, asked: Asked, row: Result) -> None:
+        self._done += 1
+        self._ready.append((asked, row))
+
+    def _tell(self) -> None:
+        now = queue(len(self._submitter.waiting), self._jobs, self._done, self._trouble)
+        if now.runs or now != self._told:
+            self._told = now
+            self._on_change(now)

@@ -1,0 +1,75 @@
+"""Runs that are jobs, and how they stand. Layer 3."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from scalebench.results import Result
+from scalebench.slurm.states import WAITING, JobState
+from scalebench.slurm.submission import Submission
+from scalebench.spec import RunSpec
+
+
+@dataclass(eq=False)
+class Asked:
+    """A run that shall be a job, in the folder that is its own."""
+
+    number: int
+    spec: RunSpec
+    folder: Path
+    adopted: bool = False  # its job is there already, submitted by a program that is no more
+
+
+@dataclass(eq=False)
+class Job:
+    """What is known of a run that has been submitted and has no row yet. `_s` are of the follower's clock."""
+
+    asked: Asked
+    submission: Submission
+    state: JobState | None = None  # the scheduler's last word
+    unknown: int = 0  # answers of the scheduler since then that did not know it
+    row: Result | None = None  # that it left, and that the scheduler's word may explain better
+    row_s: float = 0.0  # when that was found
+    over_s: float | None = None  # when it was first said to be over
+    cancelled: bool = False  # by us
+    never: str | None = None  # why it could not start, and was taken out of the queue
+
+    @property
+    def id(self) -> str:
+        return self.submission.job_id
+
+    @property
+    def pending(self) -> bool:
+        """As far as the scheduler has told: it may have started since."""
+        return self.over_s is None and (self.state is None or self.state.state in WAITING)
+
+    @property
+    def ran(self) -> bool:
+        """Whether it was given nodes; the start that is told of a job without any is one that is expected."""
+        return self.state is not None and not self.pending and bool(self.state.node_list)
+
+
+@dataclass(frozen=True)
+class Queue:
+    """How the runs that a scheduler has are getting on."""
+
+    waiting: int  # not submitted yet
+    pending: int
+    reason: str | None  # the scheduler's commonest one for that
+    runs: tuple[Asked, ...]  # that run now
+    over: int
+    trouble: str | None = None  # why nothing is heard of the scheduler
+
+    @property
+    def running(self) -> int:
+        return len(self.runs)
+
+
+def queue(waiting: int, jobs: Collection[Job], over: int, trouble: str | None) -> Queue:
+    pending = [job for job in jobs if job.pending]
+    reasons = Counter(job.state.reason for job in pending if job.state is not None and job.state.reason)
+    reason = reasons.most_common(1)[0][0] if reasons else None
+    return Queue(waiting, len(pending), reason, tuple(job.asked for job in jobs if not job.pending), over, trouble)

@@ -1,0 +1,107 @@
+"""Runs that a scheduler does: submitted at once, followed to their rows, and what Ctrl-C means for them. Layer 4."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING
+
+from scalebench.launchers import watch
+from scalebench.report.console import Console
+from scalebench.results import Result
+from scalebench.slurm.commands import Slurm, inside
+from scalebench.spec import HardwareSpec, InputError, RunSpec
+
+if TYPE_CHECKING:
+    from scalebench.cluster import Asked
+
+terminated = Event()  # set by the program's handler of SIGTERM: there is nobody to ask then
+
+
+class LeftQueued(KeyboardInterrupt):
+    """Whoever waited has left, and the jobs go on without."""
+
+
+def submits(spec: RunSpec) -> bool:
+    """Whether this run becomes a job. Within an allocation, and where it is impossible, it does not."""
+    hardware = spec.config.hardware
+    return hardware.scheduler == "slurm" and not hardware.here and spec.unsupported is None and not inside()
+
+
+def one(spec: RunSpec, folder: Path, console: Console, resume: bool) -> Result:
+    """The row of a single run, done by the scheduler in `folder`."""
+    from scalebench.cluster import Asked
+
+    ((_, result),) = follow([Asked(0, spec, folder)], console, folder if resume else None)
+    return result
+
+
+def follow(asked: Sequence[Asked], console: Console, root: Path | None) -> Iterator[tuple[Asked, Result]]:
+    """Submit these runs and yield each with its row, as they end. Below `root` may be folders of runs whose job still
+    goes on after whoever started it was killed: they are waited for, and not submitted once more.
+
+    Ctrl-C asks once whether to cancel the jobs: KeyboardInterrupt when their rows have been yielded, LeftQueued where
+    they shall go on.
+    """
+    from scalebench.cluster import Cluster, find_running
+
+    if not asked:
+        return
+    hardware = [run.spec.config.hardware for run in asked]
+    slurm = Slurm(_common_bin(hardware))
+    limits = [spec.max_jobs for spec in hardware if spec.max_jobs is not None]
+    if root is not None:
+        asked = _with_running(asked, find_running(root, slurm))
+        for run in asked:
+            if not run.adopted and run.folder != root:
+                shutil.rmtree(run.folder, ignore_errors=True)  # of a run that did not go well
+    with console.following() as on_change:
+        cluster = Cluster(slurm, min(limits, default=None), on_change)
+        rows = cluster.follow(asked)
+        try:
+            yield from rows
+            return
+        except KeyboardInterrupt:
+            watch.cancelled.clear()  # heard; whoever is in a hurry presses Ctrl-C again
+            if not console.shall_cancel(cluster.unfinished, not terminated.is_set()):
+                raise LeftQueued(_how_to_return(asked, cluster.unfinished)) from None
+            cluster.cancel()
+        yield from rows
+    raise KeyboardInterrupt
+
+
+def _how_to_return(asked: Sequence[Asked], left: int) -> str:
+    jobs = "1 job goes" if left == 1 else f"{left} jobs go"
+    where = f"hydra.run.dir={asked[0].folder} " if len(asked) == 1 else ""
+    return f"{jobs} on without; the same command with {where}resume=true waits for the rest"
+
+
+def _with_running(asked: Sequence[Asked], running: dict[tuple[str, int], Path]) -> list[Asked]:
+    from scalebench.cluster import Asked
+
+    going_on = {key: folder.absolute() for key, folder in running.items()}
+    found = []
+    for run in asked:
+        folder = going_on.get((run.spec.fingerprint, run.spec.config.repeat))
+        if folder is None and run.folder in going_on.values():
+            raise InputError(
+                f"{run.folder} is where a job of another run still goes on; choose another hydra.sweep.dir"
+            )
+        found.append(run if folder is None else Asked(run.number, run.spec, folder, adopted=True))
+    own = {run.folder for run in asked}
+    if any(
+        run.adopted and run.folder in own and run.folder != old.folder for run, old in zip(found, asked, strict=True)
+    ):
+        raise InputError(
+            "jobs of this sweep still go on in other numbers of it; give its words in the order that they had"
+        )
+    return found
+
+
+def _common_bin(hardware: Sequence[HardwareSpec]) -> str | None:
+    bins = {spec.slurm.bin for spec in hardware}
+    if len(bins) > 1:
+        raise InputError("hardware.slurm.bin differs between the runs of one sweep; a sweep goes to one cluster")
+    return bins.pop()

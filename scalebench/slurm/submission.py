@@ -1,0 +1,37 @@
+"""What is left of a submission in the folder of its run: job.json. Layer 2."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from scalebench.records import from_dict, read_json, write_json
+from scalebench.spec import InputError
+
+JOB_FILE = "job.json"
+JOB_LOG = "job.log"  # what the job prints, beside the logs of its ranks
+
+
+@dataclass
+class Submission:
+    """A run that is a job."""
+
+    job_id: str
+    submitted_at_s: float  # seconds since the epoch, by the clock of whoever submitted it
+    partition: str | None = None  # that was asked for
+
+
+def write_submission(submission: Submission, folder: Path) -> None:
+    write_json(folder / JOB_FILE, dataclasses.asdict(submission))
+
+
+def read_submission(folder: Path) -> Submission | None:
+    """None where the run was not submitted from this folder; InputError for a file that is none of ours."""
+    path = folder / JOB_FILE
+    try:
+        return from_dict(Submission, read_json(path))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read: {error}; remove it") from error

@@ -1,0 +1,98 @@
+"""The test cluster as a test sees it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.cluster import clocks, hosts, links
+from tests.cluster.settings import FOLDER_VARIABLE, ClusterError, Settings, read_settings
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 180.0
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A running cluster. Nodes are named as in `nodes`; all of them and the machine share every folder but one."""
+
+    settings: Settings
+
+    @classmethod
+    def start(cls, folder: Path, **variables: str) -> Cluster:
+        """As make cluster-up does it; `variables` such as NODES="3"."""
+        _call("tests.cluster.up", folder, variables)
+        settings = read_settings(folder)
+        if settings is None:
+            raise ClusterError(f"there is no cluster in {folder}")
+        return cls(settings)
+
+    def stop(self) -> None:
+        _call("tests.cluster.down", self.folder, {})
+
+    @property
+    def folder(self) -> Path:
+        return self.settings.folder
+
+    @property
+    def bin(self) -> Path:
+        """sbatch and the others, for the shell of the machine."""
+        return self.folder / "bin"
+
+    @property
+    def bin_nosacct(self) -> Path:
+        """The same commands, as where there is no accounting."""
+        return self.folder / "bin-nosacct"
+
+    @property
+    def nodes(self) -> list[str]:
+        return self.settings.node_names
+
+    @property
+    def unshared(self) -> Path:
+        """A folder that is another one on each host, and on the machine."""
+        return self.folder / "unshared"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of a `python -m scalebench hardware=testcluster`."""
+        return {**os.environ, FOLDER_VARIABLE: str(self.folder)}
+
+    def slurm(self, name: str, *words: str, limit_s: float = 60.0, cwd: Path | None = None) -> str:
+        """What a command of SLURM says, such as `cluster.slurm("squeue", "-h")`. ClusterError where it fails."""
+        done = subprocess.run(
+            [str(self.bin / name), *words], capture_output=True, text=True, timeout=limit_s, cwd=cwd, check=False
+        )
+        if done.returncode != 0:
+            raise ClusterError(f"{name} ends with {done.returncode}: {done.stderr.strip()}")
+        return done.stdout
+
+    def on(self, host: str, *words: str, limit_s: float = 30.0) -> str:
+        """What a command on a node, or on the head, says, outside any job."""
+        return hosts.on(self.folder, host, *words, limit_s=limit_s)
+
+    def cut(self, node: str) -> None:
+        links.cut(self.settings, node)
+
+    def mend(self, node: str) -> None:
+        links.mend(self.settings, node)
+
+    def rate(self, node: str, rate: str) -> None:
+        links.shape(self.settings, node, rate)
+
+    def clock(self, node: str, offset_s: float) -> None:
+        """Have the tasks that start on a node from now on see a clock that is ahead by so much; 0 puts it right."""
+        clocks.shift(self.folder, node, offset_s)
+
+
+def _call(module: str, folder: Path, variables: dict[str, str]) -> None:
+    """In a process of its own: what it starts is no child of ours."""
+    environment = {**os.environ, **variables, FOLDER_VARIABLE: str(folder)}
+    done = subprocess.run(
+        [sys.executable, "-m", module], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S
+    )
+    if done.returncode != 0:
+        raise ClusterError(done.stderr.strip() or f"{module} ends with {done.returncode}")

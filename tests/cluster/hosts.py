@@ -1,0 +1,99 @@
+"""Hosts of a test cluster: namespaces for network, name, mounts and shared memory, and on a node for processes, too.
+
+Nothing names these namespaces but the process that holds them: they are gone with it, and clusters do not meet.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import psutil
+
+from tests.cluster import processes
+from tests.cluster.settings import HEAD, SWITCH, ClusterError, Settings
+
+HOST_SCRIPT = Path(__file__).with_name("host.sh")
+LIMIT_S = 30.0
+NAMESPACES = ("--net", "--uts", "--ipc", "--mount")
+# What enters a mount namespace stands at its root.
+STAY = 'cd "$0" && exec "$@"'
+
+
+def start(settings: Settings, host: str) -> None:
+    """Have the host."""
+    if holder(settings.folder, host) is not None:
+        return
+    words = ["unshare", *NAMESPACES, "--propagation", "slave"]
+    # The head's processes are those of the machine, so that a command in a shell can be stopped by its own number.
+    words += [] if host in (HEAD, SWITCH) else ["--pid", "--fork", "--kill-child", "--mount-proc"]
+    ready = settings.folder / "hosts" / f"{host}.ready"
+    ready.unlink(missing_ok=True)
+    log = settings.folder / "log" / f"host.{host}.log"
+    with log.open("w") as file:
+        subprocess.Popen(
+            [*words, "bash", str(HOST_SCRIPT), host, str(settings.folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+            env={**os.environ, **processes.mark(settings.folder, host)},
+        )
+    try:
+        processes.until(ready.exists, LIMIT_S, f"host {host}")
+    except ClusterError as error:
+        raise ClusterError(f"{error}: {' '.join(log.read_text().split())}") from None
+
+
+def holder(folder: Path, host: str) -> psutil.Process | None:
+    """Process 1 of a node, or what holds the namespaces of the head or the switch."""
+    return processes.running(folder, host, "bash")
+
+
+def enter(folder: Path, host: str, words: list[str], cwd: str | Path | None = None) -> list[str]:
+    """Words that run `words` on a host."""
+    process = holder(folder, host)
+    if process is None:
+        raise ClusterError(f"there is no host {host} in the test cluster of {folder}: make cluster-up")
+    pid = [] if host in (HEAD, SWITCH) else ["--pid"]
+    inside = ["sh", "-c", STAY, str(cwd or os.getcwd()), *words]
+    return ["nsenter", "--target", str(process.pid), *NAMESPACES, *pid, "--", *inside]
+
+
+def on(folder: Path, host: str, *words: str, limit_s: float = LIMIT_S) -> str:
+    """What a command on a host says. Raises ClusterError with what it said where it fails or hangs."""
+    environment = {**os.environ, "SLURM_CONF": str(folder / "etc" / "slurm.conf")}
+    try:
+        done = subprocess.run(
+            enter(folder, host, list(words), "/"),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+        )
+    except subprocess.TimeoutExpired:
+        raise ClusterError(f"{' '.join(words)} on {host} takes more than {limit_s:g} s") from None
+    if done.returncode != 0:
+        said = " ".join((done.stderr or done.stdout).split())
+        raise ClusterError(f"{' '.join(words)} on {host} ends with {done.returncode}: {said}")
+    return done.stdout
+
+
+def daemon(settings: Settings, host: str, words: list[str], **variables: str) -> None:
+    """Start a program that stays. What it says goes to log/NAME.HOST.out, as far as it keeps no log of its own."""
+    log = settings.folder / "log" / f"{Path(words[0]).name}.{host}.out"
+    environment = {**os.environ, "SLURM_CONF": str(settings.folder / "etc" / "slurm.conf"), **variables}
+    with log.open("w") as file:
+        done = subprocess.run(
+            enter(settings.folder, host, words, "/"),
+            env={**environment, **processes.mark(settings.folder, host)},
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+            timeout=LIMIT_S,
+        )
+    if done.returncode != 0:
+        raise ClusterError(f"{words[0]} on {host} does not start: {' '.join(log.read_text().split())[-400:]}")

@@ -1,0 +1,19 @@
+#!/bin/bash
+
+# Parameters
+#SBATCH --cpus-per-task=6
+#SBATCH --gres=gpu:8
+#SBATCH --job-name=scalebench-ddp_gloo-9
+#SBATCH --no-requeue
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=8
+#SBATCH --output=/scratch/user/sweep/3/job.log
+#SBATCH --partition=gpu
+#SBATCH --time=4
+
+# command
+export SUBMITIT_EXECUTOR=slurm
+exec /home/user/venv/bin/python -u -m submitit.core._submit /scratch/user/sweep/3/slurm
+
+# its ranks are started with
+# srun --nodes=2 --ntasks=9 --distribution=arbitrary --cpus-per-task=6 --cpu-bind=none --kill-on-bad-exit=0 apptainer exec --nv --bind /scratch/user/sweep/3:/scratch/user/sweep/3,/scratch/user/cache:/scratch/user/cache,/data:/data:ro /img/scalebench.sif python3 -m scalebench.launchers.mpi_rank /scratch/user/sweep/3 scalebench.worker

@@ -1,0 +1,28 @@
+#!/bin/bash
+
+# Parameters
+#SBATCH --account=p_scaling
+#SBATCH --constraint=fast
+#SBATCH --cpus-per-task=4
+#SBATCH --hint=nomultithread
+#SBATCH --job-name=scalebench-ddp_gloo-4
+#SBATCH --mail-type=END
+#SBATCH --mem=64G
+#SBATCH --no-requeue
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=2
+#SBATCH --output=/scratch/user/sweep/3/job.log
+#SBATCH --qos=normal
+#SBATCH --reservation=course
+#SBATCH --time=30
+
+# setup
+module load CUDA/12.4
+. ~/it\'s/activate
+
+# command
+export SUBMITIT_EXECUTOR=slurm
+exec /home/user/venv/bin/python -u -m submitit.core._submit /scratch/user/sweep/3/slurm
+
+# its ranks are started with
+# srun --nodes=2 --ntasks=4 --ntasks-per-node=2 --cpus-per-task=4 --cpu-bind=none --kill-on-bad-exit=0 --label /home/user/venv/bin/python -m scalebench.launchers.mpi_rank /scratch/user/sweep/3 scalebench.worker

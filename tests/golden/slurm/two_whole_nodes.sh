@@ -1,0 +1,21 @@
+#!/bin/bash
+
+# Parameters
+#SBATCH --cpus-per-task=6
+#SBATCH --exclusive
+#SBATCH --gres=gpu:8
+#SBATCH --job-name=scalebench-horovod_nccl-16
+#SBATCH --mem=0
+#SBATCH --no-requeue
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=8
+#SBATCH --output=/scratch/user/sweep/3/job.log
+#SBATCH --partition=alpha
+#SBATCH --time=4
+
+# command
+export SUBMITIT_EXECUTOR=slurm
+exec /home/user/venv/bin/python -u -m submitit.core._submit /scratch/user/sweep/3/slurm
+
+# its ranks are started with
+# srun --nodes=2 --ntasks=16 --ntasks-per-node=8 --cpus-per-task=6 --cpu-bind=none --kill-on-bad-exit=0 /home/user/venv/bin/python -m scalebench.launchers.mpi_rank /scratch/user/sweep/3 scalebench.worker

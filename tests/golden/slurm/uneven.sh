@@ -1,0 +1,17 @@
+#!/bin/bash
+
+# Parameters
+#SBATCH --cpus-per-task=4
+#SBATCH --job-name=scalebench-ddp_gloo-3
+#SBATCH --no-requeue
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=2
+#SBATCH --output=/scratch/user/sweep/3/job.log
+#SBATCH --time=4
+
+# command
+export SUBMITIT_EXECUTOR=slurm
+exec /home/user/venv/bin/python -u -m submitit.core._submit /scratch/user/sweep/3/slurm
+
+# its ranks are started with
+# srun --nodes=2 --ntasks=3 --distribution=arbitrary --cpus-per-task=4 --cpu-bind=none --kill-on-bad-exit=0 /home/user/venv/bin/python -m scalebench.launchers.mpi_rank /scratch/user/sweep/3 scalebench.worker
