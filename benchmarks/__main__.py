@@ -12,6 +12,7 @@ NAMES = (
     "start_up",
     "parent_cpu",
     "following",
+    "submitting",
     "monitor_cost",
     "curves",
     "memory",

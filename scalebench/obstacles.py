@@ -101,7 +101,7 @@ def _elsewhere(hardware: HardwareSpec) -> str:
     gpus_here = machine.gpu_count()
     here = f"{gpus_here} GPUs" if gpus_here else "no GPU"
     if hardware.scheduler == "slurm":  # and not to be reached
-        here += " and no sbatch"
+        here += " and no sbatch" + (f" in {hardware.slurm.bin}" if hardware.slurm.bin else "")
     wants = f"{hardware.gpus_per_node} x {model} a node"
     behind = f", behind {hardware.scheduler}" if hardware.scheduler != "none" else ""
     return f"hardware={hardware.name} is another machine ({wants}{behind}), here is {here}; use hardware=local"

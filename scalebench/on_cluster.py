@@ -12,6 +12,7 @@ from scalebench.launchers import watch
 from scalebench.report.console import Console
 from scalebench.results import Result
 from scalebench.slurm.commands import Slurm, inside
+from scalebench.slurm.submission import read_submission
 from scalebench.spec import HardwareSpec, InputError, RunSpec
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ def follow(asked: Sequence[Asked], console: Console, root: Path | None) -> Itera
         for run in asked:
             if not run.adopted and run.folder != root:
                 shutil.rmtree(run.folder, ignore_errors=True)  # of a run that did not go well
+    else:
+        _refuse_running([run.folder for run in asked], slurm)
     with console.following() as on_change:
         cluster = Cluster(slurm, min(limits, default=None), on_change)
         rows = cluster.follow(asked)
@@ -76,6 +79,18 @@ def _how_to_return(asked: Sequence[Asked], left: int) -> str:
     jobs = "1 job goes" if left == 1 else f"{left} jobs go"
     where = f"hydra.run.dir={asked[0].folder} " if len(asked) == 1 else ""
     return f"{jobs} on without; the same command with {where}resume=true waits for the rest"
+
+
+def _refuse_running(folders: Sequence[Path], slurm: Slurm) -> None:
+    """InputError where a job of an earlier program still goes on in one of these: two would spoil each other."""
+    from scalebench.cluster import find_running
+
+    for folder in folders:
+        submission = read_submission(folder)
+        if submission is not None and find_running(folder, slurm):
+            raise InputError(
+                f"job {submission.job_id} of {folder} still goes on; resume=true waits for it, or choose another folder"
+            )
 
 
 def _with_running(asked: Sequence[Asked], running: dict[tuple[str, int], Path]) -> list[Asked]:

@@ -6,6 +6,7 @@ A run always leaves a result.json, also when it failed; nothing here raises for 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import uuid
 from collections.abc import Callable, Mapping
@@ -24,7 +25,7 @@ from scalebench.measure.monitor import SERIES_FILE, record
 from scalebench.measure.monitor.keeper import Keeper
 from scalebench.measure.node import attended_by_nodes
 from scalebench.measure.progress import Progress
-from scalebench.results import RESULT_FILE, Result, SchedulerRecord, write_result
+from scalebench.results import RESULT_FILE, Result, SchedulerRecord, read_result, write_result
 from scalebench.spec import InputError, RunSpec, write_spec
 
 # What the parent and its ranks tell each other by.
@@ -131,12 +132,24 @@ def leave(
         _merge_traces(result, folder)
         if keeper is not None or any(told):
             record.fill(result, spec, folder, None if keeper is None else keeper.reason, told)
-        write_result(result, folder)
+        there = _row_of_others(folder)
+        if there is None:
+            write_result(result, folder)
         for pattern in PASSING:
             _remove(folder, pattern)
-        return result
+        return there or result
     finally:
         _handle(before)
+
+
+def _row_of_others(folder: Path) -> Result | None:
+    """What whoever waits for a job wrote in its place: its node was given up for dead, and came back."""
+    if RESULT_FILE not in os.listdir(folder):  # which asks a file server, as a look at the file alone may not
+        return None
+    try:
+        return read_result(folder / RESULT_FILE)
+    except (OSError, InputError):
+        return None
 
 
 def _merge_traces(result: Result, folder: Path) -> None:

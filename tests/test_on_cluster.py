@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import select
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import scalebench.cluster
 from scalebench import __main__ as program
 from scalebench import on_cluster, task
 from scalebench.collect import Outcome
+from scalebench.report import console as report_console
 from scalebench.report.console import Console
 from scalebench.run import run
 from scalebench.slurm.submission import Submission, write_submission
@@ -174,6 +177,17 @@ def test_left_at_ctrl_c(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     assert scalebench.load("s").status.tolist() == ["ok"]
 
 
+class Selecting:
+    """In place of the module, to look around while somebody is waited for."""
+
+    def __init__(self, look: Callable[[], Any]) -> None:
+        self._look = look
+
+    def select(self, *words: Any) -> Any:
+        self._look()
+        return select.select(*words)
+
+
 def test_nobody_to_ask_means_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
     console = Console()
     assert console.shall_cancel(3, ask=False) and console.shall_cancel(3, ask=True)  # no terminal here
@@ -182,13 +196,30 @@ def test_nobody_to_ask_means_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("said", "cancels"), [("", True), ("y", True), ("n", False), (" No ", False)])
 def test_the_answer(monkeypatch: pytest.MonkeyPatch, said: str, cancels: bool) -> None:
     questions: list[str] = []
-    monkeypatch.setattr("builtins.input", lambda question: questions.append(question) or said)
+    monkeypatch.setattr(report_console, "_answer", lambda question: questions.append(question) or said)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     console = Console()
     console.rich._force_terminal = True
     assert console.shall_cancel(3, ask=True) == cancels
     assert questions == ["cancel all 3 jobs? Otherwise they go on without [Y/n] "]
     assert console.shall_cancel(0, ask=True) and len(questions) == 1  # of no job nobody is asked
+
+
+def test_the_question_stands_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is typed is read up to the end of the line, and the progress line is not written over it."""
+    window, its = os.openpty()
+    with os.fdopen(window, "wb", buffering=0) as keys, os.fdopen(its) as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        console = Console()
+        console.rich._force_terminal = True
+        with console.following():
+            line = console._following._live
+            keys.write(b"n\n")
+            monkeypatch.setattr(report_console, "select", Selecting(lambda: seen.append(line.is_started)))
+            seen: list[bool] = []
+            assert not console.shall_cancel(2, ask=True) and seen == [False] and line.is_started
+        assert not line.is_started and console._following is None
+    assert "cancel all 2 jobs? Otherwise they go on without [Y/n] " in capsys.readouterr().out
 
 
 def test_clusters_are_not_mixed(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gzip
 import os
+import shutil
 import signal
 import threading
 from dataclasses import asdict
@@ -276,3 +277,15 @@ def test_rank_files_of_an_earlier_run_do_not_count(tmp_path: Path, monkeypatch: 
     result = run(null_spec(), folder)
     assert (result.status, result.ranks) == ("failed", [])
     assert sorted(os.listdir(folder)) == ["result.json", "spec.json"]
+
+
+def test_a_row_that_somebody_else_wrote_meanwhile_stays(tmp_path: Path) -> None:
+    """As for a job whose node had been given up for dead, and came back."""
+    others = run(null_spec(), tmp_path / "another")
+
+    def write(progress: object) -> None:
+        (tmp_path / "run").mkdir(exist_ok=True)
+        shutil.copy(tmp_path / "another" / "result.json", tmp_path / "run" / "result.json")
+
+    assert run(null_spec(options={"step_s": 0.01}), tmp_path / "run", write).run_id == others.run_id
+    assert read_result(tmp_path / "run" / "result.json").run_id == others.run_id

@@ -10,7 +10,8 @@ from scalebench.system_files import cpu_list
 OWN = "scalebench: "  # begins what a keeper says that cannot start its worker
 # Of no account: warnings, and what srun says of being told to end.
 NOISE = re.compile(
-    r"lacks support for cpu binding|^srun: (got SIG|forcing job termination|warning:|Job step aborted|interrupt|"
+    r'lacks support for cpu binding|^Try ".*" for more |'
+    r"^srun: (got SIG|forcing job termination|warning:|Job step aborted|interrupt|"
     r"sending |launching |Step created|Job \d+ step creation (temporarily disabled|still disabled)|job \d+ )"
 )
 MEMORY = re.compile(r"exceeded (?:job )?memory limit|oom[-_ ]kill|Out Of Memory|OOM Killed", re.IGNORECASE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +34,7 @@ class Console:
 
     def __init__(self) -> None:
         self._rich: Any = None
+        self._following: Any = None  # the progress line of jobs, while there is one
 
     @property
     def rich(self) -> Any:
@@ -186,17 +188,26 @@ class Console:
             yield tell
             return
         with self.rich.status("submitting") as status:
-            yield lambda now: status.update(escape(queue_line.words(now)))
+            self._following = status
+            try:
+                yield lambda now: status.update(escape(queue_line.words(now)))
+            finally:
+                self._following = None
 
     def shall_cancel(self, jobs: int, ask: bool) -> bool:
         """Whether the jobs shall be cancelled. Where there is nobody to ask, or Ctrl-C is the answer: yes."""
         if not jobs or not ask or not (sys.stdin.isatty() and self.rich.is_terminal):
             return True
         question = f"cancel {'the job' if jobs == 1 else f'all {jobs} jobs'}? Otherwise they go on without [Y/n] "
+        if self._following is not None:
+            self._following.stop()  # it would write over the question
         try:
-            return input(question).strip().lower() not in ("n", "no")
-        except (EOFError, KeyboardInterrupt):
+            return _answer(question).strip().lower() not in ("n", "no")
+        except KeyboardInterrupt:
             return True
+        finally:
+            if self._following is not None:
+                self._following.start()
 
     def script(self, spec: RunSpec, folder: Path) -> None:
         """What would be submitted of a run, and what then starts its ranks."""
@@ -206,6 +217,15 @@ class Console:
         self.line(script.text(spec, folder))
         self.line("ranks, from within the job:\n")
         self.line(f"{shlex.join(geometry.rank_command(spec, folder))}\n")
+
+
+def _answer(question: str) -> str:
+    """What somebody types, up to the end of the line; nothing where they hang up."""
+    print(question, end="", flush=True)
+    # Not input(): a Ctrl-C between its question and its waiting would be heard at the next key only.
+    while not select.select([sys.stdin], [], [], 0.5)[0]:
+        pass
+    return sys.stdin.readline()
 
 
 def _in_brackets(words: str) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,8 @@ class Program:
 
     cluster: Cluster
     folder: Path
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[bytes]
+    log: Path
 
     def job(self, number: int | None = None) -> str:
         """The number of the job of run `number`; None: of the only run."""
@@ -95,10 +97,13 @@ class Program:
         processes.until(path.exists, JOB_LIMIT_S, str(path))
         return read_result(path)
 
+    def until_said(self, words: str) -> None:
+        processes.until(lambda: words in self.log.read_text(), JOB_LIMIT_S, f"'{words}' of the program")
+
     def ended(self, limit_s: float = LIMIT_S) -> tuple[int, str]:
         """Exit status, and all that it has said."""
-        said = self.process.communicate(timeout=limit_s)[0]
-        return self.process.returncode, said
+        self.process.wait(limit_s)
+        return self.process.returncode, self.log.read_text()
 
 
 @contextlib.contextmanager
@@ -111,14 +116,16 @@ def started(
     if host is not None:
         command = hosts.enter(cluster.folder, host, command)
     environment = {**cluster.environment, "COLUMNS": "300", **(variables or {})}
-    process = subprocess.Popen(
-        command, env=environment, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+    handle, name = tempfile.mkstemp(suffix=".log", dir=".", prefix="said-")
+    with open(handle, "wb") as log:
+        process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+        )
     try:
-        yield Program(cluster, folder, process)
+        yield Program(cluster, folder, process, Path(name).absolute())
     finally:
         process.kill()
-        process.communicate()
+        process.wait()
 
 
 def run(

@@ -17,6 +17,7 @@ from scalebench.results import Result, read_result
 from scalebench.slurm.submission import read_submission
 from tests.cluster.cluster import ROOT, Cluster
 from tests.cluster.processes import until
+from tests.cluster.settings import ClusterError
 
 LIMIT_S = 500.0  # of a sweep
 PATIENCE_S = 120.0  # with what SLURM, or a job, gets round to sooner or later
@@ -105,13 +106,23 @@ class Program:
         return {job: state for job, state in (line.split() for line in told) if job in ids}
 
     def ids(self) -> set[str]:
-        """Numbers of the jobs that were last submitted from these folders."""
-        found = [read_submission(path.parent) for path in self.sweep.glob("*/job.json")]
+        """Numbers of the jobs that were last submitted from the folders of runs."""
+        found = [read_submission(path.parent) for path in self.folder.rglob("job.json")]
         return {submission.job_id for submission in found if submission is not None}
 
     def jobs_are(self, **wanted: int) -> None:
         """Wait until so many jobs are in these states, and none in another: RUNNING=2."""
-        until(lambda: Counter(self.states().values()) == wanted, PATIENCE_S, f"jobs that are {wanted}")
+        found: Counter[str] = Counter()
+
+        def come() -> bool:
+            found.clear()
+            found.update(self.states().values())
+            return found == wanted
+
+        try:
+            until(come, PATIENCE_S, f"jobs that are {wanted}")
+        except ClusterError as error:
+            raise ClusterError(f"{error}: they are {dict(found)}") from None
 
     def measuring(self, number: int) -> None:
         """Wait until that run has come so far."""

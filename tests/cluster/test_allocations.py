@@ -81,5 +81,3 @@ def test_more_nodes_than_it_has(program: Program) -> None:
         lacking = f"job {row.scheduler.job_id} has 1 node and gpus=4 wants 2; ask for more nodes, or lower gpus"
         assert (row.status == "ok") == (row.scale.gpus == 2)
         assert row.reason is None or row.reason.endswith(lacking)
-
-

@@ -81,7 +81,7 @@ def test_a_job_that_was_left_behind_is_not_spoilt(cluster: Cluster, tmp_path: Pa
     assert (status, len(said.splitlines())) == (2, 1), said
     assert f"job {job} of" in said and "resume=true" in said
     with started(cluster, folder, *words, "resume=true") as again:
-        assert again.until(number, "RUNNING") == job
+        again.until_said("1 running")
         assert again.job(number) == job
         cluster.slurm("scancel", job)
         status, said = again.ended()

@@ -90,7 +90,7 @@ def cancelled(program: Program) -> None:
 def table_of(said: str) -> list[list[str]]:
     """Strategy and devices of its rows."""
     lines = [line.split() for line in said.splitlines() if line.split()[:1] == ["null"]]
-    return sorted([*line[:2], "cancelled" in line] for line in lines)  # type: ignore[list-item]
+    return sorted([*line[:2], "cancelled" in line] for line in lines if line[1].isdigit())  # type: ignore[list-item]
 
 
 ALL_CANCELLED = [["null", "1", True], ["null", "3", True], ["null", "4", True]]
@@ -153,7 +153,7 @@ def test_the_terminal_is_closed(program: Program) -> None:
         window.process.send_signal(signal.SIGHUP)
         assert window.end() == -signal.SIGHUP
     program.jobs_are(RUNNING=1, PENDING=1)
-    with program.started("resume=true", *WORDS, before=("nohup",)) as process:
+    with program.started(*WORDS, "resume=true", before=("nohup",)) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if "1 running" in line:

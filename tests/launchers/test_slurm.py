@@ -238,7 +238,8 @@ def test_mpirun_in_a_job_goes_to_the_nodes_of_the_places(
     spec = job.spec(3)
     spec.config.strategy.launcher = "mpi"
     said = (
-        'case "$*" in *--version*) echo "mpirun (Open MPI) 4.1.4";; *) echo " $* tasks=$SLURM_TASKS_PER_NODE" >&2; exit 1;; esac'
+        'case "$*" in *--version*) echo "mpirun (Open MPI) 4.1.4";; '
+        '*) echo " $* tasks=$SLURM_TASKS_PER_NODE" >&2; exit 1;; esac'
     )
     job.script("mpirun", said)
     monkeypatch.setenv("PATH", f"{job.bin}{os.pathsep}{os.environ['PATH']}")

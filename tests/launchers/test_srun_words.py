@@ -44,6 +44,10 @@ CGROUP = (
         ("Traceback:\n  File x\nImportError: No module named 'y'\n", "srun: ImportError: No module named 'y'"),
         ("slurmstepd: error: couldn't chdir\nscalebench: h2 cannot read it\n", "h2 cannot read it"),
         ("srun: error: No gres\nand more\n", "srun: No gres"),
+        (
+            "srun: unrecognized option '--x'\nTry \"srun --help\" for more information\n",
+            "srun: unrecognized option '--x'",
+        ),
         ("x" * 1000, "srun: " + "x" * 300),
     ],
 )  # fmt: skip

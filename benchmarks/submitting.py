@@ -1,0 +1,77 @@
+"""What scalebench adds to a job of SLURM: the same ranks by its own submission, and by a script as people write it.
+
+On the test cluster of `make cluster-up`. Wanted: under 1 s a run, from the command to the row that is seen.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from scalebench import cli, jobs
+from scalebench.cluster import Asked, Cluster
+from scalebench.resolve import resolve
+from scalebench.slurm.commands import Slurm
+from scalebench.spec import RunSpec, write_spec
+
+LAUNCHES = 7
+WORDS = (
+    "hardware=testcluster strategy=null gpus=4 dataset.size=1000 measure=quick measure.min_s=0 measure.max_s=0.2 "
+    "measure.evaluate=false measure.probes=false measure.monitor=false"
+).split()
+BY_HAND = """#!/bin/sh
+#SBATCH --nodes=2 --ntasks-per-node=2 --cpus-per-task=1 --partition=main --time=10 --output={folder}/job.log
+export MASTER_ADDR=$SLURMD_NODENAME MASTER_PORT=27501 WORLD_SIZE=4 SCALEBENCH_RUN_ID=by_hand
+srun --cpu-bind=none --cpus-per-task=1 sh -c 'RANK=$SLURM_PROCID exec {python} -m scalebench.worker {folder}'
+"""
+
+
+def main() -> None:
+    spec = resolve(jobs.to_config(cli.compose(WORDS)))
+    if spec.unsupported is not None:
+        print(f"not here: {spec.unsupported} (make cluster-up)")
+        return
+    slurm = Slurm(spec.config.hardware.slurm.bin)
+    ours_s, hands_s = [], []
+    for _ in range(LAUNCHES):  # in turn, so that both see the same machine
+        for times_s, way in ((hands_s, by_hand), (ours_s, by_scalebench)):
+            with tempfile.TemporaryDirectory(prefix="scalebench-") as name:
+                times_s.append(way(spec, slurm, Path(name)))
+                _idle(slurm)
+    ours, hand = statistics.median(ours_s), statistics.median(hands_s)
+    print(
+        f"by hand {hand:.2f} s, by scalebench {ours:.2f} s: {ours - hand:+.2f} s, {ours / hand:.2f} times", flush=True
+    )
+
+
+def by_scalebench(spec: RunSpec, slurm: Slurm, folder: Path) -> float:
+    begin_s = time.monotonic()
+    ((_, result),) = Cluster(slurm).follow([Asked(0, spec, folder)])
+    lasted_s = time.monotonic() - begin_s
+    assert result.status == "ok", result.reason
+    return lasted_s
+
+
+def by_hand(spec: RunSpec, slurm: Slurm, folder: Path) -> float:
+    """Until SLURM says that the job is over, asked as often as is good for a benchmark, and for nothing else."""
+    begin_s = time.monotonic()
+    write_spec(spec, folder)
+    (folder / "job.sh").write_text(BY_HAND.format(folder=folder, python=sys.executable))
+    job_id = slurm.run("sbatch", "--parsable", str(folder / "job.sh")).strip()
+    while slurm.run("squeue", "--noheader", "--states=PENDING,RUNNING", f"--jobs={job_id}").strip():
+        time.sleep(0.1)
+    lasted_s = time.monotonic() - begin_s
+    assert len(list(folder.glob("rank*.json"))) == spec.processes, (folder / "job.log").read_text()
+    return lasted_s
+
+
+def _idle(slurm: Slurm) -> None:
+    while set(slurm.run("sinfo", "--noheader", "--Node", "--partition=main", "--format=%T").split()) != {"idle"}:
+        time.sleep(0.2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""What a user may ask of a job: set-up lines, options, who starts ranks of MPI, an image; and facts of its nodes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from scalebench.results import Result
+from tests.cluster.program import Program
+from tests.launchers.launching import NEEDS_MPIRUN
+
+pytestmark = [pytest.mark.slow, pytest.mark.cluster]
+# In place of Apptainer, which is not in the distribution: shows its words, and runs the rest on the node itself.
+STAND_IN = """\
+#!/bin/sh
+echo "$@" >>{log}
+while [ "$1" != {image} ]; do shift; done
+shift
+IN_IMAGE=yes exec "$@"
+"""
+
+
+def row(program: Program, text: str, status: int = 0) -> Result:
+    done = program.run(f"{text} baseline=none")
+    assert (done.status, done.err) == (status, ""), done.out
+    (found,) = program.rows().values()
+    return found
+
+
+@NEEDS_MPIRUN
+@pytest.mark.real
+@pytest.mark.parametrize("gpus", [3, 4])
+def test_srun_starts_ranks_of_mpi(gpus: int, program: Program) -> None:
+    pytest.importorskip("horovod")
+    words = [str(program.cluster.bin / "srun"), "--mpi=list"]
+    said = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    if "pmix" not in said.stdout + said.stderr:
+        pytest.skip("this SLURM has no plugin for PMIx")
+    found = row(program, f"strategy=horovod_mpi gpus={gpus} hardware.slurm.mpi=pmix")
+    assert (found.status, found.reason, found.scale.backend_used) == ("ok", None, "mpi")
+    first, second = program.cluster.nodes
+    assert [rank.hostname for rank in found.ranks] == [first, first, second, second][:gpus]
+    assert not (program.sweep / "0" / "mpirun.log").exists()
+
+
+def test_setup_lines_and_options_take_effect(program: Program) -> None:
+    words = """hardware.slurm.setup='["export NCCL_DEBUG=WARN"]' hardware.slurm.lines='["--comment=words of mine"]'"""
+    found = row(program, f"strategy=null gpus=4 {words}")
+    assert found.status == "ok" and found.machine.environment["NCCL_DEBUG"] == "WARN"
+    (job,) = program.ids()
+    assert "Comment=words of mine" in program.cluster.slurm("scontrol", "show", "job", job)
+
+
+def test_options_of_the_step_take_effect(program: Program) -> None:
+    found = row(program, """strategy=null gpus=4 hardware.slurm.srun='["--no-such-option"]'""", status=1)
+    assert found.status == "failed" and "no-such-option" in (found.reason or ""), found.reason
+
+
+@pytest.mark.real
+def test_ranks_run_in_an_image(program: Program) -> None:
+    """In a stand-in for Apptainer: that it is asked for the right thing, and that what it starts works."""
+    image, log = program.folder / "torch.sif", program.folder / "apptainer.calls"
+    command = program.bin / "apptainer"
+    command.write_text(STAND_IN.format(log=log, image=image))
+    command.chmod(0o755)
+    words = " ".join(
+        f"hardware.slurm.{setting}"
+        for setting in (
+            f"container={image}",
+            f"container_python={sys.executable}",
+            """container_mounts='["/opt:/opt"]'""",
+            f"""setup='["export PATH={program.bin}:$PATH"]'""",
+        )
+    )
+    found = row(program, f"strategy=ddp_gloo gpus=4 {words}")
+    assert (found.status, found.reason) == ("ok", None)
+    calls = log.read_text().splitlines()
+    folder = program.sweep / "0"
+    mounts = f"{folder}:{folder},{program.cache}:{program.cache},/opt:/opt"
+    assert len(calls) == 4
+    assert set(calls) == {
+        f"exec --bind {mounts} {image} {sys.executable} -m scalebench.launchers.mpi_rank {folder} scalebench.worker"
+    }
+
+
+@pytest.mark.real
+def test_facts_and_use_of_both_nodes(program: Program) -> None:
+    """And the data set is copied to a disk of each node before it is read from there."""
+    stage = program.cluster.unshared / "stage"
+    found = row(
+        program,
+        f"strategy=ddp_gloo gpus=4 measure.monitor=true measure.min_s=2 measure.max_s=2 hardware.stage={stage}",
+    )
+    assert (found.status, found.reason) == ("ok", None)
+    assert [found.machine.hostname, *(each.hostname for each in found.other_machines or [])] == program.cluster.nodes
+    monitor = found.monitor
+    assert monitor.reason is None and monitor.cpu_util_ours_mean is not None and monitor.cpu_util_ours_mean > 0
+    assert monitor.net_sent_bytes_per_s is not None and monitor.net_sent_bytes_per_s > 0
+    assert all(program.cluster.on(node, "ls", str(stage)) for node in program.cluster.nodes)
