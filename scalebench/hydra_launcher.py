@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -65,8 +66,9 @@ class SweepLauncher(Launcher):
         asked = [Asked(place, planned[place].spec, folder) for place, folder in folders.items()]
         root = sweep_dir.absolute().parent if self._config.resume else None
         for run, result in on_cluster.follow(asked, task.state.console, root):
-            _adopt(run.folder, folders[run.number])
-            task.state.collected[folders[run.number]] = result
+            with on_cluster.undisturbed():
+                _adopt(run.folder, folders[run.number])
+                task.state.collected[folders[run.number]] = result
             yield run.number
 
     def _compose(self, overrides: Sequence[str]) -> DictConfig:
@@ -91,13 +93,14 @@ class SweepLauncher(Launcher):
             if self._warm:
                 task.cool_down(job.spec.config.measure.cool_down_s)
             self._warm = True
-        return run_job(
-            task_function=self._task,
-            config=config,
-            job_dir_key="hydra.sweep.dir",
-            job_subdir_key="hydra.sweep.subdir",
-            hydra_context=self._context,
-        )
+        with on_cluster.undisturbed() if over else nullcontext():
+            return run_job(
+                task_function=self._task,
+                config=config,
+                job_dir_key="hydra.sweep.dir",
+                job_subdir_key="hydra.sweep.subdir",
+                hydra_context=self._context,
+            )
 
 
 def _adopt(earlier: Path, folder: Path) -> None:

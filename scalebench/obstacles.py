@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 
 from scalebench import binding, horovod_build, machine, placing, registry
@@ -40,8 +41,10 @@ def obstacles(config: Config, gpus: int) -> list[str]:
 
 def _of_the_machine(hardware: HardwareSpec, gpus: int) -> list[str]:
     """Why it has no such devices, or cannot be reached."""
+    if not hardware.here and not reachable(hardware):
+        return [_elsewhere(hardware)]
     if not hardware.here:
-        return [] if reachable(hardware) else [_elsewhere(hardware)]
+        return _of_the_allocation(hardware, gpus)
     if hardware.hosts:  # of which this one need be none
         return []
     gpus_here = machine.gpu_count() if hardware.devices == "cuda" else gpus
@@ -50,6 +53,15 @@ def _of_the_machine(hardware: HardwareSpec, gpus: int) -> list[str]:
     absent = [number for number in hardware.device_ids if number >= gpus_here and hardware.devices == "cuda"]
     here = f"GPUs here are 0 to {gpus_here - 1}" if gpus_here > 1 else "only GPU here is 0"
     return [f"hardware.device_ids names device {absent[0]}, and the {here}"] if absent else []
+
+
+def _of_the_allocation(hardware: HardwareSpec, gpus: int) -> list[str]:
+    """Why the job that this process is in has too few nodes."""
+    nodes, given = len(placing.per_node(hardware, gpus)), os.environ.get("SLURM_JOB_NUM_NODES", "")
+    if hardware.scheduler != "slurm" or not inside() or not given.isdigit() or nodes <= int(given):
+        return []
+    has = "1 node" if given == "1" else f"{given} nodes"
+    return [f"gpus={gpus} stand on {nodes} nodes, and this job has {has}; ask for more, or lower gpus"]
 
 
 def _of_the_launcher(config: Config, gpus: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -73,6 +74,18 @@ def follow(asked: Sequence[Asked], console: Console, root: Path | None) -> Itera
             cluster.cancel()
         yield from rows
     raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """While somebody does something with a row, Ctrl-C waits for its end; who follows the jobs hears of it then, and
+    asks."""
+    try:
+        with watch.signals_later():
+            yield
+    except KeyboardInterrupt:
+        if not watch.cancelled.is_set():
+            raise
 
 
 def _how_to_return(asked: Sequence[Asked], left: int) -> str:

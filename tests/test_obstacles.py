@@ -203,3 +203,14 @@ def test_by_hand_is_for_hosts_without_a_scheduler(machine_with: Any) -> None:
     reason = of(gpus=2, hardware=ALPHA, strategy__launcher="by_hand").unsupported or ""
     assert reason.endswith("strategy.launcher=by_hand is for hosts without a scheduler, and there is slurm")
     assert of(gpus=2, strategy__launcher="by_hand", hardware__hosts=["a:1", "b:1"]).unsupported is None
+
+
+def test_an_allocation_that_is_too_small(machine_with: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine_with(0)
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
+    told = "gpus=16 stand on 2 nodes, and this job has 1 node; ask for more, or lower gpus"
+    assert of(gpus=16, hardware=ALPHA).unsupported == told
+    assert of(gpus=8, hardware=ALPHA).unsupported is None
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    assert of(gpus=16, hardware=ALPHA).unsupported is None

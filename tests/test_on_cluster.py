@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import select
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from hydra.core.hydra_config import HydraConfig
 import scalebench
 import scalebench.cluster
 from scalebench import __main__ as program
-from scalebench import on_cluster, task
+from scalebench import hydra_launcher, on_cluster, task
 from scalebench.collect import Outcome
+from scalebench.launchers import watch
 from scalebench.report import console as report_console
 from scalebench.report.console import Console
 from scalebench.run import run
@@ -56,7 +58,7 @@ class Here:
     def _next(self) -> Any:
         if not self._left:
             return None
-        if self._given == Here.interrupt_after:
+        if self._given == Here.interrupt_after or watch.cancelled.is_set():
             Here.interrupt_after = None
             raise KeyboardInterrupt
         self._given, self.unfinished = self._given + 1, self.unfinished - 1
@@ -165,6 +167,24 @@ def test_cancelled_at_ctrl_c(call: Call, monkeypatch: pytest.MonkeyPatch) -> Non
     assert err == "scalebench: cancelled\n"
     assert sorted(scalebench.load("s").status) == ["cancelled", "cancelled", "ok"]
     assert json.loads(Path("s/sweep.json").read_text())["stopped"]
+
+
+def test_ctrl_c_while_a_row_is_taken_in(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is heard when that is done, and asks as always: no job goes on unseen."""
+    asked = answer(monkeypatch, "y")
+    come = iter([True])
+
+    def run_job(**words: Any) -> Any:
+        if next(come, False):
+            os.kill(os.getpid(), signal.SIGINT)
+        return real(**words)
+
+    real = hydra_launcher.run_job
+    monkeypatch.setattr(hydra_launcher, "run_job", run_job)
+    status, _, err = call("--multirun", "gpus=1,2,4", "hydra.sweep.dir=s")
+    assert (status, asked, err) == (1, [2], "scalebench: cancelled\n")
+    assert sorted(scalebench.load("s").status) == ["cancelled", "cancelled", "ok"]
+    assert len(list(Path("s").glob("*/.hydra"))) == 3
 
 
 def test_left_at_ctrl_c(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
