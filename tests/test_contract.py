@@ -55,12 +55,14 @@ class TestLightningDdpGloo(StrategyContract):
     strategy = "lightning_ddp_gloo"
 
 
+@pytest.mark.slow
 @pytest.mark.real
 class TestLightningDdpGloo1(StrategyContract):
     strategy = "lightning_ddp_gloo"
     gpus = 1
 
 
+@pytest.mark.slow
 @pytest.mark.real
 class TestLightningDdpGloo3(StrategyContract):
     strategy = "lightning_ddp_gloo"
@@ -86,12 +88,14 @@ class TestPicturesInBothFrameworks(StrategyContract):
     overrides = (*PICTURES, "train.optimizer=momentum")
 
 
+@pytest.mark.slow
 @pytest.mark.real
 class TestPicturesUnderDdp(StrategyContract):
     strategy = "ddp_gloo"
     overrides = PICTURES
 
 
+@pytest.mark.slow
 @pytest.mark.real
 class TestPicturesUnderMirrored(StrategyContract):
     strategy = "mirrored"

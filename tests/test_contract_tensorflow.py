@@ -72,12 +72,14 @@ class TestCentralStorageCpu(StrategyContract):
     strategy = "central_storage_cpu"
 
 
+@pytest.mark.slow
 @pytest.mark.real
 class TestCentralStorageCpu1(StrategyContract):
     strategy = "central_storage_cpu"
     gpus = 1
 
 
+@pytest.mark.slow
 @pytest.mark.real
 class TestCentralStorageCpu3(StrategyContract):
     strategy = "central_storage_cpu"
@@ -94,12 +96,14 @@ class TestMultiGpuModel(StrategyContract):
     strategy = "multi_gpu_model"
 
 
+@pytest.mark.slow
 @pytest.mark.real
 class TestMultiGpuModel1(StrategyContract):
     strategy = "multi_gpu_model"
     gpus = 1
 
 
+@pytest.mark.slow
 @pytest.mark.real
 class TestMultiGpuModel3(StrategyContract):
     strategy = "multi_gpu_model"
@@ -138,12 +142,14 @@ class TestMultiWorkerRing(StrategyContract):
     strategy = "multiworker_ring"
 
 
+@pytest.mark.slow
 @pytest.mark.real
 class TestMultiWorkerRing1(StrategyContract):
     strategy = "multiworker_ring"
     gpus = 1
 
 
+@pytest.mark.slow
 @pytest.mark.real
 class TestMultiWorkerRing3(StrategyContract):
     strategy = "multiworker_ring"
@@ -161,6 +167,7 @@ class TestParameterServer(StrategyContract):
     asynchronous = True
 
 
+@pytest.mark.slow
 @pytest.mark.real
 class TestParameterServer1(StrategyContract):
     """A lone worker's updates follow each other as the baseline's do."""

@@ -20,7 +20,7 @@ from scalebench.workloads.network import Network
 from scalebench.workloads.weights import initial_weights
 
 # The rest of the models, and the oracle, run in `make test-all`.
-QUICK = ("materials_cnn", "resnet20_cifar10", "resnet50")
+QUICK = ("materials_cnn", "resnet20_cifar10")
 SIZES = {"inception_v3": 75, "alexnet": 67}  # pixels, where 32 are too few
 SHAPES = {"materials_cnn": (200, 3), "mlp": (8000,), "synthetic": (1024, 1)}
 OPTIONS = {"synthetic": {"parameters": 100_000, "flops": 10_000_000, "sample_bytes": 4096}}

@@ -28,7 +28,11 @@ TYPES = {
 }
 
 
-@pytest.fixture(scope="module", params=list(WEIGHTS_ON))
+QUICK = "central_storage_device"
+ALL = [which if which == QUICK else pytest.param(which, marks=pytest.mark.slow) for which in WEIGHTS_ON]
+
+
+@pytest.fixture(scope="module", params=ALL)
 def run(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Update]:
     """(which, its one update) of 5 samples, 3 of them on the first device."""
     cache = tmp_path_factory.getbasetemp() / "central_storage_data"

@@ -31,7 +31,11 @@ FORWARD = {"Conv2D", "MatMul", "FusedBatchNormV3"}
 BACKWARD = {"Conv2DBackpropInput", "Conv2DBackpropFilter", "MatMul", "FusedBatchNormGradV3"}
 
 
-@pytest.fixture(scope="module", params=list(PLACES))
+QUICK = ("multi_gpu_model", "kuza55_ps_gpu")
+ALL = [which if which in QUICK else pytest.param(which, marks=pytest.mark.slow) for which in PLACES]
+
+
+@pytest.fixture(scope="module", params=ALL)
 def run(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Update]:
     """(which, its one update) of 5 or 6 samples; a batch of 5 is cut into 2 and 3."""
     batch = 6 if request.param.startswith("kuza55") else 5

@@ -41,6 +41,7 @@ def test_validation_with_moving_statistics_and_uneven_parts(tmp_path: Path) -> N
 
 
 @pytest.mark.real
+@pytest.mark.slow
 def test_a_port_in_use_is_a_failed_row_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free = local.free_ports
     with socket.create_server(("127.0.0.1", 0)) as other:

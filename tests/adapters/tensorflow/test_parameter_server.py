@@ -50,7 +50,8 @@ def run_and_kill(rank: int, folder: Path) -> tuple[Result, float]:
 
 
 @pytest.mark.real
-@pytest.mark.parametrize(("rank", "role"), [(1, "ps"), pytest.param(3, "worker", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("rank", "role"), [(1, "ps"), (3, "worker")])
 def test_a_service_that_is_killed_ends_the_run(rank: int, role: str, tmp_path: Path) -> None:
     """The coordinator itself would wait for it to come back."""
     result, took_s = run_and_kill(rank, tmp_path / "run")

@@ -171,10 +171,9 @@ def test_two_steps_of_each_optimizer(name: str, moved: float) -> None:
     torch.testing.assert_close(parameter.detach(), torch.full((3,), -moved), rtol=1e-5, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("inductor")
-@pytest.mark.parametrize(
-    "name", ["bare_torch", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ddp_gloo", "lightning_ddp_gloo"))]
-)
+@pytest.mark.parametrize("name", ["bare_torch", "ddp_gloo", "lightning_ddp_gloo"])
 def test_compiled(strategy: Any, source: Callable[..., Source], name: str) -> None:
     """The same losses, by way of inductor; the short batch at the end of an epoch is not compiled anew."""
     one, bare = strategy(name, train__compile=True), strategy("bare_torch")
