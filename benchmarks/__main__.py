@@ -15,6 +15,7 @@ NAMES = (
     "submitting",
     "monitor_cost",
     "curves",
+    "evaluating",
     "memory",
     "load_10000",
     "resnet50",

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 from scalebench.configs import option_defaults
 from scalebench.figures import Figures, Placement, Run
 from scalebench.results import Result
+from scalebench.train_spec import asked
 
 R = TypeVar("R", bound=Run)
 OF_NO_MATTER = ("gpus", "repeat", "resume", "baseline", "dry_run", "debug", "measure", "sweep")
@@ -36,9 +37,13 @@ def comparison_keys(result: Result) -> tuple[str, str]:
     for group, left_out in (("dataset", ("cache",)), ("hardware", PLACEMENT)):
         if group in tree:
             tree[group] = {key: value for key, value in tree[group].items() if key not in left_out}
+    if "train" in tree:
+        tree["train"] = asked(tree["train"])
     kept: list[Any] = [tree, result.scale.device, sorted({gpu.name or "" for gpu in result.machine.gpus})]
     if result.scale.device == "cpu":
         kept.append(result.machine.cpu_model)
+    if result.quality.max_batch is not None:  # whose figures are of few updates
+        kept.append("max_batch")
     chosen = result.spec.get("strategy", {})
     text = json.dumps(kept, sort_keys=True)
     own = json.dumps([chosen.get("name"), chosen.get("options")], sort_keys=True)

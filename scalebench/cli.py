@@ -22,6 +22,7 @@ from scalebench import on_cluster, sweep_values, task
 from scalebench.config_errors import FORESEEN, explain
 from scalebench.configs import conf_dir, plugin_folders
 from scalebench.launchers import watch
+from scalebench.search.settings import SearchConf
 from scalebench.spec import Config, InputError
 
 LAUNCHER = "hydra_plugins.scalebench.ScalebenchLauncher"
@@ -72,6 +73,7 @@ def register() -> None:
     OmegaConf.set_struct(spine.hardware.environment, False)
     store.store(name="spine", node=spine, provider="scalebench")
     store.store(group="hydra/launcher", name="scalebench", node={"_target_": LAUNCHER}, provider="scalebench")
+    store.store(group="hydra/sweeper", name="search", node=SearchConf, provider="scalebench")
     namespace = str(Path(__file__).with_name("hydra_namespace"))
     if namespace not in sys.path:
         sys.path.append(namespace)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scalebench import machine, nccl_log
+from scalebench.curve_records import first_reached, merged_curve
 from scalebench.launchers.surroundings import log_name
 from scalebench.launchers.watch import Ended
 from scalebench.measure import clocks
@@ -135,8 +136,14 @@ def assemble(spec: RunSpec, ranks: list[RankRecord | None], started_at: str, run
         monitor=Monitor(),
         quality=_quality(spec, present),
         machine=machine.detect(),
-        flags=list(spec.flags),
+        flags=[*spec.flags, *_of_training(outcome, first)],
     )
+
+
+def _of_training(outcome: Outcome, first: RankRecord | None) -> list[str]:
+    """A training that was over before the updates that figures are made of has no throughput."""
+    early = outcome.status == "ok" and first is not None and first.curve and not first.block_s
+    return ["over_in_warmup"] if early else []
 
 
 def _workload(spec: RunSpec, first: RankRecord | None) -> Workload:
@@ -196,7 +203,10 @@ def _phases(spec: RunSpec, first: RankRecord | None, outcome: Outcome) -> Phases
         phases.launch_s = max(0.0, marks[0][1] - outcome.launched_at_s)
     for (name, start_s), (_, end_s) in itertools.pairwise(marks):
         if name != "launch":
-            setattr(phases, f"{name}_s", end_s - start_s)
+            within = sum(point.evaluate_s for point in first.curve if start_s <= point.at_s < end_s)
+            setattr(phases, f"{name}_s", end_s - start_s - within)
+    if first.curve:  # evaluated in the midst of the others
+        phases.evaluate_s = sum(point.evaluate_s for point in first.curve)
     return phases
 
 
@@ -207,8 +217,21 @@ def _quality(spec: RunSpec, ranks: list[RankRecord]) -> Quality:
     parts = [(loss, samples) for loss, samples in last if loss is not None and samples]
     if parts:
         quality.final_loss = sum(loss * n for loss, n in parts) / sum(n for _, n in parts)
+    if ranks and ranks[0].curve:
+        _fill_training(quality, spec, ranks)
     if ranks and ranks[0].metrics:
         quality.metrics = dict(ranks[0].metrics)
         quality.metric_name = spec.config.model.metric
         quality.metric = quality.metrics.get(spec.config.model.metric)
     return quality
+
+
+def _fill_training(quality: Quality, spec: RunSpec, ranks: list[RankRecord]) -> None:
+    first, target, metric = ranks[0], spec.config.train.stop.target, spec.config.model.metric
+    quality.curve = merged_curve([rank.curve for rank in ranks])
+    quality.stopped_by, quality.learning_rate = first.stopped_by, spec.learning_rate
+    if quality.final_loss is None and quality.curve:
+        quality.final_loss = quality.curve[-1].loss
+    quality.first_update_s = max((r.first_update_s for r in ranks if r.first_update_s is not None), default=None)
+    found = None if target is None else first_reached(quality.curve, metric, target)
+    quality.time_to_target_s = None if found is None else found.train_s

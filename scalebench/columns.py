@@ -30,18 +30,24 @@ COLUMNS = (
     "disk_written_bytes_per_s swap_in_bytes swap_out_bytes "
     "baseline_given_id speedup_given speedup_given_low speedup_given_high efficiency_given efficiency_given_low "
     "efficiency_given_high device_hours_per_epoch device_hours_to_target energy_j_per_epoch energy_j_to_target "
-    "machine job_id queued_s layout"
+    "machine job_id queued_s layout "
+    "optimizer learning_rate learning_rate_rule base_batch weight_decay accumulate stopped_by target trained_s "
+    "trained_steps trained_epochs train_metric generalisation_gap best_metric first_update_s evaluate_s points "
+    "speedup_target_self speedup_target_bare max_batch_per_device memory_limit_bytes "
+    "training_id recipe"
 ).split()
 TEXT = (
     "run_id started_at status reason path fingerprint model dataset strategy framework framework_version "
     "backend_used hardware scaling precision data_format feed interval_over flags baseline_self_id "
     "baseline_bare_id throttle_reasons metric_name precision_used data_format_used compiler_used prefetch options "
-    "device_ids bind environment transports energy_from baseline_given_id machine job_id layout"
+    "device_ids bind environment transports energy_from baseline_given_id machine job_id layout "
+    "optimizer learning_rate_rule stopped_by training_id recipe"
 ).split()
 COUNTS = (
     "repeat seed gpus nodes processes batch_per_device global_batch model_params gradient_bytes "
     "updates_per_epoch warmup_steps measured_steps peak_memory_bytes rss_peak_bytes "
-    "warmup_found_steps exchanges_per_epoch rss_anon_bytes_max swap_in_bytes swap_out_bytes"
+    "warmup_found_steps exchanges_per_epoch rss_anon_bytes_max swap_in_bytes swap_out_bytes "
+    "base_batch accumulate trained_steps points max_batch_per_device memory_limit_bytes"
 ).split()
 
 

@@ -12,9 +12,12 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from scalebench import configs, registry
+from scalebench.search.settings import SearchConf
 from scalebench.spec import Config, InputError
 from scalebench.suggest import nearest, no_such
 
+SEARCH_KEYS = [f.name for f in dataclasses.fields(SearchConf) if not f.name.startswith("_")]
+SEARCHES = "add --multirun hydra/sweeper=search, which looks for the best value"
 FORESEEN = (InputError, HydraException, OmegaConfBaseException)
 
 
@@ -37,6 +40,11 @@ def explain(error: BaseException, arguments: list[str]) -> str:
         return unknown_key(full_key[1], arguments)
     if full_key and "Missing mandatory value" in text:
         return f"{full_key[1]} has no value; choose {full_key[1].partition('.')[0]}=NAME"
+    if "INTERVAL_SWEEP" in text:
+        return f"an interval is for a search, not for a sweep: {SEARCHES}"
+    if several := re.search(r"Sweep parameters '([^=]+)=(.*)' requires --multirun", text, re.DOTALL):
+        way_out = SEARCHES if "interval(" in several[2] else "add --multirun for a sweep over them"
+        return f"{several[1]}={several[2]} names several values: {way_out}"
     ambiguous = re.search(r"Ambiguous value for argument '([^']+)'", text)
     if ambiguous:
         return f"{ambiguous[1]} names several values: add --multirun for a sweep over them, or quote the value"
@@ -50,6 +58,8 @@ def unknown_key(key: str, arguments: list[str]) -> str:
     """`no key 'train.lerning_rate'; did you mean 'train.learning_rate'?`"""
     known = [*_keys(Config), *configs.groups()]
     group = key.partition("/")[0].partition(".")[0]
+    if key.startswith("hydra.sweeper."):
+        return no_such("key", key, [f"hydra.sweeper.{name}" for name in SEARCH_KEYS])
     if key.startswith("strategy.options."):
         names = [name.strip("'\" \n") for name in _chosen("strategy", arguments).split(",")]
         defaults = {name: configs.option_defaults(name) for name in names}

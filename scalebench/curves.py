@@ -20,11 +20,22 @@ if TYPE_CHECKING:
 GROUP = ("model", "dataset", "hardware", "scaling", "batch")
 SIZES = {"model_params": "parameters", "flops_per_sample": "flops_per_sample"}  # of models of one name
 TRAINING = ("precision", "feed")  # what else is trained, and on what: told wherever rows of a group differ in it
-CHOICES = ("prefetch", "data_format", "bind", "layout", "device_ids", "framework_version", "compiler_used", "seed")
-SPOKEN = ("options", "environment")  # texts of the form key=value, which need no name before them
+UPDATES = ("optimizer", "learning_rate_rule", "weight_decay", "accumulate")  # how they are made
+CHOICES = (
+    *("prefetch", "data_format", "bind", "layout", "device_ids", "framework_version", "compiler_used", "seed"),
+    *UPDATES,
+)
+SPOKEN = ("options", "environment", "recipe")  # texts of the form key=value, which need no name before them
 IDENTITY = ("strategy", *SPOKEN, *TRAINING, *CHOICES)
 # What rows of older records, which have none, ran with.
-USUAL = {"bind": "numa", "layout": "sequence", "compiler_used": "none"}
+USUAL = {
+    "bind": "numa",
+    "layout": "sequence",
+    "compiler_used": "none",
+    "learning_rate_rule": "none",
+    "weight_decay": 0.0,
+    "accumulate": 1,
+}
 
 
 @dataclass(frozen=True)

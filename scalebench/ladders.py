@@ -87,9 +87,9 @@ def _figures(result: Result, bare_full: Result, bare_local: Result | None, own: 
     times["update"] = of_updates(result, samples * result.scale.gpus)
     found.update({name: one for name, one in times.items() if one is not None})
     # What loads beside it is no contention: the loading of the run that stands one rung below.
-    last = next(one for name, one in reversed(rungs.items()) if one is not None and name in found)
-    loading = probed.data(last)
-    if loading is not None:
+    last = next((one for name, one in reversed(rungs.items()) if one is not None and name in found), None)
+    loading = None if last is None else probed.data(last)
+    if last is not None and loading is not None:
         factor = samples / share_of_device(last)
         found["own_data"] = combined({"data": factor}, {"data": figure(loading.value, loading)})
     return found

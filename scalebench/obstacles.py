@@ -8,13 +8,14 @@ import shutil
 
 from scalebench import binding, horovod_build, machine, placing, registry
 from scalebench.slurm.commands import Slurm, inside
-from scalebench.spec import Config, HardwareSpec, StrategySpec
+from scalebench.spec import Config, HardwareSpec, StopSpec, StrategySpec
+from scalebench.train_spec import goes_to_stop
 
 
 def obstacles(config: Config, gpus: int) -> list[str]:
     """Why this run cannot happen here, each in a clause; empty when it can."""
     strategy, hardware = config.strategy, config.hardware
-    found = [*_of_the_machine(hardware, gpus), *_of_the_strategy(strategy, hardware, gpus)]
+    found = [*_of_the_machine(hardware, gpus), *_of_the_strategy(strategy, hardware, gpus, config.train.stop)]
     if config.debug and not hardware.here and not inside():
         found.append("debug=true runs rank 0 in the foreground; start it in an allocation, as salloc gives one")
     on_node = range(max(placing.per_node(hardware, gpus)))
@@ -77,7 +78,7 @@ def _of_the_launcher(config: Config, gpus: int) -> list[str]:
     return []
 
 
-def _of_the_strategy(strategy: StrategySpec, hardware: HardwareSpec, gpus: int) -> list[str]:
+def _of_the_strategy(strategy: StrategySpec, hardware: HardwareSpec, gpus: int, stop: StopSpec) -> list[str]:
     """What it cannot do on such hardware."""
     found = []
     nodes = len(placing.per_node(dataclasses.replace(hardware, layout="sequence"), gpus))
@@ -87,6 +88,11 @@ def _of_the_strategy(strategy: StrategySpec, hardware: HardwareSpec, gpus: int) 
         found.append(_wrong_device(strategy.name, hardware.devices))
     if strategy.max_gpus is not None and gpus > strategy.max_gpus:
         found.append(f"{strategy.name} runs on {strategy.max_gpus} device only, gpus={gpus}")
+    if goes_to_stop(stop) and not strategy.lockstep:
+        found.append(
+            f"replicas of {strategy.name} exchange nothing, and each trains a model of its own: there is no one "
+            f"training to stop, so leave out train.stop"
+        )
     if strategy.name in hardware.unsupported:
         found.append(f"{strategy.name} does not work on {hardware.name}: {hardware.unsupported[strategy.name]}")
     return found

@@ -8,14 +8,15 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from scalebench import machine, registry, worker_environment
+from scalebench import machine, registry, training_plan, worker_environment
 from scalebench.configs import option_defaults
 from scalebench.obstacles import obstacles
 from scalebench.placing import crowded, oversubscribed, place, placed
 from scalebench.slurm import geometry
-from scalebench.spec import Config, DatasetSpec, HardwareSpec, InputError, ModelSpec, RunSpec, fingerprint
+from scalebench.spec import CHIEF, Config, DatasetSpec, HardwareSpec, InputError, ModelSpec, RunSpec, fingerprint
 from scalebench.strategy import check_options
 from scalebench.suggest import no_such
+from scalebench.train_spec import OPTIMIZERS, RULES, SCHEDULES
 from scalebench.workloads import datasets, networks
 
 CPU_WORKERS = 2  # devices of a machine without a GPU, unless its YAML says otherwise
@@ -30,7 +31,10 @@ CHOICES = {
     "hardware.scheduler": ("none", "slurm"),
     "hardware.devices": ("auto", "cpu", "cuda"),
     "strategy.launcher": ("local", "mpi", "by_hand"),
-    "train.optimizer": ("adam", "sgd", "momentum"),
+    "train.optimizer": OPTIMIZERS,
+    "train.learning_rate_rule": RULES,
+    "train.schedule": SCHEDULES,
+    "measure.search": ("none", "max_batch"),
     "dataset.dtype": ("float32", "uint8"),
     "train.precision": ("float32", "tf32", "bfloat16", "float16"),
     "train.data_format": ("default", "nhwc", "nchw"),
@@ -51,6 +55,14 @@ AT_LEAST = {
     "hardware.slurm.time_minutes": 1,
     "train.batch_per_device": 1,
     "train.global_batch": 1,
+    "train.base_batch": 1,
+    "train.accumulate": 1,
+    "train.evaluate_samples": 1,
+    "train.momentum": 0,
+    "train.weight_decay": 0,
+    "train.warmup_epochs": 0,
+    "train.stop.steps": 1,
+    "measure.memory_limit_bytes": 1,
     "measure.warmup_steps": 0,
     "measure.warmup_max_steps": 0,
     "measure.warmup_max_s": 0,
@@ -68,6 +80,12 @@ AT_MOST = {
 }
 POSITIVE = (
     "train.learning_rate",
+    "train.decay",
+    "train.evaluate_epochs",
+    "train.evaluate_s",
+    "train.stop.epochs",
+    "train.stop.seconds",
+    "train.stop.target",
     "measure.block_s",
     "measure.probe_s",
     "measure.max_s",
@@ -84,11 +102,13 @@ def resolve(config: Config) -> RunSpec:
     hardware = detected(config.hardware)
     config = dataclasses.replace(config, hardware=hardware, model=sized(config), dataset=fed(config.dataset))
     datasets.check(config)
+    config = dataclasses.replace(config, train=training_plan.planned(config.train, config.measure.timeout_s))
     gpus = config.gpus or len(hardware.device_ids) or hardware.gpus_per_node or CPU_WORKERS
     batch_per_device, global_batch = batches(config, gpus)
     config = dataclasses.replace(config, gpus=gpus)
     device = hardware.devices
     places = place(config, gpus)
+    training_plan.check_samples(config, gpus, global_batch, sum(p.role in ("", CHIEF) for p in places))
     hardware = placed(hardware, gpus, places)
     config = dataclasses.replace(config, hardware=hardware)
     return RunSpec(
@@ -127,6 +147,7 @@ def check(config: Config) -> None:
             raise InputError(f"{key}={value} should be a finite number above 0")
     worker_environment.check(config.hardware)
     geometry.check(config.hardware)
+    training_plan.check(config)
     _check_elsewhere(config.hardware)
     if not 0 <= config.dataset.validation_share < 1:
         raise InputError(f"dataset.validation_share={config.dataset.validation_share} should be in [0, 1)")

@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from scalebench.curve_records import CurvePoint
 from scalebench.machine import Machine
 from scalebench.monitor_records import Monitor as Monitor  # it is part of the record
 from scalebench.probe_records import Probes
@@ -60,6 +61,9 @@ class RankRecord:
     warmup_block_s: list[float] = field(default_factory=list)
     warmup_losses: list[float | None] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
+    curve: list[CurvePoint] = field(default_factory=list)  # of a training that goes to a stop; losses of this process
+    stopped_by: str | None = None  # epochs | steps | seconds | target
+    first_update_s: float | None = None  # of such a training: what compiling takes is in it
     message_bytes: list[int] = field(default_factory=list)
     timeline: Timeline | None = None
     probes: Probes | None = None
@@ -143,12 +147,39 @@ class Sync:
 
 
 @dataclass
+class BatchTried:
+    """One try in the search for the largest batch."""
+
+    batch_per_device: int
+    status: str  # ok: it fits | oom
+    reason: str | None
+    peak_memory_bytes: int | None  # of the device that took most; null: it cannot be told
+    rss_anon_bytes_max: int | None  # of the rank that took most
+    throughput_samples_per_s: float | None
+
+
+@dataclass
+class MaxBatch:
+    """The search for the largest batch that fits."""
+
+    batch_per_device: int | None  # null: not even one sample fits
+    limit_bytes: int | None  # that each process was held to; null: the device's own memory
+    bounded_by: str  # memory | data: the data set has no larger batch
+    tried: list[BatchTried]  # in their order
+
+
+@dataclass
 class Quality:
     final_loss: float | None = None  # mean per sample over the last measured block, all ranks
     metric_name: str | None = None
     metric: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
-    time_to_target_s: float | None = None
+    time_to_target_s: float | None = None  # of training, at the first point of the curve that is as good
+    curve: list[CurvePoint] = field(default_factory=list)  # of all ranks: seconds of the slowest, mean of the losses
+    stopped_by: str | None = None  # epochs | steps | seconds | target; null: the run measured its throughput
+    first_update_s: float | None = None
+    learning_rate: float | None = None  # the highest: as asked, by the rule for this batch
+    max_batch: MaxBatch | None = None  # measure.search=max_batch
 
 
 @dataclass

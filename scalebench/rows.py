@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from scalebench import analysis, baselines, nccl_log, probed
+from scalebench import analysis, baselines, nccl_log, probed, trained
 from scalebench.columns import COLUMNS, TEXT
 from scalebench.configs import option_defaults
 from scalebench.figures import Figures
@@ -80,6 +80,8 @@ def row(figures: Figures, among: baselines.Baselines[Figures], given: Figures | 
         devices = baseline.scale.gpus if baseline is not None else 1
         cells[f"baseline_{kind}_id"] = baseline.run_id if baseline is not None else None
         cells.update(compared(kind, gpus / devices, value, interval))
+        if kind != "given":
+            cells[f"speedup_target_{kind}"] = trained.target_speedup(figures, baseline)
         efficiency = analysis.per_device(interval, gpus) if kind == "self" else efficiency
     cells.update(limits("overhead_share", "overhead_share", *analysis.overhead(own, bare)))
     if figures.status == "ok" and (more := analysis.superlinear(efficiency)):
@@ -92,7 +94,7 @@ def _own_cells(result: Result, folder: Path, measured: analysis.Measured) -> dic
     s, w, p, m, q = result.scale, result.workload, result.phases, result.monitor, result.quality
     (value, interval), step_s = measured.throughput, measured.step_s
     first = result.ranks[0] if result.ranks else None
-    epoch_s = w.train_samples / value if w.train_samples and value else None
+    epoch_s = w.train_samples / value if w.train_samples and value else trained.epoch_s(result)
     return {
         "run_id": result.run_id, "started_at": result.started_at, "status": result.status,
         "reason": result.reason, "path": str(folder), "fingerprint": result.fingerprint,
@@ -119,7 +121,7 @@ def _own_cells(result: Result, folder: Path, measured: analysis.Measured) -> dic
         "time_to_target_s": q.time_to_target_s,
         "precision_used": w.precision_used, "data_format_used": w.data_format_used,
         "compiler_used": w.compiler_used, "prefetch": w.prefetch, "options": _chosen_options(result),
-        **_placed(result), "steady": measured.steady, "flags": joined(measured.flags),
+        **_placed(result), **trained.cells(result), "steady": measured.steady, "flags": joined(measured.flags),
     }  # fmt: skip
 
 
@@ -187,7 +189,7 @@ def _steps(block_s: list[float], block_steps: int | None) -> int | None:
 
 
 def _energy_per_sample(result: Result) -> float | None:
-    samples = sum(sum(rank.block_samples) for rank in result.ranks)
+    samples = trained.measured_samples(result) or sum(sum(rank.block_samples) for rank in result.ranks)
     return result.monitor.energy_j / samples if result.monitor.energy_j is not None and samples else None
 
 

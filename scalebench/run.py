@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from scalebench import launchers, machine, merged_trace
+from scalebench import launchers, machine, max_batch, merged_trace
 from scalebench.collect import Outcome, assemble, judge, read_ranks, transports
 from scalebench.launchers import allocation
 from scalebench.launchers.hand_rank import STOP_FILE, WAITING_FILE
@@ -48,21 +48,26 @@ def run(
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
     run_id = uuid.uuid4().hex[:12]
     write_spec(spec, folder)
-    if spec.unsupported is not None:
-        outcome = Outcome("unsupported", spec.unsupported)
+    impossible = spec.unsupported or max_batch.obstacle(spec)
+    if impossible is not None:
+        outcome = Outcome("unsupported", impossible)
         return leave(spec, folder, started_at, run_id, outcome)
     remove_leftovers(folder)
-    keeper = Keeper(spec, folder, here=not attended_by_nodes(spec))
+    search = max_batch.Search(spec, folder) if spec.config.measure.search == max_batch.SEARCH else None
+    keeper = Keeper(spec, folder, here=not attended_by_nodes(spec)) if search is None else None
     try:
-        outcome = _attempt(spec, folder, run_id, on_look, module, keeper)
+        if search is None:
+            outcome = _attempt(spec, folder, run_id, on_look, module, keeper)
+        else:
+            outcome = search.run(lambda *of_try: _attempt_try(run_id, module, *of_try), on_look)
     except KeyboardInterrupt:
-        leave(spec, folder, started_at, run_id, Outcome("cancelled", "cancelled while it ran"), keeper)
+        leave(spec, folder, started_at, run_id, Outcome("cancelled", "cancelled while it ran"), keeper, search=search)
         raise
     except Exception as error:
         reason = f"the parent failed: {type(error).__name__}: {' '.join(str(error).split())}"
-        leave(spec, folder, started_at, run_id, Outcome("failed", reason), keeper)
+        leave(spec, folder, started_at, run_id, Outcome("failed", reason), keeper, search=search)
         raise
-    return leave(spec, folder, started_at, run_id, outcome, keeper)
+    return leave(spec, folder, started_at, run_id, outcome, keeper, search=search)
 
 
 def _attempt(
@@ -71,11 +76,11 @@ def _attempt(
     run_id: str,
     on_look: Callable[[list[Progress]], None],
     module: str,
-    keeper: Keeper,
+    keeper: Keeper | None = None,
 ) -> Outcome:
     kills_before = machine.oom_kills()
     try:
-        with keeper:
+        with keeper or contextlib.nullcontext():
             ended = launchers.launch(spec, folder, run_id, on_look, module)
     except StartError as error:
         return Outcome("failed", f"the processes could not be started: {error.strerror or error}")
@@ -89,6 +94,10 @@ def _attempt(
     return judge(ended, ranks, oom_kill or attended.oom_killed(told))
 
 
+def _attempt_try(run_id: str, module: str, spec: RunSpec, folder: Path, on_look: max_batch.OnLook) -> Outcome:
+    return _attempt(spec, folder, run_id, on_look, module)
+
+
 def refuse_results(folder: Path) -> None:
     """InputError when the folder already holds a result: no figure is ever overwritten."""
     if (folder / RESULT_FILE).exists():
@@ -100,6 +109,7 @@ def remove_leftovers(folder: Path) -> None:
     logs = ("rank*.log", MPIRUN_LOG, SRUN_LOG)
     for pattern in ("rank*.json", "trace*.json.gz", f"{Path(SERIES_FILE).stem}*", *logs, *PASSING):
         _remove(folder, pattern)
+    max_batch.remove_leftovers(folder)
 
 
 def _remove(folder: Path, pattern: str) -> None:
@@ -116,27 +126,32 @@ def leave(
     keeper: Keeper | None = None,
     log: str | None = None,
     scheduler: SchedulerRecord | None = None,
+    search: max_batch.Search | None = None,
 ) -> Result:
     """Write the row. Ctrl-C and SIGTERM have to wait for that long. `log` tells more where no rank's log does."""
+    spec, measured = (spec, folder) if search is None else (search.spec, search.where)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     _handle(dict.fromkeys(before, signal.SIG_IGN))
     try:
-        result = assemble(spec, read_ranks(folder, spec.processes), started_at, run_id, outcome)
-        result.sync.transports = transports(folder, spec.processes)
+        result = assemble(spec, read_ranks(measured, spec.processes), started_at, run_id, outcome)
+        result.sync.transports = transports(measured, spec.processes)
         result.log = result.log or log
         if result.status in ("failed", "oom") and result.log is None:
-            result.log = next((name for name in (MPIRUN_LOG, SRUN_LOG) if (folder / name).exists()), None)
+            result.log = next((name for name in (MPIRUN_LOG, SRUN_LOG) if (measured / name).exists()), None)
         result.scheduler = scheduler or allocation.record(spec, folder)
-        told = attended.read_nodes(spec, folder)
+        told = attended.read_nodes(spec, measured)
         attended.tell(result, told)
         _merge_traces(result, folder)
-        if keeper is not None or any(told):
+        if search is not None:
+            search.tell(result)
+        elif keeper is not None or any(told):
             record.fill(result, spec, folder, None if keeper is None else keeper.reason, told)
         there = _row_of_others(folder)
         if there is None:
             write_result(result, folder)
         for pattern in PASSING:
-            _remove(folder, pattern)
+            for where in (folder, *max_batch.folders(folder)):
+                _remove(where, pattern)
         return there or result
     finally:
         _handle(before)

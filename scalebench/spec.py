@@ -15,6 +15,8 @@ from typing import Any
 
 from scalebench.records import from_dict, read_json, write_json
 from scalebench.slurm_spec import SlurmSpec
+from scalebench.train_spec import StopSpec as StopSpec  # part of it
+from scalebench.train_spec import TrainSpec, asked, peak_rate
 
 SPEC_FILE = "spec.json"
 DEBUG_TIMEOUT_S = 86400.0
@@ -133,21 +135,9 @@ class MeasureSpec:
     trace: bool = False  # keep a trace of some updates of all ranks
     collectives: bool = False  # measure the strategy's collective operations from 4 B to 256 MB
     bandwidth: bool = False  # measure what goes between devices, and to and from host memory
+    search: str = "none"  # max_batch: the largest batch per device that fits, by trying
+    memory_limit_bytes: int | None = None  # of each process on a CPU; null: none, in a search its share
     timeline: bool = False  # keep what the framework itself writes of some exchanges, and sum up its phases
-
-
-@dataclass
-class TrainSpec:
-    """How one update is made."""
-
-    batch_per_device: int = 1
-    global_batch: int | None = None  # only with scaling=strong
-    optimizer: str = "adam"
-    learning_rate: float = 1e-3
-    precision: str = "float32"  # float32 | tf32 | bfloat16 | float16; weights stay float32
-    data_format: str = "default"  # nhwc | nchw: how images lie in memory; default: what the adapter takes
-    compile: bool = False  # torch.compile, XLA
-    dropout: bool = True  # false: dropout layers let everything through, so that losses can be compared
 
 
 @dataclass
@@ -226,6 +216,11 @@ class RunSpec:
         return DEBUG_TIMEOUT_S if self.config.debug else 2 * self.config.measure.hang_s
 
     @property
+    def learning_rate(self) -> float:
+        """That the schedule begins its descent from: as asked, scaled by the rule for this run's batch."""
+        return peak_rate(self.config.train, self.global_batch)
+
+    @property
     def label(self) -> str:
         return f"{self.config.strategy.name} gpus={self.gpus}"
 
@@ -238,8 +233,12 @@ def fingerprint(config: Config, gpus: int, device: str) -> str:
     del tree["dataset"]["cache"]
     for key in ("repeats", "order", "cool_down_s"):  # of a sweep, not of a run
         del tree["measure"][key]
+    for key, value in (("search", "none"), ("memory_limit_bytes", None)):  # as it was before it had them
+        if tree["measure"][key] == value:
+            del tree["measure"][key]
     tree["gpus"], tree["device"] = gpus, device
     _drop_unasked(tree["hardware"])
+    tree["train"] = asked(tree["train"])
     ids = tree["hardware"]["device_ids"]
     if ids == list(range(len(ids))):  # the first ones, which are taken where none are named
         tree["hardware"]["device_ids"] = []

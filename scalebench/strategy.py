@@ -91,6 +91,12 @@ class Strategy(ABC):
         """Gradient exchange off and on again, called between blocks; Unsupported if impossible."""
         raise Unsupported(f"{self.spec.config.strategy.name} cannot train without its exchange")
 
+    def set_learning_rate(self, rate: float) -> None:
+        """Of the updates from now on; called between two of them, also within `train`."""
+        raise Unsupported(
+            f"{self.spec.config.strategy.name} keeps its learning rate: leave out train.schedule and warm-up"
+        )
+
     def message_sizes(self) -> list[int]:
         """Bytes of each message of one update after fusion; read after warm-up."""
         return []

@@ -79,7 +79,8 @@ class Sweep:
         if self._current is not None:
             begun_s, expected_s = self._current
             rest_s += max(0.0, expected_s - (self._clock() - begun_s))
-        return f"{in_words(rest_s)} of the sweep left"
+        known = all(job.earlier is not None or self._outlook.knows(job.spec) for job in self._to_come)
+        return f"{'' if known else 'at least '}{in_words(rest_s)} of the sweep left"
 
     def end(self) -> None:
         """It came to its end, or all that there was time for did."""

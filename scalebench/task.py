@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,6 +40,7 @@ class State:
     words: list[str] = field(default_factory=list)  # of the command line
     sweep: Sweep | None = None  # that has begun
     lock: FolderLock | None = None  # on its folder
+    last_words: list[Callable[[], None]] = field(default_factory=list)  # below the sweep's table
     collected: dict[Path, Result] = field(default_factory=dict)  # by folder: what a scheduler has done for this sweep
 
 
@@ -164,8 +165,12 @@ def end_sweep(folder: Path) -> None:
     write_tables(folder, found)
     if sweep is not None:
         state.console.left_out(sweep.record)
-    if sweep is None or sweep.report:
-        _report(folder, found)
+    try:
+        if sweep is None or sweep.report:
+            _report(folder, found)
+    finally:
+        for tell in state.last_words:
+            tell()
 
 
 def _report(folder: Path, found: Survey) -> None:

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
-from scalebench import registry
+from scalebench import memory_limit, registry
 from scalebench.launchers import hand_rank, leash, pinning
 from scalebench.measure.progress import ProgressFile
 from scalebench.measure.session import Session, finish
@@ -55,6 +55,8 @@ def run_rank(folder: Path, body: Callable[[RunSpec, Strategy, RankRecord, Progre
     end_with_parent()
     rank = int(os.environ["RANK"])
     spec = read_spec(folder)
+    if spec.device == "cpu":
+        memory_limit.hold(spec.config.measure.memory_limit_bytes)
     pin(spec.places[rank].cpus or pinning.given(os.environ))
     if rank in spec.services:
         return serve(spec, rank, folder)

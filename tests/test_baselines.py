@@ -17,6 +17,10 @@ from scalebench.spec import HardwareSpec
 from tests.helpers import record
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
+LATER_TO_TRAIN = (
+    "momentum", "weight_decay", "accumulate", "learning_rate_rule", "base_batch", "schedule", "warmup_epochs",
+    "decay_epochs", "decay", "evaluate_epochs", "evaluate_s", "evaluate_samples", "stop",
+)  # fmt: skip
 PLACES = [
     HardwareSpec("cpu"),
     HardwareSpec("cpu", device_ids=[1]),
@@ -70,6 +74,8 @@ def old_key(result: Result, strategy: bool) -> str:
     tree.get("dataset", {}).pop("cache", None)
     for key in ("device_ids", "bind", "environment", "layout", "interface", "stage", "max_jobs", "slurm"):
         tree.get("hardware", {}).pop(key, None)
+    for key in LATER_TO_TRAIN:
+        tree.get("train", {}).pop(key, None)
     chosen = tree.pop("strategy", {})
     kept: list[Any] = [tree, result.scale.device, sorted({gpu.name or "" for gpu in result.machine.gpus})]
     if result.scale.device == "cpu":
@@ -88,6 +94,16 @@ def test_the_key_is_what_it_was(device: str) -> None:
         for strategy in (True, False):
             assert comparison_key(result, strategy) == old_key(result, strategy)
     assert comparison_key(one, False) == comparison_key(bare, False) != comparison_key(old, False)
+
+
+def test_trainings_are_compared_with_trainings_alone() -> None:
+    plain, one, other, later = record(), record(), record(), record()
+    one.spec["train"]["stop"]["epochs"] = other.spec["train"]["stop"]["epochs"] = 3.0
+    other.spec["train"]["evaluate_epochs"] = 0.5
+    later.spec["train"]["evaluate_epochs"] = 0.5
+    keys = [comparison_key(result, False) for result in (plain, one, other)]
+    assert len(set(keys)) == 3
+    assert comparison_key(later, False) == keys[0], "it has no points"
 
 
 def test_a_run_without_candidates_has_no_baseline() -> None:

@@ -13,10 +13,12 @@ import pytest
 
 from scalebench import machine
 from scalebench.collect import Outcome, assemble, judge, read_ranks, transports
+from scalebench.curve_records import CurvePoint
 from scalebench.launchers.watch import Ended
 from scalebench.records import write_json
 from scalebench.results import RankRecord
 from scalebench.spec import DatasetSpec
+from scalebench.train_spec import StopSpec, TrainSpec
 from scalebench.worker import rank_path
 from tests.helpers import MACHINE, null_spec, rank
 
@@ -195,6 +197,39 @@ def test_figures_come_from_the_first_rank_that_is_there() -> None:
 def test_ranks_without_a_loss_do_not_count(losses: list[list[float | None]], expected: float | None) -> None:
     ranks = [rank(k, block_losses=loss, block_samples=[10] * len(loss)) for k, loss in enumerate(losses)]
     assert assemble(null_spec(2), ranks, "now", "an id", Outcome("ok")).quality.final_loss == expected
+
+
+def trained_rank(number: int, train_s: float, blocks: list[float]) -> RankRecord:
+    """It looked twice, once in warm-up."""
+    marks = {"launch": 100.5, "setup": 101.0, "warmup": 103.0, "measure": 106.0, "probes": 110.0, "end": 112.0}
+    points = [
+        CurvePoint(10, 0.5, 50, train_s / 2, 1e-3, 0.9, 50, {"mse": 0.4}, {"mse": 0.3}, 0.5, 104.0),
+        CurvePoint(20, 1.0, 100, train_s, 1e-3, 0.5, 50, {"mse": 0.2}, {"mse": 0.1}, 1.5, 109.0),
+    ]
+    return rank(
+        number, blocks, marks_s=marks, metrics={"mse": 0.2}, curve=points, stopped_by="target",
+        first_update_s=train_s / 4,
+    )  # fmt: skip
+
+
+def test_a_training_as_a_record() -> None:
+    spec = null_spec(2, train=TrainSpec(10, stop=StopSpec(target=0.3), learning_rate_rule="linear", base_batch=10))
+    ranks: list[RankRecord | None] = [trained_rank(0, 4.0, [0.1]), trained_rank(1, 8.0, [0.1])]
+    result = assemble(spec, ranks, "now", "an id", Outcome("ok"))
+    q, p = result.quality, result.phases
+    assert (q.time_to_target_s, q.stopped_by, q.first_update_s) == (8.0, "target", 2.0), "of the slowest rank"
+    assert q.learning_rate == 2e-3 and [point.loss_samples for point in q.curve] == [100, 100]
+    assert (q.metric_name, q.metric, q.final_loss) == ("mse", 0.2, 0.5)
+    assert (p.warmup_s, p.measure_s, p.evaluate_s, p.probes_s) == (2.5, 2.5, 2.0, 2.0)
+    assert result.flags == []
+
+
+def test_a_training_that_was_over_in_warmup_is_flagged() -> None:
+    spec = null_spec(train=TrainSpec(10, stop=StopSpec(steps=20)))
+    result = assemble(spec, [trained_rank(0, 4.0, [])], "now", "an id", Outcome("ok"))
+    assert (result.flags, result.quality.final_loss) == (["over_in_warmup"], 0.5)
+    assert result.quality.time_to_target_s is None, "nobody asked for one"
+    assert assemble(spec, [trained_rank(0, 4.0, [])], "now", "an id", Outcome("failed", "gone", 0)).flags == []
 
 
 def test_a_dataset_of_ones_own_goes_by_its_path(tmp_path: Path) -> None:

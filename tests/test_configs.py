@@ -65,7 +65,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Plugin]:
 def test_our_folder_holds_the_groups() -> None:
     assert configs.groups() == ["dataset", "hardware", "measure", "model", "strategy", "sweep", "train"]
     assert (configs.conf_dir() / "config.yaml").is_file()
-    assert sorted(configs.options("measure")) == ["default", "quick", "thorough"]
+    assert sorted(configs.options("measure")) == ["default", "max_batch", "quick", "thorough"]
 
 
 def test_without_plugins_there_is_no_other_folder() -> None:

@@ -101,7 +101,7 @@ def test_a_finished_sweep_is_not_run_over(sweep: Sweep) -> None:
         (["gpus=1,two"], "gpus=two: Value 'two' of type 'str' could not be converted to Integer"),
         (["strategy.options.step=0.1,0.2"], "no option of strategy 'null' 'step'; did you mean 'step_s'?"),
         (["gpus=1,2", "dataset.size=100"], "75 training samples are fewer than one global batch of 150: "),
-        (["gpus=interval(1,2)"], "BasicSweeper does not support sweep type : INTERVAL_SWEEP"),
+        (["gpus=interval(1,2)"], "an interval is for a search, not for a sweep: add --multirun hydra/sweeper=search"),
     ],
 )
 def test_one_bad_member_starts_nothing_and_leaves_no_folder(sweep: Sweep, words: list[str], line: str) -> None:

@@ -13,18 +13,19 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LAYERS = [
-    "spec results records probe_records monitor_records merged_trace schema suggest stats student steady horovod_build "
-    "hosts slurm_spec folder_lock sweep_record machine_kind machine gpus nvml gpu_links system_files cgroups "
-    "processors nccl_log",
+    "spec train_spec curve_records results records probe_records monitor_records merged_trace schema suggest stats "
+    "student steady horovod_build hosts slurm_spec folder_lock sweep_record machine_kind machine gpus nvml gpu_links "
+    "system_files cgroups processors nccl_log memory_limit",
     "figures baselines columns rows crew reading given "
     "linear rungs local_batch missing_rungs ladders attributing causes "
     "strategy registry configs workloads frame analysis pooling agreement crossover transfers probed curves "
     "slopes ranking published outlook budget record_facts ratio_tests pairing key_values comparison_words unpaired "
-    "comparison baseline_store",
-    "slurm launchers measure adapters resolve placing obstacles binding worker_environment",
-    "run worker collect cluster batch report testing.checks",
+    "comparison baseline_store trained training_id time_to_target batch_search "
+    "batch_curves batch_knee batch_or_devices",
+    "training_plan slurm launchers measure adapters resolve placing obstacles binding worker_environment",
+    "run max_batch worker collect cluster batch report testing.checks",
     "__main__ cli callbacks search_path hydra_launcher hydra_namespace jobs task on_cluster config_errors sweep_values "
-    "verbs sweeping testing",
+    "verbs sweeping testing search hydra_sweeper",
 ]
 LAYER_OF = {f"scalebench.{name}": number for number, names in enumerate(LAYERS) for name in names.split()}
 # `scalebench.load` is there on first use; what it loads is the one import that the package itself makes.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from scalebench.outlook import PROBES, SETUP_S, Outlook, estimate_s, in_words
+from scalebench.outlook import PROBES, SETUP_S, Outlook, between, estimate_s, in_words
 from scalebench.spec import RunSpec
+from scalebench.train_spec import StopSpec, TrainSpec
 from tests.helpers import null_spec
 
 MEASURE = {"min_s": 10.0, "max_s": 20.0, "warmup_max_s": 0.0}  # with a start of 0.3 s: 15.3 s in the middle
@@ -64,3 +67,36 @@ def test_the_rest_is_its_runs_and_their_pauses() -> None:
 )
 def test_in_words(seconds: float, words: str) -> None:
     assert in_words(seconds) == words
+
+
+def training(strategy: str = "null", gpus: int = 1, size: int = 64, **stop: float) -> RunSpec:
+    return spec(gpus, strategy, train=TrainSpec(10, stop=StopSpec(**stop)), size=size)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("stop", "estimate"),
+    [
+        ({"seconds": 60.0}, (60.3, 60.3)),
+        ({"seconds": 60.0, "target": 0.1}, (0.3, 60.3)),
+        ({"seconds": 60.0, "epochs": 2.0}, (0.3, 60.3)),
+        ({"epochs": 2.0}, (0.3, math.inf)),
+    ],
+)
+def test_a_training_lasts_as_long_as_its_stop_says(stop: dict[str, float], estimate: tuple[float, float]) -> None:
+    assert estimate_s(training(**stop)) == pytest.approx(estimate)
+    assert between(*estimate_s(training(epochs=2.0))) == "0 s and a training of unknown length"
+    assert between(1.0, 5.0) == "1 to 5 s"
+
+
+def test_trainings_are_told_by_trainings() -> None:
+    outlook, short, long = Outlook(), training(epochs=2.0), training(epochs=4.0)
+    assert not outlook.knows(short) and outlook.expected_s(short) == pytest.approx(0.3 + 20.0), "a guess"
+    assert outlook.knows(spec()) and outlook.knows(training(seconds=5.0))
+    outlook.took(spec(), 50.0)
+    assert not outlook.knows(short), "how long its throughput took to measure says nothing of it"
+    outlook.took(short, 10.3)
+    assert outlook.knows(long) and outlook.expected_s(long) == pytest.approx(20.3)
+    assert outlook.expected_s(training(epochs=2.0, size=128)) == pytest.approx(20.3)
+    assert outlook.expected_s(training(steps=5)) == pytest.approx(0.3 + 10.0 * 50 / 96)
+    assert outlook.expected_s(spec()) == 50.0
+    assert not outlook.knows(training("other", epochs=2.0))

@@ -10,13 +10,20 @@ import pytest
 import tensorflow as tf
 import torch
 
+from scalebench import cli, jobs, registry
+from scalebench.adapters.tensorflow import devices
 from scalebench.adapters.tensorflow import training as tf_training
 from scalebench.adapters.tensorflow.network import NetworkModel, read_weights
 from scalebench.adapters.torch import training as torch_training
 from scalebench.adapters.torch import weights as torch_weights
 from scalebench.adapters.torch.network import NetworkModule
+from scalebench.resolve import resolve
+from scalebench.spec import RunSpec
+from scalebench.train_spec import OPTIMIZERS, TrainSpec
 from scalebench.workloads import networks
 from scalebench.workloads.network import Network
+from scalebench.workloads.rates import Rates
+from scalebench.workloads.source import Source
 from scalebench.workloads.weights import initial_weights
 
 # The rest of the models, and the oracle, run in `make test-all`.
@@ -121,7 +128,7 @@ def short_rate(net: Network) -> float:
 
 def losses_in_keras(net: Network, rate: float) -> tuple[list[float], NetworkModel]:
     model, (inputs, targets, loss) = in_keras(net), data(net)
-    optimizer = tf_training.optimizer("sgd", rate)
+    optimizer = tf_training.optimizer(TrainSpec(optimizer="sgd"), rate)
     optimizer.build(model.trainable_variables)
     x, y, of = tf.constant(inputs), tf.constant(targets), tf_training.loss(loss)
 
@@ -137,7 +144,7 @@ def losses_in_keras(net: Network, rate: float) -> tuple[list[float], NetworkMode
 
 def losses_in_torch(net: Network, rate: float) -> tuple[list[float], NetworkModule]:
     model, (inputs, targets, loss) = in_torch(net).train(), data(net)
-    optimizer = torch_training.optimizer("sgd", model.parameters(), rate)
+    optimizer = torch_training.optimizer(TrainSpec(optimizer="sgd"), model.parameters(), rate)
     x, y, of = torch.from_numpy(inputs), torch.from_numpy(targets), torch_training.loss(loss)
     losses = []
     for _ in range(UPDATES):
@@ -147,3 +154,36 @@ def losses_in_torch(net: Network, rate: float) -> tuple[list[float], NetworkModu
         optimizer.step()
         losses.append(value.item())
     return losses, model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("decay", [0.0, 0.01])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_parity_of_optimizers(optimizer: str, decay: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty updates of the bare strategies over uneven batches: a warm-up of four, then a rate that falls."""
+    monkeypatch.setattr(devices, "configure", lambda kind, place: ["/CPU:0"])  # once for all tests of the process
+    rate = {"sgd": 0.05, "momentum": 0.005, "rmsprop": 2e-4}.get(optimizer, 5e-4)
+    words = [f"train.optimizer={optimizer}", f"train.learning_rate={rate}", f"train.weight_decay={decay}"]
+    ours = losses_at_rates("bare_tensorflow", words)
+    np.testing.assert_allclose(ours, losses_at_rates("bare_torch", words), rtol=1e-4)
+    assert ours[-1] < 0.5 * ours[0], "it is a training, so that what one update does wrong is seen in the next"
+
+
+def losses_at_rates(strategy: str, words: list[str]) -> list[float]:
+    schedule = ["train.schedule=cosine", "train.warmup_epochs=0.6667", f"train.stop.steps={UPDATES}"]
+    spec: RunSpec = resolve(
+        jobs.to_config(cli.compose([f"strategy={strategy}", "hardware=cpu", "gpus=1", *schedule, *words]))
+    )
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(101, 200, 3)).astype(np.float32)
+    targets = np.stack([inputs[:, :100, 0].mean(1) + 1, np.abs(inputs[:, :, 1]).mean(1)], 1)
+    source = Source(inputs, targets, global_batch=20, seed=3, replica=0, replicas=1)
+    one, rates, losses = registry.load(strategy)(spec, 0), Rates.of(spec, source.updates_per_epoch), []
+    assert (rates.of_update(0), rates.of_update(4)) == (pytest.approx(spec.learning_rate / 5), spec.learning_rate)
+    one.setup()
+    for number, batch in zip(range(UPDATES), one.feed(source), strict=False):
+        one.set_learning_rate(rates.of_update(number))
+        part = one.step(batch)
+        losses.append(float(part.loss_sum) / part.samples)
+    one.close()
+    return losses

@@ -69,11 +69,19 @@ def test_a_users_file_is_counted_later() -> None:
     assert of(dataset__size=1, dataset__path="/some.npz").global_batch == 10
 
 
+NEEDED = {  # what some of the choices are nothing without
+    "train.learning_rate_rule": {"train.base_batch": 10},
+    "train.schedule": {"train.stop.steps": 5, "train.decay_epochs": [1.0]},
+}
+
+
 @pytest.mark.parametrize(("key", "allowed"), CHOICES.items(), ids=list(CHOICES))
 def test_each_choice(key: str, allowed: tuple[str, ...]) -> None:
     made = config()
     put(made, key, "zzz")
     assert line(made) == f"{key}=zzz: no such value 'zzz'; known: {', '.join(sorted(allowed))}"
+    for name, value in NEEDED.get(key, {}).items():
+        put(made, name, value)
     for value in allowed:
         put(made, key, value)
         resolve.check(made)

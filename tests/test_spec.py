@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from scalebench.spec import Config, Place, RunSpec, fingerprint, read_spec, write_spec
+from scalebench.spec import Config, Place, RunSpec, TrainSpec, fingerprint, read_spec, write_spec
 from tests.helpers import null_spec
 
 OF_THE_PROGRAM = {
@@ -29,6 +29,14 @@ QUEUEING = {"hardware.max_jobs"} | {
     f"hardware.slurm.{name}" for name in ("account", "qos", "reservation", "time_minutes", "bin")
 }
 LATER = ("layout", "interface", "stage", "max_jobs")  # keys that older records do not have
+OF_CURVES = {
+    "train.evaluate_epochs",
+    "train.evaluate_s",
+    "train.evaluate_samples",
+}  # of trainings to a stop: no other has points
+LATER_TO_TRAIN = [f.name for f in dataclasses.fields(TrainSpec)][
+    [f.name for f in dataclasses.fields(TrainSpec)].index("momentum") :
+]
 DECIDED = {"gpus"}  # given to fingerprint() as a number of its own, since null means a default
 
 
@@ -92,13 +100,13 @@ def test_the_fingerprint_is_16_hex_digits_and_stands_still() -> None:
     int(fingerprint(Config(), 2, "cpu"), 16)
 
 
-@pytest.mark.parametrize("key", sorted(OF_THE_PROGRAM | QUEUEING | DECIDED))
+@pytest.mark.parametrize("key", sorted(OF_THE_PROGRAM | QUEUEING | DECIDED | OF_CURVES))
 def test_switches_of_the_program_leave_the_fingerprint_alone(key: str) -> None:
     assert key in LEAVES
     assert fingerprint(changed(Config(), key), 2, "cpu") == fingerprint(Config(), 2, "cpu")
 
 
-@pytest.mark.parametrize("key", sorted(set(LEAVES) - OF_THE_PROGRAM - QUEUEING - DECIDED))
+@pytest.mark.parametrize("key", sorted(set(LEAVES) - OF_THE_PROGRAM - QUEUEING - DECIDED - OF_CURVES))
 def test_everything_else_changes_the_fingerprint(key: str) -> None:
     assert fingerprint(changed(Config(), key), 2, "cpu") != fingerprint(Config(), 2, "cpu")
 
@@ -113,9 +121,29 @@ def test_keys_that_came_later_leave_the_fingerprint_of_older_runs_alone() -> Non
             del tree[group][key]
     for key in LATER:
         del tree["hardware"][key]
+    for key in LATER_TO_TRAIN:
+        del tree["train"][key]
+    for key in ("search", "memory_limit_bytes"):
+        del tree["measure"][key]
     tree["hardware"]["slurm"] = {}
     text = json.dumps(tree | {"gpus": 2, "device": "cpu"}, sort_keys=True, separators=(",", ":"))
     assert fingerprint(Config(), 2, "cpu") == hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def test_fingerprints_of_before_there_was_any_training() -> None:
+    """As they were computed then."""
+    config = Config(gpus=2)
+    assert fingerprint(config, 2, "cpu") == "535b3b327f967737"
+    config.train.optimizer, config.train.batch_per_device, config.train.learning_rate = "sgd", 75, 0.01
+    config.measure.min_s = 1.0
+    assert fingerprint(config, 2, "cuda") == "3b8dd27c5196b4f6"
+
+
+@pytest.mark.parametrize("key", sorted(OF_CURVES))
+def test_where_the_points_of_a_curve_are_belongs_to_a_training(key: str) -> None:
+    config = Config()
+    config.train.stop.steps = 10
+    assert fingerprint(changed(config, key), 2, "cpu") != fingerprint(config, 2, "cpu")
 
 
 def test_devices_count_for_the_fingerprint() -> None:

@@ -93,6 +93,18 @@ def test_how_long_it_will_take(tmp_path: Path) -> None:
     ]
 
 
+def test_trainings_of_unknown_length_are_at_least_a_guess(tmp_path: Path) -> None:
+    jobs = planned(1, 1, 1)
+    for job in jobs:
+        job.spec.config.train.stop.epochs = 2.0
+    clock = Clock()
+    sweep, told = Sweep(tmp_path, [], None, clock=clock), []
+    for _ in sweep.runs(jobs, 0):
+        told.append(sweep.left())
+        clock.now_s += 5.0
+    assert told[0].startswith("at least about ") and told[1] == "about 10 s of the sweep left"
+
+
 def test_a_run_that_ends_the_sweep_leaves_the_others_to_come(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         for _ in Sweep(tmp_path, [], None).runs(planned(1, 2), 0):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import struct
@@ -35,6 +36,15 @@ class Options:
     straggler_rank: int = -1
     straggler_s: float = 0.0  # on top of each update of that rank
     message_bytes: int = 0
+    sample_s: float = 0.0  # on top of step_s for each sample of this process
+    sample_bytes: int = 0  # of memory that each sample of an update takes
+    memory_bytes: int = 0  # that the process takes beside its samples
+    learning: float = (
+        0.0  # validation mse after n updates: exp(-learning * n), and half of it on training samples; 0: 0
+    )
+    best_rate: float = 0.0  # validation mse grows by log10(learning rate / best_rate) squared; 0: not
+    evaluate_s: float = 0.0  # for each evaluation
+    diverge_step: int = -1  # update whose loss is no number; -1: none
     fault: str = "none"  # none | raise | exit | kill | stop | hang | oom | unsupported
     fault_phase: str = "step"  # setup | step | evaluate | close
     fault_rank: int = 0
@@ -53,10 +63,13 @@ class Null(Strategy):
         super().__init__(spec, rank)
         self._group: list[Connection] = []
         self._steps = 0
+        self.rates: list[float] = []  # as they were set, for tests
+        self._kept = b""
         self._exchanging = spec.config.strategy.lockstep
 
     def setup(self) -> None:
         self._fault("setup")
+        self._kept = _memory(self.options.memory_bytes)
         time.sleep(self.options.setup_s)
         if self.spec.processes > 1:
             self._group = join(self.place.rank, self.spec.processes)
@@ -73,11 +86,15 @@ class Null(Strategy):
         if self._steps < self.options.warmup_steps:
             sleep_s += self.options.warmup_s
         self._steps += 1
-        time.sleep(sleep_s)
+        held = _memory(self.options.sample_bytes * batch.samples)
+        time.sleep(sleep_s + self.options.sample_s * batch.samples)
+        del held
         if self._exchanging:
             self.broadcast(0.0)
             if self.options.exchange_s:
                 time.sleep(self.options.exchange_s)
+        if self._steps - 1 == self.options.diverge_step:
+            return LossPart(math.nan, batch.samples)
         return LossPart(1.0 / self._steps * batch.samples, batch.samples)
 
     def synchronize(self) -> None:
@@ -132,7 +149,14 @@ class Null(Strategy):
 
     def evaluate(self, source: Source) -> dict[str, float]:
         self._fault("evaluate")
-        return {"mse": 0.0}
+        time.sleep(self.options.evaluate_s)
+        best, mse = self.options.best_rate, 0.0
+        if self.options.learning:
+            mse = math.exp(-self.options.learning * self._steps) / (2 if source.first == 0 else 1)
+        return {"mse": mse + (math.log10(self.spec.learning_rate / best) ** 2 if best else 0.0)}
+
+    def set_learning_rate(self, rate: float) -> None:
+        self.rates.append(rate)
 
     def close(self) -> None:
         self._fault("close")
@@ -146,6 +170,11 @@ class Null(Strategy):
         if o.fault == "none" or not due or (phase == "step" and self._steps != o.fault_step):
             return
         fail(o.fault)
+
+
+def _memory(size_bytes: int) -> bytes:
+    """So much of it, written to, so that it is there."""
+    return b"\1" * size_bytes
 
 
 def fail(fault: str) -> None:

@@ -24,6 +24,8 @@ class Progress:
     samples_per_s: float | None = None
     elapsed_s: float = 0.0
     limit_s: float | None = None  # of this phase, at the most
+    epoch: float | None = None  # of a training that goes to a stop: passes over its samples so far
+    metric: str | None = None  # of its last point: `mse 0.0012`
 
 
 class ProgressFile:
@@ -40,12 +42,15 @@ class ProgressFile:
         self._state = Progress(self._state.rank, self._state.pid, name, time.time(), limit_s=limit_s)
         self._write()
 
-    def update(self, steps: int, samples: int, elapsed_s: float) -> None:
+    def update(
+        self, steps: int, samples: int, elapsed_s: float, epoch: float | None = None, metric: str | None = None
+    ) -> None:
         """Between blocks; never from within one."""
         if time.monotonic() < self._next_s:
             return
         self._state.steps, self._state.elapsed_s = steps, elapsed_s
         self._state.samples_per_s = samples / elapsed_s if elapsed_s > 0 else None
+        self._state.epoch, self._state.metric = epoch, metric
         self._state.at_s = time.time()
         self._write()
 

@@ -10,14 +10,16 @@ import time
 from contextlib import closing
 from functools import partial
 
-from scalebench.measure import clocks, stopping
+from scalebench.measure import clocks, course, stopping
 from scalebench.measure.alone import Clock
 from scalebench.measure.loop import Series, Stage, TimedLoop, one_iterator
 from scalebench.measure.probing import Probing
 from scalebench.measure.progress import ProgressFile, rss_peak_bytes
 from scalebench.results import RankRecord, Timeline
-from scalebench.spec import RunSpec
+from scalebench.spec import InputError, RunSpec
 from scalebench.strategy import Strategy, Unsupported
+from scalebench.train_spec import goes_to_stop
+from scalebench.training_plan import NOTHING_TO_VALIDATE
 from scalebench.workloads import datasets
 from scalebench.workloads.source import Source
 
@@ -53,9 +55,13 @@ class Session:
         self.strategy.setup()
         self.record.params = self.strategy.num_params()
         self.record.clock_offset_s = clocks.measure(self.spec, self.record.rank, self.strategy.broadcast)
-        self._measure(train)
+        training = self._training(train, validation) if goes_to_stop(self.spec.config.train.stop) else None
+        self._measure(train, training)
         self.record.peak_memory_bytes = self.strategy.peak_memory_bytes()
-        if settings.evaluate and validation is not None:
+        if training is not None:
+            self.record.peak_memory_bytes = training.peak_memory_bytes or self.record.peak_memory_bytes
+            self.record.metrics = training.curve[-1].metrics
+        elif settings.evaluate and validation is not None:
             self._enter("evaluate")
             self.record.metrics = self.strategy.evaluate(validation)
         self._enter("probes")
@@ -63,14 +69,30 @@ class Session:
         self._probe(train)
         self._enter("close")
 
-    def _measure(self, train: Source) -> None:
+    def _training(self, train: Source, validation: Source | None) -> course.Training:
+        """One that goes to a stop, with what its points are measured on."""
+        if self.spec.config.train.stop.target is not None and validation is None:
+            raise InputError(NOTHING_TO_VALIDATE)
+        alike = datasets.like_validation(self.spec, *self.strategy.shard()) if validation is not None else None
+        return course.Training(self.spec, self.strategy, train, (validation, alike), self._report_training)
+
+    def _measure(self, train: Source, training: course.Training | None) -> None:
         settings = self.spec.config.measure
         lockstep = self.spec.config.strategy.lockstep
         warmup = stopping.Warmup(self.strategy, settings, lockstep, self._report, self._clock)
         measuring = stopping.measuring(self.strategy, settings, lockstep, self._report, self._clock)
-        stages = [warmup.stage, measuring]
-        with closing(one_iterator(self.strategy.feed(train))) as batches:
-            self.strategy.train(TimedLoop(self.strategy, batches, stages, self._on_stage, clock=self._clock))
+        if training is not None:  # how long is not for the figures to say
+            measuring = stopping.until_over(self.strategy, settings, training.between, training.stop.seconds)
+        stages, way = [warmup.stage, measuring], training or course.Finite()
+        try:
+            with closing(one_iterator(self.strategy.feed(train))) as batches:
+                self.strategy.train(
+                    TimedLoop(self.strategy, batches, stages, self._on_stage, clock=self._clock, course=way)
+                )
+        finally:  # the curve of a training that failed tells how it came to that
+            if training is not None:
+                self.record.curve, self.record.stopped_by = training.curve, training.stopped_by
+                self.record.first_update_s = training.first_update_s
         self.record.warmup_found_steps = warmup.found_steps
         self.record.warmup_block_steps = warmup.stage.series.steps
         self.record.warmup_block_s = warmup.stage.series.seconds
@@ -98,7 +120,10 @@ class Session:
         record, settings = self.record, self.spec.config.measure
         if not (settings.probes or settings.collectives or settings.bandwidth):
             return
-        step_s = sum(record.block_s) / (len(record.block_s) * (record.block_steps or 1))
+        blocks, steps = record.block_s, record.block_steps or 1
+        if not blocks:  # a training that was over within warm-up; its first update compiles
+            blocks, steps = record.warmup_block_s[1:] or record.warmup_block_s, 1
+        step_s = sum(blocks) / (len(blocks) * steps)
         report = partial(self.progress.phase, "probes")
         probing = Probing(self.spec, self.strategy, step_s, record.message_bytes, report, self._clock)
         if settings.probes:
@@ -133,6 +158,12 @@ class Session:
     def _still_alive(self) -> None:
         """In setup, for whoever takes a rank without news for one that hangs."""
         self.progress.update(0, 0, 0.0)
+
+    def _report_training(self, training: course.Training) -> None:
+        epoch, metric = training.updates / training.train.updates_per_epoch, self.spec.config.model.metric
+        found = training.curve[-1].metrics.get(metric) if training.curve else None
+        said = None if found is None else f"{metric} {found:.3g}"
+        self.progress.update(training.updates, training.samples, training.train_s, epoch, said)
 
     def _report(self, series: Series) -> None:
         self.progress.update(len(series.seconds) * series.steps, sum(series.samples), sum(series.seconds))

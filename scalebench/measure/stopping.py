@@ -93,6 +93,25 @@ def measuring(
     return Stage("measure", start, decide, settings.max_s)
 
 
+def until_over(
+    strategy: Strategy, settings: MeasureSpec, between: Callable[[], int | None], limit_s: float | None
+) -> Stage:
+    """The measured stage of a training that goes to a stop of its own: loop.Course says when it is over. `between`
+    tells the updates from one point of its curve to the next, which blocks are fitted into."""
+
+    def start(warm: Series | None) -> int:
+        steps = int(strategy.broadcast(float(steps_per_block(warm, settings.block_s))))
+        return fitted(steps, between())
+
+    return Stage("measure", start, lambda series: False, limit_s)
+
+
+def fitted(steps: int, between: int | None) -> int:
+    """Updates per block, at the most `steps`, so that nearly all of those `between` two points are in whole blocks:
+    the others are in no figure but the training's own."""
+    return steps if between is None else max(1, between // -(-between // steps))
+
+
 def enough(series: Series, settings: MeasureSpec, elapsed_s: float) -> bool:
     if elapsed_s >= settings.max_s:
         return True

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalebench.measure.progress import Progress
-from scalebench.outlook import estimate_s
+from scalebench.outlook import between, estimate_s
 from scalebench.report import queue_line
 from scalebench.results import RESULT_FILE, Result, read_result
 from scalebench.spec import RunSpec
@@ -87,9 +87,13 @@ class Console:
             yield
 
     def ended(self, result: Result, folder: Path) -> None:
-        """One line for a run that is not ok; a good one speaks through the table."""
+        """One line for a run that is not ok, or that searched for its largest batch; others speak through the table."""
+        if result.quality.max_batch is not None and result.status == "ok":
+            from scalebench.report import largest_batch
+
+            return self.line(largest_batch.words(result))
         if result.status == "ok":
-            return
+            return None
         log = f" (log: {folder / result.log})" if result.log is not None else ""
         self.line(f"{result.scale.strategy} gpus={result.scale.gpus}: {result.status}: {result.reason}{log}")
 
@@ -109,6 +113,7 @@ class Console:
         """The table of all runs at or below `paths` that can be read, repeats as one row; a line on stderr for each
         file that cannot. InputError where none can be read, or `baseline` names no run to compare them with."""
         from scalebench.frame import survey
+        from scalebench.report import batch_words
         from scalebench.report.tables import baseline_commands, summary
 
         found = survey(paths, baseline)
@@ -117,11 +122,23 @@ class Console:
         if (more := len(found.unreadable) - MOST_UNREADABLE) > 0:
             self.error(f"left out: {more} more that cannot be read")
         self.rich.print(summary(found.pooled, found.given))
+        self._trainings(found)
+        for sentence in batch_words.sentences(found.pooled):
+            self.line(sentence)
         self._on_request(found.on_request)
         for command in baseline_commands(found.pooled)[:MOST_COMMANDS]:
             self.line(f"for the missing baselines: {command}")
         self.line(f"results: {', '.join(str(path) for path in paths)}")
         return found
+
+    def _trainings(self, found: Survey) -> None:
+        """What came of runs that trained to a stop."""
+        from scalebench.report import learned_columns, training_table
+
+        if (trained := learned_columns.summary(found.pooled)) is not None:
+            self.rich.print(trained)
+        for sentence in training_table.sentences(found.frame):
+            self.line(sentence)
 
     def _on_request(self, folders: Sequence[Path]) -> None:
         """Collective operations and bandwidths, of the runs that were asked to measure them."""
@@ -168,10 +185,12 @@ class Console:
             low_s, high_s = low_s + low, high_s + high
             pause_s, warm = pause_s + warm * spec.config.measure.cool_down_s, True
             batch = f"batch {spec.batch_per_device} per device, {spec.global_batch} global"
-            self.line(f"[{number}/{len(runs)}] {spec.label}{note}: {batch}, {low:.0f} to {high:.0f} s")
+            if spec.config.measure.search == "max_batch":
+                batch = f"the largest batch that fits, from {spec.batch_per_device} per device on"
+            self.line(f"[{number}/{len(runs)}] {spec.label}{note}: {batch}, {between(low, high)}")
         count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
         pauses = f", {pause_s:.0f} s of them cooling down" if pause_s else ""
-        self.line(f"{count}, about {low_s + pause_s:.0f} to {high_s + pause_s:.0f} s{pauses}; nothing was started")
+        self.line(f"{count}, about {between(low_s + pause_s, high_s + pause_s)}{pauses}; nothing was started")
 
     @contextlib.contextmanager
     def following(self) -> Iterator[Callable[[Queue], None]]:
@@ -250,6 +269,10 @@ def describe(ranks: list[Progress]) -> str:
         return "starting"
     first = min(ranks, key=lambda p: p.rank)
     words = [first.phase]
+    if first.epoch is not None:
+        words.append(f"epoch {first.epoch:.1f}")
+    if first.metric is not None:
+        words.append(first.metric)
     if first.samples_per_s is not None:
         words.append(f"{first.samples_per_s * len(ranks):,.0f} samples/s")
     if first.limit_s is not None:

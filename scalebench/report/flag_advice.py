@@ -5,6 +5,10 @@ from __future__ import annotations
 NOT_STEADY = "not_steady"  # a series that is told unsteady without a flag that says why
 
 ADVICE = {
+    "over_in_warmup": (
+        "The training came to its stop before the pace of its updates had settled, so there is no throughput. Its "
+        "curve stands; a later train.stop, or a smaller measure.warmup_steps, gives both."
+    ),
     "oversubscribed": (
         "More threads than cores: ranks wait for each other's cores, which is no property of the strategy. "
         "Use fewer devices, or a machine with more cores."

@@ -11,10 +11,11 @@ from scalebench.report.words import text
 
 Row = dict[str, Any]  # cells of the frame that NEEDED names, None for null
 TOLD_IF_DIFFERENT = ("hardware", "scaling")  # of all runs told together, whatever else tells them apart
-APART = ("model", "dataset", "batch_per_device", *SPOKEN, *TRAINING, *CHOICES, "repeat", "status")
+RATES = ("base_batch", "learning_rate")  # which also follow from the batch
+APART = ("model", "dataset", "batch_per_device", *SPOKEN, *RATES, *TRAINING, *CHOICES, "repeat", "status")
 NEEDED = (
     "run_id strategy gpus path reason flags steady step_s throughput_samples_per_s final_loss metric metric_name "
-    "started_at global_batch"
+    "started_at global_batch stopped_by"
 ).split()
 
 
@@ -70,8 +71,12 @@ def _differ(rows: Sequence[Row], name: str) -> bool:
 
 
 def _told(row: Row, telling: Sequence[str]) -> list[str]:
-    known = [(name, text(row[name])) for name in telling if text(row[name]) and (name, row[name]) != ("status", "ok")]
+    known = [(name, _short(row[name])) for name in telling if text(row[name]) and (name, row[name]) != ("status", "ok")]
     return [value if name in SPOKEN else f"{name.replace('_', ' ')} {value}" for name, value in known]
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else text(value)
 
 
 def _unused(name: str, used: set[str]) -> str:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from scalebench.frame import Survey, survey
 from scalebench.report.words import intervals, number, repeats, text, words
+from scalebench.time_to_target import table as trainings
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,18 +23,22 @@ SHARED = ("model", "hardware", "scaling")  # told once, above the table, when al
 # Told in a column of their own when rows differ in them, and else not at all.
 DIFFERING = (
     *("dataset", "feed", "prefetch", "batch_per_device", "model_params", "precision", "data_format"),
-    *("bind", "layout", "transports"),
+    *("bind", "layout", "transports", "optimizer", "learning_rate_rule", "base_batch", "learning_rate"),
+    *("weight_decay", "accumulate", "target", "seed"),
 )
-CHOSEN = ("device_ids", "environment")  # likewise; null, which is no choice, is a value of its own
+CHOSEN = ("device_ids", "environment", "recipe")  # likewise; null, which is no choice, is a value of its own
 
 
 def write_tables(folder: Path, found: Survey | None = None) -> pd.DataFrame:
     """results.csv and results.parquet of all runs below `folder` that can be read, beside them; where runs are
-    repeated, also pooled.csv and pooled.parquet with a row for each configuration. Gives the former. `found` is what
+    repeated, also pooled.csv and pooled.parquet with a row for each configuration; where runs train to a stop, also
+    trainings.csv and trainings.parquet with a row for each training, over its seeds. Gives the first. `found` is what
     somebody has read there already."""
     found = found or survey(folder)
     frame, together = found.frame, found.pooled
     tables = {"results": frame} | ({"pooled": together} if (together["repeats"] > 1).any() else {})
+    if frame["training_id"].notna().any():
+        tables["trainings"] = trainings(frame)
     for name, table in tables.items():
         table.to_csv(folder / f"{name}.csv", index=False)
         table.to_parquet(folder / f"{name}.parquet", index=False)
@@ -62,21 +67,28 @@ def summary(frame: pd.DataFrame, given: str | None = None) -> Table:
     launches = ["launches"] if (repeats(frame) > 1).any() else []
     over_given = [f"speedup over {given}"] if given is not None else []
     scaled = ("speedup bare", "speedup self", *over_given, "efficiency self", "epoch")
-    for name in ("gpus", *several, *launches, "samples/s (95 %)", *overheads, *scaled):
+    fed = ["data"] if {"feed", "prefetch"} & set(varying) and frame["data_share"].notna().any() else []
+    for name in ("gpus", *several, *launches, "samples/s (95 %)", *overheads, *scaled, *fed):
         table.add_column(Text(name), justify="right")
     for name in ("status", "remarks"):
         table.add_column(name)
     for row in frame.sort_values(ORDER).to_dict("records"):
-        cells = [text(row[name]) for name in [*varying, "strategy", "gpus"]]
+        cells = [setting(row[name]) for name in [*varying, "strategy", "gpus"]]
         cells += [text(row["nodes"])] if several else []
         cells += [text(row["repeats"])] if launches else []
         cells += [throughput(row), overhead(row)] if overheads else [throughput(row)]
         cells += [ratio(row, "speedup_bare"), ratio(row, "speedup_self")]
         cells += [ratio(row, "speedup_given")] if over_given else []
-        cells += [percent(row, "efficiency_self"), seconds(row["epoch_s"]), text(row["status"]), remarks(row)]
+        cells += [percent(row, "efficiency_self"), seconds(row["epoch_s"]), *([data(row)] if fed else [])]
+        cells += [text(row["status"]), remarks(row)]
         # Text, not str: rich would take brackets in a reason for markup.
         table.add_row(*map(Text, cells))
     return table
+
+
+def setting(value: Any) -> str:
+    """`0.000473`, not the seventeen digits of a rate that was drawn."""
+    return f"{value:.4g}" if isinstance(value, float) and value == value else text(value)
 
 
 def shared(frame: pd.DataFrame) -> tuple[str, list[str]]:
@@ -127,6 +139,17 @@ def percent(row: dict[str, Any], name: str) -> str:
     return share if low is None or high is None else f"{share} [{100 * low:z.0f}, {100 * high:z.0f}]"
 
 
+def data(row: dict[str, Any]) -> str:
+    """`2.0 % [1.6, 2.4]`: the share of an update that its batch costs beside the device's work."""
+    value, step_s = number(row["data_share"]), number(row["step_s"])
+    ends = [number(row[f"data_s_{end}"]) for end in ("low", "high")]
+    if value is None:
+        return ""
+    share = f"{100 * value:z.1f} %"
+    known = [f"{100 * end / step_s:z.1f}" for end in ends if end is not None and step_s]
+    return f"{share} [{', '.join(known)}]" if len(known) == len(ends) else share
+
+
 def seconds(value: Any) -> str:
     known = number(value)
     return "" if known is None else f"{known:,.0f} s" if known >= 1000 else f"{known:.3g} s"
@@ -143,8 +166,9 @@ def remarks(row: dict[str, Any]) -> str:
 
 
 def missing_baselines(row: dict[str, Any]) -> list[str]:
-    """Of a run that went well: those of bare and self that are not among the rows."""
-    if row["status"] != "ok":
+    """Of a run that went well: those of bare and self that are not among the rows. The largest batch that fits is
+    compared with nothing."""
+    if row["status"] != "ok" or number(row["max_batch_per_device"]) is not None:
         return []
     return [kind for kind in ("bare", "self") if text(row[f"baseline_{kind}_id"]) == ""]
 

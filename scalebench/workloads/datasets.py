@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from scalebench.machine import cache_folder
 from scalebench.spec import Config, InputError, RunSpec
 from scalebench.suggest import no_such
+from scalebench.train_spec import goes_to_stop
 from scalebench.workloads import (
     cache,
     cifar10,
@@ -25,6 +26,9 @@ from scalebench.workloads import (
 )
 from scalebench.workloads.recipe import Recipe
 from scalebench.workloads.source import Source
+
+LOOKED_AT = 4  # times what a device has in memory of an update, to evaluate at once: fewer calls cost less
+MOST_LOOKED_AT = 1024  # samples of a device, unless an update has more
 
 
 @dataclass(frozen=True)
@@ -158,14 +162,36 @@ def sources(
     config = spec.config
     inputs, targets = arrays(spec, on_copied)
     border = train_samples(config, len(inputs))
-    common: dict[str, Any] = {
-        "global_batch": spec.global_batch,
-        "seed": config.seed,
-        "replica": replica,
-        "replicas": replicas,
-    }
+    common = _common(spec, replica, replicas)
     feed = "host" if config.dataset.feed == "device" else config.dataset.feed  # the adapter places it
     train = kind(inputs, targets, feed=feed, last=border, devices=spec.gpus, **common)
-    if len(inputs) - border < replicas:
+    count = _at_a_point(spec, len(inputs) - border)
+    if count < replicas:
         return train, None
-    return train, Source(inputs, targets, first=border, **common)
+    return train, Source(inputs, targets, first=border, last=border + count, **_looked_at(spec, replica, replicas))
+
+
+def like_validation(spec: RunSpec, replica: int, replicas: int) -> Source | None:
+    """Training samples to judge a model by, as many as there are to validate; None where there are too few."""
+    inputs, targets = arrays(spec)
+    border = train_samples(spec.config, len(inputs))
+    count = min(_at_a_point(spec, len(inputs) - border), border)
+    return Source(inputs, targets, last=count, **_looked_at(spec, replica, replicas)) if count >= replicas else None
+
+
+def _at_a_point(spec: RunSpec, samples: int) -> int:
+    """How many of the validation samples are looked at: where the training goes to a stop, perhaps not all."""
+    train = spec.config.train
+    return min(samples, train.evaluate_samples or samples) if goes_to_stop(train.stop) else samples
+
+
+def _common(spec: RunSpec, replica: int, replicas: int) -> dict[str, Any]:
+    return {"global_batch": spec.global_batch, "seed": spec.config.seed, "replica": replica, "replicas": replicas}
+
+
+def _looked_at(spec: RunSpec, replica: int, replicas: int) -> dict[str, Any]:
+    """Of samples that no update is made of: several of its parts at a time, as long as these are small, since nothing
+    is kept for a backward pass; never many at once where those of an update are."""
+    of_part = -(-spec.batch_per_device // spec.config.train.accumulate)
+    at_once = max(of_part, min(LOOKED_AT * of_part, MOST_LOOKED_AT))
+    return _common(spec, replica, replicas) | {"global_batch": at_once * spec.gpus}

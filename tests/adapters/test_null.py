@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ from scalebench.adapters import null
 from scalebench.adapters.null import Null, Options, fail
 from scalebench.configs import option_defaults
 from scalebench.launchers.surroundings import free_port
-from scalebench.spec import InputError, StrategySpec
+from scalebench.spec import InputError, StrategySpec, TrainSpec
 from scalebench.strategy import LossPart, Unsupported
 from scalebench.workloads import datasets
 from tests.helpers import null_spec
@@ -81,6 +82,45 @@ def test_a_step_takes_its_time(slept: list[float]) -> None:
     assert [part.loss_sum for part in parts] == pytest.approx([10.0, 5.0, 10 / 3])
     assert {part.samples for part in parts} == {10}
     assert all(isinstance(part, LossPart) for part in parts)
+
+
+def test_samples_take_theirs(slept: list[float]) -> None:
+    Null(null_spec(options={"step_s": 1.0, "sample_s": 0.5, "sample_bytes": 8}), 0).step(BATCH)
+    assert slept == [6.0]
+
+
+def test_it_learns_as_told(slept: list[float]) -> None:
+    """Half the error on samples that it was trained on."""
+    spec = null_spec(options={"learning": 0.5, "evaluate_s": 3.0, "step_s": 0.0})
+    strategy, (train, validation) = Null(spec, 0), datasets.sources(spec, 0, 1)
+    assert validation is not None
+    strategy.step(BATCH)
+    strategy.step(BATCH)
+    assert strategy.evaluate(validation) == {"mse": pytest.approx(math.exp(-1.0))}
+    assert strategy.evaluate(train) == {"mse": pytest.approx(math.exp(-1.0) / 2)}
+    assert slept == [3.0, 3.0]
+    assert Null(null_spec(), 0).evaluate(validation) == {"mse": 0.0}
+
+
+@pytest.mark.parametrize(("rate", "mse"), [(0.01, 0.0), (0.1, 1.0), (0.001, 1.0), (1e-4, 4.0)])
+def test_it_learns_best_at_the_learning_rate_that_it_is_told(rate: float, mse: float) -> None:
+    spec = null_spec(options={"best_rate": 0.01}, train=TrainSpec(batch_per_device=10, learning_rate=rate))
+    _, validation = datasets.sources(spec, 0, 1)
+    assert validation is not None
+    assert Null(spec, 0).evaluate(validation) == {"mse": pytest.approx(mse, abs=1e-12)}
+
+
+def test_it_diverges_at_the_update_that_it_is_told(slept: list[float]) -> None:
+    strategy = Null(null_spec(options={"diverge_step": 2, "step_s": 0.0}), 0)
+    losses = [strategy.step(BATCH).loss_sum for _ in range(4)]
+    assert [math.isnan(loss) for loss in losses] == [False, False, True, False]
+
+
+def test_the_learning_rates_that_it_was_given_are_kept() -> None:
+    strategy = Null(null_spec(), 0)
+    strategy.set_learning_rate(0.1)
+    strategy.set_learning_rate(0.2)
+    assert strategy.rates == [0.1, 0.2]
 
 
 def test_the_exchange_takes_its_time_while_it_is_on(slept: list[float]) -> None:

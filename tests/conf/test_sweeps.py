@@ -45,7 +45,8 @@ def runs(sweep: str, *words: str, **chosen: list[str]) -> list[RunSpec]:
 def test_repeats_stand_first_in_the_sweeps_that_have_them() -> None:
     """The last key varies fastest, and a key on the command line keeps the place it has in the file."""
     keys = [list(values(path.stem)) for path in SWEEPS]
-    assert [found[0] for found in keys if "repeat" in found] == ["repeat"] * 12
+    firsts = [found[0] for found in keys if "repeat" in found]
+    assert set(firsts) == {"repeat"} and len(firsts) >= 16
 
 
 def test_cross_device_ops_is_the_parallel_strategies_study() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scalebench.measure.loop import Series, Stage, TimedLoop, fixed
+from scalebench.measure.loop import Block, Series, Stage, TimedLoop, fixed
 from scalebench.strategy import LossPart
 
 LOADING_S, STEP_S, SYNC_S, TALK_S, FETCH_S = 1.0, 10.0, 100.0, 1e4, 1e6
@@ -185,3 +185,56 @@ def test_as_many_batches_as_updates_and_nothing_inside_a_block(plan: list[tuple[
     lengths = [steps for blocks, steps in plan for _ in range(blocks)]
     for begin, end, steps in zip(borders[::2], borders[1::2], lengths, strict=True):
         assert clock.events[begin + 1 : end] == ["draw", "step"] * steps
+
+
+class Course:
+    """A training that has to be told after `rooms` updates each, and is over when they are done."""
+
+    def __init__(self, clock: Clock, rooms: list[int]) -> None:
+        self.clock, self.rooms, self.over = clock, rooms, False
+        self.blocks: list[Block] = []
+
+    def room(self) -> int | None:
+        return self.rooms[0]
+
+    def updated(self) -> None:
+        self.clock.happens("updated", 0.0)
+
+    def ended(self, block: Block) -> None:
+        self.clock.happens("ended", TALK_S)
+        self.blocks.append(block)
+        self.rooms[0] -= block.steps
+        self.rooms = self.rooms if self.rooms[0] else self.rooms[1:]
+        self.over = not self.rooms
+
+
+def test_a_course_cuts_blocks_short_and_whole_ones_alone_are_kept(clock: Clock) -> None:
+    course, measure = Course(clock, [7, 1, 3]), stage(clock, "measure", 99, 3)
+    trained(clock, measure, course=course)
+    assert [block.steps for block in course.blocks] == [3, 3, 1, 1, 3]
+    assert measure.series.seconds == [3 * (LOADING_S + STEP_S) + SYNC_S] * 3
+    assert sum(block.seconds for block in course.blocks) == 11 * (LOADING_S + STEP_S) + 5 * SYNC_S
+    assert clock.events.count("updated") == 11
+
+
+def test_a_course_is_told_before_its_stage_and_ends_the_loop(clock: Clock) -> None:
+    trained(clock, stage(clock, "warmup", 2, 1), stage(clock, "measure", 9, 2), course=Course(clock, [3]))
+    block = ["synchronize", "draw", "step", "updated", "synchronize", "fetch", "ended"]
+    assert clock.events == [
+        "start warmup",
+        *[*block, "decide warmup"],
+        *[*block, "decide warmup", "start measure"],
+        *block,
+    ], "the last one is cut short, and nothing is decided any more"
+
+
+def test_a_block_that_its_course_refuses_is_not_kept(clock: Clock) -> None:
+    course, measure = Course(clock, [9]), fixed("measure", 9, 1)
+
+    def refuse(block: Block) -> None:
+        raise ArithmeticError
+
+    course.ended = refuse  # type: ignore[method-assign]
+    with pytest.raises(ArithmeticError):
+        trained(clock, measure, course=course)
+    assert measure.series.losses == []

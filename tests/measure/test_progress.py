@@ -11,6 +11,9 @@ import pytest
 
 from scalebench.measure import progress
 from scalebench.measure.progress import Progress, ProgressFile, progress_path, read_progress, rss_peak_bytes
+from scalebench.measure.session import Session
+from tests.helpers import null_spec, rank
+from tests.trainings import curve
 
 
 @pytest.fixture
@@ -80,3 +83,27 @@ def test_memory_is_looked_at_with_each_write(tmp_path: Path) -> None:
     del held
     file.phase("close")
     assert file.rss_anon_peak_bytes == during, "it is a peak"
+
+
+def test_a_training_tells_its_epoch_and_metric(now: SimpleNamespace, tmp_path: Path) -> None:
+    file = ProgressFile(tmp_path, 0, 77)
+    file.update(20, 200, 0.5, 1.5, "mse 0.01")
+    seen = read_progress(tmp_path, 0)
+    assert seen is not None and (seen.epoch, seen.metric) == (1.5, "mse 0.01")
+    file.phase("probes")
+    seen = read_progress(tmp_path, 0)
+    assert seen is not None and (seen.epoch, seen.metric) == (None, None)
+
+
+def test_a_session_tells_how_far_its_training_is(now: SimpleNamespace, tmp_path: Path) -> None:
+    file = ProgressFile(tmp_path, 0, 77)
+    session = Session(null_spec(), None, rank(), file)  # type: ignore[arg-type]
+    source = SimpleNamespace(updates_per_epoch=50)
+    session._report_training(SimpleNamespace(updates=75, samples=750, train_s=3.0, train=source, curve=[]))  # type: ignore[arg-type]
+    seen = read_progress(tmp_path, 0)
+    assert seen is not None and (seen.steps, seen.epoch, seen.metric) == (75, 1.5, None)
+    now.s += progress.INTERVAL_S
+    points = curve([0.5, 0.25])
+    session._report_training(SimpleNamespace(updates=100, samples=1000, train_s=4.0, train=source, curve=points))  # type: ignore[arg-type]
+    seen = read_progress(tmp_path, 0)
+    assert seen is not None and (seen.epoch, seen.metric, seen.samples_per_s) == (2.0, "mse 0.25", 250.0)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.measure.loop import Series, Stage
-from scalebench.measure.stopping import GO_ON, STOP, Warmup, enough, measuring, steps_per_block
+from scalebench.measure.stopping import GO_ON, STOP, Warmup, enough, fitted, measuring, steps_per_block, until_over
 from scalebench.spec import MeasureSpec
 
 SETTINGS = MeasureSpec(warmup_steps=50, block_s=0.05, min_s=3.0, max_s=30.0, target=0.01)
@@ -208,3 +208,25 @@ def test_at_the_maximum_measuring_stops_in_any_case(now: SimpleNamespace) -> Non
     assert not stage.decide(series([0.1]))
     now.s = 1030.0
     assert stage.decide(series([0.1]))
+
+
+@pytest.mark.parametrize(
+    ("steps", "between", "expected"),
+    [(5, None, 5), (5, 100, 5), (60, 100, 50), (60, 101, 50), (4, 7, 3), (50, 10, 10), (1, 10, 1), (7, 1, 1)],
+)
+def test_blocks_are_fitted_between_two_points(steps: int, between: int | None, expected: int) -> None:
+    assert fitted(steps, between) == expected
+
+
+@given(st.integers(1, 300), st.integers(1, 300))
+def test_hardly_an_update_is_left_over(steps: int, between: int) -> None:
+    found = fitted(steps, between)
+    blocks = between // found
+    assert 1 <= found <= steps and between - blocks * found < blocks + 1
+
+
+def test_a_training_to_a_stop_is_not_ended_by_its_figures() -> None:
+    words = [7.0]
+    stage = until_over(Rank(1, lambda own: words.pop(0)), SETTINGS, lambda: 10, 4.0)  # type: ignore[arg-type]
+    assert (stage.name, stage.limit_s, stage.start(series([0.01] * 5))) == ("measure", 4.0, 5)
+    assert not stage.decide(precise()), "and no rank talks"

@@ -17,7 +17,9 @@ from scalebench.report.console import Console, describe
 from scalebench.results import write_result
 from scalebench.spec import InputError
 from scalebench.sweep_record import PlannedRun, beginning
+from tests import sweeps
 from tests.helpers import null_spec, rank, record
+from tests.trainings import training
 
 
 def on_terminal() -> Console:
@@ -93,6 +95,10 @@ def test_working_lets_the_work_through(terminal: bool, capsys: pytest.CaptureFix
             "measure, 2,001 samples/s, at most 20 s left",
         ),
         ([Progress(0, 1, "measure", 0.0, 9, 10.0, 31.0, 30.0)], "measure, 10 samples/s, at most 0 s left"),
+        (
+            [Progress(0, 1, "measure", 0.0, 9, 10.0, 31.0, epoch=2.24, metric="mse 0.01")],
+            "measure, epoch 2.2, mse 0.01, 10 samples/s",
+        ),
     ],
 )
 def test_describe(ranks: list[Progress], line: str) -> None:
@@ -190,3 +196,14 @@ def test_collectives_and_bandwidths_stand_below_the_table(tmp_path: Path, capsys
     assert "all_reduce on 2 devices (torch, cpu)" in out
     assert "all_reduce on 2 devices: horovod_mpi is faster below 2 KiB, ddp_gloo above" in out
     assert "bandwidth" in out and "memcpy" in out
+
+
+def test_a_table_of_trainings_says_what_came_of_all_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweeps.write(tmp_path, [training(seed=seed, values=[0.4, 0.1 + 0.1 * (seed > 1)]) for seed in range(4)])
+    Console().table([tmp_path])
+    lines = capsys.readouterr().out.splitlines()
+    assert "ddp_gloo on 2 devices: mse 0.15 after 4.00 s of training, 2 epochs; 2 of 4 seeds reached it" in lines
+    sweeps.write(tmp_path / "other", [training(), training("mirrored")])
+    Console().table([tmp_path / "other"])
+    out = capsys.readouterr().out
+    assert "time to target" in out and "of training" not in out  # one seed each: the table says it all

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from scalebench.curve_records import CurvePoint
 from scalebench.report.losses import learning
+from scalebench.results import Quality
 from tests.helpers import rank, record
 
 
@@ -44,3 +46,34 @@ def test_blocks_that_a_rank_did_not_finish_and_ranks_that_measured_nothing() -> 
     assert learning(record("ddp", 2, ranks=ranks)).updates == [3, 6, 8]
     assert learning(record("ddp", 2, ranks=[])).updates == []
     assert learning(record("ddp", 1, ranks=[rank(0)])).updates == []
+
+
+def test_blocks_that_a_point_cut_short_are_stepped_over() -> None:
+    """Points after 7 and 14 updates: blocks of 3 fit once and twice, and what is left of each epoch is in no series.
+    The first update, which compiles, is in no seconds; the last batch of an epoch is a smaller one."""
+    points = [CurvePoint(step, 0.0, samples, s, 1e-3, 1.0, 1) for step, samples, s in ((7, 60, 1.6), (14, 120, 3.7))]
+    warmup = {"warmup_block_steps": 1, "warmup_block_s": [9.0, 0.2, 0.2], "warmup_losses": [5.0, 4.0, 3.0]}
+    blocks = {"block_steps": 3, "block_losses": [2.0, 1.0, 0.5]}
+    one = rank(0, [0.6, 0.8, 0.9], [30, 30, 30], **warmup, **blocks)
+    found = learning(record("ddp", 1, ranks=[one], quality=Quality(curve=points)))
+    assert found.updates == [1, 2, 3, 6, 7, 10, 13, 14]
+    assert found.samples == [10, 20, 30, 60, 60, 90, 120, 120]
+    assert found.seconds == pytest.approx([0.0, 0.2, 0.4, 1.0, 1.6, 2.4, 3.3, 3.7])
+    assert found.losses == [5.0, 4.0, 3.0, 2.0, None, 1.0, 0.5, None]
+
+
+def test_points_between_which_no_block_fits() -> None:
+    points = [CurvePoint(step, 0.0, 10 * step, 0.1 * step, 1e-3, 1.0, 1) for step in (1, 3, 5, 8)]
+    warmup = {"warmup_block_steps": 1, "warmup_block_s": [9.0], "warmup_losses": [5.0]}
+    one = rank(0, [0.6], [30], block_steps=3, block_losses=[2.0], **warmup)
+    found = learning(record("ddp", 1, ranks=[one], quality=Quality(curve=points)))
+    assert found.updates == [1, 3, 5, 8] and found.samples == [10, 30, 50, 80]
+    assert found.losses == [5.0, None, None, 2.0]
+
+
+def test_a_training_that_was_over_in_its_warm_up() -> None:
+    points = [CurvePoint(2, 1.0, 15, 0.5, 1e-3, 1.0, 1)]  # the second batch was a smaller one
+    one = rank(0, warmup_block_steps=1, warmup_block_s=[9.0, 0.5], warmup_losses=[5.0, 4.0])
+    found = learning(record("ddp", 1, ranks=[one], quality=Quality(curve=points)))
+    assert (found.updates, found.samples) == ([1, 2], [10, 15])
+    assert (found.seconds, found.losses) == ([0.0, 0.5], [5.0, 4.0])

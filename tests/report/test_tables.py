@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,8 +14,10 @@ from rich.console import Console
 
 from scalebench.frame import COLUMNS, frame
 from scalebench.pooling import pool
+from scalebench.probe_records import Probes
 from scalebench.report.tables import (
     baseline_commands,
+    data,
     percent,
     ratio,
     remarks,
@@ -93,6 +96,23 @@ def test_what_a_sweep_varies_is_a_column() -> None:
     columns = text(one, other, larger).splitlines()[2].split()
     assert columns[:2] == ["data_format", "strategy"] and "batch_per_device" not in columns
     assert "data_format" not in text(one, larger)
+
+
+def test_what_a_batch_costs_is_told_where_feeding_differs() -> None:
+    probes = Probes(steps=2, on_s=[0.2, 0.2], fixed_s=[0.19, 0.19])  # 5 % of an update of 0.1 s
+    runs = [record(block_s=0.2, run_id=feed) for feed in ("host", "device")]
+    for run, feed in zip(runs, ("host", "device"), strict=True):
+        run.workload.feed = feed
+        run.ranks = [dataclasses.replace(one, probes=probes) for one in run.ranks]
+    lines = text(*runs).splitlines()
+    assert lines[2].split()[-3:] == ["data", "status", "remarks"] and "5.0 % [5.0, 5.0]" in lines[4]
+    assert " data " not in text(runs[0])  # nothing differs
+    for run in runs:
+        run.ranks[0].probes = None
+    assert " data " not in text(*runs)
+    (row,) = frame(runs[:1], [Path("x")]).to_dict("records")
+    assert data(row) == ""
+    assert data({"data_share": 0.016, "step_s": 0.1, "data_s_low": None, "data_s_high": 0.002}) == "1.6 %"
 
 
 def test_options_are_a_column_where_one_strategy_has_several() -> None:

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from scalebench.resolve import resolve
-from scalebench.spec import Config, DatasetSpec, InputError, ModelSpec
+from scalebench.spec import Config, DatasetSpec, InputError, ModelSpec, StopSpec, TrainSpec
 from scalebench.workloads import cache, datasets
 from scalebench.workloads.batch import Batch
 from scalebench.workloads.prefetch import prefetch
-from tests.helpers import null_config
+from tests.helpers import null_config, null_spec
 from tests.workloads.configs import image_config
 
 IMAGES = ModelSpec("resnet50", input_shape=[224, 224, 3], target_shape=[], outputs=1000)
@@ -118,3 +118,33 @@ def test_bytes_and_class_numbers_reach_the_ranks_by_every_feed(tmp_path):
     floats = batches(cache_dir, 1, dtype="float32")[0]
     assert floats.inputs.dtype == np.float32
     assert np.array_equal(floats.inputs, from_host[0].inputs / np.float32(127.5) - 1)
+
+
+@pytest.mark.parametrize(
+    ("batch", "accumulate", "gpus", "at_once"),
+    [(10, 1, 1, 40), (10, 1, 2, 80), (300, 1, 1, 1024), (2000, 1, 1, 2000), (300, 6, 1, 200), (7, 2, 1, 16)],
+)
+def test_several_parts_of_an_update_are_looked_at_at_once(batch: int, accumulate: int, gpus: int, at_once: int) -> None:
+    train = TrainSpec(batch, accumulate=accumulate)
+    spec = null_spec(gpus, train=train, dataset=DatasetSpec("materials", size=4000))
+    trains, validation = datasets.sources(spec, 0, gpus)
+    alike = datasets.like_validation(spec, 0, gpus)
+    assert validation is not None and alike is not None
+    assert (trains.global_batch, validation.global_batch, alike.global_batch) == (batch * gpus, at_once, at_once)
+    seen = [batch.samples for batch in validation.in_order()]
+    assert sum(seen) == validation.samples // gpus and max(seen) <= at_once // gpus
+
+
+@pytest.mark.parametrize(
+    ("steps", "wanted", "looked_at"), [(3, 100, 100), (3, None, 1000), (3, 5000, 1000), (None, 100, 1000)]
+)
+def test_a_point_of_a_curve_may_look_at_some_samples_only(
+    steps: int | None, wanted: int | None, looked_at: int
+) -> None:
+    """Where there is no curve, all are looked at."""
+    train = TrainSpec(10, evaluate_samples=wanted, stop=StopSpec(steps=steps))
+    spec = null_spec(2, train=train, dataset=DatasetSpec("materials", size=4000))
+    trains, validation = datasets.sources(spec, 0, 2)
+    alike = datasets.like_validation(spec, 0, 2)
+    assert validation is not None and alike is not None and trains.samples == 3000
+    assert (validation.first, validation.samples, alike.first, alike.samples) == (3000, looked_at, 0, looked_at)

@@ -42,14 +42,14 @@ class LightningHorovod(WithTrainer, InHorovodGroup):
 
 
 class _Average(pl.Callback):
-    """All gradients of an update at once, when backward has ended."""
+    """All gradients of an update at once, when the backward pass of its last part has ended."""
 
     def __init__(self, owner: LightningHorovod) -> None:
         self._owner = owner
         self._compressor = COMPRESSORS[owner.options.compression]
 
     def on_after_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if not self._owner.exchanging:
+        if not (self._owner.exchanging and pl_module.last):
             return
         parameters = [parameter for parameter in pl_module.parameters() if parameter.grad is not None]
         sent, contexts = zip(*(self._compressor.compress(parameter.grad) for parameter in parameters), strict=True)

@@ -39,7 +39,7 @@ class HorovodTensorFlow(TensorFlowStrategy):
         hvd.broadcast_variables([variable.value for variable in self.model.variables], root_rank=0)
 
     def update_replica(self, inputs: tf.Tensor, targets: tf.Tensor, global_samples: tf.Tensor) -> tf.Tensor:
-        loss_sum, gradients = self._gradients(inputs, targets, global_samples)
+        loss_sum, gradients = self.gradients(inputs, targets, global_samples)
         if self.exchanging and self.spec.processes > 1:  # alone, Horovod's own tape hands gradients through as well
             gradients = [self._reduced(one, f"gradient.{index}") for index, one in enumerate(gradients)]
         self.optimizer.apply(gradients, self.model.trainable_variables)

@@ -135,12 +135,17 @@ class HorovodTorch(InHorovodGroup):
         super().__init__(spec, rank)
         self._exchanging = True
         self._adasum = self.options.op == "adasum"
+        if self._adasum and self.accumulate > 1:
+            raise Unsupported(
+                "Adasum adds up what the optimizer did with whole gradients; take op=average with train.accumulate"
+            )
 
     def wrap(self, model: nn.Module) -> nn.Module:
         self.optimizer = hvd.DistributedOptimizer(
             self.optimizer,
             named_parameters=self.model.named_parameters(),
             compression=COMPRESSORS[self.options.compression],
+            backward_passes_per_step=self.accumulate,  # added up over these, averaged over ranks alone
             op=hvd.Adasum if self._adasum else hvd.Average,
         )
         return super().wrap(model)
@@ -149,10 +154,10 @@ class HorovodTorch(InHorovodGroup):
         if self._adasum:  # its optimizer works during backward, and waits in its step
             return super().step(batch)
         self.model.zero_grad()  # after updates without the exchange Horovod's own believes that one is under way
-        loss, part = self.forward(self.net, batch)
-        self.precision.backward(loss)
+        part = self.accumulated(batch)
         if self._exchanging:
-            self.optimizer.synchronize()  # before a scaler looks for gradients that overflowed
+            # Before a scaler looks for gradients that overflowed. After fewer passes than usual it exchanges here.
+            self.optimizer.synchronize()
         with self.optimizer.skip_synchronize():
             self.precision.update(self.optimizer)
         return part
@@ -170,7 +175,7 @@ class HorovodTorch(InHorovodGroup):
         if self._adasum:
             raise Unsupported("Adasum adds up what the optimizer did, and cannot do without")
         self._exchanging = on
-        self.optimizer.set_backward_passes_per_step(1 if on else NEVER)
+        self.optimizer.set_backward_passes_per_step(self.accumulate if on else NEVER)
 
     def loss_weight(self, batch: TorchBatch) -> float:
         """Adasum is given each replica's own mean, and finds weights of its own."""

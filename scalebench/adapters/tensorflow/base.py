@@ -5,11 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
-from scalebench.adapters.tensorflow import devices, evaluation, evidence, feeding, precision, training
+from scalebench.adapters.tensorflow import (
+    accumulation,
+    devices,
+    evaluation,
+    evidence,
+    feeding,
+    precision,
+    training,
+)
 from scalebench.adapters.tensorflow.feeding import Part, TfBatch
 from scalebench.adapters.tensorflow.network import NetworkModel, read_weights
 from scalebench.adapters.tensorflow.pieces import Share
@@ -52,13 +61,13 @@ class TensorFlowStrategy(Probed):
         tf.random.set_seed(settings.seed + self.place.rank)  # of dropout; weights come from numpy
         with self.scope():
             self.model = self._build(computes_in)
-            plain = training.optimizer(settings.train.optimizer, settings.train.learning_rate)
+            plain = training.optimizer(settings.train, self.spec.learning_rate)
             self.optimizer = precision.scaled(plain, settings.train.precision)
             self.optimizer.build(self.model.trainable_variables)
-        self._training_loss, self._gradients = self.training_loss, self.gradients
+        self._part_loss, self._part_gradients = self.part_loss, self.part_gradients
         if settings.train.compile:  # of one replica, on one device: XLA takes no notice of several
-            self._training_loss = tf.function(self.training_loss, jit_compile=True, autograph=False)
-            self._gradients = tf.function(self.gradients, jit_compile=True, autograph=False)
+            self._part_loss = tf.function(self.part_loss, jit_compile=True, autograph=False)
+            self._part_gradients = tf.function(self.part_gradients, jit_compile=True, autograph=False)
         self._forward = tf.function(self.forward, input_signature=[self._part_spec()[0]], autograph=False)
 
     def feed_devices(self) -> list[str]:
@@ -88,7 +97,7 @@ class TensorFlowStrategy(Probed):
 
     def update_replica(self, inputs: tf.Tensor, targets: tf.Tensor, global_samples: tf.Tensor) -> tf.Tensor:
         """One replica's update. Gradients added up over the replicas are those of the mean over the global batch."""
-        loss_sum, gradients = self._gradients(inputs, targets, global_samples)
+        loss_sum, gradients = self.gradients(inputs, targets, global_samples)
         self.optimizer.apply(gradients, self.model.trainable_variables)
         return loss_sum
 
@@ -96,19 +105,47 @@ class TensorFlowStrategy(Probed):
         self, inputs: tf.Tensor, targets: tf.Tensor, global_samples: tf.Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """(sum of the losses, gradients of their share of the mean) over one replica's samples."""
-        with tf.GradientTape() as tape:
-            loss_sum = self.training_loss(inputs, targets)
-            loss = self.optimizer.scale_loss(loss_sum / self.loss_samples(inputs, global_samples))
-        return loss_sum, tape.gradient(loss, [variable.value for variable in self.model.trainable_variables])
+        parts, mean_over = self.spec.config.train.accumulate, self.loss_samples(inputs, global_samples)
+        if parts == 1:
+            return self._part_gradients(inputs, targets, mean_over)
+
+        def of_part(inputs: tf.Tensor, targets: tf.Tensor) -> list[tf.Tensor]:
+            loss_sum, gradients = self._part_gradients(inputs, targets, mean_over)
+            return [loss_sum, *gradients]
+
+        shapes = [(), *(variable.shape for variable in self.model.trainable_variables)]
+        loss_sum, *gradients = accumulation.summed(of_part, inputs, targets, parts, shapes)
+        return loss_sum, gradients
 
     def training_loss(self, inputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
         """The forward pass of one replica in training: the sum of the losses over its samples."""
+        parts = self.spec.config.train.accumulate
+        if parts == 1:
+            return self._part_loss(inputs, targets)
+        return accumulation.summed(lambda *part: [self._part_loss(*part)], inputs, targets, parts, [()])[0]
+
+    def part_gradients(
+        self, inputs: tf.Tensor, targets: tf.Tensor, mean_over: tf.Tensor
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """As `gradients`, of samples that are computed at once."""
+        weights = [variable.value for variable in self.model.trainable_variables]
+        with tf.GradientTape() as tape:
+            tape.watch([weight for weight in weights if tf.is_tensor(weight)])  # variables are by themselves
+            loss_sum = self.part_loss(inputs, targets)
+            loss = self.optimizer.scale_loss(loss_sum / mean_over)
+        return loss_sum, tape.gradient(loss, weights)
+
+    def part_loss(self, inputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+        """As `training_loss`, of samples that are computed at once."""
         return tf.reduce_sum(self._loss(self.model(inputs, training=True), targets))
 
     def each_device(self, parts: tuple[Part, ...], global_samples: tf.Tensor, back: bool) -> list[Share]:
         """What every device of this process finds out by itself: its loss and, if `back`, its gradients."""
         (part,) = parts
-        return [Share(*self._gradients(*part, global_samples)) if back else Share(self._training_loss(*part), [])]
+        return [Share(*self.gradients(*part, global_samples)) if back else Share(self.training_loss(*part), [])]
+
+    def set_learning_rate(self, rate: float) -> None:
+        training.set_learning_rate(self.optimizer, rate)
 
     def loss_samples(self, inputs: tf.Tensor, global_samples: tf.Tensor) -> tf.Tensor:
         """How many samples the loss is a mean over."""
@@ -135,11 +172,13 @@ class TensorFlowStrategy(Probed):
         return None
 
     def evaluate(self, source: Source) -> dict[str, float]:
-        wanted = self.spec.config.model
+        wanted, train, forward = self.spec.config.model, self.spec.config.train, self._forward
+        if train.accumulate > 1:  # a batch at once may be too much for the device
+            forward = partial(evaluation.in_slices, forward, -(-self.spec.batch_per_device // train.accumulate))
         with tf.device(self.devices[0]):
             if wanted.loss == "cross_entropy":
-                return evaluation.classification(self._forward, source, self.group_sum)
-            return evaluation.mean_squared_errors(self._forward, source, wanted.targets, self.group_sum)
+                return evaluation.classification(forward, source, self.group_sum)
+            return evaluation.mean_squared_errors(forward, source, wanted.targets, self.group_sum)
 
     def settings_used(self) -> dict[str, str]:
         function = self.update_function().get_concrete_function()

@@ -27,6 +27,15 @@ def refuse_compiler(config: Config) -> None:
         )
 
 
+def refuse_parts(config: Config) -> None:
+    """Unsupported where an update is to be computed in parts."""
+    if config.train.accumulate > 1:
+        raise Unsupported(
+            f"{config.strategy.name} computes the samples of an update at once, a tower of its graph for each device; "
+            f"leave out train.accumulate, or take strategy=mirrored"
+        )
+
+
 def no_switch(config: Config) -> Unsupported:
     """Why the exchange cannot be switched off."""
     return Unsupported(

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import keras
 import tensorflow as tf
 
 from scalebench.adapters.tensorflow import central
 from scalebench.adapters.tensorflow.feeding import Part
 from scalebench.adapters.tensorflow.mirrored import Replicated
 from scalebench.spec import InputError
+from scalebench.strategy import Unsupported
 from scalebench.suggest import no_such
+from scalebench.workloads import networks
 
 
 @dataclass
@@ -31,7 +34,17 @@ class CentralStorage(central.OneCopy, Replicated):
 
     def setup(self) -> None:
         central.refuse_compiler(self.spec.config)
+        self._refuse_parts()
         super().setup()
+
+    def _refuse_parts(self) -> None:
+        settings = self.spec.config
+        normalised = any(not array.trainable for array in networks.of(settings.model).arrays)
+        if settings.train.accumulate > 1 and normalised:
+            raise Unsupported(
+                f"{settings.strategy.name} puts moving statistics together after every forward pass, which it cannot "
+                f"do within an update: leave out train.accumulate, or take a model without batch normalisation"
+            )
 
     def join(self) -> None:
         known = {"cpu": "/CPU:0", "first": self.devices[0]}
@@ -46,12 +59,22 @@ class CentralStorage(central.OneCopy, Replicated):
         An optimizer called by the replicas would have the sums formed on the CPU wherever the weights are, and take
         them to the parameter device by way of the first replica's.
         """
-        loss_sums, gradients = self.strategy.run(self._gradients, (*self.dealt_out(parts), global_samples))
+        loss_sums, gradients = self.strategy.run(self.gradients, (*self.dealt_out(parts), global_samples))
         of_gradients = [self.strategy.experimental_local_results(gradient) for gradient in gradients]
         sums = self.total(list(zip(*of_gradients, strict=True)))
         with tf.device(self.parameter_device):
             self.optimizer.apply(sums, self.model.trainable_variables)
         return tf.add_n(self.strategy.experimental_local_results(loss_sums))
+
+    def gradients(
+        self, inputs: tf.Tensor, targets: tf.Tensor, global_samples: tf.Tensor
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """With weights that come to the device once, into however many parts its samples are cut."""
+        if self.spec.config.train.accumulate == 1:
+            return super().gradients(inputs, targets, global_samples)
+        here = [(variable, tf.identity(variable)) for variable in self.model.trainable_variables]
+        with keras.StatelessScope(state_mapping=here):
+            return super().gradients(inputs, targets, global_samples)
 
     def total(self, of_devices: Sequence[central.Tensors]) -> list[tf.Tensor]:
         return central.added_up(of_devices, self.parameter_device)

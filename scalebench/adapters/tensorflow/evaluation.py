@@ -30,6 +30,11 @@ def mean_squared_errors(forward: Forward, source: Source, targets: Sequence[str]
     return {"mse": sum(totals) / count / len(totals), **named}
 
 
+def in_slices(forward: Forward, samples: int, inputs: Any) -> tf.Tensor:
+    """`forward` of at most so many samples at a time."""
+    return tf.concat([forward(inputs[first : first + samples]) for first in range(0, len(inputs), samples)], 0)
+
+
 def classification(forward: Forward, source: Source, over_group: Sum) -> dict[str, float]:
     """{'cross_entropy': mean over the samples, 'accuracy': share of them whose largest output is the right one}."""
     sums, samples = np.zeros(2), 0

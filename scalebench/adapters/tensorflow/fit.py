@@ -140,6 +140,11 @@ class WithFit(TensorFlowStrategy):
                 "strategy.options.loop=fit hands the update of all devices to XLA as one, which would merge them; "
                 "use loop=custom with train.compile=true"
             )
+        if settings.train.accumulate > 1:
+            raise Unsupported(
+                "strategy.options.loop=fit computes the samples of an update at once; use loop=custom with "
+                "train.accumulate"
+            )
         if settings.dataset.feed == "device" or settings.dataset.prefetch == "device":
             raise Unsupported(
                 "strategy.options.loop=fit takes its batches from the host; use dataset.feed=host and "

@@ -67,6 +67,7 @@ class InGraph(central.OneCopy):
 
     def setup(self) -> None:
         central.refuse_compiler(self.spec.config)
+        central.refuse_parts(self.spec.config)
         if self.options.reduction == "nccl" and self.spec.device == "cpu":
             raise Unsupported("strategy.options.reduction=nccl adds gradients up over NCCL, which needs GPUs; use add")
         self._check_divides(self.spec.global_batch, "a global batch")

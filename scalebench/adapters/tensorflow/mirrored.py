@@ -59,9 +59,9 @@ class Replicated(TensorFlowStrategy):
     def each_device(self, parts: tuple[Part, ...], global_samples: tf.Tensor, back: bool) -> list[Share]:
         own = self.dealt_out(parts)
         if not back:
-            sums = self.strategy.run(self._training_loss, own)
+            sums = self.strategy.run(self.training_loss, own)
             return [Share(loss_sum, []) for loss_sum in self.strategy.experimental_local_results(sums)]
-        sums, gradients = self.strategy.run(self._gradients, (*own, global_samples))
+        sums, gradients = self.strategy.run(self.gradients, (*own, global_samples))
         of_devices = zip(*map(self.strategy.experimental_local_results, gradients), strict=True)
         loss_sums = self.strategy.experimental_local_results(sums)
         return [Share(one, list(of_device)) for one, of_device in zip(loss_sums, of_devices, strict=True)]

@@ -68,6 +68,9 @@ class ParameterServer(TensorFlowStrategy):
 
     def setup(self) -> None:
         super().setup()
+        # Told with every update: workers may still be at those that were scheduled before the last change.
+        self.set_learning_rate(self.spec.learning_rate)
+        self.optimizer.learning_rate = lambda: self._traced_rate
         on_a_worker = self._forward
         self._forward = lambda inputs: tf.constant(
             self.coordinator.schedule(on_a_worker, args=(tf.constant(inputs),)).fetch()
@@ -85,19 +88,24 @@ class ParameterServer(TensorFlowStrategy):
     def step(self, batch: Dealt) -> LossPart | None:
         self.last_batch = batch
         function = self.update_function()
-        losses = [self.coordinator.schedule(function, args=(part,)) for part in batch.parts]
+        losses = [self.coordinator.schedule(function, args=(part, self._rate)) for part in batch.parts]
         return LossPart(Pending(losses), batch.samples)
 
     def update_function(self) -> Callable[..., tf.Tensor]:
         if True not in self._functions:
             rows = tf.TensorSpec((None,), tf.int64)
-            self._functions[True] = tf.function(self.update_rows, input_signature=[rows], autograph=False)
+            signature = [rows, tf.TensorSpec((), tf.float32)]
+            self._functions[True] = tf.function(self.update_rows, input_signature=signature, autograph=False)
         return self._functions[True]
 
-    def update_rows(self, rows: tf.Tensor) -> tf.Tensor:
-        """One worker's update from its rows of the data set; the sum of the losses over them."""
+    def update_rows(self, rows: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
+        """One worker's update from its rows of the data set, at that learning rate; the sum of the losses over them."""
+        self._traced_rate = rate
         inputs, targets = serving.read(rows, self._part_spec())
         return self.strategy.run(self.update_replica, (inputs, targets, tf.zeros(())))
+
+    def set_learning_rate(self, rate: float) -> None:
+        self._rate = tf.constant(rate, tf.float32)
 
     def loss_samples(self, inputs: tf.Tensor, global_samples: tf.Tensor) -> tf.Tensor:
         """Each update follows the mean over its own samples, since nothing is added up."""
@@ -154,6 +162,11 @@ class ParameterServer(TensorFlowStrategy):
             raise Unsupported(
                 f"workers of {config.strategy.name} read their samples when they have been dealt rows: "
                 f"it takes dataset.feed=host, disk or fixed and dataset.prefetch=none"
+            )
+        if config.train.accumulate > 1:
+            raise Unsupported(
+                f"train.accumulate: workers of {config.strategy.name} would fetch the weights anew for every part of "
+                f"an update; leave it out"
             )
         if config.train.compile:
             raise Unsupported(

@@ -9,9 +9,41 @@ import tensorflow as tf
 
 from scalebench.spec import InputError
 from scalebench.suggest import no_such
+from scalebench.train_spec import TrainSpec
 
 
-class Adam(keras.optimizers.Adam):
+def with_share(gradient: tf.Tensor, factor: float, other: tf.Tensor) -> tf.Tensor:
+    """gradient + factor * other, as a difference: TensorFlow would make one sum of a sum over the devices and what is
+    added to it, under another name than the one that the exchange is known by."""
+    return gradient - (-factor) * other
+
+
+class Decaying(keras.optimizers.Optimizer):
+    """Adds `l2` times the weights to their gradients when these are added up over the replicas and no longer scaled."""
+
+    l2 = 0.0
+
+    def decayed(self, gradient: tf.Tensor, variable: tf.Variable) -> tf.Tensor:
+        return with_share(gradient, self.l2, variable) if self.l2 else gradient
+
+
+class Sgd(Decaying, keras.optimizers.SGD):
+    """Follows the mean of the gradients that `momentum` gives, at the learning rate of the update, as PyTorch does:
+    Goyal et al. 2017 (arXiv:1706.02677), equation 9.
+
+    Keras' momentum is of steps (equation 10), and so goes on with the rates of updates before where the rate changes.
+    """
+
+    def update_step(self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
+        step = self.decayed(gradient, variable)
+        if self.momentum:
+            velocity = self.momentums[self._get_variable_index(variable)]
+            step = with_share(step, self.momentum, velocity)
+            self.assign(velocity, step)
+        self.assign_sub(variable, tf.cast(learning_rate, variable.dtype) * step)
+
+
+class Adam(Decaying, keras.optimizers.Adam):
     """Adds its epsilon after the bias correction, as Kingma and Ba 2015 (algorithm 1) and PyTorch do.
 
     Keras adds it before ("epsilon hat" of their section 2), which makes it some thirty times as large in the first
@@ -22,15 +54,35 @@ class Adam(keras.optimizers.Adam):
         epsilon, step = self.epsilon, tf.cast(self.iterations + 1, variable.dtype)
         self.epsilon = epsilon * tf.sqrt(1 - tf.pow(tf.cast(self.beta_2, variable.dtype), step))
         try:
-            super().update_step(gradient, variable, learning_rate)
+            super().update_step(self.decayed(gradient, variable), variable, learning_rate)
         finally:
             self.epsilon = epsilon
 
 
-OPTIMIZERS: dict[str, Callable[[float], keras.optimizers.Optimizer]] = {
-    "adam": Adam,  # its epsilon is 1e-7, which the other frameworks here take as well
-    "sgd": keras.optimizers.SGD,
-    "momentum": lambda rate: keras.optimizers.SGD(rate, momentum=0.9),
+class RmsProp(Decaying, keras.optimizers.RMSprop):
+    """Adds its epsilon to the square root, as PyTorch does; Keras adds it to what the root is taken of."""
+
+    def update_step(self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
+        gradient, mean_square = self.decayed(gradient, variable), self._velocities[self._get_variable_index(variable)]
+        new = self.rho * mean_square + (1 - self.rho) * tf.square(gradient)
+        self.assign(mean_square, new)
+        step = gradient / (tf.sqrt(new) + self.epsilon)
+        self.assign_sub(variable, tf.cast(learning_rate, variable.dtype) * step)
+
+
+def _adamw(train: TrainSpec, rate: float) -> Decaying:
+    """Its decay is of the weights, before the update and at its learning rate (Loshchilov and Hutter 2019,
+    arXiv:1711.05101, algorithm 2, in PyTorch's form), which Keras gives to any optimizer."""
+    return Adam(rate, weight_decay=train.weight_decay or None)
+
+
+# Epsilons are Keras' 1e-7, which the other frameworks here take as well.
+OPTIMIZERS: dict[str, Callable[[TrainSpec, float], Decaying]] = {
+    "adam": lambda train, rate: Adam(rate),
+    "adamw": _adamw,
+    "sgd": lambda train, rate: Sgd(rate),
+    "momentum": lambda train, rate: Sgd(rate, momentum=float(train.momentum)),
+    "rmsprop": lambda train, rate: RmsProp(rate),
 }
 
 
@@ -46,11 +98,21 @@ def _cross_entropy(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
 LOSSES: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {"mse": _squared, "cross_entropy": _cross_entropy}
 
 
-def optimizer(name: str, learning_rate: float) -> keras.optimizers.Optimizer:
-    """The optimizer of that name; InputError with the nearest one otherwise."""
-    if name not in OPTIMIZERS:
-        raise InputError(no_such("optimizer", name, OPTIMIZERS))
-    return OPTIMIZERS[name](learning_rate)
+def optimizer(train: TrainSpec, learning_rate: float) -> Decaying:
+    """The one that `train` names, with its momentum and weight decay; InputError with the nearest name otherwise."""
+    if train.optimizer not in OPTIMIZERS:
+        raise InputError(no_such("optimizer", train.optimizer, OPTIMIZERS))
+    made = OPTIMIZERS[train.optimizer](train, float(learning_rate))
+    made.l2 = 0.0 if train.optimizer == "adamw" else train.weight_decay
+    return made
+
+
+def set_learning_rate(optimizer: keras.optimizers.Optimizer, rate: float) -> None:
+    """On all devices. By TensorFlow's operation alone: assign() of Keras and tf.distribute takes up to 20 times as
+    long, which is a tenth of a short update."""
+    variable = optimizer.learning_rate.value
+    for one in getattr(variable, "values", (variable,)):
+        tf.raw_ops.AssignVariableOp(resource=one.handle, value=rate)
 
 
 def loss(name: str) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:

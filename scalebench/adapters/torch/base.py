@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from scalebench.adapters.torch.compiling import Compiled
 from scalebench.adapters.torch.evidence import observed_settings
 from scalebench.adapters.torch.feeding import HostCopies, TorchBatch
 from scalebench.adapters.torch.group import Group
+from scalebench.adapters.torch.memory import Peak
 from scalebench.adapters.torch.network import NetworkModule
 from scalebench.adapters.torch.precision import Precision
 from scalebench.adapters.torch.weights import load_weights, read_weights
@@ -43,6 +45,8 @@ class TorchStrategy(Strategy):
         super().__init__(spec, rank)
         self.group: Group | None = None
         self.last_batch: TorchBatch | None = None
+        self.accumulate = spec.config.train.accumulate
+        self._peak = Peak()
         self._host_copies = HostCopies()
         self._loss = training.loss(spec.config.model.loss)
 
@@ -68,9 +72,7 @@ class TorchStrategy(Strategy):
         self.precision = Precision(settings.train.precision, self.device)
         self.group = self.join()
         self.model = self._build().to(self.device)
-        self.optimizer = training.optimizer(
-            settings.train.optimizer, self.model.parameters(), settings.train.learning_rate
-        )
+        self.optimizer = training.optimizer(settings.train, self.model.parameters(), self.spec.learning_rate)
         self.compiled = Compiled(self.model, self.place.threads) if settings.train.compile else self.model
         self.net = self.wrap(self.compiled)
 
@@ -80,15 +82,40 @@ class TorchStrategy(Strategy):
 
     def step(self, batch: TorchBatch) -> LossPart | None:
         self.optimizer.zero_grad()
-        loss, part = self.forward(self.net, batch)
-        self.precision.backward(loss)
+        part = self.accumulated(batch)
         self.precision.update(self.optimizer)
         return part
 
-    def forward(self, net: nn.Module, batch: TorchBatch) -> tuple[Tensor, LossPart]:
-        """(what to differentiate, what to report) for a batch; nothing here waits for the device."""
+    def set_learning_rate(self, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+    def accumulated(self, batch: TorchBatch) -> LossPart:
+        """Gradients of a whole batch, added up over its parts; with the backward pass of the last one they are
+        exchanged."""
+        found = []
+        for part in filled(self.parts(batch)):
+            with nullcontext() if part.last else self.unsent():
+                loss, told = self.forward(self.net, part)
+                self.precision.backward(loss)
+            found.append(told)
+        return training.summed(found)
+
+    def parts(self, batch: TorchBatch) -> list[TorchBatch]:
+        """What an update computes a batch in. A batch is remembered here for whoever wants to train on it again."""
+        parts = batch.split(self.accumulate)
+        if self.last_batch is None and isinstance(self.compiled, Compiled):
+            self.compiled.shapes = {part.inputs.shape for part in parts}
         if self.last_batch is None or batch.samples >= self.last_batch.samples:
             self.last_batch = batch  # a whole one: the last of an epoch may take another way than all others
+        return parts
+
+    def unsent(self) -> AbstractContextManager[Any]:
+        """Around the passes of a part whose gradients are not exchanged yet."""
+        return nullcontext()
+
+    def forward(self, net: nn.Module, batch: TorchBatch) -> tuple[Tensor, LossPart]:
+        """(what to differentiate, what to report) for a batch or a part; nothing here waits for the device."""
         with self.precision.autocast():
             outputs = net(batch.inputs)
         mean = self._loss(outputs.float(), batch.targets)
@@ -102,11 +129,9 @@ class TorchStrategy(Strategy):
 
     def partial_step(self, batch: TorchBatch, until: str) -> None:
         self.model.zero_grad()  # not the optimizer: Horovod's believes that an exchange is under way
-        loss, _ = self.forward(self.net, batch)
-        if until == FORWARD:
-            return
-        self.precision.backward(loss)
-        if until != BACKWARD:
+        for part in filled(self.parts(batch)):
+            self._passes(part, until)
+        if until not in (FORWARD, BACKWARD):
             self.precision.update(self.optimizer)
 
     def copy_batch(self, batch: TorchBatch) -> None:
@@ -141,7 +166,7 @@ class TorchStrategy(Strategy):
     def evaluate(self, source: Source) -> dict[str, float]:
         """Each replica's model judges its own part of the samples, in the precision of the training."""
         over_group = (lambda values: values) if self.group is None else self.group.sum
-        with self.precision.autocast():
+        with self._peak.paused(self.device), self.precision.autocast():
             return evaluation.metrics(self.model, self.spec.config.model, source, self.device, over_group)
 
     def num_params(self) -> int:
@@ -151,9 +176,7 @@ class TorchStrategy(Strategy):
         return read_weights(self.model)
 
     def peak_memory_bytes(self) -> list[int | None]:
-        if self.device.type == "cuda":
-            return [torch.cuda.max_memory_allocated(self.device)]
-        return [None]
+        return [self._peak.of(self.device)]
 
     def versions(self) -> dict[str, str]:
         found = {"torch": str(torch.__version__)}
@@ -170,6 +193,12 @@ class TorchStrategy(Strategy):
             self.group.leave()
             self.group = None
 
+    def _passes(self, part: TorchBatch, until: str) -> None:
+        """A method of its own, so that nothing of a part is kept while the next one is computed."""
+        loss, _ = self.forward(self.net, part)
+        if until != FORWARD:
+            self.precision.backward(loss)
+
     def _build(self) -> NetworkModule:
         """The model with the weights that every rank and every framework starts from."""
         config = self.spec.config
@@ -182,6 +211,11 @@ class TorchStrategy(Strategy):
         if wanted.params is not None and found != wanted.params:
             raise RuntimeError(f"{wanted.name} has {found} parameters here and {wanted.params} in its YAML")
         return model
+
+
+def filled(parts: list[TorchBatch]) -> list[TorchBatch]:
+    """Those with samples: the last batch of an epoch may have too few for all parts."""
+    return [part for part in parts if part.samples]
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -11,7 +11,7 @@ from scalebench.strategy import Unsupported
 
 
 class Compiled(nn.Module):
-    """A model, compiled for the shape of its first batch.
+    """A model, compiled for the shape of its first batch, or for those of its parts, which `shapes` is told.
 
     Batches of another shape, as the last one of an epoch, take the plain way: compiling once more would stop a
     timed block for seconds or minutes.
@@ -26,13 +26,13 @@ class Compiled(nn.Module):
             config.compile_threads = threads  # by itself it starts a process for each core, in every rank
         check_compiler(next(model.parameters()).device)
         self.model = model
-        self.shape: torch.Size | None = None
+        self.shapes: set[torch.Size] = set()
         self._compiled = torch.compile(model.forward, dynamic=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        if self.shape is None:
-            self.shape = inputs.shape
-        return self._compiled(inputs) if inputs.shape == self.shape else self.model(inputs)
+        if not self.shapes:
+            self.shapes.add(inputs.shape)
+        return self._compiled(inputs) if inputs.shape in self.shapes else self.model(inputs)
 
 
 def check_compiler(device: torch.device) -> None:

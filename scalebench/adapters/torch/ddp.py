@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -55,6 +56,9 @@ class Ddp(TorchStrategy):
     def exchange(self, on: bool) -> None:
         self.net.require_backward_grad_sync = on
 
+    def unsent(self) -> AbstractContextManager[Any]:
+        return no_sync(self.net)
+
     def partial_step(self, batch: TorchBatch, until: str) -> None:
         """Without the exchange also where it is on: a forward pass would make the reducer wait for its backward."""
         self.net.require_forward_param_sync = False  # moving statistics, which the first pass would broadcast still
@@ -77,6 +81,14 @@ class Ddp(TorchStrategy):
         if self.last_batch is None:
             raise RuntimeError("backend_used replays the last batch of the training, and there was no training")
         return observed_backend(self.train, self.last_batch)
+
+
+def no_sync(net: DistributedDataParallel) -> AbstractContextManager[Any]:
+    """Without an exchange, but for the first pass with static_graph: torch learns the graph from it, and fails where it
+    does without one. Averages that other parts are added to are the same on all replicas, and stay so."""
+    if net.static_graph and not net._static_graph_delay_allreduce_enqueued:
+        return nullcontext()
+    return net.no_sync()
 
 
 def bucket_bytes(net: DistributedDataParallel) -> list[int]:

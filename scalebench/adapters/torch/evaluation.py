@@ -44,7 +44,7 @@ def _means(
     sums = torch.zeros(width, dtype=torch.float64, device=device)
     samples = 0
     model.eval()
-    with torch.no_grad():
+    with torch.inference_mode():
         for batch in map(as_tensors, source.in_order()):
             sums += sums_of(model.forward(batch.inputs.to(device)).float(), batch.targets.to(device))
             samples += batch.samples

@@ -24,15 +24,29 @@ class TorchBatch(NamedTuple):
     inputs: Tensor
     targets: Tensor
     global_samples: int
+    share: float = 1.0  # of this process's samples of the update
+    last: bool = True  # no other part of the update follows
 
     @property
     def samples(self) -> int:
         return len(self.inputs)
 
+    def split(self, parts: int) -> list[TorchBatch]:
+        """So many views of it, whose samples differ by at most one; the first ones are empty if there are too few."""
+        if parts == 1:
+            return [self]
+        share, rest = divmod(self.samples, parts)
+        sizes = [share] * (parts - rest) + [share + 1] * rest
+        pairs = zip(self.inputs.split(sizes), self.targets.split(sizes), strict=True)
+        return [
+            TorchBatch(*pair, self.global_samples, size / self.samples, number == parts)
+            for number, (pair, size) in enumerate(zip(pairs, sizes, strict=True), 1)
+        ]
+
     def to(self, device: torch.device) -> TorchBatch:
         """On the device; from pinned memory the copy runs beside the host's work."""
         inputs, targets = (tensor.to(device, non_blocking=True) for tensor in self[:2])
-        return TorchBatch(inputs, targets, self.global_samples)
+        return self._replace(inputs=inputs, targets=targets)
 
 
 class HostCopies:

@@ -14,7 +14,7 @@ class IndependentTorch(TorchStrategy):
 
     def loss_weight(self, batch: TorchBatch) -> float:
         """Each replica follows the mean over its own samples, since its gradients are averaged with no other."""
-        return 1.0
+        return batch.share
 
     def exchange(self, on: bool) -> None:
         """There is none to turn off."""

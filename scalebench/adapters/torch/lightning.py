@@ -10,6 +10,7 @@ import threading
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
@@ -23,9 +24,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from scalebench.adapters.torch.base import TorchStrategy
-from scalebench.adapters.torch.ddp import Ddp, bucket_bytes
+from scalebench.adapters.torch.ddp import Ddp, bucket_bytes, no_sync
 from scalebench.adapters.torch.evidence import Replay
 from scalebench.adapters.torch.feeding import TorchBatch
+from scalebench.adapters.torch.training import summed
 from scalebench.spec import RunSpec
 from scalebench.strategy import Loop, LossPart, Unsupported
 
@@ -64,7 +66,7 @@ class WithTrainer(TorchStrategy):
         return []
 
     def train(self, loop: Loop) -> None:
-        self._trainer(_Reporter(self, loop)).fit(_Module(self), train_dataloaders=_Endless(loop))
+        self._trainer(_Reporter(self, loop)).fit(_Module(self), train_dataloaders=_Endless(self, loop))
         self.model.to(self.device)  # Lightning leaves it on the CPU, and the optimizer's state
         move_state(self.optimizer, self.device)
 
@@ -89,6 +91,7 @@ class WithTrainer(TorchStrategy):
             **self.trainer_arguments(),
             plugins=self.plugins(),
             callbacks=[reporter, *self.callbacks()],
+            accumulate_grad_batches=self.accumulate,
             max_epochs=1,  # one that never ends by itself
             use_distributed_sampler=False,  # batches come sharded
             limit_val_batches=0,
@@ -128,7 +131,7 @@ class LightningDdp(WithTrainer, Ddp):
         return {
             "devices": len(here) if self.device.type == "cpu" else here,
             "num_nodes": self.spec.nodes,
-            "strategy": DDPStrategy(
+            "strategy": _DdpInParts(
                 cluster_environment=Environment(),
                 process_group_backend=self.group_backend(),
                 timeout=timedelta(seconds=self.spec.group_timeout_s),
@@ -176,6 +179,13 @@ class Environment(LightningEnvironment):
         """Keep WORLD_SIZE, which Lightning would delete: the processes outlive a fit."""
 
 
+class _DdpInParts(DDPStrategy):
+    """Leaves out the exchange of all parts of an update but the last."""
+
+    def block_backward_sync(self) -> AbstractContextManager[Any]:
+        return no_sync(self.model)
+
+
 class _Module(pl.LightningModule):
     """The base class's model, loss and optimizer, as Lightning wants to see them."""
 
@@ -183,11 +193,22 @@ class _Module(pl.LightningModule):
         super().__init__()
         self.model = owner.compiled
         self._owner = owner
-        self.part: LossPart | None = None
+        self._parts: list[LossPart] = []  # of the update that is under way
+        self.last = True  # of its parts
 
     def training_step(self, batch: TorchBatch, batch_idx: int) -> Tensor:
-        loss, self.part = self._owner.forward(self.model, batch)
-        return loss
+        self.last = batch.last
+        if not batch.samples:  # Lightning counts parts, and this update has fewer samples than that
+            return sum(parameter.sum() for parameter in self._owner.model.parameters()) * 0.0
+        loss, part = self._owner.forward(self.model, batch)
+        self._parts.append(part)
+        # Parts of a sum, which Lightning takes for means and takes the mean of.
+        return loss if self._owner.accumulate == 1 else loss * self._owner.accumulate
+
+    def taken(self) -> LossPart:
+        """What the update that has ended adds to the loss."""
+        parts, self._parts = self._parts, []
+        return summed(parts)
 
     def configure_optimizers(self) -> Optimizer:
         return self._owner.optimizer
@@ -209,7 +230,7 @@ class _Reporter(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self._loop.done(pl_module.part):
+        if pl_module.last and self._loop.done(pl_module.taken()):
             trainer.should_stop = True
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -217,13 +238,15 @@ class _Reporter(pl.Callback):
 
 
 class _Endless:
-    """The loop with a length: without one Lightning draws a batch ahead, to know which is the last."""
+    """The parts of the loop's batches, with a length: without one Lightning draws a batch ahead, to know which is the
+    last."""
 
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
+    def __init__(self, owner: WithTrainer, loop: Loop) -> None:
+        self._owner, self._loop = owner, loop
 
     def __len__(self) -> int:
         return ENDLESS
 
     def __iter__(self) -> Iterator[Any]:
-        yield from self._loop  # a generator, so that the loop begins with the first batch and not before
+        for batch in self._loop:  # a generator, so that the loop begins with the first batch and not before
+            yield from self._owner.parts(batch)

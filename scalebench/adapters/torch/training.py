@@ -2,22 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.optim import SGD, Adam, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 from scalebench.spec import InputError
+from scalebench.strategy import LossPart
 from scalebench.suggest import no_such
+from scalebench.train_spec import TrainSpec
 
 # Keras' epsilon; torch's own default is 1e-8. One value, so that both frameworks take the same steps.
-ADAM_EPSILON = 1e-7
+EPSILON = 1e-7
+RMSPROP_KEPT = 0.9  # of the mean square so far, as in Keras; torch's own default is 0.99
 
-OPTIMIZERS: dict[str, Callable[[list[nn.Parameter], float], Optimizer]] = {
-    "adam": lambda parameters, rate: Adam(parameters, lr=rate, eps=ADAM_EPSILON, fused=True),
-    "sgd": lambda parameters, rate: _sgd(parameters, rate, 0.0),
-    "momentum": lambda parameters, rate: _sgd(parameters, rate, 0.9),
+Parameters = list[nn.Parameter]
+
+
+def _sgd(parameters: Parameters, train: TrainSpec, rate: float, momentum: float) -> Optimizer:
+    """Fused on a GPU, where a scaled loss then needs no waiting; on the CPU that copies channels_last gradients."""
+    on_gpu = all(one.is_cuda for one in parameters)
+    return SGD(parameters, lr=rate, momentum=momentum, weight_decay=train.weight_decay, fused=on_gpu)
+
+
+def _adam(kind: type[Optimizer], parameters: Parameters, train: TrainSpec, rate: float) -> Optimizer:
+    """Adam adds weight_decay times the weights to the gradients, AdamW takes it off the weights."""
+    return kind(parameters, lr=rate, eps=EPSILON, weight_decay=train.weight_decay, fused=True)  # type: ignore[call-arg]
+
+
+def _rmsprop(parameters: Parameters, train: TrainSpec, rate: float) -> Optimizer:
+    """Over all parameters at once: torch has no fused kernel of it."""
+    return RMSprop(parameters, lr=rate, alpha=RMSPROP_KEPT, eps=EPSILON, weight_decay=train.weight_decay, foreach=True)
+
+
+# Momentum is torch's: what is carried on are gradients, and each step goes along all of them by its own rate.
+OPTIMIZERS: dict[str, Callable[[Parameters, TrainSpec, float], Optimizer]] = {
+    "adam": partial(_adam, Adam),
+    "adamw": partial(_adam, AdamW),
+    "sgd": lambda parameters, train, rate: _sgd(parameters, train, rate, 0.0),
+    "momentum": lambda parameters, train, rate: _sgd(parameters, train, rate, train.momentum),
+    "rmsprop": _rmsprop,
 }
 
 # Each gives the mean over the samples; mse also over the elements of a sample's target.
@@ -27,19 +53,14 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def optimizer(name: str, parameters: Iterable[nn.Parameter], learning_rate: float) -> Optimizer:
-    """The optimizer of that name; InputError with the nearest one otherwise.
+def optimizer(train: TrainSpec, parameters: Iterable[nn.Parameter], rate: float) -> Optimizer:
+    """The optimizer that `train` names, at that learning rate; InputError with the nearest name otherwise.
 
     Fused kernels read a gradient as if it lay in memory as its parameter does, which autograd sees to.
     """
-    if name not in OPTIMIZERS:
-        raise InputError(no_such("optimizer", name, OPTIMIZERS))
-    return OPTIMIZERS[name](list(parameters), learning_rate)
-
-
-def _sgd(parameters: list[nn.Parameter], rate: float, momentum: float) -> Optimizer:
-    """Fused on a GPU, where a scaled loss then needs no waiting; on the CPU that copies channels_last gradients."""
-    return SGD(parameters, lr=rate, momentum=momentum, fused=all(one.is_cuda for one in parameters))
+    if train.optimizer not in OPTIMIZERS:
+        raise InputError(no_such("optimizer", train.optimizer, OPTIMIZERS))
+    return OPTIMIZERS[train.optimizer](list(parameters), train, rate)
 
 
 def loss(name: str) -> Callable[[Tensor, Tensor], Tensor]:
@@ -54,6 +75,13 @@ def shard_weight(samples: int, global_samples: int, replicas: int) -> float:
 
     The average is then the gradient of the mean over the whole global batch, for uneven shards too:
     sum over replicas of (samples * replicas / global_samples) * mean / replicas = sum of losses / global_samples.
-    Exactly 1 where all shards are equal.
+    Exactly 1 where all shards are equal. A shard may come in parts, whose gradients are added up.
     """
     return samples * replicas / global_samples
+
+
+def summed(parts: Sequence[LossPart]) -> LossPart:
+    """What the parts of an update add to its loss together."""
+    if len(parts) == 1:
+        return parts[0]
+    return LossPart(sum(part.loss_sum for part in parts), sum(part.samples for part in parts))

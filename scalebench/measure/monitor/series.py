@@ -15,14 +15,24 @@ COVERED = 0.9  # of a stretch: a counter that was seen for less of it does not s
 
 @dataclass(frozen=True)
 class Window:
-    """A stretch of time, in seconds since the epoch."""
+    """A stretch of time, in seconds since the epoch, without the `gaps` in it: (begin, end) in their order."""
 
     begin_s: float
     end_s: float
+    gaps: tuple[tuple[float, float], ...] = ()
 
     @property
     def seconds(self) -> float:
-        return self.end_s - self.begin_s
+        return sum(end_s - begin_s for begin_s, end_s in self.pieces)
+
+    @property
+    def pieces(self) -> list[tuple[float, float]]:
+        """What the gaps leave of it."""
+        begin_s, found = self.begin_s, []
+        for gap_begin_s, gap_end_s in self.gaps:
+            found.append((begin_s, min(gap_begin_s, self.end_s)))
+            begin_s = max(begin_s, gap_end_s)
+        return [(begin, end) for begin, end in [*found, (begin_s, self.end_s)] if begin < end]
 
 
 class Series:
@@ -63,8 +73,8 @@ class Series:
         seen = _seen(times_s, window)
         if seen is None or np.any(np.diff(values) < 0):
             return None
-        begin, end = np.interp([seen.begin_s, seen.end_s], times_s, values)
-        return float(end - begin) * window.seconds / seen.seconds
+        borders = np.interp(np.array(seen.pieces), times_s, values)
+        return float(np.sum(np.diff(borders))) * window.seconds / seen.seconds
 
     def integral(self, source: str, quantity: str, window: Window) -> float | None:
         """Of a figure over `window`, linear between its samples."""
@@ -74,26 +84,34 @@ class Series:
         seen = _seen(times_s, window)
         if seen is None:
             return None
-        within = times_s[(times_s > seen.begin_s) & (times_s < seen.end_s)]
-        at_s = np.concatenate([[seen.begin_s], within, [seen.end_s]])
-        heights = np.interp(at_s, times_s, values)
-        area = float(np.sum(np.diff(at_s) * (heights[1:] + heights[:-1]) / 2))
+        area = 0.0
+        for begin_s, end_s in seen.pieces:
+            within = times_s[(times_s > begin_s) & (times_s < end_s)]
+            at_s = np.concatenate([[begin_s], within, [end_s]])
+            heights = np.interp(at_s, times_s, values)
+            area += float(np.sum(np.diff(at_s) * (heights[1:] + heights[:-1]) / 2))
         return area * window.seconds / seen.seconds
 
     def _points(self, source: str, quantity: str, window: Window | None) -> list[tuple[float, float]]:
+        import numpy as np
+
         if (source, quantity) not in self._columns:
             return []
         times_s, values = self._columns[source, quantity]
-        points = zip(times_s.tolist(), values.tolist(), strict=True)
-        return [p for p in points if window is None or window.begin_s <= p[0] <= window.end_s]
+        if window is not None:
+            within = np.zeros(len(times_s), dtype=bool)
+            for begin_s, end_s in window.pieces:
+                within |= (begin_s <= times_s) & (times_s <= end_s)
+            times_s, values = times_s[within], values[within]
+        return list(zip(times_s.tolist(), values.tolist(), strict=True))
 
 
 def _seen(times_s: npt.NDArray[np.float64], window: Window) -> Window | None:
     """The part of `window` that the samples reach over, if that is most of it."""
     if len(times_s) < 2 or window.seconds <= 0:
         return None
-    seen = Window(max(window.begin_s, float(times_s[0])), min(window.end_s, float(times_s[-1])))
-    return seen if seen.seconds >= COVERED * window.seconds else None
+    seen = Window(max(window.begin_s, float(times_s[0])), min(window.end_s, float(times_s[-1])), window.gaps)
+    return seen if seen.seconds > 0 and seen.seconds >= COVERED * window.seconds else None
 
 
 def read_series(path: Path) -> Series:

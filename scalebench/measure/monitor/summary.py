@@ -15,12 +15,14 @@ IDLE = "gpu_idle"
 
 
 def measured(rank: RankRecord | None) -> Window | None:
-    """From the start of the measured phase to that of the next one, by this rank's own marks."""
+    """From the start of the measured phase to that of the next one, by this rank's own marks, without the evaluations
+    in the midst of a training."""
     begin_s = rank.marks_s.get("measure") if rank is not None else None
     if rank is None or begin_s is None:
         return None
     end_s = min((mark_s for mark_s in rank.marks_s.values() if mark_s > begin_s), default=None)
-    return None if end_s is None else Window(begin_s, end_s)
+    looked = tuple((point.at_s, point.at_s + point.evaluate_s) for point in rank.curve)
+    return None if end_s is None else Window(begin_s, end_s, looked)
 
 
 def summarise(series: Series, window: Window, used: Sequence[int], node: int | None = None) -> Monitor:

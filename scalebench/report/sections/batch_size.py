@@ -1,13 +1,16 @@
-"""The section `batch_size` of a report: throughput and epoch time over the batch of a device. Layer 3."""
+"""The section `batch_size` of a report: throughput and epoch time over the batch of a device, and where a larger one
+stops to pay. Layer 3."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import replace
 
-from scalebench.curves import Curve, identity_of, interval, names_of
-from scalebench.report import tables
-from scalebench.report.blocks import Axis, Block, Cell, Chart, Row, Section, Series, Table
+from scalebench.batch_curves import BATCH, over_batches
+from scalebench.batch_knee import SHARE, fit, knee, step_points
+from scalebench.curves import Curve, interval
+from scalebench.report import batch_words, tables, units
+from scalebench.report.blocks import Axis, Block, Cell, Chart, Row, Section, Series, Table, Words
 from scalebench.report.drawing import (
     MOST_ROWS,
     THROUGHPUT,
@@ -24,52 +27,25 @@ from scalebench.report.drawing import (
 from scalebench.report.evidence import Evidence
 from scalebench.stats import ratio_interval
 
-BATCH = "batch_per_device"
-Key = tuple[Any, ...]
+KNEE = (
+    f"knee: the smallest batch with at least {SHARE:.0%} of the highest measured throughput".replace("%", " %"),
+    "could be: the batches that may be it by their 95 % intervals, each against every other one",
+    "n_1/2: the batch at which half of an update is spent before its first sample, of the line step = a + b * batch "
+    "(least squares of relative deviations); the limit of throughput is 1 / b of each device",
+    "worst: the largest deviation of a measured update from that line; where it is large, n_1/2 says little",
+)
 
 
 def section(evidence: Evidence) -> Section | None:
     """None where no configuration was measured with two batches."""
-    found, words = groups(_over_batches(evidence.curves))
+    curves = [
+        replace(curve, rows=[with_epoch_limits(row) for row in curve.rows]) for curve in over_batches(evidence.curves)
+    ]
+    found, words = groups(curves)
     blocks: list[Block] = [*words]
     for group in found:
-        blocks += [*group.words, *_charts(group), _table(group)]
+        blocks += [*_named(group), *group.words, *_charts(group), _knees(group), _table(group)]
     return Section("batch-size", "Batch size", blocks) if found else None
-
-
-def _over_batches(found: Sequence[Curve]) -> list[Curve]:
-    """One for each configuration and number of devices that has two batches or more; rows in the order of batches."""
-    by_group: dict[Key, dict[Key, list[Curve]]] = {}
-    for curve in found:
-        for row in curve.rows:
-            one = Curve(curve.name, curve.group, curve.tags, [with_epoch_limits(row)])
-            shared = tuple(text for name, text in curve.group.items() if name != "batch")
-            by_group.setdefault(shared, {}).setdefault((identity_of(row), row["gpus"]), []).append(one)
-    return [curve for members in by_group.values() for curve in _of_group(members)]
-
-
-def _of_group(members: dict[Key, list[Curve]]) -> Iterator[Curve]:
-    several = {key: parts for key, ones in members.items() if (parts := _dealt(ones))}
-    names = names_of(list(dict.fromkeys(identity for identity, _ in several)))
-    sizes = [row[BATCH] for parts in several.values() for rows in parts for row in rows]
-    for (identity, gpus), parts in several.items():
-        first = members[identity, gpus][0]
-        group = {**first.group, "batch": f"{min(sizes):,} to {max(sizes):,} per device"}
-        for number, rows in enumerate(parts, 1):
-            name = f"{names[identity]}, {gpus} device{'s' if gpus > 1 else ''}{f' #{number}' if number > 1 else ''}"
-            yield Curve(name, group, first.tags, rows)
-
-
-def _dealt(ones: list[Curve]) -> list[list[dict[str, Any]]]:
-    """Rows of two batches or more; what was measured twice with one batch, and differs in what no column tells, is a
-    part of its own."""
-    parts: list[list[dict[str, Any]]] = []
-    for row in sorted((one.rows[0] for one in ones), key=lambda row: row[BATCH]):
-        free = next((part for part in parts if all(other[BATCH] != row[BATCH] for other in part)), None)
-        if free is None:
-            parts.append(free := [])
-        free.append(row)
-    return [part for part in parts if len(part) > 1]
 
 
 def _charts(group: Group) -> Iterator[Chart]:
@@ -81,6 +57,7 @@ def _charts(group: Group) -> Iterator[Chart]:
     for column, stem, title, axis, what in told:
         drawn = [one for curve in group.curves if (one := _line(curve, column, stem)) is not None]
         if drawn:
+            drawn += _marks(group) if column == THROUGHPUT else []
             caption = sentences(f"{what}. A larger batch makes fewer updates an epoch, and may learn less of it", band)
             x = Axis("batch per device", log=True, ticks=sorted({float(x) for one in drawn for x in one.x}))
             head = f"{title} over batch: {group.title}"
@@ -89,6 +66,57 @@ def _charts(group: Group) -> Iterator[Chart]:
 
 def _line(curve: Curve, column: str, stem: str) -> Series | None:
     return series(curve.name, curve.tags, curve.rows, BATCH, column, stem)
+
+
+def _named(group: Group) -> Iterator[Words]:
+    for curve in group.curves[: batch_words.MOST]:
+        if (said := batch_words.sentence(curve)) is not None:
+            yield Words(f"{said[0].upper()}{said[1:]}.", "answer", curve.tags)
+
+
+def _marks(group: Group) -> list[Series]:
+    """The knees, as points of their own."""
+    found = [(curve, point) for curve in group.curves if (point := knee(curve.rows)) is not None]
+    known = [(curve, point) for curve, point in found if not (point.first or point.last)]
+    if not known:
+        return []
+    xs, ys = [float(point.batch) for _, point in known], [point.rate for _, point in known]
+    notes, tags = [curve.name for curve, _ in known], [curve.tags for curve, _ in known]
+    return [Series("knee", xs, ys, tags=group.tags, style="points", notes=notes, point_tags=tags)]
+
+
+def _knees(group: Group) -> Table:
+    heads = ["knee", "could be", "of the highest", "highest at", "n_1/2 (95 %)", "limit, samples/s", "R²", "worst"]
+    rows = [Row([cell(curve.name), *_knee(curve), *_fit(curve)], curve.tags) for curve in group.curves]
+    title = f"Where a larger batch stops to pay: {group.title}"
+    return Table(group.id("batch_size", "knees"), title, ["strategy", *heads], rows, frozenset(heads), sentences(*KNEE))
+
+
+def _knee(curve: Curve) -> list[Cell]:
+    found = knee(curve.rows)
+    if found is None:
+        return [Cell("")] * 4
+    could_be = "" if found.candidates is None else ", ".join(f"{batch:,}" for batch in found.candidates)
+    share = tables.percent({"share": found.share, "share_low": None, "share_high": None}, "share")
+    return [
+        cell(batch_words.at(found), found.batch),
+        cell(could_be),
+        cell(share, found.share),
+        cell(f"{found.highest:,}", found.highest),
+    ]
+
+
+def _fit(curve: Curve) -> list[Cell]:
+    line = fit(step_points(curve.rows))
+    if line is None:
+        return [Cell("")] * 4
+    limit = None if line.limit is None else line.limit * curve.rows[0]["gpus"]
+    return [
+        cell(batch_words.half(line), line.half_batch),
+        Cell("") if limit is None else cell(f"{limit:,.0f}", limit),
+        cell(f"{line.r_squared:.3f}", line.r_squared),
+        cell(units.share(line.worst), line.worst),
+    ]
 
 
 def _table(group: Group) -> Table:

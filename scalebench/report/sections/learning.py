@@ -92,10 +92,29 @@ def _table(
             Cell(metric, row["metric"]),
         ]
         made.append(Row(cells, tags(row)))
-    caption = (
-        "Runs are as long as their figures take to measure, not as long as training would be: a lower loss at the end "
-        "may only mean more updates. The validation figure is taken once, after the last measured block."
-    )
     return Table(
-        f"learning-{number}-ends", f"Where training ended: {title}", COLUMNS, made, frozenset(COLUMNS[1:]), caption
+        f"learning-{number}-ends",
+        f"Where training ended: {title}",
+        COLUMNS,
+        made,
+        frozenset(COLUMNS[1:]),
+        _about([row["stopped_by"] is not None for row in rows]),
+    )
+
+
+def _about(to_stop: list[bool]) -> str:
+    """How long these runs are: whether each trained to a stop."""
+    measured = (
+        "as long as their figures take to measure, not as long as training would be: a lower loss at the end may only "
+        "mean more updates. Their validation figure is taken once, after the last measured block."
+    )
+    stopped = (
+        "as long as train.stop says. Their seconds are without the first update, which compiles, and the validation "
+        "figure is that of the last point of the curve, which the section on training draws. The loss at the end is "
+        "that of the last whole block."
+    )
+    if all(to_stop):
+        return f"Runs are {stopped}"
+    return (
+        f"Runs that train to a stop are {stopped} The others are {measured}" if any(to_stop) else f"Runs are {measured}"
     )

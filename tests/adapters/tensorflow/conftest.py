@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 
 pytest.importorskip("tensorflow")
 
+from absl import logging as absl_logging
+
 from scalebench import cli, jobs, registry
 from scalebench.adapters.tensorflow import devices
 from scalebench.resolve import resolve
@@ -17,6 +20,9 @@ from scalebench.spec import Place, RunSpec
 from scalebench.workloads.source import Source
 
 import tensorflow as tf  # isort: skip  # after what the adapter sets for it
+
+# Its handler would close the stream that it saw first, which is pytest's, as soon as Hydra sets up logging.
+absl_logging.get_absl_handler().python_handler.setStream(sys.__stderr__)
 
 # TensorFlow has to be told before it begins, and once for all tests of the process; hence while they are collected.
 DEVICES = devices.configure("cpu", Place(0, 0, 0, [0, 1], [], 2))

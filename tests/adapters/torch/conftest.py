@@ -21,6 +21,7 @@ from scalebench.launchers.surroundings import free_port
 from scalebench.spec import Config, ModelSpec, Place, RunSpec
 from scalebench.strategy import Strategy
 from scalebench.workloads.source import Source
+from tests.lessons import features
 
 CONF = Path(__file__).parents[3] / "conf"
 SAMPLES = 101  # prime, so that no batch divides it
@@ -28,11 +29,8 @@ SAMPLES = 101  # prime, so that no batch divides it
 
 @pytest.fixture(scope="session")
 def samples() -> tuple[np.ndarray, np.ndarray]:
-    """(inputs, targets) that a network can learn from: the targets are features of the inputs."""
-    rng = np.random.default_rng(0)
-    inputs = rng.normal(size=(SAMPLES, 200, 3)).astype(np.float32)
-    targets = np.stack([inputs[:, :100, 0].mean(1), np.abs(inputs[:, :, 1]).mean(1)], 1)
-    return inputs, targets
+    """(inputs, targets) that a network can learn from."""
+    return features(SAMPLES)
 
 
 @pytest.fixture

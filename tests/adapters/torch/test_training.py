@@ -18,6 +18,7 @@ from scalebench.adapters.torch.compiling import check_compiler
 from scalebench.adapters.torch.feeding import TorchBatch
 from scalebench.adapters.torch.network import NetworkModule
 from scalebench.strategy import Unsupported
+from scalebench.train_spec import TrainSpec
 from scalebench.workloads.network import Network
 from scalebench.workloads.source import Source
 
@@ -150,7 +151,7 @@ def test_optimizers_on_channels_last(name: str) -> None:
         torch.manual_seed(0)
         for parameter in model.parameters():
             parameter.data.copy_(torch.randn(parameter.shape))
-        optimizer = training.optimizer(name, model.parameters(), 0.01)
+        optimizer = training.optimizer(TrainSpec(optimizer=name), model.parameters(), 0.01)
         for _ in range(3):
             optimizer.zero_grad()
             model(torch.ones(2, 9, 9, 3)).square().mean().backward()
@@ -164,7 +165,7 @@ def test_optimizers_on_channels_last(name: str) -> None:
 def test_two_steps_of_each_optimizer(name: str, moved: float) -> None:
     """Downhill along a slope of one, by a rate of 0.01."""
     parameter = torch.nn.Parameter(torch.zeros(3))
-    optimizer = training.optimizer(name, [parameter], 0.01)
+    optimizer = training.optimizer(TrainSpec(optimizer=name), [parameter], 0.01)
     parameter.grad = torch.ones(3)
     for _ in range(2):
         optimizer.step()

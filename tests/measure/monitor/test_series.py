@@ -32,6 +32,34 @@ def test_an_integral_between_its_samples() -> None:
     assert found.integral("gpu0", "power_w", WINDOW) == pytest.approx(300.0)
 
 
+GAPS = ((8.0, 9.0), (9.5, 11.0), (14.0, 16.0), (19.0, 40.0))  # seconds since BEGIN_S; 6 of 10 are left of WINDOW
+
+
+def gapped(gaps: tuple[tuple[float, float], ...] = GAPS) -> Window:
+    return Window(WINDOW.begin_s, WINDOW.end_s, tuple((BEGIN_S + begin, BEGIN_S + end) for begin, end in gaps))
+
+
+def test_gaps_are_no_part_of_a_window() -> None:
+    assert [(begin - BEGIN_S, end - BEGIN_S) for begin, end in gapped().pieces] == [(11.0, 14.0), (16.0, 19.0)]
+    assert gapped().seconds == 6.0 and WINDOW.pieces == [(WINDOW.begin_s, WINDOW.end_s)]
+    assert gapped(((0.0, 30.0),)).pieces == [] and gapped(((0.0, 30.0),)).seconds == 0
+    assert gapped(((21.0, 30.0),)).pieces == WINDOW.pieces
+
+
+def test_figures_leave_the_gaps_out() -> None:
+    def within(t: float) -> bool:
+        return any(begin < t < end for begin, end in GAPS)
+
+    found = series({"gpu0/power_w": lambda t: 900.0 if within(t) else 100.0}, every_s=0.01)
+    assert found.largest("gpu0", "power_w", gapped()) == found.mean("gpu0", "power_w", gapped()) == 100.0
+    assert found.integral("gpu0", "power_w", gapped()) == pytest.approx(600.0)
+    counter = series({"cpu/busy_s": lambda t: 3 * t + (7 if t > 15 else 0)}, every_s=0.01)
+    assert counter.counted("cpu", "busy_s", gapped()) == pytest.approx(18.0, rel=1e-6)
+    assert counter.counted("cpu", "busy_s", WINDOW) == pytest.approx(37.0, rel=1e-6)
+    everything = gapped(((0.0, 30.0),))
+    assert counter.counted("cpu", "busy_s", everything) is None and counter.mean("cpu", "busy_s", everything) is None
+
+
 @pytest.mark.parametrize(("end_s", "known"), [(19.5, True), (18.5, False), (9.0, False)])
 def test_a_counter_that_ended_early_speaks_for_the_whole_only_if_little_is_missing(end_s: float, known: bool) -> None:
     found = series({"cpu/busy_s": lambda t: 3 * t, "gpu0/power_w": 7.0}, end_s=end_s)

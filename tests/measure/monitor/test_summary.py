@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from scalebench.curve_records import CurvePoint
 from scalebench.measure.monitor.series import Series, Window
 from scalebench.measure.monitor.summary import measured, summarise
 from scalebench.results import Monitor
@@ -136,4 +137,6 @@ def test_the_measured_phase() -> None:
     marks = {"launch": 1.0, "setup": 2.0, "warmup": 3.0, "measure": 5.0, "probes": 9.0, "end": 10.0}
     assert measured(rank(marks_s=marks)) == Window(5.0, 9.0)
     assert measured(rank(marks_s={"launch": 1.0, "end": 2.0})) is None
+    points = [CurvePoint(1, 1.0, 1, 1.0, 1.0, None, 0, evaluate_s=0.5, at_s=at_s) for at_s in (4.0, 6.0)]
+    assert measured(rank(marks_s=marks, curve=points)) == Window(5.0, 9.0, ((4.0, 4.5), (6.0, 6.5)))
     assert measured(rank(marks_s={"measure": 1.0})) is None and measured(None) is None

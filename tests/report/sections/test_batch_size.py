@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from scalebench.report.blocks import Chart, Table
+from scalebench.batch_knee import fit, step_points
+from scalebench.report.blocks import Chart, Table, Words
 from scalebench.report.sections.batch_size import section
 from scalebench.results import Result
 from scalebench.spec import HardwareSpec
 from tests import sweeps
 from tests.helpers import null_config
-from tests.report.section_blocks import SCRIPT, evidence, ids, named, of_kind, one, texts
+from tests.report.section_blocks import SCRIPT, column, evidence, ids, named, of_kind, one, texts
 
 
 def batched(batch: int, gpus: int = 1, strategy: str = "ddp_gloo", bucket: float = 25.0, **changes: Any) -> Result:
@@ -47,16 +48,53 @@ def test_curves_are_the_frames_figures(tmp_path: Path) -> None:
             assert series.x == [10, 100, 1000] and series.tags["strategy"] == "ddp_gloo"
             for shown, head in zip((series.y, series.low, series.high), columns, strict=False):
                 assert list(shown) == [of_run.at[run_id, head] for run_id in ran]
-    assert len(set(ids(made))) == len(ids(made)) == 3
+    assert len(set(ids(made))) == len(ids(made)) == 4
     assert "more is better" in chart.caption and "over blocks of one launch" in chart.caption
 
 
 def test_the_table_says_what_a_larger_batch_gives(tmp_path: Path) -> None:
-    table = one(section(evidence(tmp_path, [batched(10), batched(100)])), Table)
+    table = one(section(evidence(tmp_path, [batched(10), batched(100)])), Table, "batch-size-table")
     rows = [[cell.text for cell in row.cells] for row in table.rows]
     assert [row[:3] for row in rows] == [["ddp_gloo, 1 device", "10", "10"], ["ddp_gloo, 1 device", "100", "100"]]
     assert rows[0][4] == "1.00" and rows[1][4].startswith("10.0") and rows[1][4].endswith("]")
     assert table.rows[1].cells[4].value == pytest.approx(10, rel=0.01)
+
+
+def full_from(batch: int, gpus: int = 1) -> list[Result]:
+    """Runs of 10 to 10,000 samples a device; throughput rises with the batch up to this one, and then no more."""
+    runs = [batched(one, gpus) for one in (10, 100, 1000, 10000)]
+    for run in runs:
+        slower = max(1.0, run.scale.batch_per_device / batch)
+        for rank in run.ranks:
+            rank.block_s = [slower * seconds for seconds in rank.block_s]
+    return runs
+
+
+def test_the_knee_is_marked_and_named(tmp_path: Path) -> None:
+    found = evidence(tmp_path, [*full_from(100), *full_from(1000, gpus=2)])
+    made = section(found)
+    chart = one(made, Chart, "batch-size-throughput")
+    marks, rates = named(chart, "knee"), found.pooled.set_index("run_id")["throughput_samples_per_s"]
+    assert marks.style == "points" and list(marks.x) == [100, 1000]
+    assert list(marks.y) == [rates["ddp_gloo-1-100-25"], rates["ddp_gloo-2-1000-25"]]
+    assert list(marks.notes) == ["ddp_gloo, 1 device", "ddp_gloo, 2 devices"] and len(marks.point_tags) == 2
+    assert all(series.name != "knee" for series in one(made, Chart, "batch-size-epoch").series)
+    said = [block.text for block in of_kind(made, Words)]
+    assert said[0].startswith("Knee: 100 per device (ddp_gloo, 1 device): ")
+    assert said[1].startswith("Knee: 1,000 per device (ddp_gloo, 2 devices): ")
+    table = one(made, Table, "batch-size-knees")
+    assert column(table, "knee") == {"ddp_gloo, 1 device": 100, "ddp_gloo, 2 devices": 1000}
+    assert column(table, "of the highest")["ddp_gloo, 1 device"] > 0.99
+    half = column(table, "n_1/2 (95 %)")["ddp_gloo, 1 device"]
+    line = fit(step_points([row for curve in found.curves for row in curve.rows if row["gpus"] == 1]))
+    assert line is not None and half == line.half_batch
+
+
+def test_a_curve_that_still_rises_has_no_mark(tmp_path: Path) -> None:
+    made = section(evidence(tmp_path, [batched(10), batched(100)]))
+    assert [series.name for series in one(made, Chart, "batch-size-throughput").series] == ["ddp_gloo, 1 device"]
+    assert one(made, Table, "batch-size-knees").rows[0].cells[1].text == "100 or more"
+    assert of_kind(made, Words)[0].text.startswith("No knee up to 100 per device (ddp_gloo, 1 device): 10 has less")
 
 
 def test_one_batch_is_no_curve(tmp_path: Path) -> None:

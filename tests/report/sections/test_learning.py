@@ -11,6 +11,7 @@ from scalebench.report.evidence import gather
 from scalebench.report.sections import learning
 from scalebench.results import Quality, read_result, write_result
 from tests.sweeps import failed, run, sweep, write
+from tests.trainings import training
 
 
 def told(folder: Path) -> Section:
@@ -87,3 +88,17 @@ def test_no_more_lines_than_can_be_told_apart(tmp_path: Path, monkeypatch: pytes
 def test_runs_without_a_loss_are_no_part_of_it(tmp_path: Path) -> None:
     write(tmp_path, [failed(), run("ddp_gloo", 1, quality=Quality())])
     assert learning.section(gather([tmp_path])) is None
+
+
+def about(folder: Path) -> str:
+    (table,) = (block for block in told(folder).blocks if isinstance(block, Table))
+    return table.caption
+
+
+def test_how_long_runs_are_is_said_of_trainings_too(tmp_path: Path) -> None:
+    write(tmp_path / "measured", [run("ddp_gloo", 1)])
+    write(tmp_path / "trained", [training()])
+    assert "not as long as training would be" in about(tmp_path / "measured")
+    assert "train.stop" not in about(tmp_path / "measured")
+    assert "train.stop" in about(tmp_path / "trained") and "would be" not in about(tmp_path / "trained")
+    assert "train.stop" in about(tmp_path) and "The others are as long as their figures" in about(tmp_path)

@@ -1,0 +1,107 @@
+"""What a training to a stop needs, checked before a process exists. Layer 2."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from scalebench.spec import Config, InputError
+from scalebench.train_spec import TrainSpec, goes_to_stop
+from scalebench.workloads import datasets
+
+GIVE_UP_S = 600.0  # of training, for a target that nothing else bounds
+NOTHING_TO_VALIDATE = (
+    "train.stop.target is of the validation metric, and there are fewer samples to validate than replicas"
+)
+
+
+def planned(train: TrainSpec, timeout_s: float) -> TrainSpec:
+    """A target alone may never be reached: then training ends after GIVE_UP_S, or half of what the whole run has."""
+    stop = train.stop
+    if stop.target is None or (stop.epochs, stop.steps, stop.seconds) != (None, None, None):
+        return train
+    return dataclasses.replace(train, stop=dataclasses.replace(stop, seconds=min(GIVE_UP_S, timeout_s / 2)))
+
+
+def check(config: Config) -> None:
+    """InputError for settings that contradict each other, or that lack what they are about."""
+    _check_rate(config.train)
+    _check_schedule(config.train)
+    _check_stop(config)
+
+
+def check_samples(config: Config, gpus: int, global_batch: int, replicas: int) -> None:
+    """InputError where a device has too few samples for its parts, or the replicas too few to look for the target;
+    how many samples a file has is only known once it is read."""
+    train, dataset = config.train, config.dataset
+    smallest = global_batch // gpus
+    if train.accumulate > smallest:
+        raise InputError(
+            f"train.accumulate={train.accumulate} is more parts than a device has samples of an update, {smallest}: "
+            f"lower it or raise train.batch_per_device"
+        )
+    left = dataset.size - datasets.split(dataset.size, dataset.validation_share)
+    if train.stop.target is not None and dataset.path is None and left < replicas:
+        raise InputError(f"{NOTHING_TO_VALIDATE}: raise dataset.size or dataset.validation_share")
+
+
+def _check_rate(train: TrainSpec) -> None:
+    if train.learning_rate_rule != "none" and train.base_batch is None:
+        raise InputError(
+            f"train.learning_rate_rule={train.learning_rate_rule} scales the learning rate of a base batch: say "
+            f"train.base_batch, the global batch that train.learning_rate={train.learning_rate:g} is for"
+        )
+    if not train.momentum < 1:
+        raise InputError(f"train.momentum={train.momentum:g} should be below 1, or gradients add up for ever")
+
+
+def _check_schedule(train: TrainSpec) -> None:
+    stop, changes = train.stop, train.schedule != "constant" or train.warmup_epochs > 0
+    if train.schedule == "step" and not train.decay_epochs:
+        raise InputError("train.schedule=step falls after epochs: say which, as in train.decay_epochs=[30,60,80]")
+    if train.decay_epochs != sorted(train.decay_epochs) or not all(
+        0 < epoch < math.inf for epoch in train.decay_epochs
+    ):
+        raise InputError(f"train.decay_epochs={train.decay_epochs} should be above 0 and in order")
+    if changes and not goes_to_stop(stop):
+        raise InputError(
+            "train.schedule and train.warmup_epochs are of a training, and this run ends when its throughput is known: "
+            "say train.stop.epochs, or leave them out"
+        )
+    if train.schedule in ("linear", "cosine") and stop.epochs is None and stop.steps is None:
+        raise InputError(
+            f"train.schedule={train.schedule} goes down to the end of the training: say train.stop.epochs or "
+            f"train.stop.steps"
+        )
+    if stop.epochs is not None and 0 < stop.epochs <= train.warmup_epochs:
+        raise InputError(
+            f"train.warmup_epochs={train.warmup_epochs:g} lasts until train.stop.epochs={stop.epochs:g}: the learning "
+            f"rate would never be what was asked for"
+        )
+
+
+def _check_stop(config: Config) -> None:
+    stop, measure = config.train.stop, config.measure
+    if not goes_to_stop(stop):
+        return
+    if config.dataset.feed == "fixed":
+        raise InputError("dataset.feed=fixed gives one batch again and again: a training to a stop wants another feed")
+    if stop.seconds is not None and stop.seconds >= measure.timeout_s:
+        raise InputError(
+            f"train.stop.seconds={stop.seconds:g} is not below measure.timeout_s={measure.timeout_s:g}, which ends the "
+            f"whole run: raise measure.timeout_s"
+        )
+    if stop.target is not None:
+        _check_target(config)
+
+
+def _check_target(config: Config) -> None:
+    train = config.train
+    if not config.measure.evaluate:
+        raise InputError("train.stop.target is of the validation metric: measure.evaluate=false never looks at it")
+    if config.dataset.validation_share == 0:
+        raise InputError(
+            "train.stop.target is of the validation metric, and dataset.validation_share=0 leaves nothing to validate"
+        )
+    if train.evaluate_epochs is None and train.evaluate_s is None:
+        raise InputError("train.stop.target is looked for at the points of the curve: say train.evaluate_epochs or _s")
