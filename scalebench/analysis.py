@@ -202,6 +202,8 @@ def _flags(result: Result, interval: Interval | None, target: Any, levels: Seque
     if result.status == "ok":
         if interval is None or not math.isfinite(interval.high):
             found.append("no_interval")
+        elif result.quality.curve:  # it went on to the end of its training, however sure its throughput was
+            pass
         elif isinstance(target, (int, float)) and interval.relative_half_width() > target:
             found.append("target_missed")
         found += ["warmup_left"] if any(level.left_out for level in levels) else []

@@ -27,6 +27,7 @@ class TestMirrored(StrategyContract):
     strategy = "mirrored"
 
 
+@pytest.mark.slow
 @pytest.mark.real
 class TestBareTensorFlowFit(StrategyContract):
     strategy = "bare_tensorflow"

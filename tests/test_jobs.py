@@ -165,7 +165,7 @@ def test_repeats_are_asked_for_in_one_way(plan: Plan, word: str) -> None:
     assert str(caught.value) == f"repeat={repeat} {line}"
 
 
-@pytest.mark.parametrize("repeats", ["measure.repeats=3", "repeat=0,1,2"])
+@pytest.mark.parametrize("repeats", ["measure.repeats=3", pytest.param("repeat=0,1,2", marks=pytest.mark.slow)])
 def test_random_order_is_within_each_repeat_and_alike_for_a_seed(plan: Plan, repeats: str) -> None:
     words = ("strategy=ddp_gloo", "gpus=1,2,4,8", repeats)
     given, shuffled = with_repeat(plan(*words)), with_repeat(plan("measure.order=random", *words))

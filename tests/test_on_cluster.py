@@ -140,6 +140,7 @@ def test_what_the_cluster_cannot_have_is_not_submitted(call: Call) -> None:
     assert "gpus=64 asks for 32 nodes, hardware=testcluster has" in out
 
 
+@pytest.mark.slow
 def test_resume_keeps_good_rows_and_takes_up_jobs_that_go_on(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first sweep's program was killed while the job of gpus=2 ran in its folder."""
     call("--multirun", "gpus=1", "hydra.sweep.dir=m/one")

@@ -59,6 +59,7 @@ def oracle(net: Network) -> keras.Model:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_parity_of_outputs_with_the_oracle(name: str) -> None:
     net = network(name)
@@ -72,6 +73,7 @@ def test_parity_of_outputs_with_the_oracle(name: str) -> None:
         assert_close(module.eval()(torch.from_numpy(inputs)).numpy(), wanted, 1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL[:-1])  # VGG16 has nothing that training changes
 def test_parity_of_training_with_the_oracle(name: str) -> None:
     """Outputs by the batch's own statistics, which move the kept ones.

@@ -35,7 +35,7 @@ def summary(frame: pd.DataFrame) -> Table | None:
         table.add_column(Text(name), justify="right")
     table.add_column("stopped by")
     for row in trained.sort_values(tables.ORDER).to_dict("records"):
-        cells = [text(row[name]) for name in [*varying, "strategy", "gpus"]]
+        cells = [tables.setting(row[name]) for name in [*varying, "strategy", "gpus"]]
         table.add_row(*map(Text, [*cells, *(of(row) for of in shown.values()), text(row["stopped_by"])]))
     return table
 

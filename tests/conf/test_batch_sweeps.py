@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
+
 from tests.conf.test_sweeps import hydra_forgets as hydra_forgets  # for every test here
 from tests.conf.test_sweeps import runs, values
 
@@ -25,6 +27,7 @@ def test_batch_size_takes_any_model_strategy_and_batches() -> None:
     assert [(spec.batch_per_device, spec.global_batch) for spec in found] == [(8, 16), (16, 32)]
 
 
+@pytest.mark.slow
 def test_devices_or_batch_has_both_sides_of_a_pair() -> None:
     for gpus in ([1, 2], [1, 2, 4, 8], [1, 10]):
         found = runs("devices_or_batch", gpus=[str(count) for count in gpus])

@@ -232,6 +232,7 @@ def test_the_killed_are_the_cause_of_lost_connections(
     assert watch._watch(job.spec(3), tmp_path, group, lambda progress: None) == ([2], None, None)
 
 
+@pytest.mark.slow
 def test_mpirun_in_a_job_goes_to_the_nodes_of_the_places(
     job: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,7 +35,13 @@ print(json.dumps({
 
 
 @pytest.mark.real
-@pytest.mark.parametrize(("kind", "own", "count"), [("cpu", "[0]", 1), ("cpu", "[3, 1, 2]", 3), ("cuda", "[]", 1)])
+@pytest.mark.parametrize(
+    ("kind", "own", "count"),
+    [
+        ("cpu", "[3, 1, 2]", 3),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in [("cpu", "[0]", 1), ("cuda", "[]", 1)]),
+    ],
+)
 def test_configure(kind: str, own: str, count: int) -> None:
     """As many parts of the CPU, whatever their numbers; a process without devices has the CPU."""
     words = [sys.executable, "-c", CODE, kind, own]

@@ -173,6 +173,7 @@ def test_error_in_the_source_comes_through(strategy: Any, source: Callable[..., 
         fit.train(TimedLoop(fit, batches(iter(fit.feed(source()))), [fixed("some", 1, 100)]))
 
 
+@pytest.mark.slow
 def test_exchange_goes_off_and_on(strategy: Any, source: Callable[..., Source]) -> None:
     fit = strategy(*MIRRORED, FIT)
     train(fit, source(first=1), 1, 2)

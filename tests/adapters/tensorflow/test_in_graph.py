@@ -31,7 +31,7 @@ FORWARD = {"Conv2D", "MatMul", "FusedBatchNormV3"}
 BACKWARD = {"Conv2DBackpropInput", "Conv2DBackpropFilter", "MatMul", "FusedBatchNormGradV3"}
 
 
-QUICK = ("multi_gpu_model", "kuza55_ps_gpu")
+QUICK = ("multi_gpu_model",)
 ALL = [which if which in QUICK else pytest.param(which, marks=pytest.mark.slow) for which in PLACES]
 
 

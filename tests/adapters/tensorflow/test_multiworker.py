@@ -24,6 +24,7 @@ def spec_of(*words: str) -> RunSpec:
     return resolve(jobs.to_config(cli.compose(["strategy=multiworker_ring", "gpus=2", *SHORT, *words])))
 
 
+@pytest.mark.slow
 @pytest.mark.real
 def test_validation_with_moving_statistics_and_uneven_parts(tmp_path: Path) -> None:
     """55 samples in batches of 18: the last one is of rank 0 alone, which must not wait for the other.

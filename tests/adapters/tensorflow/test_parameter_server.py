@@ -61,6 +61,7 @@ def test_a_service_that_is_killed_ends_the_run(rank: int, role: str, tmp_path: P
     assert took_s < 30
 
 
+@pytest.mark.slow
 @pytest.mark.real
 def test_services_end_with_the_chief_and_leave_no_record(tmp_path: Path) -> None:
     spec, pids = spec_of("measure=quick", "measure.max_s=1", "measure.min_s=0", "strategy.processes.roles.ps=2"), []

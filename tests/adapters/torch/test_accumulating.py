@@ -19,7 +19,8 @@ from scalebench.strategy import BACKWARD, FORWARD, OPTIMIZER, LossPart
 from scalebench.workloads.source import Source
 from tests.lessons import taught
 
-NAMES = ["bare_torch", "ddp_gloo", "independent_torch", "lightning_ddp_gloo"]
+LIGHTNING = pytest.param("lightning_ddp_gloo", marks=pytest.mark.slow)
+NAMES = ["bare_torch", "ddp_gloo", "independent_torch", LIGHTNING]
 UPDATES = 8  # the sixth is of one sample: the last of an epoch of 101 in batches of 20
 
 
@@ -63,7 +64,7 @@ def test_other_samples_than_parts_ago(strategy: Any, source: Callable[..., Sourc
     assert (first.samples, float(first.loss_sum)) == (20, pytest.approx(float(second.loss_sum), rel=1e-6))
 
 
-@pytest.mark.parametrize("name", ["ddp_gloo", "lightning_ddp_gloo"])
+@pytest.mark.parametrize("name", ["ddp_gloo", LIGHTNING])
 def test_exchanges_once_in_an_update(strategy: Any, source: Callable[..., Source], name: str) -> None:
     """As often as without parts; under Lightning the new wrapper of a training exchanges something as well."""
     found = []
@@ -96,7 +97,7 @@ class Given:
 
 
 @pytest.mark.parametrize("option", ["static_graph", "gradient_as_bucket_view", "find_unused_parameters"])
-@pytest.mark.parametrize("name", ["ddp_gloo", "lightning_ddp_gloo"])
+@pytest.mark.parametrize("name", ["ddp_gloo", LIGHTNING])
 def test_under_every_option_of_ddp(strategy: Any, source: Callable[..., Source], name: str, option: str) -> None:
     one = strategy(name, train__accumulate=3, **{f"strategy__options__{option}": True})
     assert taught(one, source(), 5).losses == pytest.approx(

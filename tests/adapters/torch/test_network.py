@@ -252,7 +252,11 @@ def small(name: str) -> Network:
     return networks.build(name, shape, model.outputs, model.options)
 
 
-@pytest.mark.parametrize("name", networks.NETWORKS)
+LARGE = ("resnet101", "resnet152", "vgg16", "densenet100_k12")
+EVERY = [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in networks.NETWORKS]
+
+
+@pytest.mark.parametrize("name", EVERY)
 def test_every_network(name: str) -> None:
     """Its size, its arrays there and back, its output, and a gradient for everything that is trained."""
     net = small(name)

@@ -44,6 +44,7 @@ def of_two(name: str, folder: Path, **settings: Any) -> list[dict[str, Any]]:
     return [read_json(folder / f"taught{rank}.json") for rank in range(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.parametrize(("name", "optimizer"), NAMES)
 def test_as_one_process(strategy: Callable[..., Any], name: str, optimizer: str, tmp_path: Path) -> None:

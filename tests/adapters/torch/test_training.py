@@ -99,7 +99,7 @@ def test_metrics_of_a_classifier(strategy: Any, pictures: Callable[..., Source])
     )
 
 
-@pytest.mark.parametrize("name", ["ddp_gloo", "lightning_ddp_gloo"])
+@pytest.mark.parametrize("name", ["ddp_gloo", pytest.param("lightning_ddp_gloo", marks=pytest.mark.slow)])
 def test_images_under_every_strategy(strategy: Any, pictures: Callable[..., Source], name: str) -> None:
     """As bare, with what it really ran: here in bfloat16, channels first, without dropout or broadcasts of buffers."""
     wanted = {**IMAGES, "train__precision": "bfloat16", "train__data_format": "nchw"}
