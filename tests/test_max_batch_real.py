@@ -33,7 +33,7 @@ def search(folder: Path, *words: str) -> tuple[Result, str]:
         ("ddp_gloo", 4000, 1_200_000_000),
         ("horovod_gloo", 4000, 1_200_000_000),
         ("mirrored", 2000, 1_500_000_000),
-        ("multiworker_ring", 2000, 1_200_000_000),
+        ("multiworker_ring", 1000, 1_500_000_000),
     ],
 )
 def test_a_framework_finds_its_largest_batch(strategy: str, start: int, limit_bytes: int, tmp_path: Path) -> None:
