@@ -69,8 +69,9 @@ def register() -> None:
     sweep_values.register()
     store = ConfigStore.instance()
     spine = OmegaConf.structured(Config)
-    # The one place for keys that nobody foresees: Hydra would ask for a + before it.
-    OmegaConf.set_struct(spine.hardware.environment, False)
+    # Places for keys that nobody foresees here: Hydra would ask for a + before them.
+    for keys in (spine.hardware.environment, spine.model.options, spine.dataset.options):
+        OmegaConf.set_struct(keys, False)
     store.store(name="spine", node=spine, provider="scalebench")
     store.store(group="hydra/launcher", name="scalebench", node={"_target_": LAUNCHER}, provider="scalebench")
     store.store(group="hydra/sweeper", name="search", node=SearchConf, provider="scalebench")

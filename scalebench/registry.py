@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 
-from scalebench.spec import InputError
+from scalebench.spec import Config, InputError
 from scalebench.strategy import Strategy
 from scalebench.suggest import no_such
 
@@ -137,6 +137,11 @@ def load(name: str) -> type[Strategy]:
             f"strategy '{name}' of {entry.origin}: {entry.target} is no subclass of scalebench.strategy.Strategy"
         )
     return found
+
+
+def refuse_broken(config: Config) -> None:
+    """PluginError where something that this run chose by name comes from a plugin that cannot go: the same name twice,
+    a later API, no YAML. Imports nothing."""
 
 
 def missing_packages(requires: list[str]) -> list[str]:

