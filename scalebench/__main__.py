@@ -11,6 +11,12 @@ from scalebench.suggest import no_such
 # A first word without `=` is one of these; each module has main(arguments) -> exit status.
 VERBS = {
     "strategies": ("scalebench.verbs.strategies", "what is registered, from where, and whether it can run here"),
+    "plugins": ("scalebench.verbs.plugins", "what other packages add, and whether it loads"),
+    "check": (
+        "scalebench.verbs.check",
+        "does a strategy, a model or a data set keep its contract? NAME, or model=custom model.torch=... dataset=...",
+    ),
+    "new": ("scalebench.verbs.new", "new strategy NAME writes a package with a strategy of your own; --into FOLDER"),
     "doctor": (
         "scalebench.verbs.doctor",
         "this machine: devices, versions, Horovod, what is missing; hardware=NAME: does it fit that YAML",

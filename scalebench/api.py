@@ -10,6 +10,15 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 VERSION = 1
+# Constants cannot be marked where they are: name -> the version since which it may be used.
+CONSTANTS = {
+    "scalebench.strategy.PARTS": 1,
+    "scalebench.strategy.FORWARD": 1,
+    "scalebench.strategy.BACKWARD": 1,
+    "scalebench.strategy.OPTIMIZER": 1,
+    "scalebench.workloads.images.SCALE": 1,
+    "scalebench.adapters.torch.evidence.UPDATES": 1,
+}
 Marked = TypeVar("Marked", bound=Callable[..., Any])
 
 

@@ -50,7 +50,7 @@ def _ends(planned: Sequence[RunSpec]) -> dict[str, tuple[int, int]]:
     """The fewest and the most devices of each curve."""
     counts: dict[str, list[int]] = {}
     for spec in planned:
-        if spec.unsupported is None:
+        if spec.starts:
             counts.setdefault(_curve(spec), []).append(spec.gpus)
         else:
             counts.setdefault(_curve(spec), [])

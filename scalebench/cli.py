@@ -18,14 +18,17 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-from scalebench import on_cluster, sweep_values, task
+from scalebench import configs, on_cluster, registry, sweep_values, task
 from scalebench.config_errors import FORESEEN, explain
-from scalebench.configs import conf_dir, plugin_folders
+from scalebench.configs import conf_dir
 from scalebench.launchers import watch
 from scalebench.search.settings import SearchConf
 from scalebench.spec import Config, InputError
 
 LAUNCHER = "hydra_plugins.scalebench.ScalebenchLauncher"
+STAND_INS = {"dataset": {"size": 10**9}}  # for YAML files of plugins: enough for any batch, since nobody makes them
+_told: set[str] = set()  # warnings, in this process
+_stand_ins: set[tuple[str, str]] = set()  # in Hydra's store
 
 
 def main(arguments: list[str]) -> int:
@@ -64,8 +67,12 @@ def main(arguments: list[str]) -> int:
 
 
 def register() -> None:
-    """Make the spine, our launcher and the folders of plugins known to Hydra. InputError for a broken plugin."""
-    plugin_folders()
+    """Make the spine, our launcher and what plugins bring known to Hydra. What is wrong with a plugin and fails no run
+    is told here, once."""
+    for line in configs.found().warnings:
+        if line not in _told:
+            _told.add(line)
+            task.state.console.error(line)
     sweep_values.register()
     store = ConfigStore.instance()
     spine = OmegaConf.structured(Config)
@@ -73,6 +80,13 @@ def register() -> None:
     for keys in (spine.hardware.environment, spine.model.options, spine.dataset.options):
         OmegaConf.set_struct(keys, False)
     store.store(name="spine", node=spine, provider="scalebench")
+    for group, name in _stand_ins - registry.without_yaml():
+        store.repo[group].pop(f"{name}.yaml")
+        _stand_ins.discard((group, name))
+    for group, name in registry.without_yaml():  # so that the run composes, and fails by itself
+        node = {"name": name, **STAND_INS.get(group, {})}
+        store.store(group=group, name=name, node=node, provider="scalebench")
+        _stand_ins.add((group, name))
     store.store(group="hydra/launcher", name="scalebench", node={"_target_": LAUNCHER}, provider="scalebench")
     store.store(group="hydra/sweeper", name="search", node=SearchConf, provider="scalebench")
     namespace = str(Path(__file__).with_name("hydra_namespace"))

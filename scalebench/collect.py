@@ -30,7 +30,7 @@ from scalebench.results import (
 )
 from scalebench.spec import RunSpec
 from scalebench.worker import rank_path
-from scalebench.workloads import datasets, networks
+from scalebench.workloads import datasets, networks, own_model
 
 FP32_BYTES = 4
 PHASES = ("launch", "setup", "warmup", "measure", "evaluate", "probes", "close", "end")
@@ -154,7 +154,7 @@ def _workload(spec: RunSpec, first: RankRecord | None) -> Workload:
         model=config.model.name,
         model_params=params,
         gradient_bytes=None if params is None else params * FP32_BYTES,
-        flops_per_sample=networks.of(config.model).training_flops,
+        flops_per_sample=_flops(spec),
         dataset=datasets.label(config),
         train_samples=first.train_samples if first else None,
         updates_per_epoch=first.updates_per_epoch if first else None,
@@ -168,6 +168,14 @@ def _workload(spec: RunSpec, first: RankRecord | None) -> Workload:
         data_format_used=used.get("data_format"),
         compiler_used=used.get("compiler"),
     )
+
+
+def _flops(spec: RunSpec) -> float | None:
+    """Of training on one sample; None of a user's own network, whose layers nobody counts, and of one that fails."""
+    model = spec.config.model
+    if spec.broken is not None or own_model.is_own(model):
+        return None
+    return networks.of(model).training_flops
 
 
 def _scale(spec: RunSpec, first: RankRecord | None) -> Scale:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import MarkedYAMLError
 
 from scalebench import configs, registry
 from scalebench.search.settings import SearchConf
@@ -23,6 +24,8 @@ FORESEEN = (InputError, HydraException, OmegaConfBaseException)
 
 def explain(error: BaseException, arguments: list[str]) -> str:
     """One line for an error of composing and checking the config from these command line words."""
+    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
+        return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}"
     if not isinstance(error, FORESEEN):
         # Hydra checks some of its own settings with bare asserts, conversions and look-ups.
         line = traceback.format_exception_only(error)[0].strip()

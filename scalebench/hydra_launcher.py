@@ -89,7 +89,7 @@ class SweepLauncher(Launcher):
             _adopt(job.earlier, folder)
         elif self._config.resume and not over:
             shutil.rmtree(folder, ignore_errors=True)  # of a run that did not go well
-        if job.earlier is None and job.spec.unsupported is None and not over:
+        if job.earlier is None and job.spec.starts and not over:
             if self._warm:
                 task.cool_down(job.spec.config.measure.cool_down_s)
             self._warm = True

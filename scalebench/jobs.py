@@ -115,7 +115,7 @@ def _baselines(job: Job, compose: Compose) -> list[Job]:
     baseline=ladder: in strong scaling also both at the batch that each device has, where that is a whole number.
     """
     spec = job.spec
-    if spec.config.baseline == "none" or spec.unsupported is not None:
+    if spec.config.baseline == "none" or not spec.starts:
         return []
     own = [w for w in job.overrides if not w.startswith("gpus=")]
     wanted = []
@@ -134,7 +134,7 @@ def _baselines(job: Job, compose: Compose) -> list[Job]:
         told = tuple(word.partition("=")[0] + "=" for word in batch)
         wanted += [[word for word in words if not word.startswith(told)] + batch for words in wanted]
     extra = [Job(words, resolve(to_config(compose(words))), added=True) for words in wanted]
-    return [e for e in extra if e.spec.unsupported is None]
+    return [e for e in extra if e.spec.starts]
 
 
 def earlier_results(root: Path) -> dict[tuple[str, int], Path]:

@@ -10,6 +10,7 @@ from scalebench import binding, horovod_build, machine, placing, registry
 from scalebench.slurm.commands import Slurm, inside
 from scalebench.spec import Config, HardwareSpec, StopSpec, StrategySpec
 from scalebench.train_spec import goes_to_stop
+from scalebench.workloads import own_model
 
 
 def obstacles(config: Config, gpus: int) -> list[str]:
@@ -32,6 +33,7 @@ def obstacles(config: Config, gpus: int) -> list[str]:
     few = placing.shortage(config, gpus) if hardware.hosts or not hardware.here else None
     found += [] if few is None else [few]
     found += _of_the_launcher(config, gpus)
+    found += _of_the_model(config)
     if config.dataset.prefetch == "device" and hardware.devices == "cpu":
         found.append("dataset.prefetch=device copies to a GPU ahead of time and there is none; use queue")
     # Last, and only where nothing else is in the way: nobody wants to wait for a look at Horovod for nothing. What a
@@ -75,6 +77,20 @@ def _of_the_launcher(config: Config, gpus: int) -> list[str]:
     nodes = 1 if strategy.processes == "one_for_all" else len(placing.per_node(hardware, gpus))
     if hardware.here and not hardware.hosts and hardware.devices == "cpu" and nodes > 1:
         return [f"gpus={gpus} stand on {nodes} nodes and only this machine is here; name them in hardware.hosts"]
+    return []
+
+
+def _of_the_model(config: Config) -> list[str]:
+    """Why a user's own network is not there for the strategy's framework."""
+    model, strategy = config.model, config.strategy
+    key = {"torch": "torch", "tensorflow": "keras"}.get(strategy.framework)
+    if not own_model.is_own(model) or strategy.framework == "none":
+        return []
+    if key is None:
+        told = " or ".join(f"model.{name}" for name in own_model.KEYS if getattr(model, name) is not None)
+        return [f"model={model.name} is made by {told}, and {strategy.name} trains with {strategy.framework}"]
+    if getattr(model, key) is None:
+        return [f"model={model.name} has no model.{key}=MODULE:FUNCTION, which {strategy.name} needs"]
     return []
 
 

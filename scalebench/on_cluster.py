@@ -29,7 +29,7 @@ class LeftQueued(KeyboardInterrupt):
 def submits(spec: RunSpec) -> bool:
     """Whether this run becomes a job. Within an allocation, and where it is impossible, it does not."""
     hardware = spec.config.hardware
-    return hardware.scheduler == "slurm" and not hardware.here and spec.unsupported is None and not inside()
+    return hardware.scheduler == "slurm" and not hardware.here and spec.starts and not inside()
 
 
 def one(spec: RunSpec, folder: Path, console: Console, resume: bool) -> Result:

@@ -52,7 +52,7 @@ class Outlook:
         """Of one run: the mean of those of the same strategy and model that have ended, of as many devices if there
         are such; else the middle of its estimate, times what the others took over the middle of theirs. 0 for one that
         cannot run here. Trainings to a stop count by how long they are to be."""
-        if spec.unsupported is not None:
+        if not spec.starts:
             return 0.0
         alike = [(other, _like(spec, other, took_s)) for other, took_s in self._took if _kind(other) == _kind(spec)]
         same = [took_s for other, took_s in alike if other.gpus == spec.gpus]
@@ -64,11 +64,11 @@ class Outlook:
 
     def knows(self, spec: RunSpec) -> bool:
         """Whether expected_s is more than a guess: not so of a training by epochs before one like it has ended."""
-        return spec.unsupported is not None or _bounded(spec) or any(_kind(o) == _kind(spec) for o, _ in self._took)
+        return not spec.starts or _bounded(spec) or any(_kind(o) == _kind(spec) for o, _ in self._took)
 
     def rest_s(self, rest: Iterable[RunSpec]) -> float:
         """Of all of them, and of the pauses before them."""
-        return sum(self.expected_s(s) + s.config.measure.cool_down_s * (s.unsupported is None) for s in rest)
+        return sum(self.expected_s(s) + s.config.measure.cool_down_s * s.starts for s in rest)
 
 
 def in_words(seconds: float) -> str:

@@ -8,19 +8,27 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import re
 import sys
+import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, NoReturn, TextIO
 
 from scalebench import api
 from scalebench.spec import InputError
 
 KINDS = ("strategies", "models", "datasets", "configs")
+API = "api"  # the kind of entry point whose name is a version of the API
 OURS = "scalebench"
+VARIABLE = "SCALEBENCH_PLUGINS"
+WORDS_AT_MOST = 300
+# What would take this process with it, or double it, with its sockets, locks and files.
+REFUSED = {"fork": "forks", "forkpty": "forks", "_exit": "ends the process"}
+IMPORTED = "while it is imported"
 
 
 class PluginError(InputError):
@@ -43,68 +51,146 @@ class Point:
     version: str
 
 
-@functools.lru_cache(maxsize=8)
 def points(kind: str) -> tuple[Point, ...]:
     """Entry points `scalebench.<kind>` of the installed packages that SCALEBENCH_PLUGINS, when set, lets in (a list of
     distributions; empty: none), by name and origin. Imports nothing of them."""
-    found = [_point(kind, point) for point in entry_points(group=f"scalebench.{kind}") if _allowed(point)]
-    return tuple(sorted(found, key=lambda point: (point.name, point.origin)))
+    return tuple(point for point in _installed() if point.kind == kind and _allowed(point.origin))
+
+
+def installed() -> dict[str, str]:
+    """Distribution -> its version, of all that bring plugins; also of those that SCALEBENCH_PLUGINS leaves out."""
+    return dict(sorted({point.origin: point.version for point in _installed() if point.kind in KINDS}.items()))
+
+
+def left_out() -> list[str]:
+    """Distributions with plugins that SCALEBENCH_PLUGINS does not let in."""
+    return [origin for origin in installed() if not _allowed(origin)]
+
+
+def not_installed() -> list[str]:
+    """Names in SCALEBENCH_PLUGINS that no installed plugin has."""
+    there = {_normal(origin) for origin in installed()}
+    return [name for name in _chosen() or [] if name not in there]
 
 
 def forget() -> None:
     """Look at what is installed anew."""
-    points.cache_clear()
+    _installed.cache_clear()
+
+
+def api_version(origin: str) -> str | None:
+    """The version of the plugin API that a distribution says it was written for, as it says it."""
+    told = (point.name for point in _installed() if point.kind == API and point.origin == origin)
+    return max(told, key=lambda name: (len(name), name), default=None)
 
 
 def api_problem(origin: str) -> str | None:
     """Why a plugin cannot go with this scalebench: it was written for a later version of the API."""
-    for point in entry_points(group="scalebench.api"):
-        if _origin(point) == origin and point.name.isdigit() and int(point.name) > api.VERSION:
-            return (
-                f"{origin} is written for version {point.name} of the plugin API, and this scalebench has "
-                f"{api.VERSION}: upgrade scalebench, or install an earlier {origin}"
-            )
-    return None
+    told = api_version(origin)
+    if told is None or (told.isdigit() and int(told) <= api.VERSION):
+        return None
+    if not told.isdigit():
+        return f"{origin} says that it is written for version '{told}' of the plugin API, which is no number"
+    return (
+        f"{origin} is written for version {told} of the plugin API, and this scalebench has "
+        f"{api.VERSION}: upgrade scalebench, or install an earlier {origin}"
+    )
 
 
-def load(target: str, what: str) -> Any:
+def load(target: str, what: str, output: TextIO | None = None) -> Any:
     """The object "module:name", imported under guard. PluginError, with the traceback as its log, where that fails.
 
-    `what` stands before the reason: "strategy 'mine' of my-plugin".
+    `what` stands before the reason: "strategy 'mine' of my-plugin". `output` as in `guarded`.
     """
     module_name, _, name = target.partition(":")
+    if not name:
+        raise PluginError(f"{what} cannot be loaded from {target}: it should be MODULE:NAME")
     try:
-        with guarded(what):
+        with guarded(what, output):
             return getattr(importlib.import_module(module_name), name)
-    except PluginError:
+    except (PluginError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # SystemExit, and what tests are skipped by
         reason = f"{what} cannot be loaded from {target}: {said(error)}"
         raise PluginError(reason, traceback.format_exc()) from error
 
 
 @contextmanager
-def guarded(what: str) -> Iterator[None]:
-    """Around code of others in this process: what it prints goes to the error output, where it spoils no table."""
-    with redirect_stdout(sys.stderr):
-        yield
+def guarded(what: str, output: TextIO | None = None, when: str = IMPORTED) -> Iterator[None]:
+    """Around code of others in this process: what it prints goes to `output`, or else to the error output, where it
+    spoils no table; and it can neither fork nor end the process (PluginError). Programs of their own it may start."""
+    refused: list[PluginError] = []
+
+    def refuse(name: str) -> NoReturn:
+        place = "setup()" if what.startswith("strategy ") else "its function"
+        way_out = f"; move that into {place}" if when == IMPORTED else ", which it cannot do there"
+        line = f"{what} {REFUSED[name]} {when}{way_out}"
+        refused.append(PluginError(line, "Traceback (most recent call last):\n" + "".join(traceback.format_stack())))
+        raise refused[-1]
+
+    try:
+        with redirect_stdout(output or sys.stderr), _without_forks(refuse):
+            yield
+    except Exception as error:
+        if refused and error is not refused[0]:  # which follows from it
+            raise refused[0] from error
+        raise
+    if refused:  # and it went on
+        raise refused[0]
 
 
 def said(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return text if isinstance(error, (ImportError, AttributeError)) and text else f"{type(error).__name__}: {text}"
+    text = " ".join(str(error).split())[:WORDS_AT_MOST]
+    if isinstance(error, (ImportError, AttributeError)) and text:
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+@contextmanager
+def _without_forks(refuse: Callable[[str], NoReturn]) -> Iterator[None]:
+    """Has `refuse` stand in for what this thread must not call. Whoever keeps hold of it has the real one later."""
+    before: dict[str, Callable[..., Any]] = {name: getattr(os, name) for name in REFUSED if hasattr(os, name)}
+    thread: int | None = threading.get_ident()
+
+    def stand_in(name: str) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            return refuse(name) if threading.get_ident() == thread else before[name](*arguments)
+
+        return call
+
+    for name in before:
+        setattr(os, name, stand_in(name))
+    try:
+        yield
+    finally:
+        thread = None
+        for name, real in before.items():
+            setattr(os, name, real)
+
+
+@functools.lru_cache(maxsize=1)
+def _installed() -> tuple[Point, ...]:
+    """All entry points that are for us, by name and origin."""
+    found = [_point(kind, point) for kind in (*KINDS, API) for point in entry_points(group=f"{OURS}.{kind}")]
+    return tuple(sorted(found, key=lambda point: (point.name, point.origin, point.target)))
 
 
 def _point(kind: str, point: EntryPoint) -> Point:
-    version = point.dist.version if point.dist is not None else ""
-    return Point(kind, point.name, point.value, _origin(point), version)
+    target = "".join(point.value.partition("[")[0].split())  # without extras, which nobody can check here
+    origin, version = (None, None) if point.dist is None else (point.dist.name, point.dist.version)
+    return Point(kind, point.name, target, origin or target.partition(":")[0], version or "")
 
 
-def _origin(point: EntryPoint) -> str:
-    """The distribution that an entry point comes from."""
-    return point.dist.name if point.dist is not None else point.module
+def _allowed(origin: str) -> bool:
+    chosen = _chosen()
+    return chosen is None or _normal(origin) in chosen
 
 
-def _allowed(point: EntryPoint) -> bool:
-    chosen = os.environ.get("SCALEBENCH_PLUGINS")
-    return chosen is None or _origin(point) in chosen.split(",")
+def _chosen() -> list[str] | None:
+    told = os.environ.get(VARIABLE)
+    return None if told is None else [_normal(name.strip()) for name in told.split(",") if name.strip()]
+
+
+def _normal(name: str) -> str:
+    """As pip compares the names of distributions."""
+    return re.sub(r"[-_.]+", "-", name).lower()

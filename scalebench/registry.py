@@ -1,20 +1,25 @@
-"""Strategy names -> the classes behind them. Layer 1; imports an adapter only when it is asked for one."""
+"""Names -> what stands behind them: the strategies' classes, and which plugin adds what. Layer 1.
+
+Imports an adapter, or the code of a plugin, only when it is asked for one.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import importlib
 import importlib.util
-import os
+import inspect
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
-from scalebench.spec import Config, InputError
+from scalebench import configs, plugins
+from scalebench.plugins import OURS, VARIABLE, PluginError, Point
+from scalebench.spec import Config, InputError, RunSpec
 from scalebench.strategy import Strategy
 from scalebench.suggest import no_such
 
 GROUP = "scalebench.strategies"
-OURS = "scalebench"
+GROUPS = {"strategies": "strategy", "models": "model", "datasets": "dataset"}  # kind of entry point -> config group
 
 BUILT_IN: dict[str, str] = {
     "null": "scalebench.adapters.null:Null",
@@ -67,49 +72,75 @@ INSTALL: dict[str, str] = {
     "torch": "pip install 'scalebench[torch]'",
     "pytorch_lightning": "pip install 'scalebench[torch]'",
     "tensorflow": "pip install 'scalebench[tensorflow]'",
+    **dict.fromkeys(("jax", "optax"), "pip install scalebench-jax"),
     "horovod": "make horovod in a checkout of scalebench; see docs/horovod.md",
 }
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A registered strategy: what to import, and which distribution it comes from."""
+    """A registered name: what to import, which distribution it comes from, and why it cannot be used."""
 
     name: str
-    target: str | None  # "module:Class"; None: announced, not there yet
+    target: str | None  # "module:Class"; None: announced, not there yet, or not registered at all
     origin: str
+    problem: str | None = None  # of a plugin: runs that need this name fail with it
 
 
 @functools.lru_cache(maxsize=1)
 def table() -> dict[str, Entry]:
-    """All registered strategies by name.
-
-    Built-ins and the entry points `scalebench.strategies` of installed packages; SCALEBENCH_PLUGINS, when set,
-    lists the only distributions to load plugins from (empty: none). The same name twice is an InputError.
-    """
+    """All strategies by name: built-ins, entry points `scalebench.strategies` of installed packages, and what only a
+    YAML file of theirs names."""
     entries = {name: Entry(name, target, OURS) for name, target in BUILT_IN.items()}
     entries |= {name: Entry(name, None, OURS) for name in NOT_YET}
-    for point in filter(allowed, entry_points(group=GROUP)):
-        origin = origin_of(point)
-        known = entries.get(point.name)
-        if known is not None and (known.origin, known.target) != (origin, point.value):
-            raise InputError(
-                f"strategy '{point.name}' is registered by both {known.origin} and {origin}; "
-                f"uninstall one of them or set SCALEBENCH_PLUGINS"
+    entries |= added("strategies")
+    for group, name in configs.found().unusable:
+        if group == "strategy" and name not in entries:
+            entries[name] = Entry(
+                name, None, configs.origin(group, name) or OURS, configs.found().problems[group, name]
             )
-        entries[point.name] = Entry(point.name, point.value, origin)
+    for path in configs.options("strategy").values():
+        name = configs.name_in(path) or path.stem
+        origin = configs.origin("strategy", path.stem) or OURS
+        if name not in entries and origin != OURS:
+            problem = f"strategy '{name}': {origin} brings strategy/{path.name} and no entry point {GROUP} of that name"
+            entries[name] = Entry(name, None, origin, problem)
     return entries
 
 
-def origin_of(point: EntryPoint) -> str:
-    """The distribution that an entry point comes from."""
-    return point.dist.name if point.dist is not None else point.module
+def added(kind: str) -> dict[str, Entry]:
+    """What plugins register under that kind of entry point ("models"), by name; sound or not."""
+    by_name: dict[str, list[Point]] = {}
+    for point in plugins.points(kind):
+        by_name.setdefault(point.name, []).append(point)
+    return {name: _added(kind, name, of_name) for name, of_name in by_name.items()}
 
 
-def allowed(point: EntryPoint) -> bool:
-    """Whether SCALEBENCH_PLUGINS, when set, lets this plugin in."""
-    chosen = os.environ.get("SCALEBENCH_PLUGINS")
-    return chosen is None or origin_of(point) in chosen.split(",")
+def _added(kind: str, name: str, of_name: list[Point]) -> Entry:
+    group, first = GROUPS[kind], of_name[0]
+    taken = name in {**BUILT_IN, **NOT_YET} if group == "strategy" else configs.origin(group, name) == OURS
+    origins = [*([OURS] if taken else []), *(point.origin for point in of_name)]
+    if len(origins) > 1:
+        problem: str | None = (
+            f"{group} '{name}' is registered by both {origins[0]} and {origins[1]}; "
+            f"uninstall one of them or set {VARIABLE}"
+        )
+        return Entry(name, BUILT_IN.get(name) if taken else first.target, origins[0], problem)
+    problem = plugins.api_problem(first.origin)
+    if problem is not None:
+        problem = f"{group} '{name}': {problem}"
+    elif configs.origin(group, name) is None:
+        problem = (
+            f"{group} '{name}': {first.origin} registers it and brings no {group}/{name}.yaml: it needs that file, "
+            f"in a package that its entry point {configs.GROUP} names"
+        )
+    return Entry(name, first.target, first.origin, problem)
+
+
+def without_yaml() -> set[tuple[str, str]]:
+    """(config group, name) of what plugins bring without a file that Hydra could compose."""
+    named = {(group, name) for kind, group in GROUPS.items() for name in added(kind)}
+    return {(group, name) for group, name in named if configs.origin(group, name) is None} | configs.found().unusable
 
 
 def find(name: str) -> Entry:
@@ -121,27 +152,74 @@ def find(name: str) -> Entry:
 
 
 def load(name: str) -> type[Strategy]:
-    """Import the class behind a name. InputError when a plugin does not hold what it registered."""
+    """Import the class behind a name. PluginError when a plugin does not hold what it registered."""
     entry = find(name)
+    if entry.problem is not None:
+        raise PluginError(entry.problem)
     if entry.target is None:
         raise InputError(f"strategy '{name}': {NOT_YET[name]}")
-    module_name, _, class_name = entry.target.partition(":")
-    try:
-        found = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
-        raise InputError(
-            f"strategy '{name}' of {entry.origin} cannot be loaded from {entry.target}: {error}"
-        ) from error
+    what = f"strategy '{name}' of {entry.origin}"
+    found = plugins.load(entry.target, what)
     if not (isinstance(found, type) and issubclass(found, Strategy)):
-        raise InputError(
-            f"strategy '{name}' of {entry.origin}: {entry.target} is no subclass of scalebench.strategy.Strategy"
-        )
+        raise PluginError(f"{what}: {entry.target} is no subclass of scalebench.strategy.Strategy")
+    if inspect.isabstract(found):
+        missing = ", ".join(sorted(found.__abstractmethods__))
+        raise PluginError(f"{what}: {entry.target} lacks what each strategy has: {missing}")
     return found
+
+
+def create(spec: RunSpec, rank: int) -> Strategy:
+    """The strategy of one rank of a run. PluginError as load, and where a plugin's class and its YAML differ."""
+    name = spec.config.strategy.name
+    kind = load(name)
+    if find(name).origin != OURS:
+        check_options_agree(name, kind, spec.config.strategy.options)
+    return kind(spec, rank)
+
+
+def check_options_agree(name: str, kind: type[Strategy], options: dict[str, Any]) -> None:
+    """PluginError unless the YAML of a plugin's strategy lists the options that its class has."""
+    what = f"strategy '{name}' of {find(name).origin}"
+    if not (isinstance(kind.Options, type) and dataclasses.is_dataclass(kind.Options)):
+        raise PluginError(f"{what}: {kind.__name__}.Options should be a dataclass, with a default for each field")
+    has = [field.name for field in dataclasses.fields(kind.Options)]
+    sides = {f"strategy/{name}.yaml": set(options) - set(has), f"{kind.__name__}.Options": set(has) - set(options)}
+    only = [f"{', '.join(sorted(keys))} only in {side}" for side, keys in sides.items() if keys]
+    if only:
+        raise PluginError(f"{what} has other options in its YAML than in its class: {'; '.join(only)}")
 
 
 def refuse_broken(config: Config) -> None:
     """PluginError where something that this run chose by name comes from a plugin that cannot go: the same name twice,
     a later API, no YAML. Imports nothing."""
+    names = {
+        "strategy": config.strategy.name,
+        "model": config.model.name,
+        "dataset": config.dataset.name,
+        "hardware": config.hardware.name,
+    }
+    for kind, group in GROUPS.items():
+        entry = (table() if kind == "strategies" else added(kind)).get(names[group])
+        if entry is not None and entry.problem is not None:
+            raise PluginError(entry.problem)
+    for chosen in names.items():
+        if chosen in configs.found().problems:
+            raise PluginError(configs.found().problems[chosen])
+    _refuse_baseline(config)
+
+
+def _refuse_baseline(config: Config) -> None:
+    """One that a plugin names for its strategy, and which is not there, would end the sweep that adds it."""
+    name, baseline = config.strategy.name, config.strategy.baseline
+    entry = table().get(name)
+    if entry is None or entry.origin == OURS or baseline is None:
+        return
+    if baseline not in table() or table()[baseline].target is None:
+        known = [other.name for other in table().values() if other.target is not None]
+        raise PluginError(
+            f"strategy '{name}' of {entry.origin} names the baseline '{baseline}': "
+            f"{no_such('strategy', baseline, known)}"
+        )
 
 
 def missing_packages(requires: list[str]) -> list[str]:

@@ -14,11 +14,11 @@ from scalebench.obstacles import obstacles
 from scalebench.placing import crowded, oversubscribed, place, placed
 from scalebench.plugins import PluginError
 from scalebench.slurm import geometry
-from scalebench.spec import CHIEF, Config, DatasetSpec, HardwareSpec, InputError, ModelSpec, RunSpec, fingerprint
+from scalebench.spec import CHIEF, Config, DatasetSpec, HardwareSpec, InputError, ModelSpec, Place, RunSpec, fingerprint
 from scalebench.strategy import check_options
 from scalebench.suggest import no_such
 from scalebench.train_spec import OPTIMIZERS, RULES, SCHEDULES
-from scalebench.workloads import datasets, networks
+from scalebench.workloads import datasets, networks, own_model
 
 CPU_WORKERS = 2  # devices of a machine without a GPU, unless its YAML says otherwise
 CHOICES = {
@@ -45,6 +45,7 @@ AT_LEAST = {
     "repeat": 0,
     "seed": 0,
     "dataset.size": 1,
+    "dataset.asked": 1,
     "dataset.seed": 0,
     "dataset.image_size": 1,
     "dataset.classes": 2,
@@ -104,11 +105,12 @@ def resolve(config: Config) -> RunSpec:
     config, broken = workload(dataclasses.replace(config, hardware=hardware))
     config = dataclasses.replace(config, train=training_plan.planned(config.train, config.measure.timeout_s))
     gpus = config.gpus or len(hardware.device_ids) or hardware.gpus_per_node or CPU_WORKERS
-    batch_per_device, global_batch = batches(config, gpus)
+    batch_per_device, global_batch = batches(config, gpus, sized=broken is None)
     config = dataclasses.replace(config, gpus=gpus)
     device = hardware.devices
     places = place(config, gpus)
-    training_plan.check_samples(config, gpus, global_batch, sum(p.role in ("", CHIEF) for p in places))
+    if broken is None:
+        training_plan.check_samples(config, gpus, global_batch, sum(p.role in ("", CHIEF) for p in places))
     hardware = placed(hardware, gpus, places)
     config = dataclasses.replace(config, hardware=hardware)
     return RunSpec(
@@ -120,17 +122,25 @@ def resolve(config: Config) -> RunSpec:
         batch_per_device=batch_per_device,
         global_batch=global_batch,
         fingerprint=fingerprint(config, gpus, device),
-        flags=["oversubscribed"] if oversubscribed(hardware, gpus) or crowded(hardware, places) else [],
+        flags=_flags(config, gpus, places),
         unsupported="; ".join(obstacles(config, gpus)) or None,
         broken=None if broken is None else str(broken),
         broken_log="" if broken is None else broken.log,
     )
 
 
+def _flags(config: Config, gpus: int, places: list[Place]) -> list[str]:
+    """What a reader of the row must know that is clear beforehand."""
+    found = ["oversubscribed"] if oversubscribed(config.hardware, gpus) or crowded(config.hardware, places) else []
+    return [*found, "inexact"] if config.strategy.inexact is not None else found
+
+
 def workload(config: Config) -> tuple[Config, PluginError | None]:
     """With model and data set as they are for each other; and what is wrong with a plugin that the run needs."""
+    asked = config
     try:
-        registry.refuse_broken(config)
+        config = dataclasses.replace(config, model=own_model.named(config.model))  # a failed row has the name too
+        registry.refuse_broken(asked)
         config = datasets.filled(config)
         config = dataclasses.replace(config, model=sized(config), dataset=fed(config.dataset))
         datasets.check(config)
@@ -185,14 +195,18 @@ def _get(config: Config, key: str) -> object:
 
 
 def sized(config: Config) -> ModelSpec:
-    """The model for the samples of the data set, with the number of parameters that it has at that size.
+    """The model for the samples of the data set, with the number of parameters that it has at that size; of a user's
+    own, which only its framework can make, as it is.
 
     InputError where the two do not go together.
     """
     model, size = config.model, config.dataset.image_size
-    shape = networks.input_shape(model)
+    own = own_model.is_own(model)
+    shape = model.input_shape if own else networks.input_shape(model)
     if size is not None and len(shape) == 3:
         shape = [size, size, shape[-1]]
+    if own:
+        return dataclasses.replace(model, input_shape=shape)
     if shape != model.input_shape:
         model = dataclasses.replace(model, input_shape=shape, params=None)
     found = networks.of(model).parameters
@@ -225,8 +239,11 @@ def detected(hardware: HardwareSpec) -> HardwareSpec:
     )
 
 
-def batches(config: Config, gpus: int) -> tuple[int, int]:
-    """(batch_per_device, global_batch) in samples; InputError when they leave a device without any."""
+def batches(config: Config, gpus: int, sized: bool = True) -> tuple[int, int]:
+    """(batch_per_device, global_batch) in samples; InputError when they leave a device without any.
+
+    `sized`: whether it is known how many samples there are.
+    """
     train = config.train
     if config.scaling == "weak":
         if train.global_batch is not None:
@@ -241,7 +258,7 @@ def batches(config: Config, gpus: int) -> tuple[int, int]:
             f"raise train.global_batch or lower gpus"
         )
     samples = datasets.split(config.dataset.size, config.dataset.validation_share)
-    if config.dataset.path is None and samples < global_batch:
+    if sized and config.dataset.path is None and samples < global_batch:
         raise InputError(
             f"{samples} training samples are fewer than one global batch of {global_batch}: "
             f"raise dataset.size or lower train.batch_per_device"

@@ -29,6 +29,7 @@ from scalebench.results import RESULT_FILE, Result, SchedulerRecord, read_result
 from scalebench.spec import InputError, RunSpec, write_spec
 
 # What the parent and its ranks tell each other by.
+PLUGIN_LOG = "plugin.log"  # the traceback of a plugin that failed before there was a process
 PASSING = ("progress*.json", "pid*.json", "exit*.json", "machine*.json", WAITING_FILE, STOP_FILE)
 
 
@@ -48,6 +49,8 @@ def run(
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
     run_id = uuid.uuid4().hex[:12]
     write_spec(spec, folder)
+    if spec.broken is not None:
+        return leave(spec, folder, started_at, run_id, Outcome("failed", spec.broken), log=_plugin_log(spec, folder))
     impossible = spec.unsupported or max_batch.obstacle(spec)
     if impossible is not None:
         outcome = Outcome("unsupported", impossible)
@@ -94,6 +97,14 @@ def _attempt(
     return judge(ended, ranks, oom_kill or attended.oom_killed(told))
 
 
+def _plugin_log(spec: RunSpec, folder: Path) -> str | None:
+    """Where the traceback of a plugin's fault is kept; None where nothing was raised in its code."""
+    if not spec.broken_log:
+        return None
+    (folder / PLUGIN_LOG).write_text(spec.broken_log)
+    return PLUGIN_LOG
+
+
 def _attempt_try(run_id: str, module: str, spec: RunSpec, folder: Path, on_look: max_batch.OnLook) -> Outcome:
     return _attempt(spec, folder, run_id, on_look, module)
 
@@ -106,7 +117,7 @@ def refuse_results(folder: Path) -> None:
 
 def remove_leftovers(folder: Path) -> None:
     """What the ranks of a run left whose parent was killed before it wrote the row."""
-    logs = ("rank*.log", MPIRUN_LOG, SRUN_LOG)
+    logs = ("rank*.log", MPIRUN_LOG, SRUN_LOG, PLUGIN_LOG)
     for pattern in ("rank*.json", "trace*.json.gz", f"{Path(SERIES_FILE).stem}*", *logs, *PASSING):
         _remove(folder, pattern)
     max_batch.remove_leftovers(folder)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from scalebench.api import api
 from scalebench.records import from_dict, read_json, write_json
 from scalebench.slurm_spec import SlurmSpec
 from scalebench.train_spec import StopSpec as StopSpec  # part of it
@@ -23,10 +24,12 @@ DEBUG_TIMEOUT_S = 86400.0
 CHIEF = "chief"  # the role of the one process that measures, where there are roles
 
 
+@api(since=1)
 class InputError(ValueError):
     """A user's mistake, said in one line: the thing, the reason and the way out. Exit status 2."""
 
 
+@api(since=1)
 @dataclass
 class ModelSpec:
     """A network, the same in every framework, and the training settings that its study used."""
@@ -50,6 +53,7 @@ class ModelSpec:
     sources: list[str] = field(default_factory=list)
 
 
+@api(since=1)
 @dataclass
 class DatasetSpec:
     """Samples, where they are kept, and how they reach the device."""
@@ -65,18 +69,20 @@ class DatasetSpec:
     builder: str | None = None  # "module:function" that makes a user's own samples, called with size, seed and options
     options: dict[str, Any] = field(default_factory=dict)  # of that function
     code: str | None = None  # of its file: other samples are another run
+    asked: int | None = None  # samples that it was asked for, where it gave `size` of them instead
     cache: str | None = None  # null: $SCALEBENCH_CACHE, else ~/.cache/scalebench
     feed: str = "host"  # host | device | fixed | disk
     prefetch: str = "none"  # none | queue | device
 
 
+@api(since=1)
 @dataclass
 class StrategySpec:
     """What must be known of a strategy before a process of it exists."""
 
     name: str = "???"
     description: str = ""
-    framework: str = "none"  # none | torch | tensorflow
+    framework: str = "none"  # none | torch | tensorflow | what a plugin names
     requires: list[str] = field(default_factory=list)  # import names of packages
     baseline: str | None = None  # strategy of the `bare` baseline
     launcher: str = "local"
@@ -156,6 +162,7 @@ class SweepSpec:
     report: bool = True  # leave report.html in its folder at the end
 
 
+@api(since=1)
 @dataclass
 class Config:
     """The typed spine: what `python -m scalebench` composes from conf/ and the command line."""
@@ -177,6 +184,7 @@ class Config:
     debug: bool = False
 
 
+@api(since=1)
 @dataclass
 class Place:
     """Where one process of a run stands."""
@@ -190,6 +198,7 @@ class Place:
     role: str = ""  # where the processes of a strategy differ: chief, or what it serves the chief as
 
 
+@api(since=1)
 @dataclass
 class RunSpec:
     """One run, resolved: what spec.json holds."""
@@ -210,6 +219,11 @@ class RunSpec:
     @property
     def processes(self) -> int:
         return len(self.places)
+
+    @property
+    def starts(self) -> bool:
+        """Whether processes of it are to be started; else its row is made at once, and costs no time."""
+        return self.unsupported is None and self.broken is None
 
     @property
     def services(self) -> dict[int, str]:
@@ -240,8 +254,10 @@ ADDED: tuple[tuple[str, str, Any], ...] = (
     ("measure", "search", "none"),
     ("measure", "memory_limit_bytes", None),
     *(("model", key, None) for key in ("torch", "keras", "code")),
-    *(("dataset", key, None) for key in ("builder", "code")),
+    *(("dataset", key, None) for key in ("builder", "code", "asked")),
     ("dataset", "options", {}),
+    ("hardware", "layout", "sequence"),
+    *(("hardware", key, None) for key in ("interface", "stage")),
 )
 
 
@@ -269,14 +285,11 @@ def fingerprint(config: Config, gpus: int, device: str) -> str:
 
 
 def _drop_unasked(hardware: dict[str, Any]) -> None:
-    """Without what says how long to queue and for whose money, and what is as it was before it had a key."""
+    """Without what says how long to queue and for whose money."""
     del hardware["max_jobs"]
     asked, usual = hardware["slurm"], dataclasses.asdict(SlurmSpec())
     queueing = ("account", "qos", "reservation", "time_minutes", "bin")
     hardware["slurm"] = {key: asked[key] for key in asked if key not in queueing and asked[key] != usual[key]}
-    for key, value in (("layout", "sequence"), ("interface", None), ("stage", None)):
-        if hardware[key] == value:
-            del hardware[key]
 
 
 def write_spec(spec: RunSpec, folder: Path) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+from scalebench.api import api
 from scalebench.probe_records import Profile
 from scalebench.spec import InputError, Place, RunSpec
 from scalebench.suggest import no_such
@@ -18,10 +19,12 @@ from scalebench.workloads.source import Source
 FORWARD, BACKWARD, OPTIMIZER = PARTS = ("forward", "backward", "optimizer")
 
 
+@api(since=1)
 class Unsupported(Exception):
     """This well-formed run is impossible here; the message is the reason, in one sentence."""
 
 
+@api(since=1)
 class LossPart(NamedTuple):
     """What one process adds to the loss of one update."""
 
@@ -29,6 +32,7 @@ class LossPart(NamedTuple):
     samples: int
 
 
+@api(since=1)
 class Loop(Protocol):
     """Hands out batches and is told of each finished update; it times blocks of updates."""
 
@@ -38,11 +42,13 @@ class Loop(Protocol):
         """One update was issued. True when the loop is over."""
 
 
+@api(since=1)
 @dataclass
 class NoOptions:
     """For strategies that have nothing to set."""
 
 
+@api(since=1)
 class Strategy(ABC):
     """One way of training a workload on several devices. Lives in one worker process.
 

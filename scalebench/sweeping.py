@@ -98,7 +98,7 @@ class Sweep:
         self._current = (begun_s, self._cost_s(job))
         yield
         self._current = None
-        if job.earlier is None and job.spec.unsupported is None:
+        if job.earlier is None and job.spec.starts:
             self._outlook.took(job.spec, self._clock() - begun_s)
 
     def _cost_s(self, job: Job) -> float:

@@ -96,8 +96,9 @@ def prepare_data(specs: Sequence[RunSpec]) -> None:
     for spec in specs:
         d, model = spec.config.dataset, spec.config.model
         samples = (*model.input_shape, "->", *model.target_shape, model.outputs)
-        key = (d.name, d.size, d.seed, d.path, d.dtype, d.classes, d.cache, samples)
-        if spec.unsupported is not None or key in seen:
+        own = (d.builder, d.code, d.asked, str(d.options))
+        key = (d.name, d.size, d.seed, d.path, d.dtype, d.classes, d.cache, own, samples)
+        if not spec.starts or key in seen:
             continue
         seen.add(key)
         with state.console.working(f"data set {d.path or d.name} ({d.size:,} samples)"):

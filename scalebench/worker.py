@@ -68,7 +68,7 @@ def run_rank(folder: Path, body: Callable[[RunSpec, Strategy, RankRecord, Progre
     try:
         progress.phase("setup")
         record.marks_s["setup"] = time.time()  # the framework's import is part of it
-        strategy = registry.load(spec.config.strategy.name)(spec, rank)
+        strategy = registry.create(spec, rank)
         body(spec, strategy, record, progress)
         _wait_for_the_others(strategy)
         strategy.close()
@@ -85,7 +85,7 @@ def run_rank(folder: Path, body: Callable[[RunSpec, Strategy, RankRecord, Progre
 def serve(spec: RunSpec, rank: int, folder: Path) -> int:
     """The life of a rank that serves the chief. It leaves a record only where it fails: the launcher ends it."""
     try:
-        registry.load(spec.config.strategy.name)(spec, rank).serve()
+        registry.create(spec, rank).serve()
     except BaseException as error:
         record = RankRecord(rank, socket.gethostname(), os.getpid(), threads=spec.places[rank].threads)
         classify(error, record)

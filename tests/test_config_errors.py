@@ -10,11 +10,14 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import ConfigCompositionException, HydraException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from scalebench import cli, jobs
 from scalebench.config_errors import FORESEEN, _keys, explain, unknown_key
 from scalebench.record_facts import flat
 from scalebench.spec import Config, InputError, TrainSpec
+from tests.plugin_dists import Dists
+from tests.plugin_dists import dists as dists
 
 TRAIN = ", ".join(sorted(f"train.{key}" for key in flat(dataclasses.asdict(TrainSpec()))))
 TOP = "baseline, dataset, debug, dry_run, gpus, hardware, measure, model, repeat, resume, scaling, seed, strategy"
@@ -121,3 +124,11 @@ def test_the_keys_of_the_spine_are_all_known() -> None:
     keys = list(_keys(Config))
     assert {"gpus", "train.learning_rate", "strategy.options", "hardware.links", "measure.hang_s"} <= set(keys)
     assert "train" not in keys and len(keys) == len(set(keys))
+
+
+def test_a_file_that_is_no_yaml_is_named_with_its_line(dists: Dists) -> None:
+    root = dists.add(files={"a/conf/sweep/bad.yaml": "x: 1\ny: [\n"}, points={"configs": {"a": "a.conf"}})
+    with pytest.raises(YAMLError) as caught:
+        cli.compose(["sweep=bad"])
+    line = explain(caught.value, ["sweep=bad"])
+    assert line == (f"{root}/a/conf/sweep/bad.yaml, line 3: expected the node content, but found '<stream end>'")

@@ -164,8 +164,9 @@ class TestIndependentTensorFlow(StrategyContract):
 
 @pytest.mark.real
 class TestParameterServer(StrategyContract):
+    """Asynchronous, as its YAML says: losses fall."""
+
     strategy = "parameter_server"
-    asynchronous = True
 
 
 @pytest.mark.slow
@@ -175,3 +176,5 @@ class TestParameterServer1(StrategyContract):
 
     strategy = "parameter_server"
     gpus = 1
+    loss_rtol = 1e-4
+    weight_atol = 1e-4

@@ -38,14 +38,28 @@ def commands() -> list[str]:
     return [command.strip() for command in found if (command.split()[3:] or [""])[0] not in of_results]
 
 
-def test_commands_of_the_readme(tmp_path: Path) -> None:
+def own_functions(folder: Path) -> dict[str, str]:
+    """Where processes find a user's own functions, as the page about them has them."""
+    page = (ROOT / "docs/own-models.md").read_text(encoding="utf-8")
+    for name, code in re.findall(r"```python\n# (\S+\.py)\n(.*?)```", page, re.DOTALL):
+        (folder / name).write_text(code)
+    return {"PYTHONPATH": os.pathsep.join([str(folder), os.environ["PYTHONPATH"]])}
+
+
+def test_commands_of_the_readme(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Each is accepted; none is started."""
+    env = {**os.environ, **own_functions(tmp_path_factory.mktemp("own"))}
     assert len(commands()) >= 5
     for command in commands():
         words = shlex.split(command)[3:]
         dry = words if words in (["strategies"], ["doctor"]) else [*words, "dry_run=true"]
         done = subprocess.run(
-            [sys.executable, "-m", "scalebench", *dry], cwd=tmp_path, capture_output=True, text=True, timeout=60
+            [sys.executable, "-m", "scalebench", *dry],
+            cwd=tmp_path,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         assert done.returncode == 0, f"{command}: {done.stderr}"
     assert not list(tmp_path.iterdir())
@@ -111,6 +125,7 @@ def test_every_command_of_the_docs_lists_its_runs(tmp_path: Path, tmp_path_facto
     """With dry_run=true: none is started. Sweeps over several values need no --multirun within a table."""
     archive = tmp_path_factory.mktemp("data") / "cifar-10-python.tar.gz"  # listing runs does not open it
     archive.touch()
+    own = own_functions(tmp_path_factory.mktemp("own"))
     lines = [words for words in lines_of_the_docs() if not words or "=" in words[0] or words[0] == "--multirun"]
     assert len(lines) > 50
 
@@ -118,7 +133,7 @@ def test_every_command_of_the_docs_lists_its_runs(tmp_path: Path, tmp_path_facto
         many = any("," in word.partition("=")[2] for word in words) and not any(w.startswith("sweep=") for w in words)
         given = ["--multirun", *words] if many and "--multirun" not in words else list(words)
         command = [sys.executable, "-m", "scalebench", *given, "dry_run=true"]
-        env = {**os.environ, "SCALEBENCH_CIFAR10": str(archive)}
+        env = {**os.environ, **own, "SCALEBENCH_CIFAR10": str(archive)}
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
         return done.stderr or "failed" if done.returncode else ""
 

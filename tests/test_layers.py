@@ -23,7 +23,8 @@ LAYERS = [
     "comparison baseline_store trained training_id time_to_target batch_search "
     "batch_curves batch_knee batch_or_devices",
     "training_plan slurm launchers measure adapters resolve placing obstacles binding worker_environment",
-    "run max_batch worker collect cluster batch report testing.checks",
+    "run max_batch worker plugin_probe collect cluster batch report testing.checks "
+    "testing.model_checks testing.mapping",
     "__main__ cli callbacks search_path hydra_launcher hydra_namespace jobs task on_cluster config_errors sweep_values "
     "verbs sweeping testing search hydra_sweeper",
 ]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from scalebench import registry
-from scalebench.spec import InputError
+from scalebench.plugins import PluginError
+from scalebench.spec import InputError, RunSpec
 from scalebench.strategy import Strategy
+from tests.helpers import null_config, null_spec
+from tests.plugin_dists import CODE, OPTIONS, Dists, yaml_of
+from tests.plugin_dists import dists as dists
 
 BUILT_IN = (
     "null bare_torch ddp ddp_nccl ddp_gloo lightning_ddp lightning_ddp_nccl lightning_ddp_gloo independent_torch "
@@ -21,39 +25,6 @@ BUILT_IN = (
     "lightning_horovod"
 ).split()
 NOT_YET = "fsdp_nccl fsdp_gloo zero1 data_parallel tensor_parallel model_parallel pipeline_gpipe hybrid".split()
-CODE = """
-from scalebench.adapters.null import Null
-class Mine(Null):
-    pass
-class Stranger:
-    pass
-"""
-Plugin = Callable[..., None]
-
-
-@pytest.fixture
-def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Plugin]:
-    """Installs a made-up distribution with one strategy; SCALEBENCH_PLUGINS lets it in."""
-    installed: list[str] = []
-
-    def install(target: str = "{module}:Mine", name: str = "my_strategy", dist: str = "my-plugin") -> None:
-        root, module = tmp_path / "site" / dist, dist.replace("-", "_")
-        info = root / f"{module}-1.0.dist-info"
-        info.mkdir(parents=True)
-        (root / f"{module}.py").write_text(CODE)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {dist}\nVersion: 1.0\n")
-        entry = f"[{registry.GROUP}]\n{name} = {target.format(module=module)}\n"
-        (info / "entry_points.txt").write_text(entry)
-        monkeypatch.syspath_prepend(str(root))
-        installed.append(dist)
-        monkeypatch.setenv("SCALEBENCH_PLUGINS", ",".join(installed))
-        registry.table.cache_clear()
-
-    registry.table.cache_clear()
-    yield install
-    registry.table.cache_clear()
-    for dist in installed:
-        sys.modules.pop(dist.replace("-", "_"), None)
 
 
 def test_the_built_in_names_are_all_there() -> None:
@@ -96,75 +67,170 @@ def test_an_announced_strategy_says_what_is_missing() -> None:
     assert str(caught.value) == "strategy 'zero1': its PyTorch adapter is not part of this version of scalebench"
 
 
-def test_a_plugin_is_found_and_loaded(plugin: Plugin) -> None:
-    plugin()
-    assert registry.find("my_strategy") == registry.Entry("my_strategy", "my_plugin:Mine", "my-plugin")
-    loaded = registry.load("my_strategy")
-    assert issubclass(loaded, Strategy) and loaded.__module__ == "my_plugin"
+def test_a_plugin_is_found_and_loaded(dists: Dists) -> None:
+    dists.strategy()
+    assert registry.find("mine") == registry.Entry("mine", "my_plugin.code:Mine", "my-plugin")
+    loaded = registry.load("mine")
+    assert issubclass(loaded, Strategy) and loaded.__module__ == "my_plugin.code"
 
 
 @pytest.mark.parametrize("chosen", ["", "another-plugin", "my-plugin-two,my"])
-def test_a_plugin_that_is_not_chosen_is_hidden(plugin: Plugin, monkeypatch: pytest.MonkeyPatch, chosen: str) -> None:
-    plugin()
+def test_a_plugin_that_is_not_chosen_is_hidden(dists: Dists, monkeypatch: pytest.MonkeyPatch, chosen: str) -> None:
+    dists.strategy()
     monkeypatch.setenv("SCALEBENCH_PLUGINS", chosen)
     registry.table.cache_clear()
-    with pytest.raises(InputError, match="no strategy 'my_strategy'"):
-        registry.find("my_strategy")
+    with pytest.raises(InputError, match="no strategy 'mine'"):
+        registry.find("mine")
 
 
-def test_without_the_variable_every_plugin_counts(plugin: Plugin, monkeypatch: pytest.MonkeyPatch) -> None:
-    plugin()
-    monkeypatch.delenv("SCALEBENCH_PLUGINS")
-    registry.table.cache_clear()
-    assert registry.find("my_strategy").origin == "my-plugin"
+def refusal(**changes: Any) -> str | None:
+    """What is wrong with the plugins of a run of the null strategy but for these names; None where nothing is."""
+    config = null_config()
+    for part, name in changes.items():
+        setattr(config, part, dataclasses.replace(getattr(config, part), name=name))
+    try:
+        registry.refuse_broken(config)
+    except PluginError as error:
+        assert "\n" not in str(error)
+        return str(error)
+    return None
 
 
-def test_a_name_of_ours_cannot_be_taken(plugin: Plugin) -> None:
-    plugin(name="ddp")
-    with pytest.raises(InputError) as caught:
-        registry.table()
-    assert str(caught.value) == (
-        "strategy 'ddp' is registered by both scalebench and my-plugin; uninstall one of them or set SCALEBENCH_PLUGINS"
+BOTH = "{} is registered by both {} and {}; uninstall one of them or set SCALEBENCH_PLUGINS"
+
+
+@pytest.mark.parametrize("name", ["ddp", "zero1"])
+def test_a_name_of_ours_cannot_be_taken_and_the_others_go_on(dists: Dists, name: str) -> None:
+    dists.strategy(name, yaml=None)
+    dists.strategy("sound", "sound-plugin")
+    line = BOTH.format(f"strategy '{name}'", "scalebench", "my-plugin")
+    assert refusal(strategy=name) == line
+    assert refusal(strategy="sound") is None and refusal() is None
+    with pytest.raises(PluginError) as caught:
+        registry.load(name)
+    assert str(caught.value) == line
+    assert registry.load("sound").__name__ == "Mine"
+
+
+def test_two_plugins_of_one_name_are_both_named(dists: Dists) -> None:
+    dists.strategy(dist="second-plugin")
+    dists.strategy(dist="first-plugin", yaml=None)
+    assert refusal(strategy="mine") == BOTH.format("strategy 'mine'", "first-plugin", "second-plugin")
+
+
+@pytest.mark.parametrize(("part", "kind"), [("model", "models"), ("dataset", "datasets")])
+def test_models_and_data_sets_are_held_to_the_same(dists: Dists, part: str, kind: str) -> None:
+    ours = {"model": "resnet50", "dataset": "materials"}[part]
+    files = {f"p/conf/{part}/{name}.yaml": f"name: {name}\n" for name in ("fine", "twice")}
+    points = {kind: dict.fromkeys(("fine", "twice", "bare", ours), "p:f"), "configs": {"p": "p.conf"}}
+    dists.add("first-plugin", {**files, "p/__init__.py": "raise SystemExit\n"}, points)
+    dists.add("second-plugin", points={kind: {"twice": "q:f"}})
+    dists.add("later-plugin", points={kind: {"later": "r:f"}}, api=7)
+    assert registry.added(kind)["fine"] == registry.Entry("fine", "p:f", "first-plugin")
+    assert refusal(**{part: "fine"}) is None
+    assert refusal(**{part: "twice"}) == BOTH.format(f"{part} 'twice'", "first-plugin", "second-plugin")
+    assert refusal(**{part: ours}) == BOTH.format(f"{part} '{ours}'", "scalebench", "first-plugin")
+    assert (refusal(**{part: "bare"}) or "").startswith(
+        f"{part} 'bare': first-plugin registers it and brings no {part}/"
     )
+    assert (refusal(**{part: "later"}) or "").startswith(f"{part} 'later': later-plugin is written for version 7 of ")
+    assert registry.without_yaml() == {(part, "bare"), (part, "later")}
 
 
-def test_two_plugins_of_one_name_are_both_named(plugin: Plugin) -> None:
-    plugin(dist="first-plugin")
-    plugin(dist="second-plugin")
-    with pytest.raises(InputError) as caught:
-        registry.table()
-    assert "'my_strategy'" in str(caught.value)
-    assert "first-plugin" in str(caught.value) and "second-plugin" in str(caught.value)
+def test_a_yaml_of_a_strategy_that_nobody_registers(dists: Dists) -> None:
+    tuned = {"my/conf/strategy/tuned.yaml": "name: ddp\n", "my/conf/strategy/lost.yaml": yaml_of("lost")}
+    dists.add("my-plugin", {"my/__init__.py": "", **tuned}, {"configs": {"my": "my.conf"}})
+    line = "strategy 'lost': my-plugin brings strategy/lost.yaml and no entry point scalebench.strategies of that name"
+    assert registry.find("lost").problem == refusal(strategy="lost") == line
+    assert "tuned" not in registry.table(), "which is ddp with other options"
+
+
+@pytest.mark.parametrize(
+    ("baseline", "reason"),
+    [
+        ("null", None),
+        ("mine", None),
+        (None, None),
+        ("bare_torhc", "no strategy 'bare_torhc'; did you mean 'bare_torch'?"),
+        ("zero1", "no strategy 'zero1'; "),
+    ],
+)
+def test_the_baseline_that_a_plugin_names(dists: Dists, baseline: str | None, reason: str | None) -> None:
+    dists.strategy()
+    config = null_config()
+    config.strategy = dataclasses.replace(config.strategy, name="mine", baseline=baseline)
+    if reason is None:
+        return registry.refuse_broken(config)
+    with pytest.raises(PluginError) as caught:
+        registry.refuse_broken(config)
+    assert str(caught.value).startswith(f"strategy 'mine' of my-plugin names the baseline '{baseline}': {reason}")
 
 
 @pytest.mark.parametrize(
     ("target", "line"),
     [
         (
-            "{module}:Missing",
-            "strategy 'my_strategy' of my-plugin cannot be loaded from my_plugin:Missing: "
-            "module 'my_plugin' has no attribute 'Missing'",
+            "{package}.code:Missing",
+            " cannot be loaded from my_plugin.code:Missing: module 'my_plugin.code' has no attribute 'Missing'",
         ),
+        ("not_there:Mine", " cannot be loaded from not_there:Mine: No module named 'not_there'"),
+        ("{package}.code:Null.setup", " cannot be loaded from my_plugin.code:Null.setup: "),
+        ("{package}.code", " cannot be loaded from my_plugin.code: it should be MODULE:NAME"),
+        ("{package}.code:Stranger", ": my_plugin.code:Stranger is no subclass of scalebench.strategy.Strategy"),
+        ("{package}.code:name", ": my_plugin.code:name is no subclass of scalebench.strategy.Strategy"),
         (
-            "not_there:Mine",
-            "strategy 'my_strategy' of my-plugin cannot be loaded from not_there:Mine: No module named 'not_there'",
-        ),
-        (
-            "{module}:Stranger",
-            "strategy 'my_strategy' of my-plugin: my_plugin:Stranger is no subclass of scalebench.strategy.Strategy",
-        ),
-        (
-            "{module}:CODE.x",
-            "strategy 'my_strategy' of my-plugin cannot be loaded from my_plugin:CODE.x: "
-            "module 'my_plugin' has no attribute 'CODE.x'",
+            "{package}.code:Half",
+            ": my_plugin.code:Half lacks what each strategy has: backend_used, broadcast, evaluate, setup, step, sync",
         ),
     ],
 )
-def test_a_plugin_that_does_not_hold_what_it_registers(plugin: Plugin, target: str, line: str) -> None:
-    plugin(target)
-    with pytest.raises(InputError) as caught:
-        registry.load("my_strategy")
-    assert str(caught.value) == line
+def test_a_plugin_that_does_not_hold_what_it_registers(dists: Dists, target: str, line: str) -> None:
+    more = "class Stranger: ...\nname = 'x'\nfrom scalebench.strategy import Strategy\nclass Half(Strategy): ...\n"
+    dists.strategy(target=target, code=f"{CODE}\n{more}")
+    with pytest.raises(PluginError) as caught:
+        registry.load("mine")
+    assert str(caught.value).startswith(f"strategy 'mine' of my-plugin{line}")
+
+
+def spec_of(options: dict[str, Any]) -> RunSpec:
+    spec = null_spec()
+    strategy = dataclasses.replace(spec.config.strategy, name="mine", options=options)
+    return dataclasses.replace(spec, config=dataclasses.replace(spec.config, strategy=strategy))
+
+
+@pytest.mark.parametrize(
+    ("options", "only"),
+    [
+        (OPTIONS, None),
+        ({**OPTIONS, "step": 1}, "step only in strategy/mine.yaml"),
+        ({k: v for k, v in OPTIONS.items() if k not in ("fault", "copy_s")}, "copy_s, fault only in Mine.Options"),
+        ({k: v for k, v in OPTIONS.items() if k != "fault"} | {"b": 1, "a": 1},
+         "a, b only in strategy/mine.yaml; fault only in Mine.Options"),
+    ],
+)  # fmt: skip
+def test_options_of_the_class_and_of_the_yaml(dists: Dists, options: dict[str, Any], only: str | None) -> None:
+    dists.strategy()
+    if only is None:
+        assert registry.create(spec_of(options), 0).options == registry.load("mine").Options(**options)
+        return
+    with pytest.raises(PluginError) as caught:
+        registry.create(spec_of(options), 0)
+    assert str(caught.value) == (
+        f"strategy 'mine' of my-plugin has other options in its YAML than in its class: {only}"
+    )
+
+
+def test_options_that_are_no_dataclass(dists: Dists) -> None:
+    dists.strategy(code=f"{CODE}    Options = dict\n")
+    with pytest.raises(PluginError) as caught:
+        registry.create(spec_of({}), 0)
+    assert str(caught.value) == (
+        "strategy 'mine' of my-plugin: Mine.Options should be a dataclass, with a default for each field"
+    )
+
+
+def test_options_of_ours_may_be_left_out() -> None:
+    assert registry.create(null_spec(options={"step_s": 0.25}), 0).options.step_s == 0.25
 
 
 def test_missing_packages_and_how_to_get_them() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from scalebench.spec import Config, Place, RunSpec, TrainSpec, fingerprint, read_spec, write_spec
+from scalebench.spec import ADDED, Config, Place, RunSpec, TrainSpec, fingerprint, read_spec, write_spec
 from tests.helpers import null_spec
 
 OF_THE_PROGRAM = {
@@ -120,12 +120,14 @@ def test_keys_that_came_later_leave_the_fingerprint_of_older_runs_alone() -> Non
     for group, keys in {"dataset": ["cache"], "measure": ["repeats", "order", "cool_down_s"]}.items():
         for key in keys:
             del tree[group][key]
-    for key in LATER:
+    for key in {*LATER} - {key for part, key, _ in ADDED if part == "hardware"}:
         del tree["hardware"][key]
     for key in LATER_TO_TRAIN:
         del tree["train"][key]
-    for key in ("search", "memory_limit_bytes"):
-        del tree["measure"][key]
+    for part, key, _ in ADDED:
+        del tree[part][key]
+    for key in ("inexact", "tolerance"):
+        del tree["strategy"][key]
     tree["hardware"]["slurm"] = {}
     text = json.dumps(tree | {"gpus": 2, "device": "cpu"}, sort_keys=True, separators=(",", ":"))
     assert fingerprint(Config(), 2, "cpu") == hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -47,6 +47,8 @@ class Submitter:
         return asked, made
 
     def _made(self, asked: Asked) -> Job | Result | None:
+        if asked.spec.broken is not None:
+            return verdict.make(asked, Outcome("failed", asked.spec.broken))
         if asked.spec.unsupported is not None:
             return verdict.make(asked, Outcome("unsupported", asked.spec.unsupported))
         try:

@@ -178,8 +178,9 @@ class Console:
             note = repeat_of(spec) + (f" model={spec.config.model.name}" if several else "")
             note += " (baseline, added)" if added else ""
             note += " [oversubscribed]" if "oversubscribed" in spec.flags else ""
-            if spec.unsupported is not None:
-                self.line(f"[{number}/{len(runs)}] {spec.label}{note}: unsupported: {spec.unsupported}")
+            if not spec.starts:
+                told = f"unsupported: {spec.unsupported}" if spec.broken is None else f"will fail: {spec.broken}"
+                self.line(f"[{number}/{len(runs)}] {spec.label}{note}: {told}")
                 continue
             low, high = estimate_s(spec)
             low_s, high_s = low_s + low, high_s + high

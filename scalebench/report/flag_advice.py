@@ -13,6 +13,10 @@ ADVICE = {
         "More threads than cores: ranks wait for each other's cores, which is no property of the strategy. "
         "Use fewer devices, or a machine with more cores."
     ),
+    "inexact": (
+        "Its updates are not those of the baseline on the same samples, by the strategy's own word (inexact in its "
+        "YAML), so that its speed is that of another training. Compare what it reaches, too: train.stop.target."
+    ),
     "foreign_process": (
         "Another program computed on a GPU of the run: its figures are of a shared GPU. End that program "
         "(nvidia-smi names it), and run again."

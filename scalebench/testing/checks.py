@@ -38,6 +38,9 @@ class Checks:
     shard: list[int]
     updates_per_epoch: int
     train_samples: int
+    options: dict[str, Any] = field(default_factory=dict)  # of the class, with their defaults
+    params: int | None = None
+    normalises: bool = False  # over batches: each device over its own part
     loss_sums: list[float | None] = field(default_factory=list)  # of each update
     samples: list[int] = field(default_factory=list)
     epoch_rows: list[list[int]] = field(default_factory=list)  # rows of the data set read in each epoch
@@ -89,7 +92,9 @@ def examine(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: Pro
     train, validation = datasets.sources(spec, replica, replicas, ListeningSource)
     assert isinstance(train, ListeningSource)
     seen = Checks(record.rank, [replica, replicas], train.updates_per_epoch, train.samples)
+    seen.options = asdict(type(strategy).Options())
     strategy.setup()
+    seen.params, seen.normalises = strategy.num_params(), normalises(strategy)
     _keep_weights(strategy, folder / f"start{record.rank}.npz", seen)
     seen.broadcast = strategy.broadcast(SENT if record.rank == 0 else 0.0)
     batches = iter(strategy.feed(train))
@@ -109,6 +114,16 @@ def examine(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: Pro
     strategy.close()
     seen.closed_twice = True
     write_json(folder / f"checks{record.rank}.json", asdict(seen))
+
+
+def normalises(strategy: Strategy) -> bool:
+    """Whether the network has moving statistics, by the names that PyTorch and Keras give them."""
+    model = getattr(strategy, "model", None)
+    if hasattr(model, "state_dict"):
+        names = list(model.state_dict())
+    else:
+        names = [str(getattr(weight, "path", weight.name)) for weight in getattr(model, "weights", [])]
+    return any(name.rpartition("/")[2].endswith(("running_mean", "moving_mean")) for name in names)
 
 
 def _train(strategy: Strategy, batches: Iterator[Any], seen: Checks) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from omegaconf import OmegaConf
+from pathlib import Path
+
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -19,23 +20,30 @@ def main(arguments: list[str]) -> int:
     files = configs.options("strategy")
     table = Table("strategy", "what it is", "from", f"here ({device})", box=box.SIMPLE_HEAD)
     for name, entry in sorted(registry.table().items()):
-        if name not in files:
-            reason = registry.NOT_YET.get(name, f"{entry.origin} brings no strategy/{name}.yaml")
-            table.add_row(name, "", entry.origin, f"no: {reason}")
-            continue
-        tree = OmegaConf.to_container(OmegaConf.load(files[name]))
-        table.add_row(name, str(tree.get("description", "")), entry.origin, _here(tree, device))
+        description, here = _row(name, files.get(name), device)
+        table.add_row(name, description, entry.origin, here)
     console = Console(markup=False)  # brackets, as in scalebench[torch], are meant
     console.width = console.width if console.is_terminal else 400  # a line for each strategy
     console.print(table)
     return 0
 
 
-def _here(tree: object, device: str) -> str:
+def _row(name: str, file: Path | None, device: str) -> tuple[str, str]:
+    """What a strategy is, and whether it can run here."""
+    problem = registry.find(name).problem or configs.found().problems.get(("strategy", name))
+    if problem is not None:
+        return "", f"no: {problem}"
+    if file is None:
+        return "", f"no: {registry.NOT_YET[name]}"
+    try:
+        tree = configs.read(file)
+        return str(tree.get("description", "")), _here(from_dict(StrategySpec, tree), device)
+    except ValueError as error:  # a plugin's: neither ours nor those of others shall be missing for it
+        return "", f"no: {file.name}: {error}"
+
+
+def _here(strategy: StrategySpec, device: str) -> str:
     """Whether a strategy, by its YAML, can run on this machine; the reason if not."""
-    strategy = from_dict(StrategySpec, tree)
-    if registry.find(strategy.name).target is None:
-        return f"no: {registry.NOT_YET[strategy.name]}"
     missing = registry.missing_packages(strategy.requires)
     if missing:
         return f"no: {missing[0]} is not installed ({registry.install_hint(missing[0])})"

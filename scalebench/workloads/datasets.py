@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,20 +11,23 @@ from typing import Any
 from numpy.typing import NDArray
 
 from scalebench.machine import cache_folder
-from scalebench.spec import Config, InputError, RunSpec
+from scalebench.spec import Config, DatasetSpec, InputError, RunSpec
 from scalebench.suggest import no_such
 from scalebench.train_spec import goes_to_stop
 from scalebench.workloads import (
+    built,
     cache,
     cifar10,
     imagenet,
     images,
     materials,
+    own_model,
     random_data,
     staging,
     synthetic_images,
     user_file,
 )
+from scalebench.workloads.kinds import Samples
 from scalebench.workloads.recipe import Recipe
 from scalebench.workloads.source import Source
 
@@ -38,6 +42,7 @@ class Kind:
     recipe: Callable[[Config], Recipe] | None = None
     read: Callable[[Config, Path, Path], Path] | None = None  # config, cache folder, path -> folder in the cache
     images: bool = False
+    side: int = 0  # pixels along each side of images, where neither the config nor the model says it
     hint: str = ""  # where the files of one that is only read come from
 
 
@@ -52,10 +57,10 @@ def _materials(config: Config) -> Recipe:
 DATASETS = {
     "materials": Kind(_materials, _own_samples),
     "random": Kind(random_data.recipe, _own_samples),
-    "cifar10_synthetic": Kind(synthetic_images.recipe, images=True),
-    "imagenet_synthetic": Kind(synthetic_images.recipe, images=True),
-    "cifar10": Kind(read=cifar10.ensure, images=True, hint=cifar10.HINT),
-    "imagenet": Kind(read=imagenet.ensure, images=True, hint=imagenet.HINT),
+    "cifar10_synthetic": Kind(synthetic_images.recipe, images=True, side=32),
+    "imagenet_synthetic": Kind(synthetic_images.recipe, images=True, side=224),
+    "cifar10": Kind(read=cifar10.ensure, images=True, side=32, hint=cifar10.HINT),
+    "imagenet": Kind(read=imagenet.ensure, images=True, side=224, hint=imagenet.HINT),
 }
 
 
@@ -65,9 +70,13 @@ def cache_dir(config: Config) -> Path:
 
 
 def label(config: Config) -> str:
-    """What the data set goes by: its name, or the path of one's own samples that stand in for generated ones."""
-    own = config.dataset.path is not None and DATASETS[config.dataset.name].recipe is not None
-    return str(config.dataset.path) if own else config.dataset.name
+    """What the data set goes by: its name, or the function or the path that one's own samples are from."""
+    dataset = config.dataset
+    if dataset.builder is not None and dataset.name == built.CUSTOM:
+        return dataset.builder
+    kind = DATASETS.get(dataset.name)
+    own = dataset.path is not None and kind is not None and kind.recipe is not None
+    return str(dataset.path) if own else dataset.name
 
 
 def prepare(config: Config) -> Path:
@@ -77,7 +86,10 @@ def prepare(config: Config) -> Path:
     model, files that are not as they should be, or a cache that is full.
     """
     check(config)
-    kind, where, path = DATASETS[config.dataset.name], cache_dir(config), config.dataset.path
+    where, path = cache_dir(config), config.dataset.path
+    if built.is_built(config.dataset):
+        return built.ensure(config.dataset, config.measure.timeout_s, where)
+    kind = DATASETS[config.dataset.name]
     if path is not None and kind.read is not None:
         return kind.read(config, where, Path(path).expanduser().absolute())
     assert kind.recipe is not None  # check has seen to it
@@ -86,18 +98,68 @@ def prepare(config: Config) -> Path:
 
 def filled(config: Config) -> Config:
     """With what only the samples of a user's own function can tell, which are made for it: size, classes, dtype; and
-    the shapes of a model that takes them as they come. PluginError where the function fails."""
-    return config
+    with the name, the shapes, the loss and the metric of a model that leaves them open.
+
+    InputError for unknown names and what does not go together, PluginError where a function fails.
+    """
+    config = dataclasses.replace(config, model=own_model.named(config.model))
+    _check_name(config.dataset)
+    if built.is_built(config.dataset):
+        config = built.filled(config, cache_dir(config))
+    model = own_model.completed(config.model, _natural(config), config.dataset.name)
+    return dataclasses.replace(config, model=model)
+
+
+def _check_name(dataset: DatasetSpec) -> None:
+    """InputError for a name that is none, and for a function beside a data set that has another origin."""
+    ours = dataset.name in DATASETS
+    if ours and dataset.builder is not None:
+        raise InputError(f"dataset={dataset.name} is made already: dataset.builder goes with dataset={built.CUSTOM}")
+    if ours and dataset.options:
+        key = next(iter(dataset.options))
+        raise InputError(f"dataset.options.{key} is for a function of your own, and dataset={dataset.name} has none")
+    if ours or built.is_built(dataset):
+        return
+    if dataset.name == built.CUSTOM:
+        raise InputError(
+            f"dataset={built.CUSTOM} has samples of your own: set dataset.builder=MODULE:FUNCTION, which makes them"
+        )
+    raise InputError(no_such("dataset", dataset.name, [*DATASETS, *built.names(), built.CUSTOM]))
+
+
+def _natural(config: Config) -> Samples:
+    """What the samples are like where no model has a say."""
+    dataset, model = config.dataset, config.model
+    if built.is_built(dataset):
+        return built.samples(config, cache_dir(config))
+    kind = DATASETS[dataset.name]
+    if kind.images:
+        side = dataset.image_size or kind.side
+        return Samples((side, side, 3), (), dataset.classes)
+    if not own_model.takes_any(model):
+        return Samples(tuple(model.input_shape), tuple(model.target_shape))
+    if dataset.path is not None:
+        return Samples(*user_file.shapes(Path(dataset.path).expanduser()))
+    if dataset.name == "materials":
+        return Samples(materials.INPUT_SHAPE, materials.TARGET_SHAPE)
+    if not model.input_shape:
+        raise InputError(
+            f"dataset={dataset.name} makes samples of whatever shape the model takes: say it, as in "
+            f"model.input_shape=[32,32,3] (and model.target_shape=[2] for two outputs)"
+        )
+    return Samples(tuple(model.input_shape), tuple(model.target_shape) or (model.outputs,))
 
 
 def check(config: Config) -> None:
     """InputError for an unknown dataset, one that does not fit the model, or a path that is missing or idle.
 
-    Touches no file. `config.model` has the shapes of the run.
+    Touches no file but those that a function has made. `config.model` has the shapes of the run.
     """
     dataset = config.dataset
-    if dataset.name not in DATASETS:
-        raise InputError(no_such("dataset", dataset.name, DATASETS))
+    _check_name(dataset)
+    if built.is_built(dataset):
+        _check_built(config)
+        return
     kind = DATASETS[dataset.name]
     if dataset.path is None and kind.recipe is None:
         variable = f"SCALEBENCH_{dataset.name.upper()}"  # which its YAML looks at
@@ -117,6 +179,18 @@ def check(config: Config) -> None:
         _check_quantities(config)
 
 
+def _check_built(config: Config) -> None:
+    model, samples = config.model, built.samples(config, cache_dir(config))
+    _check_shape(config, samples.input_shape, model.input_shape, "samples")
+    if samples.classes is None:
+        _check_shape(config, samples.target_shape, model.target_shape, "targets")
+    elif model.target_shape or model.outputs < samples.classes:
+        raise InputError(
+            f"dataset={label(config)} has {samples.classes} classes, model={model.name} has {model.outputs} outputs"
+            f"{' that are quantities' if model.target_shape else ''}: choose another model, or set model.outputs"
+        )
+
+
 def _check_quantities(config: Config) -> None:
     dataset, model = config.dataset, config.model
     if dataset.classes is not None or dataset.dtype != "float32":
@@ -131,7 +205,7 @@ def _check_quantities(config: Config) -> None:
 def _check_shape(config: Config, has: tuple[int, ...], takes: list[int], what: str) -> None:
     if has != tuple(takes):
         raise InputError(
-            f"dataset={config.dataset.name} has {what} of {has}, model={config.model.name} takes {tuple(takes)}: "
+            f"dataset={label(config)} has {what} of {has}, model={config.model.name} takes {tuple(takes)}: "
             "choose another dataset or model"
         )
 

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from scalebench.api import api
 from scalebench.spec import InputError
 
 Shape = tuple[int, ...]
 Pads = tuple[tuple[int, int], ...]  # (before, after) along each spatial axis
 
 
+@api(since=1)
 @dataclass(frozen=True)
 class Array:
     """One array of a network, in neutral layout. Moving statistics are the ones that are not trained."""
@@ -27,6 +29,7 @@ class Array:
     trainable: bool = True
 
 
+@api(since=1)
 @dataclass(frozen=True)
 class Node:
     """One operation, on the outputs of other nodes."""
@@ -40,6 +43,7 @@ class Node:
     macs: int = 0  # multiply-adds of one forward pass over one sample
 
 
+@api(since=1)
 class Network:
     """Built node by node; each method adds one after the given ones and returns it. The last one is the output.
 

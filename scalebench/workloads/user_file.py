@@ -43,6 +43,19 @@ def ensure(cache_dir: Path, path: Path, input_shape: Shape, target_shape: Shape)
     return cache.ensure(cache_dir, "user_file", identity, stat.st_size, write)
 
 
+def shapes(path: Path) -> tuple[Shape, Shape]:
+    """Of one sample, of its target, as the .npz says them. InputError as ensure."""
+    path = path.absolute()
+    if not path.is_file():
+        raise InputError(f"dataset.path={path} cannot be read (no such file): give the path of an .npz file")
+    needed = ["inputs", "targets"]
+    found = [_read(path, name, needed).shape for name in needed]
+    for name, shape in zip(needed, found, strict=True):
+        if len(shape) < 2:
+            raise InputError(f"dataset.path={path}: {name} has shape {shape}, expected (n, ...): reshape it")
+    return found[0][1:], found[1][1:]
+
+
 def _unpack(path: Path, shapes: dict[str, Shape], folder: Path) -> None:
     samples = {}
     for name, shape in shapes.items():

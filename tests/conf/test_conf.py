@@ -34,7 +34,7 @@ KINDS = {
 # Only said where it is so: a user's own functions, and strategies that do not update as their baseline does.
 OF_SOME = {
     "model": {"torch", "keras", "code"},
-    "dataset": {"builder", "options", "code"},
+    "dataset": {"builder", "options", "code", "asked"},
     "strategy": {"inexact", "tolerance"},
 }
 FILES = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml"))

@@ -9,6 +9,8 @@ from omegaconf import OmegaConf
 
 from scalebench import configs, horovod_build, machine, registry
 from scalebench.__main__ import main
+from tests.plugin_dists import Dists, yaml_of
+from tests.plugin_dists import dists as dists
 
 
 @pytest.fixture
@@ -45,6 +47,28 @@ def test_every_registered_strategy_has_one_line_in_order(listed: dict[str, str])
 )
 def test_whether_it_can_run_here(listed: dict[str, str], name: str, here: str) -> None:
     assert listed[name].endswith(f"  {here}")
+
+
+def test_broken_plugins_have_their_line_and_hide_no_other(
+    dists: Dists, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(machine, "gpu_count", lambda: 0)
+    monkeypatch.setattr(registry, "missing_packages", lambda names: [])
+    monkeypatch.setattr(horovod_build, "obstacle", lambda *told: None)
+    dists.strategy("sound", "sound-plugin", code="raise SystemExit")  # which nobody imports here
+    dists.strategy("unreadable", "u-plugin", yaml="a: [")
+    dists.strategy("unknown", "k-plugin", yaml="name: unknown\nframewrk: none\n")
+    dists.strategy("lonely", "l-plugin", yaml=None)
+    dists.strategy("ddp", "d-plugin", yaml=yaml_of("ddp"))
+    assert main(["strategies"]) == 0
+    out = capsys.readouterr().out
+    lines = {line.split()[0]: line.strip() for line in out.splitlines() if line.strip()}
+    assert lines["sound"].split("  ")[-1].strip() == "yes" and " sound-plugin " in lines["sound"]
+    assert lines["bare_torch"].endswith("  yes")
+    assert "no: strategy 'ddp' is registered by both scalebench and d-plugin; " in lines["ddp"]
+    assert "no: strategy 'lonely': l-plugin registers it and brings no strategy/lonely.yaml" in lines["lonely"]
+    for name, reason in {"unreadable": "cannot be read: ", "unknown": "framewrk"}.items():
+        assert "  no: " in lines[name] and f"{name}.yaml" in lines[name] and reason in lines[name]
 
 
 def test_what_it_is_and_where_it_comes_from(listed: dict[str, str]) -> None:

@@ -36,7 +36,9 @@ class HorovodTensorFlow(TensorFlowStrategy):
     def setup(self) -> None:
         super().setup()
         # Rank 0's weights for all. The optimizer has no state yet that could differ.
-        hvd.broadcast_variables([variable.value for variable in self.model.variables], root_rank=0)
+        # States of random layers are each rank's own.
+        weights = [variable.value for variable in self.model.weights if tf.as_dtype(variable.dtype).is_floating]
+        hvd.broadcast_variables(weights, root_rank=0)
 
     def update_replica(self, inputs: tf.Tensor, targets: tf.Tensor, global_samples: tf.Tensor) -> tf.Tensor:
         loss_sum, gradients = self.gradients(inputs, targets, global_samples)

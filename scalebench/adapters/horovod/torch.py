@@ -91,7 +91,8 @@ class InHorovodGroup(TorchStrategy):
     def wrap(self, model: nn.Module) -> nn.Module:
         """Rank 0's weights for all. The optimizer has no state yet that could differ, and broadcasting it would make
         Horovod take a step with it."""
-        hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
+        state = {name: one for name, one in self.model.state_dict().items() if isinstance(one, Tensor)}
+        hvd.broadcast_parameters(state, root_rank=0)
         return model
 
     def message_sizes(self) -> list[int]:

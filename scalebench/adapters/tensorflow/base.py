@@ -16,24 +16,28 @@ from scalebench.adapters.tensorflow import (
     evaluation,
     evidence,
     feeding,
+    own_build,
     precision,
     training,
 )
 from scalebench.adapters.tensorflow.feeding import Part, TfBatch
 from scalebench.adapters.tensorflow.network import NetworkModel, read_weights
+from scalebench.adapters.tensorflow.own import OwnModel
 from scalebench.adapters.tensorflow.pieces import Share
 from scalebench.adapters.tensorflow.probed import Probed
+from scalebench.api import api
 from scalebench.spec import RunSpec
 from scalebench.strategy import LossPart
-from scalebench.workloads import networks
+from scalebench.workloads import networks, own_model
 from scalebench.workloads.source import Source
 from scalebench.workloads.weights import initial_weights
 
 
+@api(since=1)
 class TensorFlowStrategy(Probed):
     """One replica of the model on one device. By itself it talks to nobody; subclasses say how they do."""
 
-    model: NetworkModel
+    model: NetworkModel | OwnModel
     devices: list[str]
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
@@ -51,6 +55,8 @@ class TensorFlowStrategy(Probed):
 
     def setup(self) -> None:
         settings = self.spec.config
+        if own_model.is_own(settings.model):
+            own_build.refuse(settings)
         self.devices = devices.configure(self.spec.device, self.place)
         computes_in = precision.choose(settings.train.precision, self.devices[0])
         if settings.train.data_format != "default":
@@ -64,6 +70,8 @@ class TensorFlowStrategy(Probed):
             plain = training.optimizer(settings.train, self.spec.learning_rate)
             self.optimizer = precision.scaled(plain, settings.train.precision)
             self.optimizer.build(self.model.trainable_variables)
+        if isinstance(self.model, OwnModel) and self.spec.processes > 1 and not self.spec.services:
+            own_build.check_alike(self.model, settings, self.broadcast, self.group_sum)
         self._part_loss, self._part_gradients = self.part_loss, self.part_gradients
         if settings.train.compile:  # of one replica, on one device: XLA takes no notice of several
             self._part_loss = tf.function(self.part_loss, jit_compile=True, autograph=False)
@@ -133,7 +141,7 @@ class TensorFlowStrategy(Probed):
             tape.watch([weight for weight in weights if tf.is_tensor(weight)])  # variables are by themselves
             loss_sum = self.part_loss(inputs, targets)
             loss = self.optimizer.scale_loss(loss_sum / mean_over)
-        return loss_sum, tape.gradient(loss, weights)
+        return loss_sum, training.dense(tape.gradient(loss, weights), weights)
 
     def part_loss(self, inputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
         """As `training_loss`, of samples that are computed at once."""
@@ -151,8 +159,8 @@ class TensorFlowStrategy(Probed):
         """How many samples the loss is a mean over."""
         return global_samples
 
-    def model_type(self) -> type[NetworkModel]:
-        return NetworkModel
+    def model_type(self) -> type[NetworkModel] | type[OwnModel]:
+        return OwnModel if own_model.is_own(self.spec.config.model) else NetworkModel
 
     def forward(self, inputs: tf.Tensor) -> tf.Tensor:
         """The model's outputs, for validation."""
@@ -201,22 +209,29 @@ class TensorFlowStrategy(Probed):
         found = {"tensorflow": tf.__version__, "keras": keras.__version__}
         return found | {name: build[f"{name}_version"] for name in ("cuda", "cudnn") if f"{name}_version" in build}
 
-    def _build(self, computes_in: str) -> NetworkModel:
-        """The model with the weights that every rank and every framework starts from."""
+    def _build(self, computes_in: str) -> NetworkModel | OwnModel:
+        """The model with the weights that every rank starts from, and with a network of ours every framework."""
+        wanted, own = self.spec.config.model, own_model.is_own(self.spec.config.model)
+        model = self._built_own(computes_in) if own else self._built_network(computes_in)
+        found = sum(math.prod(variable.shape) for variable in model.trainable_variables)
+        if found != wanted.params and not (own and wanted.params is None):
+            raise RuntimeError(f"{wanted.name} has {found} parameters here and {wanted.params} in the config")
+        return model
+
+    def _built_own(self, computes_in: str) -> OwnModel:
+        return own_build.build(self.spec.config, computes_in, self.place.rank, self.model_type())
+
+    def _built_network(self, computes_in: str) -> NetworkModel:
         settings = self.spec.config
         network = networks.of(settings.model)
         layout = "nhwc" if settings.train.data_format == "default" else settings.train.data_format
-        model = self.model_type()(
+        return self.model_type()(
             network,
             initial_weights(((a.name, a.shape, a.init) for a in network.arrays), settings.seed),
             data_format=layout,
             compute_dtype=computes_in,
             dropout=settings.train.dropout,
         )
-        found = sum(math.prod(variable.shape) for variable in model.trainable_variables)
-        if found != settings.model.params:
-            raise RuntimeError(f"{network.name} has {found} parameters here and {settings.model.params} in the config")
-        return model
 
     def signature(self) -> list[Any]:
         """What the update takes."""

@@ -14,7 +14,7 @@ from scalebench.adapters.tensorflow.mirrored import Replicated
 from scalebench.spec import InputError
 from scalebench.strategy import Unsupported
 from scalebench.suggest import no_such
-from scalebench.workloads import networks
+from scalebench.workloads import networks, own_model
 
 
 @dataclass
@@ -33,17 +33,22 @@ class CentralStorage(central.OneCopy, Replicated):
         return 0, 1  # this process reads whole batches, and deals them out to its devices
 
     def setup(self) -> None:
+        model = self.spec.config.model
         central.refuse_compiler(self.spec.config)
-        self._refuse_parts()
-        super().setup()
+        if own_model.is_own(model):
+            super().setup()  # only then is it known what it has
+            self._refuse_parts(bool(self.model.moving or self.model.drawing))
+        else:
+            self._refuse_parts(any(not array.trainable for array in networks.of(model).arrays))
+            super().setup()
 
-    def _refuse_parts(self) -> None:
+    def _refuse_parts(self, keeps_state: bool) -> None:
         settings = self.spec.config
-        normalised = any(not array.trainable for array in networks.of(settings.model).arrays)
-        if settings.train.accumulate > 1 and normalised:
+        if settings.train.accumulate > 1 and keeps_state:
             raise Unsupported(
                 f"{settings.strategy.name} puts moving statistics together after every forward pass, which it cannot "
                 f"do within an update: leave out train.accumulate, or take a model without batch normalisation"
+                + (", or dropout" if own_model.is_own(settings.model) else "")
             )
 
     def join(self) -> None:

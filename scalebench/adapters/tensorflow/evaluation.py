@@ -22,7 +22,7 @@ def mean_squared_errors(forward: Forward, source: Source, targets: Sequence[str]
     """
     sums, samples = np.zeros(1), 0
     for batch in source.in_order():
-        errors = forward(batch.inputs).numpy() - batch.targets
+        errors = (forward(batch.inputs).numpy() - batch.targets).reshape(batch.samples, -1)
         sums = sums + np.square(errors, dtype=np.float64).sum(0)
         samples += batch.samples
     *totals, count = over_group([*sums.tolist(), float(samples)])

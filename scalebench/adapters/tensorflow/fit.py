@@ -15,6 +15,7 @@ from scalebench.adapters.tensorflow import feeding, training
 from scalebench.adapters.tensorflow.base import TensorFlowStrategy
 from scalebench.adapters.tensorflow.feeding import TfBatch
 from scalebench.adapters.tensorflow.network import NetworkModel
+from scalebench.adapters.tensorflow.own import OwnModel
 from scalebench.spec import InputError
 from scalebench.strategy import Loop, LossPart, Unsupported
 from scalebench.suggest import no_such
@@ -25,12 +26,20 @@ LOOPS = ("custom", "fit")
 AHEAD = 2  # batches that wait for fit where prefetching is asked for, as many as in the other loops
 
 
-class FitModel(NetworkModel):
+class Reporting(keras.Model):
     """Reports the loss of each batch; Keras by itself reports the mean since the epoch began."""
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
         found = super().compute_metrics(x, y, y_pred, sample_weight)
         return found | {"loss_sum": tf.reduce_sum(self.loss.call(y, y_pred))}
+
+
+class FitModel(Reporting, NetworkModel):
+    """A network of ours, for fit."""
+
+
+class OwnFitModel(Reporting, OwnModel):
+    """A user's own, for fit."""
 
 
 class SummedLoss(keras.losses.Loss):
@@ -151,8 +160,11 @@ class WithFit(TensorFlowStrategy):
                 "dataset.prefetch=none or queue"
             )
 
-    def model_type(self) -> type[NetworkModel]:
-        return FitModel if self.fits else NetworkModel
+    def model_type(self) -> type[NetworkModel] | type[OwnModel]:
+        plain = super().model_type()
+        if not self.fits:
+            return plain
+        return OwnFitModel if plain is OwnModel else FitModel
 
     def feed(self, source: Source) -> Iterable[Any]:
         return source if self.fits else super().feed(source)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from scalebench.adapters.tensorflow import central, evidence
+from scalebench.adapters.tensorflow import central, evidence, training
 from scalebench.adapters.tensorflow.feeding import Part, TfBatches
 from scalebench.adapters.tensorflow.pieces import Share
 from scalebench.spec import InputError, RunSpec
@@ -47,6 +47,7 @@ class Tower(NamedTuple):
     weights: list[tf.Tensor]  # as they came to the device
     outputs: tf.Tensor
     statistics: list[tf.Tensor]  # moving statistics after its samples
+    states: list[tf.Tensor]  # of random layers, after its draws
 
 
 class InGraph(central.OneCopy):
@@ -96,14 +97,24 @@ class InGraph(central.OneCopy):
         loss_sum = self._loss_sum(towers, targets)
         with tf.device(self.merge_device):
             loss = self.optimizer.scale_loss(loss_sum / global_samples)
-        gradients = tf.gradients(loss, [weight for tower in towers for weight in tower.weights])
-        count = len(self.model.trained)
-        of_towers = [gradients[start : start + count] for start in range(0, len(gradients), count)]
+        of_towers = self._gradients(loss, towers, self.devices)
         with tf.device(self.parameter_device):
             self.optimizer.apply(self.total(of_towers), self.model.trained)
             for number, variable in enumerate(self.model.moving):
                 variable.assign(tf.reduce_mean(tf.stack([tower.statistics[number] for tower in towers]), 0))
+            for variable, state in zip(self.model.drawing, towers[-1].states, strict=True):
+                variable.assign(state)
         return loss_sum
+
+    @staticmethod
+    def _gradients(loss: tf.Tensor, towers: list[Tower], devices: Sequence[str]) -> list[list[tf.Tensor]]:
+        """Of each tower's weights, all of them tensors on its device: 0 where the loss does not hang on a weight."""
+        found = iter(tf.gradients(loss, [weight for tower in towers for weight in tower.weights]))
+        of_towers = []
+        for device, tower in zip(devices, towers, strict=True):
+            with tf.device(device):
+                of_towers.append(training.dense([next(found) for _ in tower.weights], tower.weights))
+        return of_towers
 
     def backend_used(self) -> str | None:
         return evidence.observed_backend(self.train, self.update_function(), self.last_batch)
@@ -116,7 +127,7 @@ class InGraph(central.OneCopy):
         for device, tower, loss_sum in zip(self.devices, towers, self._own_loss_sums(towers, targets), strict=True):
             with tf.device(device):
                 loss = self.optimizer.scale_loss(loss_sum / global_samples)
-            shares.append(Share(loss_sum, tf.gradients(loss, tower.weights) if back else []))
+            shares.append(Share(loss_sum, self._gradients(loss, [tower], [device])[0] if back else []))
         return shares
 
     def copy_batch(self, batch: Any) -> None:
@@ -127,18 +138,24 @@ class InGraph(central.OneCopy):
     def _towers(self, inputs: tf.Tensor) -> list[Tower]:
         with tf.device(self.parameter_device):
             values = [tf.convert_to_tensor(variable) for variable in [*self.model.trained, *self.model.moving]]
-        return [self._tower(number, part, values) for number, part in enumerate(self._cut(inputs))]
+            states = [tf.convert_to_tensor(variable) for variable in self.model.drawing]
+        towers: list[Tower] = []
+        for number, part in enumerate(self._cut(inputs)):
+            towers.append(self._tower(number, part, values, states))
+            states = towers[-1].states  # each goes on where the one before it stopped, and so draws other numbers
+        return towers
 
-    def _tower(self, number: int, inputs: tf.Tensor, values: list[tf.Tensor]) -> Tower:
-        """`values` of the model's trained and moving variables, on the parameter device."""
-        trained, moving = self.model.trained, self.model.moving
+    def _tower(self, number: int, inputs: tf.Tensor, values: list[tf.Tensor], states: list[tf.Tensor]) -> Tower:
+        """`values` of the model's trained and moving variables, `states` of its random layers, on another device."""
+        trained, moving, drawing = self.model.trained, self.model.moving, self.model.drawing
         with tf.device(self.devices[number]), tf.name_scope(f"tower_{number}"):
             own = [tf.identity(value) for value in values]
             # In this scope the model computes with these values, and its assignments are only noted.
-            mapping = list(zip([*trained, *moving], own, strict=True))
+            mapping = list(zip([*trained, *moving, *drawing], [*own, *states], strict=True))
             with keras.StatelessScope(state_mapping=mapping) as scope:
                 outputs = self.model(inputs, training=True)
-        return Tower(own[: len(trained)], outputs, [scope.get_current_value(variable) for variable in moving])
+        statistics, after = ([scope.get_current_value(variable) for variable in kind] for kind in (moving, drawing))
+        return Tower(own[: len(trained)], outputs, statistics, after)
 
     def _cut(self, batch: tf.Tensor) -> list[tf.Tensor]:
         """One slice for each device, equal ones but for the last, which also has the rest."""

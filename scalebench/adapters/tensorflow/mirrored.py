@@ -14,6 +14,7 @@ from scalebench.adapters.tensorflow.base import TensorFlowStrategy
 from scalebench.adapters.tensorflow.feeding import Part
 from scalebench.adapters.tensorflow.fit import WithFit
 from scalebench.adapters.tensorflow.pieces import Share
+from scalebench.api import api
 from scalebench.spec import InputError
 from scalebench.suggest import no_such
 
@@ -41,6 +42,7 @@ def cross_device_ops(options: MirroredOptions, devices: list[str]) -> tf.distrib
     return known[options.cross_device_ops]()
 
 
+@api(since=1)
 class Replicated(TensorFlowStrategy):
     """Runs the replica's update through a tf.distribute.Strategy, `self.strategy`."""
 

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from scalebench.adapters.tensorflow.own import OwnModel
 from scalebench.workloads.images import SCALE
 from scalebench.workloads.network import Network, Node
 
@@ -27,6 +28,8 @@ class NetworkModel(keras.Model):
     activations lie in memory, `compute_dtype` what they are computed in; the weights are float32 in any case, and
     so is the output. Make it where its variables shall live: under a strategy's scope or a device.
     """
+
+    drawing: tuple[keras.Variable, ...] = ()  # dropout here keeps no state of its own
 
     def __init__(
         self,
@@ -46,7 +49,8 @@ class NetworkModel(keras.Model):
         self.trained = [_variable(a.name, arrays[a.name], trainable=True) for a in trained]
         self.moving = [_variable(a.name, arrays[a.name], trainable=False) for a in moving]
         pairs = zip(trained + moving, [*self.trained, *self.moving], strict=True)
-        self.variable_of = {array.name: variable for array, variable in pairs}
+        found = {array.name: variable for array, variable in pairs}
+        self.variable_of = {array.name: found[array.name] for array in network.arrays}
         self.built = True
 
     def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
@@ -205,7 +209,8 @@ OPERATIONS: dict[str, Callable[..., tf.Tensor]] = {
 }
 
 
-def read_weights(model: NetworkModel, statistics: bool = False) -> dict[str, NDArray[np.float32]]:
-    """Copies of the trained arrays under their neutral names, and of the moving statistics if asked for."""
-    wanted = (array.name for array in model.network.arrays if array.trainable or statistics)
-    return {name: np.array(model.variable_of[name].value.numpy()) for name in wanted}
+def read_weights(model: NetworkModel | OwnModel, statistics: bool = False) -> dict[str, NDArray[np.float32]]:
+    """Copies of the trained arrays under their names, and of the moving statistics if asked for."""
+    wanted = {id(variable) for variable in [*model.trained, *(model.moving if statistics else ())]}
+    found = {name: variable for name, variable in model.variable_of.items() if id(variable) in wanted}
+    return {name: np.array(variable.value.numpy()) for name, variable in found.items()}

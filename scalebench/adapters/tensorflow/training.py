@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -18,10 +19,25 @@ def with_share(gradient: tf.Tensor, factor: float, other: tf.Tensor) -> tf.Tenso
     return gradient - (-factor) * other
 
 
+def dense(gradients: Sequence[Any], variables: Sequence[Any]) -> list[tf.Tensor]:
+    """All as tensors, of which every device has as many to exchange.
+
+    Of a table that a network looks things up in, TensorFlow gives the rows that were used, a row as often as it was;
+    Keras' Adam would square each of them for itself. Nothing is given for what the loss does not hang on.
+    """
+    pairs = zip(gradients, variables, strict=True)
+    return [tf.zeros_like(variable) if one is None else tf.convert_to_tensor(one) for one, variable in pairs]
+
+
 class Decaying(keras.optimizers.Optimizer):
     """Adds `l2` times the weights to their gradients when these are added up over the replicas and no longer scaled."""
 
     l2 = 0.0
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
+        """Keras' fit gives what its own tape has found."""
+        given = self._trainable_variables if trainable_variables is None else trainable_variables
+        super().apply(dense(grads, given), trainable_variables)
 
     def decayed(self, gradient: tf.Tensor, variable: tf.Variable) -> tf.Tensor:
         return with_share(gradient, self.l2, variable) if self.l2 else gradient
@@ -87,7 +103,7 @@ OPTIMIZERS: dict[str, Callable[[TrainSpec, float], Decaying]] = {
 
 
 def _squared(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_mean(tf.math.squared_difference(outputs, targets), -1)
+    return tf.reduce_mean(tf.math.squared_difference(outputs, targets), list(range(1, len(targets.shape))))
 
 
 def _cross_entropy(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scalebench.adapters.torch import bandwidth, evaluation, feeding, profiling, training
+from scalebench.adapters.torch import bandwidth, evaluation, feeding, own, own_trial, profiling, training
 from scalebench.adapters.torch.compiling import Compiled
 from scalebench.adapters.torch.evidence import observed_settings
 from scalebench.adapters.torch.feeding import HostCopies, TorchBatch
@@ -19,14 +19,16 @@ from scalebench.adapters.torch.memory import Peak
 from scalebench.adapters.torch.network import NetworkModule
 from scalebench.adapters.torch.precision import Precision
 from scalebench.adapters.torch.weights import load_weights, read_weights
+from scalebench.api import api
 from scalebench.probe_records import Profile
 from scalebench.spec import RunSpec
-from scalebench.strategy import BACKWARD, FORWARD, LossPart, Strategy, Unsupported
-from scalebench.workloads import networks
+from scalebench.strategy import BACKWARD, FORWARD, Loop, LossPart, Strategy, Unsupported
+from scalebench.workloads import networks, own_model
 from scalebench.workloads.source import Source
 from scalebench.workloads.weights import initial_weights
 
 
+@api(since=1)
 class TorchStrategy(Strategy):
     """One replica of the model on one device. By itself it talks to nobody; subclasses say how they do.
 
@@ -35,7 +37,7 @@ class TorchStrategy(Strategy):
     """
 
     device: torch.device
-    model: NetworkModule
+    model: NetworkModule | own.OwnModule
     compiled: nn.Module
     net: nn.Module
     optimizer: torch.optim.Optimizer
@@ -71,7 +73,7 @@ class TorchStrategy(Strategy):
         self.device = choose_device(self.spec.device, self.place.devices[0])
         self.precision = Precision(settings.train.precision, self.device)
         self.group = self.join()
-        self.model = self._build().to(self.device)
+        self.model = self._build()
         self.optimizer = training.optimizer(settings.train, self.model.parameters(), self.spec.learning_rate)
         self.compiled = Compiled(self.model, self.place.threads) if settings.train.compile else self.model
         self.net = self.wrap(self.compiled)
@@ -79,6 +81,14 @@ class TorchStrategy(Strategy):
     def feed(self, source: Source) -> Iterable[TorchBatch]:
         settings = self.spec.config.dataset
         return feeding.batches(source, self.device, settings.feed, settings.prefetch)
+
+    def train(self, loop: Loop) -> None:
+        with self.blamed():
+            super().train(loop)
+
+    def blamed(self) -> AbstractContextManager[None]:
+        """Around a training: faults of a user's own module name it."""
+        return own.blamed(self.spec.config.model, idle=getattr(self.model, "idle", ()))
 
     def step(self, batch: TorchBatch) -> LossPart | None:
         self.optimizer.zero_grad()
@@ -199,17 +209,28 @@ class TorchStrategy(Strategy):
         if until != FORWARD:
             self.precision.backward(loss)
 
-    def _build(self) -> NetworkModule:
-        """The model with the weights that every rank and every framework starts from."""
+    def _build(self) -> NetworkModule | own.OwnModule:
+        """The model on its device, with the weights that every rank and every framework starts from."""
         config = self.spec.config
-        wanted, network = config.model, networks.of(config.model)
-        model = NetworkModule(network, config.train.data_format, config.train.dropout)
-        arrays = ((array.name, array.shape, array.init) for array in network.arrays)
-        load_weights(model, initial_weights(arrays, config.seed))
+        wanted = config.model
+        model = self._own() if own_model.is_own(wanted) else self._ours()
         torch.manual_seed(config.seed + self.place.rank)  # of dropout
         found = count_parameters(model)
         if wanted.params is not None and found != wanted.params:
             raise RuntimeError(f"{wanted.name} has {found} parameters here and {wanted.params} in its YAML")
+        return model
+
+    def _ours(self) -> NetworkModule:
+        config, network = self.spec.config, networks.of(self.spec.config.model)
+        model = NetworkModule(network, config.train.data_format, config.train.dropout)
+        arrays = ((array.name, array.shape, array.init) for array in network.arrays)
+        load_weights(model, initial_weights(arrays, config.seed))
+        return model.to(self.device)
+
+    def _own(self) -> own.OwnModule:
+        config = self.spec.config
+        model = own.built(config, self.device)
+        own_trial.check(model, config, self.device, self.precision, self.group)
         return model
 
 

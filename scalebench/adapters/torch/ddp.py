@@ -15,8 +15,10 @@ from scalebench.adapters.torch import collectives
 from scalebench.adapters.torch.base import TorchStrategy
 from scalebench.adapters.torch.evidence import observed_backend
 from scalebench.adapters.torch.feeding import TorchBatch
+from scalebench.api import api
 
 
+@api(since=1)
 @dataclass
 class DdpOptions:
     """Passed on to DistributedDataParallel."""
@@ -30,6 +32,7 @@ class DdpOptions:
     broadcast_buffers: bool = False
 
 
+@api(since=1)
 class Ddp(TorchStrategy):
     """One process per device; gradients are averaged bucket by bucket while backward still runs."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -27,7 +28,8 @@ def metrics(
     if wanted.loss == "cross_entropy":
         loss, right = _means(model, source, device, 2, _classified, over_group)
         return {"cross_entropy": loss, "accuracy": right}
-    means = _means(model, source, device, wanted.outputs, _squared_errors, over_group)
+    width = math.prod(wanted.target_shape)
+    means = _means(model, source, device, width, _squared_errors, over_group)
     named = {f"mse_{name}": mean for name, mean in zip(wanted.targets, means, strict=True)} if wanted.targets else {}
     return {"mse": sum(means) / len(means), **named}
 
@@ -54,7 +56,7 @@ def _means(
 
 
 def _squared_errors(outputs: Tensor, targets: Tensor) -> Tensor:
-    return (outputs - targets).square().double().sum(0)
+    return (outputs - targets).square().double().reshape(len(outputs), -1).sum(0)
 
 
 def _classified(outputs: Tensor, labels: Tensor) -> Tensor:

@@ -66,7 +66,8 @@ class WithTrainer(TorchStrategy):
         return []
 
     def train(self, loop: Loop) -> None:
-        self._trainer(_Reporter(self, loop)).fit(_Module(self), train_dataloaders=_Endless(self, loop))
+        with self.blamed():
+            self._trainer(_Reporter(self, loop)).fit(_Module(self), train_dataloaders=_Endless(self, loop))
         self.model.to(self.device)  # Lightning leaves it on the CPU, and the optimizer's state
         move_state(self.optimizer, self.device)
 

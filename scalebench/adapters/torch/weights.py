@@ -1,4 +1,4 @@
-"""Weights of a NetworkModule under the neutral names of `workloads.network`, in neutral layout."""
+"""Weights of a NetworkModule by the neutral names of `workloads.network`, in neutral layout; a user's as they are."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scalebench.adapters.torch.network import NetworkModule
+from scalebench.adapters.torch.own import OwnModule
 
 # Last part of a neutral name -> torch's.
 _TORCH = {
@@ -44,8 +45,11 @@ def load_weights(model: NetworkModule, arrays: dict[str, NDArray[np.float32]]) -
             place.copy_(torch.from_numpy(array))
 
 
-def read_weights(model: NetworkModule, statistics: bool = False) -> dict[str, NDArray[np.float32]]:
-    """Copies of what is trained, and with `statistics` of the moving ones, by neutral name."""
+def read_weights(model: NetworkModule | OwnModule, statistics: bool = False) -> dict[str, NDArray[np.float32]]:
+    """Copies of what is trained, and with `statistics` of the moving ones, by neutral name; a user's own as
+    OwnModule.arrays has them."""
+    if isinstance(model, OwnModule):
+        return model.arrays(statistics)
     arrays = {}
     for name, place in _places(model, statistics).items():
         array = place.detach().cpu().numpy()

@@ -7,10 +7,15 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from scalebench.api import api
+from scalebench.plugins import Point
 from scalebench.spec import InputError, ModelSpec
 from scalebench.suggest import no_such
 from scalebench.workloads.network import Network
+from scalebench.workloads.networks import from_plugins
 
+EMPTY = inspect.Parameter.empty
+ANY = "**"  # among the options of a function that takes whatever there is
 IMAGE, CURVE, VECTOR = ("height", "width", "channels"), ("positions", "channels"), ("numbers",)
 
 
@@ -50,22 +55,25 @@ def build(name: str, input_shape: Sequence[int], outputs: int, options: dict[str
     """The network of that name for samples of this shape (channels last), with so many outputs.
 
     Raises InputError for an unknown name or option, an option of another type than its default, inputs of other
-    axes than the network's, and inputs that are too small.
+    axes than the network's, and inputs that are too small; PluginError where the code of a plugin fails.
     """
-    entry = _entry(name)
-    if len(input_shape) != len(entry.axes) or min(input_shape) < 1:
-        raise InputError(
-            f"model={name} takes inputs of shape ({', '.join(entry.axes)}), not model.input_shape={list(input_shape)}"
-        )
+    point = _of_plugin(name)
+    axes = () if point is not None else _entry(name).axes  # which those of a plugin take, they say themselves
+    if (axes and len(input_shape) != len(axes)) or not input_shape or min(input_shape) < 1:
+        told = f" of shape ({', '.join(axes)})" if axes else ""
+        raise InputError(f"model={name} takes inputs{told}, not model.input_shape={list(input_shape)}")
     if outputs < 1:
         raise InputError(f"model.outputs={outputs} should be at least 1")
-    function = _load(entry.function)
-    _check_options(name, options or {}, _defaults(function, skip=2))
+    _check_options(name, options or {}, option_defaults(name))
     network = Network(name, input_shape)
-    function(network, outputs, **(options or {}))
+    if point is not None:
+        from_plugins.fill(point, network, outputs, options or {})
+    else:
+        _load(_entry(name).function)(network, outputs, **(options or {}))
     return network
 
 
+@api(since=1)
 def of(model: ModelSpec) -> Network:
     """The network that a run's config means."""
     return build(model.name, model.input_shape, model.outputs, model.options)
@@ -73,8 +81,8 @@ def of(model: ModelSpec) -> Network:
 
 def input_shape(model: ModelSpec) -> list[int]:
     """Shape of one sample: what the YAML says, unless the model's options decide it. Raises InputError as build."""
-    entry = _entry(model.name)
-    if entry.input_shape is None:
+    entry = None if _of_plugin(model.name) is not None else _entry(model.name)
+    if entry is None or entry.input_shape is None:
         return model.input_shape
     _check_options(model.name, model.options, option_defaults(model.name))
     function = _load(entry.input_shape)
@@ -82,13 +90,25 @@ def input_shape(model: ModelSpec) -> list[int]:
 
 
 def option_defaults(name: str) -> dict[str, Any]:
-    """Every option of that network, with its default."""
-    return _defaults(_load(_entry(name).function), skip=2)
+    """Every option of that network, with its default; `EMPTY` for one that has none. Raises as build."""
+    point = _of_plugin(name)
+    function = _load(_entry(name).function) if point is None else from_plugins.function(point)
+    return _defaults(function, skip=2)
+
+
+def is_known(name: str) -> bool:
+    """Whether a network goes by that name."""
+    return name in NETWORKS or _of_plugin(name) is not None
+
+
+def _of_plugin(name: str) -> Point | None:
+    """The entry point of that name, unless it is a network of ours."""
+    return None if name in NETWORKS else from_plugins.point(name)
 
 
 def _entry(name: str) -> Entry:
     if name not in NETWORKS:
-        raise InputError(no_such("model", name, NETWORKS))
+        raise InputError(no_such("model", name, [*NETWORKS, *from_plugins.names(), "custom"]))
     return NETWORKS[name]
 
 
@@ -100,13 +120,20 @@ def _load(where: str) -> Callable[..., Any]:
 
 def _defaults(function: Callable[..., Any], skip: int = 0) -> dict[str, Any]:
     parameters = list(inspect.signature(function).parameters.values())[skip:]
-    return {parameter.name: parameter.default for parameter in parameters}
+    parameters = [each for each in parameters if each.kind is not each.VAR_POSITIONAL]
+    return {ANY if each.kind is each.VAR_KEYWORD else each.name: each.default for each in parameters}
 
 
 def _check_options(name: str, options: dict[str, Any], defaults: dict[str, Any]) -> None:
+    """InputError for an unknown one, one of another type than its default, and one that is asked for and missing."""
+    for key in defaults:
+        if defaults[key] is EMPTY and key not in (*options, ANY):
+            raise InputError(f"model={name} asks for an option '{key}': set +model.options.{key}")
     for key, value in options.items():
-        if key not in defaults:
+        if key not in defaults and ANY not in defaults:
             raise InputError(no_such(f"option of model '{name}'", key, defaults))
+        if defaults.get(key) is None or defaults[key] is EMPTY:  # nothing to tell a type by
+            continue
         wanted = type(defaults[key])
         if not (type(value) is wanted or (wanted is float and type(value) is int)):
             raise InputError(

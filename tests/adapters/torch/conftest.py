@@ -24,6 +24,7 @@ from scalebench.workloads.source import Source
 from tests.lessons import features
 
 CONF = Path(__file__).parents[3] / "conf"
+OWN_MODULES = "tests.adapters.torch.own_modules"
 SAMPLES = 101  # prime, so that no batch divides it
 
 
@@ -73,6 +74,13 @@ def spec_of(strategy: str, processes: int = 1, model: str = "materials_cnn", **c
 def model_spec(name: str) -> ModelSpec:
     """What the YAML of that name says."""
     return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ModelSpec), load("model", name)))
+
+
+def own(name: str, **changes: Any) -> dict[str, Any]:
+    """Changes to a config: that module of `own_modules`, for two quantities of a (200, 3) sample."""
+    shapes = {"model__input_shape": [200, 3], "model__target_shape": [2], "model__outputs": 2}
+    measured = {"model__loss": "mse", "model__metric": "mse", "model__torch": f"{OWN_MODULES}:{name}"}
+    return {"model": "custom", **shapes, **measured, **changes}
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from scalebench.strategy import Unsupported
 from scalebench.train_spec import TrainSpec
 from scalebench.workloads.network import Network
 from scalebench.workloads.source import Source
+from tests.adapters.torch.conftest import own
 
 CPU = torch.device("cpu")
 IMAGES = {"model": "resnet20_cifar10"}
@@ -174,10 +175,19 @@ def test_two_steps_of_each_optimizer(name: str, moved: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("inductor")
-@pytest.mark.parametrize("name", ["bare_torch", "ddp_gloo", "lightning_ddp_gloo"])
-def test_compiled(strategy: Any, source: Callable[..., Source], name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("bare_torch", {}),
+        ("ddp_gloo", {}),
+        ("lightning_ddp_gloo", {}),
+        ("bare_torch", own("Series")),
+        ("ddp_gloo", own("Series")),
+    ],
+)
+def test_compiled(strategy: Any, source: Callable[..., Source], name: str, model: dict[str, Any]) -> None:
     """The same losses, by way of inductor; the short batch at the end of an epoch is not compiled anew."""
-    one, bare = strategy(name, train__compile=True), strategy("bare_torch")
+    one, bare = strategy(name, train__compile=True, **model), strategy("bare_torch", **model)
     torch._dynamo.utils.counters.clear()
     batches = list(islice(one.feed(source()), 7))
     assert {batch.samples for batch in batches} == {20, 1}

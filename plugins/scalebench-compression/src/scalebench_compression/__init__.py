@@ -1,0 +1,1 @@
+"""Gradient compression for scalebench: DistributedDataParallel with communication hooks that send fewer bytes."""

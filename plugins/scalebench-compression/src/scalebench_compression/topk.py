@@ -1,0 +1,91 @@
+"""Of each bucket the largest gradients travel, with their places; the others are kept for later updates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+from scalebench.adapters.torch.ddp import DdpOptions
+from scalebench.adapters.torch.evidence import UPDATES, ProfiledReplay
+from scalebench.spec import InputError
+from scalebench_compression import sparse
+from scalebench_compression.compressed import Buffers, CompressedDdp
+
+# As newer PyTorch calls it, which warns of the old name.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+GATHERS = ("all_gather", "_all_gather_base", "AllGather")  # as profilers call it
+BACKENDS = {"gloo:": "gloo", "nccl:": "nccl", "ncclDevKernel": "nccl", "ncclKernel": "nccl"}
+
+
+@dataclass
+class TopKOptions(DdpOptions):
+    """Beside DistributedDataParallel's."""
+
+    share: float = 0.1  # of a bucket's gradients that travel with each update
+    error_feedback: bool = True  # the others are added to the next update's gradients; false: they are lost
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise InputError(
+                f"strategy.options.share={self.share:g} should be above 0 and at most 1: "
+                f"it is the part of the gradients that travels"
+            )
+
+
+class DdpTopK(CompressedDdp):
+    """A hook of our own: each rank hands its largest entries and their places to all, in one all-gather a bucket."""
+
+    Options = TopKOptions
+
+    def setup(self) -> None:
+        if self.options.error_feedback:
+            self.refuse_scaled_loss()
+        self.residual = sparse.Residual()
+        super().setup()
+
+    def send(self, bucket: dist.GradBucket) -> Future[Tensor]:
+        buffer = bucket.buffer()
+        if self.options.error_feedback:
+            residual = self.residual.of(bucket.index(), bucket.parameters(), buffer)
+            residual.add_(buffer)
+        else:
+            residual = buffer
+        count, ranks = sparse.kept_of(len(buffer), self.options.share), dist.get_world_size()
+        places = sparse.largest(residual, count)
+        message = sparse.packed(residual, places)
+        residual[places] = 0
+        self.account.note([len(message)], bucket.is_last())
+        gathered = message.new_empty(ranks * len(message))
+
+        def add_up(done: Future[list[Tensor]]) -> Tensor:
+            done.value()  # raises what the exchange raised
+            if gathered.is_cuda:  # a stream of its own, of which the allocator does not know
+                gathered.record_stream(torch.cuda.current_stream(gathered.device))
+            return sparse.averaged(gathered.chunk(ranks), count, ranks, out=buffer)
+
+        return _all_gather(gathered, message, async_op=True).get_future().then(add_up)
+
+    def empty_message(self, size_bytes: int) -> Buffers:
+        return tuple(self.zeros(size_bytes * copies, torch.uint8) for copies in (dist.get_world_size(), 1))
+
+    def replay(self, buffers: Buffers) -> dist.Work | None:
+        return _all_gather(*buffers, async_op=True)
+
+    def backend_used(self) -> str | None:
+        """Two more updates under the profiler, which spoil the weights: whose all-gather they did."""
+        if self.last_batch is None:
+            raise RuntimeError("backend_used replays the last batch of the training, and there was no training")
+        replay = ProfiledReplay(self.last_batch, UPDATES)
+        self.train(replay)
+        return gatherer(replay.names())
+
+
+def gatherer(names: set[str]) -> str | None:
+    """The backend whose all-gather is among these names of events."""
+    gathers = [name for name in names if any(word in name for word in GATHERS)]
+    found = {backend for name in gathers for sign, backend in BACKENDS.items() if name.startswith(sign)}
+    return "+".join(sorted(found)) or None

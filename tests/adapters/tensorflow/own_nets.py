@@ -1,0 +1,128 @@
+"""Networks as users write them, for the tests of `own`: good ones, and one for each thing that can be wrong."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers, ops
+
+CURVE = (200, 3)
+
+
+class Tabled(keras.Model):
+    """A table whose rows are looked up often, weights that nothing hangs on, and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = layers.Conv1D(4, 5, strides=4, activation="relu")
+        self.table, self.drop, self.last = layers.Embedding(4, 2), layers.Dropout(0.4), layers.Dense(2)
+        self.idle = self.add_weight(shape=(3, 2), name="idle")
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        rows = ops.cast(ops.sign(x[:, 20:25, 0]), "int32") + 1
+        found = ops.reshape(self.table(rows), (-1, 10))
+        joined = ops.concatenate([ops.mean(self.convolution(x), axis=1), found], 1)
+        return self.last(self.drop(joined, training=training))
+
+
+def normalised(rate: float = 0.3, frozen: bool = False) -> keras.Model:
+    first = layers.Conv1D(4, 5, name="first", trainable=not frozen)
+    parts = [first, layers.BatchNormalization(), layers.Dropout(rate), layers.Flatten()]
+    return keras.Sequential([*parts, layers.Dense(2)])
+
+
+def plain(width: int = 4) -> keras.Model:
+    return keras.Sequential([layers.Flatten(), layers.Dense(width), layers.Dense(2)])
+
+
+def droppers() -> keras.Model:
+    x = taken = keras.Input(CURVE)
+    x = layers.SpatialDropout1D(0.2)(layers.GaussianDropout(0.2)(layers.AlphaDropout(0.2)(x)))
+    x = layers.MultiHeadAttention(2, 3, dropout=0.2)(x[:, ::20], x[:, ::20])
+    x = layers.LSTM(4, dropout=0.2, recurrent_dropout=0.2)(layers.Dropout(0.2)(x))
+    return keras.Model(taken, layers.Dense(2)(x))
+
+
+def pictures(outputs: int = 10, softmax: bool = False) -> keras.Model:
+    last = layers.Dense(outputs, activation="softmax" if softmax else None)
+    return keras.Sequential([layers.Conv2D(4, 3, strides=4), layers.GlobalAveragePooling2D(), last])
+
+
+class Noisy(layers.Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seed_generator = keras.random.SeedGenerator()
+
+    def call(self, x: Any) -> Any:
+        return x + keras.random.normal((1,), seed=self.seed_generator)
+
+
+class Costly(layers.Layer):
+    def call(self, x: Any) -> Any:
+        self.add_loss(ops.mean(x))
+        return x
+
+
+def of(*kinds: Any, last: int = 2) -> keras.Model:
+    return keras.Sequential([layers.Flatten(), *kinds, layers.Dense(last)])
+
+
+def taking(*shape: int | None, dtype: str = "float32", batch: int | None = None) -> keras.Model:
+    taken = keras.Input(batch_shape=(batch, *shape), dtype=dtype)
+    return keras.Model(taken, layers.Dense(2)(layers.Flatten()(taken)))
+
+
+def two_inputs() -> keras.Model:
+    both = [keras.Input(CURVE), keras.Input(CURVE)]
+    return keras.Model(both, layers.Dense(2)(layers.Flatten()(layers.Add()(both))))
+
+
+def two_outputs() -> keras.Model:
+    taken = keras.Input(CURVE)
+    flat = layers.Flatten()(taken)
+    return keras.Model(taken, [layers.Dense(2)(flat), layers.Dense(2)(flat)])
+
+
+def unlike() -> keras.Model:
+    """Other weights in every process."""
+    seed = int.from_bytes(os.urandom(4), "big")
+    return of(layers.Dense(3, kernel_initializer=keras.initializers.RandomNormal(seed=seed)))
+
+
+def numpys() -> keras.Model:
+    """Weights that a user draws with numpy."""
+    made = plain()
+    made.build((None, *CURVE))
+    made.layers[1].set_weights([np.random.normal(size=one.shape) for one in made.layers[1].get_weights()])
+    return made
+
+
+FAULTS: dict[str, Any] = {
+    "raises": lambda: {}["width"],
+    "exits": lambda: sys.exit("no data"),
+    "nothing": lambda: None,
+    "a_class": lambda: keras.Model,
+    "a_layer": lambda: layers.Dense(2),
+    "no_weights": lambda: keras.Sequential([layers.GlobalAveragePooling1D(), layers.Lambda(lambda x: x[:, :2])]),
+    "float64": lambda: of(layers.Dense(3, dtype="float64")),
+    "regularised": lambda: of(layers.Dense(3, kernel_regularizer="l2")),
+    "activity": lambda: of(layers.Dense(3, activity_regularizer="l2")),
+    "costly": lambda: of(Costly()),
+    "three": lambda: of(last=3),
+    "another_shape": lambda: taking(100, 3),
+    "integers": lambda: taking(*CURVE, dtype="uint8"),
+    "batched": lambda: taking(*CURVE, batch=32),
+    "too_deep": lambda: keras.Sequential([layers.Conv2D(3, 3)]),
+    "noisy": lambda: of(Noisy()),
+    "two_inputs": two_inputs,
+    "two_outputs": two_outputs,
+}
+not_a_function = 7
+
+
+def fault(kind: str) -> Any:
+    return FAULTS[kind]()

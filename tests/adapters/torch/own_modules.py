@@ -1,0 +1,209 @@
+"""What users may give as model.torch: modules that train, and functions that go wrong, each in its own way."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader
+
+
+class Series(nn.Module):
+    """(n, 3, 200) -> (n, outputs), with what users' modules have: `view`, a frozen and a tied weight, a counter."""
+
+    def __init__(self, width: int = 4, outputs: int = 2, rate: float = 0.0) -> None:
+        super().__init__()
+        self.first = nn.Conv1d(3, width, 5, stride=5)
+        self.norm = nn.BatchNorm1d(width)
+        self.square = nn.Linear(width, width)
+        self.again = nn.Linear(width, width)
+        self.again.weight = self.square.weight
+        self.dropout = nn.Dropout(rate)
+        self.last = nn.Linear(width * 40, outputs)
+        self.scale = nn.Parameter(torch.tensor([1.0]), requires_grad=False)
+        self.order = nn.Parameter(torch.arange(width), requires_grad=False)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.view(len(x), -1)  # as samples without an axis of channels would not allow
+        x = functional.relu(self.norm(self.first(flat.view(x.shape)))) * self.scale
+        x = self.again(self.square(x.movedim(1, 2))).movedim(1, 2)[:, self.order]
+        if self.training:
+            self.seen += 1
+        return self.last(self.dropout(x.flatten(1)))
+
+
+class Pictures(nn.Module):
+    """(n, 3, 32, 32) -> (n, classes)."""
+
+    def __init__(self, classes: int = 10, view: bool = True) -> None:
+        super().__init__()
+        self.view = view
+        self.first, self.last = nn.Conv2d(3, 8, 3, stride=2), nn.Linear(8 * 15 * 15, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.relu(self.first(x))
+        return self.last(x.view(len(x), -1) if self.view else x.flatten(1))
+
+
+class Tensors(nn.Module):
+    """(n, 3, 200) -> (n, 2, 3): targets of two axes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(600, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x.flatten(1)).reshape(-1, 2, 3)
+
+
+class Changed(Series):
+    """A Series whose outputs a function changes."""
+
+    def __init__(self, change: Any, **options: Any) -> None:
+        super().__init__(**options)
+        self.change = change
+
+    def forward(self, x: Tensor) -> Any:
+        return self.change(self, super().forward(x))
+
+
+class Plain(nn.Module):
+    """One matrix product and nothing else; batch statistics would make shards differ."""
+
+    def __init__(self, outputs: int = 2) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(600, 16), nn.Linear(16, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(x.reshape(len(x), -1))))
+
+
+class Idle(Plain):
+    """With a layer that no output depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.idle = nn.Linear(3, 3)
+
+
+class Noisy(nn.Module):
+    """All layers of torch.nn that drop something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, dropout=0.5, batch_first=True)
+        self.memory = nn.LSTM(4, 4, num_layers=2, dropout=0.5, batch_first=True)
+        self.layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.5, batch_first=True)
+        self.drop = nn.ModuleList([nn.Dropout1d(0.5), nn.AlphaDropout(0.5), nn.FeatureAlphaDropout(0.5)])
+        self.norm, self.last = nn.BatchNorm1d(4), nn.Linear(20, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.pad(x[:, :, :5], (0, 0, 0, 1)).movedim(1, 2)
+        x = self.layer(self.memory(self.attention(x, x, x)[0])[0])
+        for drop in self.drop:
+            x = drop(x)
+        return self.last(self.norm(x.movedim(1, 2)).flatten(1))
+
+
+def seeded() -> nn.Module:
+    torch.manual_seed(1)
+    np.random.seed(1)
+    return Plain()
+
+
+def drawn_elsewhere() -> nn.Module:
+    """Weights out of numpy's and Python's own generators."""
+    model = Plain()
+    with torch.no_grad():
+        model.last.weight.copy_(torch.from_numpy(np.random.normal(size=(2, 16))))
+        model.last.bias.copy_(torch.tensor([random.random(), random.random()]))
+    return model
+
+
+def from_file(path: str) -> nn.Module:
+    model = Plain()
+    model.load_state_dict(torch.load(Path(path), weights_only=True))
+    return model.eval()  # as one who only wants to use it
+
+
+def unseeded() -> nn.Module:
+    model = Plain()
+    with torch.no_grad():
+        model.last.bias.copy_(torch.from_numpy(np.random.default_rng().normal(size=2)))
+    return model
+
+
+def functional_dropout() -> nn.Module:
+    return Changed(lambda module, x: functional.dropout(x, 0.5, module.training))
+
+
+def two_outputs_in_training() -> nn.Module:
+    return Changed(lambda module, x: (x, x) if module.training else x)
+
+
+def only_two_samples() -> nn.Module:
+    """Which goes wrong in training alone."""
+    return Changed(lambda module, x: x + torch.zeros(2, 2))
+
+
+def detached() -> nn.Module:
+    return Changed(lambda module, x: x.detach())
+
+
+def numbers() -> nn.Module:
+    return Changed(lambda module, x: x.argmax(1, keepdim=True).expand(-1, 2))
+
+
+def table() -> nn.Module:
+    return Changed(lambda module, x: {"logits": x})
+
+
+def fails() -> nn.Module:
+    raise KeyError("weights of last year")
+
+
+def leaves() -> nn.Module:
+    raise SystemExit("nothing to do")
+
+
+def too_large() -> nn.Module:
+    raise MemoryError
+
+
+def wrapped() -> nn.Module:
+    return nn.DataParallel(Plain())
+
+
+def lazy() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(2))
+
+
+def double() -> nn.Module:
+    return Plain().double()
+
+
+def frozen() -> nn.Module:
+    return Plain().requires_grad_(False)
+
+
+def loader() -> Any:
+    return DataLoader([1])
+
+
+def on_meta() -> nn.Module:
+    with torch.device("meta"):
+        return Plain()
+
+
+def the_class() -> Any:
+    return Plain
+
+
+instance = Plain()
+NUMBER = 3

@@ -1,0 +1,57 @@
+"""What docs/plugins.md prints: its files, its commands with what they answer, its table of faults."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.conftest import ROOT
+
+TEXT = (ROOT / "docs/plugins.md").read_text(encoding="utf-8")
+ANY = "..."
+
+
+class Command(NamedTuple):
+    """A line behind `$ ` and the lines below it, where ANY stands for whatever there is."""
+
+    words: str
+    answer: list[str]
+
+
+def files() -> dict[Path, str]:
+    """Path within the distribution -> text, of the blocks that a path introduces."""
+    found = re.findall(r"^`([\w./-]+)`:\n\n```\w+\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    return {Path(path): text for path, text in found}
+
+
+def blocks(kind: str) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+
+
+def commands() -> list[Command]:
+    found: list[Command] = []
+    for line in "".join(blocks("console")).splitlines():
+        if line.startswith("$ "):
+            found.append(Command(line.removeprefix("$ "), []))
+        else:
+            found[-1].answer.append(line)
+    return found
+
+
+def faults() -> dict[str, str]:
+    """What is wrong -> the line."""
+    table = TEXT.split("| what is wrong | the line |")[1].split("\n\n")[0]
+    return dict(re.findall(r"^\| ([^|]+) \| `(.+)` \|$", table, re.MULTILINE))
+
+
+def answers(expected: list[str], printed: str) -> bool:
+    """Whether the printed lines are the expected ones, but for blanks. A line of ANY stands for any lines."""
+    parts = [r"(?:.*\n)*?" if line.strip() == ANY else _line(line) for line in expected]
+    lines = [" ".join(line.split()) for line in printed.splitlines()]
+    text = "".join(f"{line}\n" for line in lines if line)
+    return re.fullmatch("".join(parts), text) is not None
+
+
+def _line(line: str) -> str:
+    return ".*".join(re.escape(" ".join(part.split())) for part in line.split(ANY)).replace(".*", " ?.* ?") + "\n"

@@ -1,0 +1,100 @@
+"""ModelContract: networks of ours keep it in both frameworks, a user's own as well, and it fails where two differ."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scalebench.testing import ModelContract
+from scalebench.verbs.asked import FAILS, HOLDS, NOT_ASKED, Answer, Case, ask
+
+
+@pytest.mark.slow
+@pytest.mark.real
+class TestMaterialsCnn(ModelContract):
+    model = "materials_cnn"
+
+
+@pytest.mark.slow
+@pytest.mark.real
+class TestResnet20(ModelContract):
+    """With batch normalisation, shortcuts and pictures in bytes."""
+
+    model = "resnet20_cifar10"
+
+
+OWN = """
+import torch
+from torch import nn
+
+def build():
+    return nn.Sequential(nn.Conv1d(3, 8, 5), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(8, 2))
+"""
+DRAWN_ANEW = """
+    torch.seed()
+    return nn.Sequential(nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(3, 2))
+"""
+IN_KERAS = """
+import keras
+from keras import layers
+
+def build_keras(width=8, activation="relu", first=()):
+    conv = layers.Conv1D(width, 5, activation=activation)
+    return keras.Sequential([*first, conv, layers.GlobalAveragePooling1D(), layers.Dense(2)])
+
+def smooth():
+    return build_keras(activation="silu")
+
+def wide():
+    return build_keras(16)
+
+def deep():
+    return build_keras(first=[layers.Dense(3)])
+"""
+SAME, COUNT = "same network in both frameworks", "parameter count in both frameworks"
+
+
+def asked(folder: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str, code: str = OWN) -> dict[str, Answer]:
+    (folder / "mine.py").write_text(code + IN_KERAS)
+    monkeypatch.chdir(folder)
+    (folder / "asked").mkdir()
+    case = Case("ModelContract", {"model": "custom", "overrides": ("model.torch=mine:build", *overrides)})
+    return {answer.question: answer for answer in ask([case], folder / "asked")}
+
+
+@pytest.mark.slow
+@pytest.mark.real
+def test_a_network_of_ones_own_in_both_frameworks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = asked(tmp_path, monkeypatch, "model.keras=mine:build_keras")
+    assert {name for name, answer in found.items() if answer.verdict != HOLDS} == {"flops"}
+    assert found["flops"].verdict == NOT_ASKED
+
+
+@pytest.mark.slow
+@pytest.mark.real
+def test_another_activation_is_another_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = asked(tmp_path, monkeypatch, "model.keras=mine:smooth")
+    assert (found[COUNT].verdict, found[SAME].verdict) == (HOLDS, FAILS)
+    assert "differ from the first batch on" in found[SAME].reason
+
+
+@pytest.mark.slow
+@pytest.mark.real
+@pytest.mark.parametrize(("function", "words"), [("wide", "number 1 is 0.weight"), ("deep", "4 trained arrays")])
+def test_other_layers(function: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = asked(tmp_path, monkeypatch, f"model.keras=mine:{function}")
+    assert (found[COUNT].verdict, found[SAME].verdict) == (FAILS, NOT_ASKED)
+    assert words in found[SAME].reason
+
+
+@pytest.mark.slow
+@pytest.mark.real
+def test_one_framework_and_weights_drawn_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was never written in Keras is not asked about."""
+    drawn = OWN.partition("    return")[0] + DRAWN_ANEW
+    found = asked(tmp_path, monkeypatch, code=drawn)
+    assert found["built alike again[torch]"].verdict == FAILS
+    assert found["it trains[torch]"].verdict == HOLDS
+    assert found["it trains[keras]"].verdict == found[SAME].verdict == NOT_ASKED
+    assert "model.keras" in found[SAME].reason
