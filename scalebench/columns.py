@@ -34,7 +34,8 @@ COLUMNS = (
     "optimizer learning_rate learning_rate_rule base_batch weight_decay accumulate stopped_by target trained_s "
     "trained_steps trained_epochs train_metric generalisation_gap best_metric first_update_s evaluate_s points "
     "speedup_target_self speedup_target_bare max_batch_per_device memory_limit_bytes "
-    "training_id recipe"
+    "training_id recipe "
+    "stages micro_batches stage_balance bubble_share bubble_share_expected state_bytes"
 ).split()
 TEXT = (
     "run_id started_at status reason path fingerprint model dataset strategy framework framework_version "
@@ -47,7 +48,8 @@ COUNTS = (
     "repeat seed gpus nodes processes batch_per_device global_batch model_params gradient_bytes "
     "updates_per_epoch warmup_steps measured_steps peak_memory_bytes rss_peak_bytes "
     "warmup_found_steps exchanges_per_epoch rss_anon_bytes_max swap_in_bytes swap_out_bytes "
-    "base_batch accumulate trained_steps points max_batch_per_device memory_limit_bytes"
+    "base_batch accumulate trained_steps points max_batch_per_device memory_limit_bytes "
+    "stages micro_batches state_bytes"
 ).split()
 
 

@@ -18,6 +18,7 @@ from scalebench.monitor_records import Monitor as Monitor  # it is part of the r
 from scalebench.probe_records import Probes
 from scalebench.records import from_dict, read_json, write_json
 from scalebench.spec import InputError
+from scalebench.stage_records import StageRecord
 
 SCHEMA_VERSION = 1
 RESULT_FILE = "result.json"
@@ -75,6 +76,8 @@ class RankRecord:
     threads: int | None = None
     affinity: list[int] = field(default_factory=list)
     peak_memory_bytes: list[int | None] = field(default_factory=list)
+    state_bytes: list[int | None] = field(default_factory=list)  # weights, gradients, optimizer's state; by device
+    stages: list[StageRecord] = field(default_factory=list)  # that its devices hold; none: all of the model
     rss_peak_bytes: int | None = None
     rss_anon_peak_bytes: int | None = None  # without mapped files; the largest seen between blocks
     cpu_s: float | None = None  # processor time of this process

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from scalebench import analysis, baselines, nccl_log, probed, trained
+from scalebench import analysis, baselines, nccl_log, probed, staged, trained
 from scalebench.columns import COLUMNS, TEXT
 from scalebench.configs import option_defaults
 from scalebench.figures import Figures
@@ -121,7 +121,7 @@ def _own_cells(result: Result, folder: Path, measured: analysis.Measured) -> dic
         "time_to_target_s": q.time_to_target_s,
         "precision_used": w.precision_used, "data_format_used": w.data_format_used,
         "compiler_used": w.compiler_used, "prefetch": w.prefetch, "options": _chosen_options(result),
-        **_placed(result), **trained.cells(result), "steady": measured.steady, "flags": joined(measured.flags),
+        **_placed(result), **trained.cells(result), **staged.cells(result, step_s), "steady": measured.steady, "flags": joined(measured.flags),
     }  # fmt: skip
 
 

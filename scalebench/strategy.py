@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 from scalebench.api import api
 from scalebench.probe_records import Profile
 from scalebench.spec import InputError, Place, RunSpec
+from scalebench.stage_records import StageRecord
 from scalebench.suggest import no_such
 from scalebench.workloads.batch import Batch
 from scalebench.workloads.source import Source
@@ -26,7 +27,8 @@ class Unsupported(Exception):
 
 @api(since=1)
 class LossPart(NamedTuple):
-    """What one process adds to the loss of one update."""
+    """What one process adds to the loss of one update. Of processes that train on the same samples together, as the
+    stages of one model do, one tells them and the others None."""
 
     loss_sum: Any  # float or a lazy scalar of the framework: the sum over this process's samples
     samples: int
@@ -170,6 +172,16 @@ class Strategy(ABC):
     def peak_memory_bytes(self) -> list[int | None]:
         """Per device of this process; None = cannot be told, never 0."""
         return [None for _ in self.place.devices]
+
+    def state_bytes(self) -> list[int | None]:
+        """Per device of this process: weights, gradients and optimizer's state that it keeps from update to update.
+        None = cannot be told, never 0. Read after the training."""
+        return [None for _ in self.place.devices]
+
+    def stages(self) -> list[StageRecord]:
+        """Which parts of the model this process' devices hold, where none holds all of it, and how long each of them
+        works by itself. Read after the training, on whose last batch it may go on; spoils the weights."""
+        return []
 
     def versions(self) -> dict[str, str]:
         """Of the framework and the libraries that this process really loaded."""

@@ -58,6 +58,7 @@ class Session:
         training = self._training(train, validation) if goes_to_stop(self.spec.config.train.stop) else None
         self._measure(train, training)
         self.record.peak_memory_bytes = self.strategy.peak_memory_bytes()
+        self.record.state_bytes = self.strategy.state_bytes()
         if training is not None:
             self.record.peak_memory_bytes = training.peak_memory_bytes or self.record.peak_memory_bytes
             self.record.metrics = training.curve[-1].metrics
@@ -110,6 +111,7 @@ class Session:
         self.record.message_bytes = self.strategy.message_sizes()
         self.record.backend_used = self.strategy.backend_used()
         self.record.settings_used = self.strategy.settings_used()
+        self.record.stages = self.strategy.stages()
         if self.spec.config.measure.timeline:
             self.record.timeline = self._timeline()
         self.record.versions = self.strategy.versions()

@@ -275,7 +275,9 @@ def describe(ranks: list[Progress]) -> str:
     if first.metric is not None:
         words.append(first.metric)
     if first.samples_per_s is not None:
-        words.append(f"{first.samples_per_s * len(ranks):,.0f} samples/s")
+        # Of the stages of one model only the last counts samples, for all of them.
+        rate = first.samples_per_s * len(ranks) or max(p.samples_per_s or 0.0 for p in ranks)
+        words.append(f"{rate:,.0f} samples/s")
     if first.limit_s is not None:
         words.append(f"at most {max(0.0, first.limit_s - first.elapsed_s):.0f} s left")
     return ", ".join(words)

@@ -127,9 +127,11 @@ class StrategyContract(StatedContract):
             assert seen == list(range(group.ranks[0].train_samples))
 
     def test_samples_of_each_update(self, group: Group) -> None:
-        """No sample is lost, and parts differ by at most one."""
+        """No sample is lost or counted twice, and the parts of replicas differ by at most one."""
+        replicas = [tuple(r.shard) for r in group.ranks]
         for step in zip(*(r.samples for r in group.ranks), strict=True):
-            assert max(step) - min(step) <= 1
+            parts = [sum(n for n, of in zip(step, replicas, strict=True) if of == one) for one in set(replicas)]
+            assert max(parts) - min(parts) <= 1
         assert sum(map(sum, (r.samples for r in group.ranks))) == EPOCHS * group.ranks[0].train_samples
 
     def test_broadcast(self, group: Group) -> None:
