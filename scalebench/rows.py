@@ -121,7 +121,8 @@ def _own_cells(result: Result, folder: Path, measured: analysis.Measured) -> dic
         "time_to_target_s": q.time_to_target_s,
         "precision_used": w.precision_used, "data_format_used": w.data_format_used,
         "compiler_used": w.compiler_used, "prefetch": w.prefetch, "options": _chosen_options(result),
-        **_placed(result), **trained.cells(result), **staged.cells(result, step_s), "steady": measured.steady, "flags": joined(measured.flags),
+        **_placed(result), **trained.cells(result), **staged.cells(result, step_s),
+        "steady": measured.steady, "flags": joined(measured.flags),
     }  # fmt: skip
 
 
