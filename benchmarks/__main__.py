@@ -9,6 +9,7 @@ from scalebench.suggest import no_such
 
 NAMES = (
     "loop_overhead",
+    "ddp_loop",
     "start_up",
     "parent_cpu",
     "following",
@@ -19,6 +20,7 @@ NAMES = (
     "memory",
     "load_10000",
     "resnet50",
+    "pipeline_bubble",
 )
 
 

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from scalebench.configs import option_defaults
 from scalebench.figures import Figures, Placement, Run
+from scalebench.fingerprint import asked_options
 from scalebench.results import Result
 from scalebench.train_spec import asked
 
@@ -46,7 +47,8 @@ def comparison_keys(result: Result) -> tuple[str, str]:
         kept.append("max_batch")
     chosen = result.spec.get("strategy", {})
     text = json.dumps(kept, sort_keys=True)
-    own = json.dumps([chosen.get("name"), chosen.get("options")], sort_keys=True)
+    options = chosen.get("options")
+    own = json.dumps([chosen.get("name"), options and asked_options(options)], sort_keys=True)
     return sys.intern(text), sys.intern(f"{text[:-1]}, {own}]")
 
 

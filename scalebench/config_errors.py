@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError
 
-from scalebench import configs, registry
+from scalebench import configs
 from scalebench.search.settings import SearchConf
 from scalebench.spec import Config, InputError
 from scalebench.suggest import nearest, no_such
@@ -81,10 +81,7 @@ def _missing(error: MissingConfigException) -> str:
     group, _, name = (error.missing_cfg_file or "").rpartition("/")
     if not group:
         return _first_line(error)
-    if group == "strategy" and name in registry.NOT_YET:
-        return f"strategy '{name}': {registry.NOT_YET[name]}"
-    more = registry.NOT_YET if group == "strategy" else {}
-    return no_such(group, name, [*(error.options or []), *more])
+    return no_such(group, name, error.options or [])
 
 
 def _chosen(group: str, arguments: list[str]) -> str:

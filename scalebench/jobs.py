@@ -112,7 +112,8 @@ def _ordered(jobs: list[Job]) -> list[Job]:
 def _baselines(job: Job, compose: Compose) -> list[Job]:
     """The bare and self runs that `job` is compared with; none for what cannot run here anyway.
 
-    baseline=ladder: in strong scaling also both at the batch that each device has, where that is a whole number.
+    baseline=bare: no self runs. baseline=ladder: in strong scaling also both at the batch that each device has, where
+    that is a whole number.
     """
     spec = job.spec
     if spec.config.baseline == "none" or not spec.starts:
@@ -126,7 +127,7 @@ def _baselines(job: Job, compose: Compose) -> list[Job]:
     if name is not None and (name != strategy.name or varied):
         neutral = [w for w in own if not w.startswith(("strategy=", "strategy."))]
         wanted.append([*neutral, f"strategy='{name}'", "gpus=1"])
-    if spec.gpus > 1:
+    if spec.gpus > 1 and spec.config.baseline != "bare":
         wanted.append([*own, "gpus=1"])
     local, uneven = divmod(spec.global_batch, spec.gpus)
     if spec.config.baseline == "ladder" and spec.config.scaling == "strong" and spec.gpus > 1 and not uneven:

@@ -22,9 +22,6 @@ def obstacles(config: Config, gpus: int) -> list[str]:
     on_node = range(max(placing.per_node(hardware, gpus)))
     unbound = binding.obstacle(hardware, hardware.device_ids or on_node) if hardware.here and not found else None
     found += [] if unbound is None else [unbound]
-    later = registry.NOT_YET.get(strategy.name)
-    if later is not None:
-        found.append(f"{strategy.name}: {later}")
     unseen = not hardware.here and bool(hardware.slurm.container or hardware.slurm.setup)  # what ranks will find
     found += [
         f"{strategy.name} needs {package}, which is not installed: {registry.install_hint(package)}"
@@ -142,6 +139,10 @@ def _elsewhere(hardware: HardwareSpec) -> str:
 
 
 def _wrong_device(strategy: str, device: str) -> str:
+    if strategy == "data_parallel":
+        return (
+            "data_parallel needs GPUs: on CPU torch.nn.DataParallel would silently be one device; use strategy=ddp_gloo"
+        )
     if device == "cpu" and strategy.endswith("_nccl"):
         stem = strategy.removesuffix("_nccl")
         others = [f"{stem}{end}" for end in ("_gloo", "_ring", "") if f"{stem}{end}" in registry.BUILT_IN]

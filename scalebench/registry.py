@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scalebench import configs, plugins
+from scalebench.fingerprint import ADDED_OPTIONS
 from scalebench.plugins import OURS, VARIABLE, PluginError, Point
 from scalebench.spec import Config, InputError, RunSpec
 from scalebench.strategy import Strategy
@@ -27,10 +28,19 @@ BUILT_IN: dict[str, str] = {
     "ddp": "scalebench.adapters.torch.ddp:Ddp",
     "ddp_nccl": "scalebench.adapters.torch.ddp:Ddp",
     "ddp_gloo": "scalebench.adapters.torch.ddp:Ddp",
+    "fsdp_nccl": "scalebench.adapters.torch.fsdp:Fsdp",
+    "fsdp_gloo": "scalebench.adapters.torch.fsdp:Fsdp",
+    "zero1": "scalebench.adapters.torch.zero:Zero1",
+    "data_parallel": "scalebench.adapters.torch.data_parallel:SingleProcess",
     "lightning_ddp": "scalebench.adapters.torch.lightning:LightningDdp",
     "lightning_ddp_nccl": "scalebench.adapters.torch.lightning:LightningDdp",
     "lightning_ddp_gloo": "scalebench.adapters.torch.lightning:LightningDdp",
+    "tensor_parallel": "scalebench.adapters.torch.tensor_parallel:TensorParallel",
     "independent_torch": "scalebench.adapters.torch.independent:IndependentTorch",
+    "model_parallel": "scalebench.adapters.torch.pipeline:ModelParallel",
+    "pipeline_gpipe": "scalebench.adapters.torch.pipeline:Pipeline",
+    "pipeline_1f1b": "scalebench.adapters.torch.pipeline:Pipeline1F1B",
+    "hybrid": "scalebench.adapters.torch.pipeline:Hybrid",
     "bare_tensorflow": "scalebench.adapters.tensorflow.bare:BareTensorFlow",
     "mirrored": "scalebench.adapters.tensorflow.mirrored:Mirrored",
     "mirrored_nccl": "scalebench.adapters.tensorflow.mirrored:Mirrored",
@@ -47,6 +57,7 @@ BUILT_IN: dict[str, str] = {
     "multiworker_ring": "scalebench.adapters.tensorflow.multiworker:MultiWorker",
     "multiworker_nccl": "scalebench.adapters.tensorflow.multiworker:MultiWorker",
     "parameter_server": "scalebench.adapters.tensorflow.parameter_server:ParameterServer",
+    "model_parallel_tensorflow": "scalebench.adapters.tensorflow.model_parallel:ModelParallel",
     "horovod_nccl": "scalebench.adapters.horovod.torch:HorovodTorch",
     "horovod_mpi": "scalebench.adapters.horovod.torch:HorovodTorch",
     "horovod_gloo": "scalebench.adapters.horovod.torch:HorovodTorch",
@@ -55,16 +66,6 @@ BUILT_IN: dict[str, str] = {
     "horovod_tensorflow_gloo": "scalebench.adapters.horovod.tensorflow:HorovodTensorFlow",
     "lightning_horovod": "scalebench.adapters.horovod.lightning:LightningHorovod",
     "independent_tensorflow": "scalebench.adapters.tensorflow.independent:IndependentTensorFlow",
-}
-
-# Names that people of the field look for, whose adapters are not part of this version.
-_LATER = "its {} adapter is not part of this version of scalebench"
-NOT_YET: dict[str, str] = {
-    name: _LATER.format(framework)
-    for framework, names in {
-        "PyTorch": "fsdp_nccl fsdp_gloo zero1 data_parallel tensor_parallel model_parallel pipeline_gpipe hybrid",
-    }.items()
-    for name in names.split()
 }
 
 # How to get what a strategy's YAML `requires`.
@@ -82,7 +83,7 @@ class Entry:
     """A registered name: what to import, which distribution it comes from, and why it cannot be used."""
 
     name: str
-    target: str | None  # "module:Class"; None: announced, not there yet, or not registered at all
+    target: str | None  # "module:Class"; None: not registered, and only a YAML names it
     origin: str
     problem: str | None = None  # of a plugin: runs that need this name fail with it
 
@@ -92,7 +93,6 @@ def table() -> dict[str, Entry]:
     """All strategies by name: built-ins, entry points `scalebench.strategies` of installed packages, and what only a
     YAML file of theirs names."""
     entries = {name: Entry(name, target, OURS) for name, target in BUILT_IN.items()}
-    entries |= {name: Entry(name, None, OURS) for name in NOT_YET}
     entries |= added("strategies")
     for group, name in configs.found().unusable:
         if group == "strategy" and name not in entries:
@@ -118,7 +118,7 @@ def added(kind: str) -> dict[str, Entry]:
 
 def _added(kind: str, name: str, of_name: list[Point]) -> Entry:
     group, first = GROUPS[kind], of_name[0]
-    taken = name in {**BUILT_IN, **NOT_YET} if group == "strategy" else configs.origin(group, name) == OURS
+    taken = name in BUILT_IN if group == "strategy" else configs.origin(group, name) == OURS
     origins = [*([OURS] if taken else []), *(point.origin for point in of_name)]
     if len(origins) > 1:
         problem: str | None = (
@@ -156,8 +156,7 @@ def load(name: str) -> type[Strategy]:
     entry = find(name)
     if entry.problem is not None:
         raise PluginError(entry.problem)
-    if entry.target is None:
-        raise InputError(f"strategy '{name}': {NOT_YET[name]}")
+    assert entry.target is not None, "what is not registered has a problem"
     what = f"strategy '{name}' of {entry.origin}"
     found = plugins.load(entry.target, what)
     if not (isinstance(found, type) and issubclass(found, Strategy)):
@@ -183,7 +182,9 @@ def check_options_agree(name: str, kind: type[Strategy], options: dict[str, Any]
     if not (isinstance(kind.Options, type) and dataclasses.is_dataclass(kind.Options)):
         raise PluginError(f"{what}: {kind.__name__}.Options should be a dataclass, with a default for each field")
     has = [field.name for field in dataclasses.fields(kind.Options)]
-    sides = {f"strategy/{name}.yaml": set(options) - set(has), f"{kind.__name__}.Options": set(has) - set(options)}
+    # A plugin that builds upon a class of ours need not list what that class was given later.
+    missing = set(has) - set(options) - set(ADDED_OPTIONS)
+    sides = {f"strategy/{name}.yaml": set(options) - set(has), f"{kind.__name__}.Options": missing}
     only = [f"{', '.join(sorted(keys))} only in {side}" for side, keys in sides.items() if keys]
     if only:
         raise PluginError(f"{what} has other options in its YAML than in its class: {'; '.join(only)}")

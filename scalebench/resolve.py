@@ -10,11 +10,12 @@ import math
 
 from scalebench import machine, registry, training_plan, worker_environment
 from scalebench.configs import option_defaults
+from scalebench.fingerprint import fingerprint
 from scalebench.obstacles import obstacles
 from scalebench.placing import crowded, oversubscribed, place, placed
 from scalebench.plugins import PluginError
 from scalebench.slurm import geometry
-from scalebench.spec import CHIEF, Config, DatasetSpec, HardwareSpec, InputError, ModelSpec, Place, RunSpec, fingerprint
+from scalebench.spec import CHIEF, Config, DatasetSpec, HardwareSpec, InputError, ModelSpec, Place, RunSpec
 from scalebench.strategy import check_options
 from scalebench.suggest import no_such
 from scalebench.train_spec import OPTIMIZERS, RULES, SCHEDULES
@@ -23,7 +24,7 @@ from scalebench.workloads import datasets, networks, own_model
 CPU_WORKERS = 2  # devices of a machine without a GPU, unless its YAML says otherwise
 CHOICES = {
     "scaling": ("weak", "strong"),
-    "baseline": ("auto", "none", "ladder"),
+    "baseline": ("auto", "bare", "none", "ladder"),
     "dataset.feed": ("host", "device", "fixed", "disk"),
     "dataset.prefetch": ("none", "queue", "device"),
     "measure.order": ("given", "random"),
@@ -36,7 +37,7 @@ CHOICES = {
     "train.learning_rate_rule": RULES,
     "train.schedule": SCHEDULES,
     "measure.search": ("none", "max_batch"),
-    "dataset.dtype": ("float32", "uint8"),
+    "dataset.dtype": ("float32", "uint8", "int32"),
     "train.precision": ("float32", "tf32", "bfloat16", "float16"),
     "train.data_format": ("default", "nhwc", "nchw"),
 }
@@ -207,8 +208,9 @@ def sized(config: Config) -> ModelSpec:
         shape = [size, size, shape[-1]]
     if own:
         return dataclasses.replace(model, input_shape=shape)
-    if shape != model.input_shape:
-        model = dataclasses.replace(model, input_shape=shape, params=None)
+    target = networks.target_shape(model)
+    if (shape, target) != (model.input_shape, model.target_shape) or networks.has_other_options(model):
+        model = dataclasses.replace(model, input_shape=shape, target_shape=target, params=None)
     found = networks.of(model).parameters
     if model.params not in (None, found):
         raise InputError(

@@ -7,8 +7,6 @@ workers read spec.json and never see Hydra.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from scalebench.api import api
 from scalebench.records import from_dict, read_json, write_json
 from scalebench.slurm_spec import SlurmSpec
 from scalebench.train_spec import StopSpec as StopSpec  # part of it
-from scalebench.train_spec import TrainSpec, asked, peak_rate
+from scalebench.train_spec import TrainSpec, peak_rate
 
 SPEC_FILE = "spec.json"
 DEBUG_TIMEOUT_S = 86400.0
@@ -37,7 +35,7 @@ class ModelSpec:
     name: str = "???"
     description: str = ""
     input_shape: list[int] = field(default_factory=list)  # of one sample, channels last
-    target_shape: list[int] = field(default_factory=list)  # []: the number of a class
+    target_shape: list[int] = field(default_factory=list)  # []: the number of a class, or of cross_entropy several
     outputs: int = 1  # of the last layer
     targets: list[str] = field(default_factory=list)  # names of the outputs, where they are quantities
     loss: str = "mse"
@@ -64,7 +62,7 @@ class DatasetSpec:
     validation_share: float = 0.25
     path: str | None = None  # a user's own files: .npz of the same layout, CIFAR archive, folders of images
     image_size: int | None = None  # pixels along each side; null: as the model's input
-    dtype: str = "float32"  # of the inputs: float32, or uint8 that becomes float32 on the device
+    dtype: str = "float32"  # of the inputs: float32, uint8 that becomes float32 on the device, or int32 of tokens
     classes: int | None = None  # labels are 0 .. classes - 1; null: targets are quantities
     builder: str | None = None  # "module:function" that makes a user's own samples, called with size, seed and options
     options: dict[str, Any] = field(default_factory=dict)  # of that function
@@ -179,7 +177,7 @@ class Config:
     seed: int = 0
     repeat: int = 0
     resume: bool = False
-    baseline: str = "auto"  # auto | none | ladder: the baseline runs that a sweep adds where they are missing
+    baseline: str = "auto"  # auto | bare | ladder | none: the baseline runs that a sweep adds where they are missing
     dry_run: bool = False
     debug: bool = False
 
@@ -247,49 +245,6 @@ class RunSpec:
     @property
     def label(self) -> str:
         return f"{self.config.strategy.name} gpus={self.gpus}"
-
-
-# Keys that came later, with the value that says what was so before there was one.
-ADDED: tuple[tuple[str, str, Any], ...] = (
-    ("measure", "search", "none"),
-    ("measure", "memory_limit_bytes", None),
-    *(("model", key, None) for key in ("torch", "keras", "code")),
-    *(("dataset", key, None) for key in ("builder", "code", "asked")),
-    ("dataset", "options", {}),
-    ("hardware", "layout", "sequence"),
-    *(("hardware", key, None) for key in ("interface", "stage")),
-)
-
-
-def fingerprint(config: Config, gpus: int, device: str) -> str:
-    """16 hex digits of what is run: the spec without repeat, paths and switches of the program itself."""
-    tree = dataclasses.asdict(config)
-    for key in ("repeat", "resume", "baseline", "dry_run", "debug", "sweep"):
-        del tree[key]
-    del tree["dataset"]["cache"]
-    for key in ("repeats", "order", "cool_down_s"):  # of a sweep, not of a run
-        del tree["measure"][key]
-    for part, key, value in ADDED:
-        if tree[part][key] == value:
-            del tree[part][key]
-    for key in ("inexact", "tolerance"):  # what its contract holds it to
-        del tree["strategy"][key]
-    tree["gpus"], tree["device"] = gpus, device
-    _drop_unasked(tree["hardware"])
-    tree["train"] = asked(tree["train"])
-    ids = tree["hardware"]["device_ids"]
-    if ids == list(range(len(ids))):  # the first ones, which are taken where none are named
-        tree["hardware"]["device_ids"] = []
-    text = json.dumps(tree, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _drop_unasked(hardware: dict[str, Any]) -> None:
-    """Without what says how long to queue and for whose money."""
-    del hardware["max_jobs"]
-    asked, usual = hardware["slurm"], dataclasses.asdict(SlurmSpec())
-    queueing = ("account", "qos", "reservation", "time_minutes", "bin")
-    hardware["slurm"] = {key: asked[key] for key in asked if key not in queueing and asked[key] != usual[key]}
 
 
 def write_spec(spec: RunSpec, folder: Path) -> None:

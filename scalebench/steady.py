@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from scalebench.stats import BATCHES, CONFIDENCE, FloatArray, Interval, lag1_autocorrelation, series_of, student_t
 
+ROUNDING = 1e-12  # share of the mean: a slope that float64 alone makes of equal blocks
 FEWEST = 16  # blocks; of fewer nothing is said
 AROUND = 2  # blocks on either side whose median smooths a block
 SPREADS = 20.0  # how far from the middle a smoothed block may lie, in standard deviations of the later half
@@ -115,7 +116,7 @@ def unsteadiness(block_s: npt.ArrayLike, tolerance: float) -> list[str] | None:
     rest = float(series[length:].mean()) if length else 0.0
     if rest > 0 and abs(float(series.mean()) / rest - 1) > tolerance:
         flags.append("warmup_left")
-    if (found.low > 0 or found.high < 0) and abs(found.value) > tolerance:
+    if (found.low > 0 or found.high < 0) and abs(found.value) > max(tolerance, ROUNDING):
         flags.append("drifts")
     return flags
 

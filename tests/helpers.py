@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import psutil
 
 from scalebench import results
+from scalebench.fingerprint import fingerprint
 from scalebench.machine import Machine
 from scalebench.resolve import resolve
 from scalebench.results import SCHEMA_VERSION, RankRecord, Result
@@ -24,7 +25,6 @@ from scalebench.spec import (
     RunSpec,
     StrategySpec,
     TrainSpec,
-    fingerprint,
 )
 
 S = TypeVar("S")

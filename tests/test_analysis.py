@@ -181,6 +181,13 @@ def test_other_options_are_another_self_but_the_same_bare() -> None:
     assert found.bare_of(asking) is not None
 
 
+def test_rows_of_before_an_option_there_was_are_compared_with_rows_that_have_its_default() -> None:
+    older = with_options(1, "ddp", bucket_cap_mb=25.0)
+    found = Baselines.among([older, with_options(1, "null")])
+    assert found.self_of(with_options(2, "ddp", bucket_cap_mb=25.0, overlap=True)) is older
+    assert found.self_of(with_options(2, "ddp", bucket_cap_mb=25.0, overlap=False)) is None
+
+
 def test_a_strategy_that_is_its_own_bare_baseline_must_have_the_same_options() -> None:
     one, other = with_options(1, "null", step_s=0.1), with_options(1, "null", step_s=0.2)
     found = Baselines.among([one, other])

@@ -161,6 +161,7 @@ def test_what_is_wrong_before_its_code_runs_fails_its_own_runs(dists: Dists) -> 
     assert not list(Path("out").glob("*/rank0.log"))[1:], "no process but that of the null run was started"
 
 
+@pytest.mark.slow
 def test_a_dry_run_of_a_sweep_among_them(dists: Dists, capsys: pytest.CaptureFixture[str]) -> None:
     install(dists, OF_METADATA)
     task.state = task.State(Console())

@@ -49,10 +49,6 @@ def told(*words: str) -> str:
         (["stratgy=ddp"], "no key 'stratgy'; did you mean 'strategy'?"),
         (["strategy=dpd"], "no strategy 'dpd'; did you mean 'ddp'?"),
         (["strategy=mirorred"], "no strategy 'mirorred'; did you mean 'mirrored'?"),
-        (
-            ["strategy=zero1"],
-            "strategy 'zero1': its PyTorch adapter is not part of this version of scalebench",
-        ),
         (["measure=fast"], "no measure 'fast'; known: default, max_batch, quick, thorough"),
         (["train.optimizer=null"], "train.optimizer=null: field 'train.optimizer' is not Optional"),
         (["seed=x"], "seed=x: Value 'x' of type 'str' could not be converted to Integer"),

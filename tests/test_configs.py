@@ -28,7 +28,7 @@ def test_without_plugins_there_is_no_other_folder(dists: Dists) -> None:
 def test_option_defaults_are_those_of_the_yaml() -> None:
     assert configs.option_defaults("null")["step_s"] == 0.001
     assert configs.option_defaults("bare_torch") == {}
-    assert configs.option_defaults("zero1") == {}  # announced, without a YAML
+    assert configs.option_defaults("hybrid")["micro_batches"] is None
 
 
 def test_a_plugins_yaml_is_found(dists: Dists) -> None:

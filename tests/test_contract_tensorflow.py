@@ -35,6 +35,7 @@ class TestBareTensorFlowFit(StrategyContract):
     overrides = ("strategy.options.loop=fit",)
 
 
+@pytest.mark.slow
 @pytest.mark.real
 class TestMirroredFit(StrategyContract):
     strategy = "mirrored"

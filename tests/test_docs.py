@@ -46,6 +46,7 @@ def own_functions(folder: Path) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(folder), os.environ["PYTHONPATH"]])}
 
 
+@pytest.mark.slow
 def test_commands_of_the_readme(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Each is accepted; none is started."""
     env = {**os.environ, **own_functions(tmp_path_factory.mktemp("own"))}

@@ -66,6 +66,7 @@ def test_a_sweep_adds_its_baselines_and_goes_on_after_a_failed_run(sweep: Sweep)
     assert len(pd.read_csv("s/results.csv")) == len(pd.read_parquet("s/results.parquet")) == 4
 
 
+@pytest.mark.slow
 def test_resume_keeps_what_went_well_and_repeats_what_did_not(sweep: Sweep) -> None:
     options = ["strategy.options.fault=raise", "strategy.options.fault_rank=1"]
     assert sweep("gpus=2", *options)[0] == 1
@@ -118,6 +119,7 @@ def test_a_bad_sweep_leaves_a_folder_of_somebody_else_alone(sweep: Sweep) -> Non
     assert Path("s/note.txt").exists()
 
 
+@pytest.mark.slow
 def test_a_single_run_with_repeats_is_a_sweep_that_can_be_lengthened(
     capsys: pytest.CaptureFixture[str], sweep: Sweep
 ) -> None:
@@ -165,6 +167,7 @@ def test_what_is_impossible_here_gets_its_row_among_the_others(sweep: Sweep) -> 
     assert "horovod_nccl gpus=1: unsupported: horovod_nccl exchanges gradients over NCCL" in out
 
 
+@pytest.mark.slow
 def test_a_sweep_from_its_file(sweep: Sweep) -> None:
     """`sweep=gpus` with the two values that fit here; the command line wins over the file."""
     status, _, _ = sweep("sweep=gpus", "gpus=1,2", "baseline=none")
@@ -177,6 +180,7 @@ def test_a_folder_that_cannot_be_made(sweep: Sweep) -> None:
     assert err == "scalebench: /proc/x: No such file or directory; choose another hydra.run.dir or hydra.sweep.dir\n"
 
 
+@pytest.mark.slow
 def test_a_sweep_without_the_time_for_it_says_what_it_left_out(sweep: Sweep) -> None:
     status, _, err = sweep("gpus=1,2", "sweep.max_minutes=1e-6")
     assert (status, err) == (1, "scalebench: s: no report: not one run fits into sweep.max_minutes=1e-06\n")
@@ -184,6 +188,7 @@ def test_a_sweep_without_the_time_for_it_says_what_it_left_out(sweep: Sweep) -> 
     assert status == 0 and len(rows()) == 2 and "left out" not in out
 
 
+@pytest.mark.slow
 def test_two_sweeps_in_one_folder(sweep: Sweep) -> None:
     """The second is refused while the first goes on; an ended one leaves its folder free."""
     os.mkdir("s")

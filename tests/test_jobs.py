@@ -89,6 +89,11 @@ def test_none_for_a_run_that_cannot_happen_here(plan: Plan) -> None:
     assert told(plan("strategy=ddp_nccl", "gpus=2")) == ["ddp_nccl 2"]
 
 
+def test_the_bare_one_alone_where_nobody_asks_for_more(plan: Plan) -> None:
+    planned = plan("baseline=bare", "strategy=ddp_gloo,lightning_ddp_gloo", "gpus=2")
+    assert told(planned) == ["+bare_torch 1", "ddp_gloo 2", "lightning_ddp_gloo 2"]
+
+
 def test_none_when_none_are_wanted(plan: Plan) -> None:
     assert told(plan("baseline=none", "strategy=ddp_gloo", "gpus=2,1")) == ["ddp_gloo 2", "ddp_gloo 1"]
 

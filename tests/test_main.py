@@ -69,7 +69,6 @@ REFUSED = {
     "~strategy": "strategy.name has no value; choose strategy=NAME",
     "stratgy=ddp": "no key 'stratgy'; did you mean 'strategy'?",
     "strategy=mirorred": "no strategy 'mirorred'; did you mean 'mirrored'?",
-    "strategy=zero1": "strategy 'zero1': its PyTorch adapter is not part of this version of scalebench",
     "hardware=locl": "no hardware 'locl'; did you mean 'local'?",
     "sweep=gpu": "no sweep 'gpu'; did you mean 'gpus'?",
     "model=": "no model ''; known: alexnet, alexnet_cifar10, cifar10_cnn, ",

@@ -37,7 +37,6 @@ NEEDS_GPUS = "gradients over NCCL, which needs GPUs"
 NO_GPU = "copies to a GPU ahead of time and there is none"
 FEW = "hardware.hosts has 1 slots for 2 processes; give the hosts more slots or lower gpus"
 FOR_MPIRUN = "hardware.hosts is for mpirun, and null is not; set strategy.launcher=mpi"
-LATER = "its PyTorch adapter is not part of this version of scalebench"
 NO_PACKAGE = "null needs no_such_package_x, which is not installed: pip install no_such_package_x"
 
 
@@ -59,7 +58,6 @@ NO_PACKAGE = "null needs no_such_package_x, which is not installed: pip install 
         (0, {"hardware__unsupported": {"ddp": "it sleeps"}}, None),
         (0, {"hardware__hosts": ["a:1"], "strategy__launcher": "mpi", "gpus": 2}, FEW),
         (0, {"hardware__hosts": ["a:2"], "gpus": 2}, FOR_MPIRUN),
-        (0, {"strategy": StrategySpec("zero1")}, f"zero1: {LATER}"),
     ],
 )
 def test_what_is_impossible_here_says_why(

@@ -159,6 +159,7 @@ def test_resume_keeps_good_rows_and_takes_up_jobs_that_go_on(call: Call, monkeyp
     assert "done before, kept" in out
 
 
+@pytest.mark.slow
 def test_cancelled_at_ctrl_c(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked once; rows that were there stay, the others say cancelled, and what there is is told."""
     asked = answer(monkeypatch, "y")
@@ -170,6 +171,7 @@ def test_cancelled_at_ctrl_c(call: Call, monkeypatch: pytest.MonkeyPatch) -> Non
     assert json.loads(Path("s/sweep.json").read_text())["stopped"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_a_row_is_taken_in(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is heard when that is done, and asks as always: no job goes on unseen."""
     asked = answer(monkeypatch, "y")
@@ -188,6 +190,7 @@ def test_ctrl_c_while_a_row_is_taken_in(call: Call, monkeypatch: pytest.MonkeyPa
     assert len(list(Path("s").glob("*/.hydra"))) == 3
 
 
+@pytest.mark.slow
 def test_left_at_ctrl_c(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """The jobs go on, and nothing of them is touched."""
     answer(monkeypatch, "n")

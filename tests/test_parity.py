@@ -27,10 +27,13 @@ from scalebench.workloads.source import Source
 from scalebench.workloads.weights import initial_weights
 
 # The rest of the models, and the oracle, run in `make test-all`.
-QUICK = ("materials_cnn", "resnet20_cifar10")
+QUICK = ("materials_cnn", "resnet20_cifar10", "gpt_small")
 SIZES = {"inception_v3": 75, "alexnet": 67}  # pixels, where 32 are too few
-SHAPES = {"materials_cnn": (200, 3), "mlp": (8000,), "synthetic": (1024, 1)}
-OPTIONS = {"synthetic": {"parameters": 100_000, "flops": 10_000_000, "sample_bytes": 4096}}
+SHAPES = {"materials_cnn": (200, 3), "mlp": (8000,), "synthetic": (1024, 1), "gpt_small": (16,)}
+OPTIONS = {
+    "synthetic": {"parameters": 100_000, "flops": 10_000_000, "sample_bytes": 4096},
+    "gpt_small": {"layers": 2, "width": 32, "heads": 2, "sequence_length": 16},
+}
 OUTPUTS = {"materials_cnn": 2, "mlp": 1, "synthetic": 1, "cifar10_cnn": 10}
 SAMPLES, UPDATES = 8, 20
 ALL = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in networks.NETWORKS]
@@ -64,7 +67,10 @@ def data(net: Network, seed: int = 2) -> tuple[np.ndarray, np.ndarray, str]:
     """(inputs, targets, loss)."""
     rng = np.random.default_rng(seed)
     inputs = rng.uniform(-1, 1, (SAMPLES, *net.input.shape)).astype(np.float32)
-    outputs = net.output.shape[0]
+    outputs = net.output.shape[-1]
+    if net.count("embedding"):
+        tokens = rng.integers(0, outputs, (SAMPLES, 1 + net.input.shape[0]))
+        return tokens[:, :-1].astype(np.int32), tokens[:, 1:], "cross_entropy"
     if outputs < 10:
         return inputs, rng.random((SAMPLES, outputs), np.float32), "mse"
     return inputs, rng.integers(0, outputs, SAMPLES), "cross_entropy"
@@ -91,7 +97,7 @@ def test_parity_of_outputs(name: str) -> None:
     inputs, *_ = data(net)
     ours = in_keras(net)(tf.constant(inputs), training=False).numpy()
     with torch.no_grad():
-        theirs = in_torch(net).eval()(torch.from_numpy(inputs)).numpy()
+        theirs = np.moveaxis(in_torch(net).eval()(torch.from_numpy(inputs)).numpy(), 1, -1)
     assert np.abs(theirs).max() > 1e-3
     assert_close(ours, theirs, 1e-4)
 

@@ -115,6 +115,7 @@ class Console:
         from scalebench.frame import survey
         from scalebench.report import batch_words
         from scalebench.report.tables import baseline_commands, summary
+        from scalebench.report.terminal_table import data_or_model
 
         found = survey(paths, baseline)
         for _, line in found.unreadable[:MOST_UNREADABLE]:
@@ -123,8 +124,11 @@ class Console:
             self.error(f"left out: {more} more that cannot be read")
         self.rich.print(summary(found.pooled, found.given))
         self._trainings(found)
+        self._memory(found)
         for sentence in batch_words.sentences(found.pooled):
             self.line(sentence)
+        for part in data_or_model(found.pooled):
+            self._part(part)
         self._on_request(found.on_request)
         for command in baseline_commands(found.pooled)[:MOST_COMMANDS]:
             self.line(f"for the missing baselines: {command}")
@@ -139,6 +143,15 @@ class Console:
             self.rich.print(trained)
         for sentence in training_table.sentences(found.frame):
             self.line(sentence)
+
+    def _memory(self, found: Survey) -> None:
+        """What devices keep, where some keep less than a whole model or have no room for it."""
+        from scalebench.report import memory
+
+        if (kept := memory.summary(found.pooled)) is not None:
+            self.rich.print(kept)
+            for sentence in memory.sentences(found.pooled):
+                self.line(sentence)
 
     def _on_request(self, folders: Sequence[Path]) -> None:
         """Collective operations and bandwidths, of the runs that were asked to measure them."""
@@ -164,10 +177,14 @@ class Console:
         result = read_result(folder / RESULT_FILE)
         case = runs.case(result) if runs is not None and result.status == "ok" else None
         for part in panel(result, folder, case):
-            if isinstance(part, str):
-                self.line(part)
-            else:
-                self.rich.print(part)
+            self._part(part)
+
+    def _part(self, part: Any) -> None:
+        """A line, or what rich draws."""
+        if isinstance(part, str):
+            self.line(part)
+        else:
+            self.rich.print(part)
 
     def plan(self, runs: Sequence[tuple[RunSpec, bool]]) -> None:
         """What a dry run lists: each run, and how long all may take."""

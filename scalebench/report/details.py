@@ -15,7 +15,7 @@ from rich.text import Text
 from scalebench import analysis
 from scalebench.causes import Case, sentences
 from scalebench.ladders import Ladder
-from scalebench.report import lost, trained_run, units, usage
+from scalebench.report import lost, stage_table, trained_run, units, usage
 from scalebench.report.breakdown import breakdown
 from scalebench.report.operations import operations
 from scalebench.results import Result
@@ -28,6 +28,7 @@ def panel(result: Result, folder: Path, case: Case | None = None) -> Iterator[Ta
         return
     yield f"{folder}: {result.scale.strategy} gpus={result.scale.gpus}"
     yield _facts([*headline(result), *trained_run.rows(result), *files(result, folder)])
+    yield from stage_table.stages(result)
     if any(rank.probes is None for rank in result.ranks):
         yield f"where the time of an update goes was not measured: {_why_no_probes(result)}"
     else:

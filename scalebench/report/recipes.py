@@ -62,12 +62,13 @@ def recipe(strategy: str, gpus: int, device: str, chosen: str | None = None) -> 
     settings = {key: str(value) for key, value in option_defaults(strategy).items()} | mine
     values = _of_run(strategy, gpus, device) | dict(found.get(device) or {}) | (found.get("of") or {}).get(strategy, {})
     values |= {name: settings[name] for name in found.get("verbatim") or []}
-    values |= {name: texts.get(settings[name], "") for name, texts in (found.get("choices") or {}).items()}
+    choices = (found.get("choices") or {}).items()
+    values |= {name: texts.get(settings[name], values.get(name, "")) for name, texts in choices}
     keywords = [f", {name}={mine[name]}" for name in found.get("keywords") or [] if name in mine]
     flags = [_flag(flag, mine[name]) for name, flag in (found.get("flags") or {}).items() if name in mine]
     values |= {"keywords": "".join(keywords), "flags": "".join(flags)}
     known = {name for part in ("verbatim", "keywords", "flags") for name in found.get(part) or []}
-    known |= {name for name, texts in (found.get("choices") or {}).items() if settings[name] in texts}
+    known |= {name for name, texts in choices if settings[name] in texts}
     left_out = tuple(f"{name}={value}" for name, value in mine.items() if name not in known)
     return Recipe(_filled(found["launch"], values), _filled(found["code"], values).rstrip(), left_out)
 

@@ -61,7 +61,7 @@ ROWS: dict[str, list[Part]] = {
 def rows(result: Result) -> list[tuple[str, str]]:
     """(what, how much) for all that was measured: by the monitor while blocks were timed, by each rank of itself."""
     found = [(name, _parts(result.monitor, parts)) for name, parts in ROWS.items()]
-    found += [("memory of a rank at most", _of_ranks(result.ranks))]
+    found += [("memory of a rank at most", _of_ranks(result.ranks)), ("state of a device", _state(result))]
     return [(name, text) for name, text in found if text]
 
 
@@ -79,3 +79,14 @@ def _of_ranks(ranks: list[RankRecord]) -> str:
     ]
     known = [([peak for peak in found if peak is not None], found, words) for found, words in peaks]
     return ", ".join(f"{size(max(own))}{words}" for own, found, words in known if own and len(own) == len(found))
+
+
+def _state(result: Result) -> str:
+    """Of the fullest device; nothing where one of them cannot tell."""
+    found = [state for rank in result.ranks for state in rank.state_bytes]
+    known = [state for state in found if state is not None]
+    if len(known) < len(found) or not all(rank.state_bytes for rank in result.ranks):
+        return ""
+    parameters = result.workload.model_params
+    each = f", {max(known) / parameters:.1f} B a parameter" if parameters else ""
+    return f"{size(max(known))} of weights, gradients and optimizer's state{each}"

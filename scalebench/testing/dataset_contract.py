@@ -24,7 +24,7 @@ from scalebench.testing.words import DATA_ONLY, of_dataset
 from scalebench.workloads import cache, datasets
 
 SIZE = 60
-INPUT_DTYPES = ("float32", "uint8")
+INPUT_DTYPES = ("float32", "uint8", "int32")
 
 
 @dataclass

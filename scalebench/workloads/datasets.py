@@ -25,6 +25,7 @@ from scalebench.workloads import (
     random_data,
     staging,
     synthetic_images,
+    tokens,
     user_file,
 )
 from scalebench.workloads.kinds import Samples
@@ -42,6 +43,7 @@ class Kind:
     recipe: Callable[[Config], Recipe] | None = None
     read: Callable[[Config, Path, Path], Path] | None = None  # config, cache folder, path -> folder in the cache
     images: bool = False
+    tokens: bool = False
     side: int = 0  # pixels along each side of images, where neither the config nor the model says it
     hint: str = ""  # where the files of one that is only read come from
 
@@ -57,6 +59,7 @@ def _materials(config: Config) -> Recipe:
 DATASETS = {
     "materials": Kind(_materials, _own_samples),
     "random": Kind(random_data.recipe, _own_samples),
+    tokens.NAME: Kind(tokens.recipe, tokens=True),
     "cifar10_synthetic": Kind(synthetic_images.recipe, images=True, side=32),
     "imagenet_synthetic": Kind(synthetic_images.recipe, images=True, side=224),
     "cifar10": Kind(read=cifar10.ensure, images=True, side=32, hint=cifar10.HINT),
@@ -136,6 +139,8 @@ def _natural(config: Config) -> Samples:
     if kind.images:
         side = dataset.image_size or kind.side
         return Samples((side, side, 3), (), dataset.classes)
+    if kind.tokens:
+        tokens.check(config)
     if not own_model.takes_any(model):
         return Samples(tuple(model.input_shape), tuple(model.target_shape))
     if dataset.path is not None:
@@ -157,6 +162,8 @@ def check(config: Config) -> None:
     """
     dataset = config.dataset
     _check_name(dataset)
+    if dataset.name != tokens.NAME:
+        tokens.check_model(config)
     if built.is_built(dataset):
         _check_built(config)
         return
@@ -168,14 +175,17 @@ def check(config: Config) -> None:
         )
     if dataset.path is not None and kind.read is None:
         real = dataset.name.removesuffix("_synthetic")
-        raise InputError(f"dataset={dataset.name} is made, not read: leave out dataset.path, or take dataset={real}")
+        instead = f", or take dataset={real}" if real in DATASETS else ""
+        raise InputError(f"dataset={dataset.name} is made, not read: leave out dataset.path{instead}")
     if kind.images:
         images.check(config)
+    elif kind.tokens:
+        tokens.check(config)
     elif dataset.path is None and kind.recipe is not None:
         recipe = kind.recipe(config)
         _check_shape(config, recipe.input_shape, config.model.input_shape, "samples")
         _check_shape(config, recipe.target_shape, config.model.target_shape, "targets")
-    if not kind.images:
+    if not (kind.images or kind.tokens):
         _check_quantities(config)
 
 

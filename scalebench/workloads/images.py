@@ -43,6 +43,8 @@ def check(config: Config) -> None:
             f"dataset={dataset.name} has images, model={model.name} takes samples of {tuple(model.input_shape)}: "
             "choose a model of images, or another dataset"
         )
+    if dataset.dtype == "int32":
+        raise InputError(f"dataset.dtype=int32 is for token numbers: dataset={dataset.name} has uint8 or float32")
     if dataset.classes is None:
         raise InputError(
             f"dataset.classes=null: the images of dataset={dataset.name} have a number of classes, give it"

@@ -13,9 +13,8 @@ from typing import Any
 
 from scalebench.api import api
 from scalebench.spec import InputError
-
-Shape = tuple[int, ...]
-Pads = tuple[tuple[int, int], ...]  # (before, after) along each spatial axis
+from scalebench.workloads.windows import Pads as Pads
+from scalebench.workloads.windows import Shape, TooSmall, slide
 
 
 @api(since=1)
@@ -79,7 +78,8 @@ class Network:
     def forward_flops(self) -> int:
         """Floating point operations of one forward pass over one sample, 2 per multiply-add.
 
-        Only convolutions and dense layers count: no biases, normalisation, activations, pooling or loss.
+        Only convolutions, dense layers and the products of attention count: no biases, normalisation, activations,
+        pooling, look-ups or loss.
         Padding of a convolution counts as if it were data, as torchvision and most published counts have it.
         """
         return 2 * sum(node.macs for node in self.nodes)
@@ -105,8 +105,7 @@ class Network:
         init: str = "glorot_uniform",
     ) -> Node:
         """A convolution over one or two spatial axes; `kernel` is one width for all axes, or one for each."""
-        window = self._window(x, kernel)
-        pads, spatial = self._slide(x, name, window, strides, padding)
+        window, pads, spatial = self._slide(x, name, kernel, strides, padding)
         shape = (*window, x.shape[-1], filters)
         arrays = [Array(f"{name}/kernel", shape, init)]
         arrays += [Array(f"{name}/bias", (filters,), "zeros")] if bias else []
@@ -115,13 +114,14 @@ class Network:
             name, "conv", [x], (*spatial, filters), settings, arrays, math.prod(spatial) * math.prod(shape)
         )
 
-    def dense(self, x: Node, name: str, units: int, init: str = "glorot_uniform") -> Node:
-        """A fully connected layer with a bias."""
-        if len(x.shape) != 1:
+    def dense(self, x: Node, name: str, units: int, init: str = "glorot_uniform", bias: bool = True) -> Node:
+        """A fully connected layer; over (positions, channels) the same one at each position."""
+        if len(x.shape) > 2:
             raise ValueError(f"{name}: flatten {x.name} of shape {x.shape} first")
-        shape = (x.shape[0], units)
-        arrays = [Array(f"{name}/kernel", shape, init), Array(f"{name}/bias", (units,), "zeros")]
-        return self._add(name, "dense", [x], (units,), {}, arrays, math.prod(shape))
+        shape = (x.shape[-1], units)
+        arrays = [Array(f"{name}/kernel", shape, init)]
+        arrays += [Array(f"{name}/bias", (units,), "zeros")] if bias else []
+        return self._add(name, "dense", [x], (*x.shape[:-1], units), {}, arrays, math.prod(x.shape) * units)
 
     def batch_norm(self, x: Node, name: str, epsilon: float = 1e-3, momentum: float = 0.99, scale: bool = True) -> Node:
         """Batch normalisation with an offset; `momentum` is what the moving statistics keep at each update.
@@ -137,6 +137,39 @@ class Network:
         ]
         settings = {"epsilon": epsilon, "momentum": momentum, "scale": scale}
         return self._add(name, "batch_norm", [x], x.shape, settings, arrays)
+
+    def embedding(self, x: Node, name: str, vocabulary: int, width: int, init: str = "normal:0.02") -> Node:
+        """(positions,) of numbers 0 .. vocabulary - 1 -> (positions, width): the row of a table for each of them."""
+        if x is not self.input or len(x.shape) != 1:
+            raise ValueError(f"{name}: {x.name} of shape {x.shape} is no input of numbers to look up")
+        table = Array(f"{name}/embeddings", (vocabulary, width), init)
+        return self._add(name, "embedding", [x], (*x.shape, width), {}, [table])
+
+    def positions(self, x: Node, name: str, init: str = "normal:0.02") -> Node:
+        """Adds an array of the shape of `x`, which is learnt: what each position is."""
+        return self._add(name, "positions", [x], x.shape, {}, [Array(f"{name}/embeddings", x.shape, init)])
+
+    def layer_norm(self, x: Node, name: str, epsilon: float = 1e-5) -> Node:
+        """Each position's channels to mean 0 and variance 1 (biased), then scaled and offset: arXiv:1607.06450."""
+        arrays = [Array(f"{name}/gamma", x.shape[-1:], "ones"), Array(f"{name}/beta", x.shape[-1:], "zeros")]
+        return self._add(name, "layer_norm", [x], x.shape, {"epsilon": epsilon}, arrays)
+
+    def gelu(self, x: Node) -> Node:
+        """x times the share of a normal distribution below x, in the tanh form of arXiv:1606.08415 (section 2)."""
+        return self._add(None, "gelu", [x], x.shape)
+
+    def attention(self, query: Node, key: Node, value: Node, name: str, heads: int) -> Node:
+        """Causal scaled dot-product attention over (positions, width): arXiv:1706.03762, section 3.2, the projections
+        aside. Channels are head by head, so that a plan may deal the heads out to devices.
+
+        Counts the products of all pairs of positions, also of those that are masked, as the figures for model FLOPs
+        utilisation do (PaLM, arXiv:2204.02311, appendix B); a kernel that leaves them out does about half.
+        """
+        if len({x.shape for x in (query, key, value)}) != 1 or len(query.shape) != 2 or query.shape[1] % heads:
+            raise ValueError(f"{name}: {heads} heads over {query.shape}, {key.shape} and {value.shape}")
+        macs = 2 * query.shape[0] * math.prod(query.shape)
+        settings = {"heads": heads, "head_width": query.shape[1] // heads}
+        return self._add(name, "attention", [query, key, value], query.shape, settings, macs=macs)
 
     def relu(self, x: Node) -> Node:
         return self._add(None, "relu", [x], x.shape)
@@ -187,32 +220,22 @@ class Network:
         return self._add(None, "concat", xs, (*xs[0].shape[:-1], sum(x.shape[-1] for x in xs)))
 
     def _pool(self, op: str, x: Node, window: int, strides: int, padding: str | int) -> Node:
-        windows = self._window(x, window)
-        pads, spatial = self._slide(x, op, windows, strides, padding)
+        windows, pads, spatial = self._slide(x, op, window, strides, padding)
         settings = {"window": windows, "strides": strides, "pads": pads}
         return self._add(None, op, [x], (*spatial, x.shape[-1]), settings)
 
-    def _window(self, x: Node, window: int | Sequence[int]) -> Shape:
-        axes = len(x.shape) - 1
-        windows = (window,) * axes if isinstance(window, int) else tuple(window)
-        if axes not in (1, 2) or len(windows) != axes:
-            raise ValueError(f"window {windows} over {x.name} of shape {x.shape}")
-        return windows
-
-    def _slide(self, x: Node, name: str, window: Shape, strides: int, padding: str | int) -> tuple[Pads, Shape]:
-        """(zeros before and after, positions) along each spatial axis."""
-        pads, spatial = [], []
-        for size, width in zip(x.shape[:-1], window, strict=True):
-            before, after = _pads(size, width, strides, padding)
-            if size + before + after < width:
-                smallest = "x".join(map(str, self.input.shape[:-1]))
-                raise InputError(
-                    f"inputs of {smallest} are too small for {self.name}: {name} slides a window of {width} over "
-                    f"{size}; raise dataset.image_size or leave it out"
-                )
-            pads.append((before, after))
-            spatial.append((size + before + after - width) // strides + 1)
-        return tuple(pads), tuple(spatial)
+    def _slide(
+        self, x: Node, name: str, window: int | Sequence[int], strides: int, padding: str | int
+    ) -> tuple[Shape, Pads, Shape]:
+        """(window, zeros before and after, positions) along each spatial axis."""
+        try:
+            return slide(x.shape[:-1], window, strides, padding)
+        except TooSmall as why:
+            smallest = "x".join(map(str, self.input.shape[:-1]))
+            raise InputError(
+                f"inputs of {smallest} are too small for {self.name}: {name} slides a window of {why.width} over "
+                f"{why.size}; raise dataset.image_size or leave it out"
+            ) from None
 
     def _add(
         self,
@@ -231,14 +254,3 @@ class Network:
         node = Node(name, op, tuple(x.name for x in inputs), shape, settings or {}, tuple(arrays), macs)
         self.nodes.append(node)
         return node
-
-
-def _pads(size: int, width: int, strides: int, padding: str | int) -> tuple[int, int]:
-    if padding == "same":
-        total = max((-(-size // strides) - 1) * strides + width - size, 0)
-        return total // 2, total - total // 2
-    if padding == "valid":
-        return 0, 0
-    if isinstance(padding, str):
-        raise ValueError(f"padding {padding}: same, valid or a number")
-    return padding, padding

@@ -22,9 +22,10 @@ Layer = tuple[str, tuple[int, ...], str]  # name, shape, init
 def initial_weights(layers: Iterable[Layer], seed: int) -> dict[str, NDArray[np.float32]]:
     """Float32 arrays by name; each depends on `seed` and its own name, not on its place in `layers`.
 
-    Init is one of zeros, ones, he_uniform (He et al. 2015, limit sqrt(6 / fan_in)) and
-    glorot_uniform (Glorot and Bengio 2010, limit sqrt(6 / (fan_in + fan_out))). Raises ValueError
-    for another one, for a name that comes twice, and for a uniform init of fewer than two axes.
+    Init is one of zeros, ones, normal:DEVIATION (a standard deviation, around 0), he_uniform
+    (He et al. 2015, limit sqrt(6 / fan_in)) and glorot_uniform (Glorot and Bengio 2010, limit
+    sqrt(6 / (fan_in + fan_out))). Raises ValueError for another one, for a name that comes twice,
+    and for a uniform init of fewer than two axes.
     """
     weights: dict[str, NDArray[np.float32]] = {}
     for name, shape, init in layers:
@@ -37,6 +38,11 @@ def initial_weights(layers: Iterable[Layer], seed: int) -> dict[str, NDArray[np.
 def _draw(name: str, shape: tuple[int, ...], init: str, seed: int) -> NDArray[np.float32]:
     if init in ("zeros", "ones"):
         return np.full(shape, float(init == "ones"), np.float32)
+    kind, _, deviation = init.partition(":")
+    if kind == "normal":
+        drawn = _rng(name, seed).standard_normal(shape, dtype=np.float32)
+        drawn *= np.float32(deviation)
+        return drawn
     if len(shape) < 2:
         raise ValueError(f"{name} of shape {shape} has no fan-in: use zeros or ones, not {init}")
     fan_in, fan_out = _fans(shape)
@@ -45,14 +51,17 @@ def _draw(name: str, shape: tuple[int, ...], init: str, seed: int) -> NDArray[np
     elif init == "glorot_uniform":
         limit = math.sqrt(6 / (fan_in + fan_out))
     else:
-        raise ValueError(f"{name} has unknown init {init}: zeros, ones, he_uniform or glorot_uniform")
-    # crc32, since Python's own hash of a text differs from process to process.
-    rng = np.random.default_rng(np.random.SeedSequence([seed, zlib.crc32(name.encode())]))
+        raise ValueError(f"{name} has unknown init {init}: zeros, ones, normal:0.02, he_uniform or glorot_uniform")
     # In float32 and in place: the largest kernel of VGG16 takes 411 MB.
-    array = rng.random(shape, dtype=np.float32)
+    array = _rng(name, seed).random(shape, dtype=np.float32)
     array -= np.float32(0.5)
     array *= np.float32(2 * limit)
     return array
+
+
+def _rng(name: str, seed: int) -> np.random.Generator:
+    """crc32, since Python's own hash of a text differs from process to process."""
+    return np.random.default_rng(np.random.SeedSequence([seed, zlib.crc32(name.encode())]))
 
 
 def _fans(shape: tuple[int, ...]) -> tuple[int, int]:

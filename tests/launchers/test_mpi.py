@@ -131,6 +131,7 @@ def processes_of(folder: Path) -> dict[str, psutil.Process]:
     return {"mpirun": psutil.Process(keeper.ppid()), "keeper": keeper, "worker": psutil.Process(pids["worker"])}
 
 
+@pytest.mark.slow
 @NEEDS_MPIRUN
 def test_whoever_is_killed_is_named_and_nobody_is_left(tmp_path: Path) -> None:
     def killed(victim: tuple[str, signal.Signals, str]) -> tuple[str, float, list[int]]:

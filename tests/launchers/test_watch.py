@@ -97,6 +97,7 @@ def test_no_progress_for_hang_s_ends_the_run(tmp_path: Path) -> None:
     assert 2.0 <= ended.wall_s < 60 and not alive(ended.pids)
 
 
+@pytest.mark.slow
 def test_progress_postpones_hang_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "LOOK_S", 0.05)
     spec = null_spec(measure={"hang_s": 2.5, "min_s": 3.5, "max_s": 3.5})
@@ -119,6 +120,7 @@ def with_services(spec: RunSpec) -> RunSpec:
     return spec
 
 
+@pytest.mark.slow
 def test_services_end_with_the_chief(tmp_path: Path, program: Callable[[str], str]) -> None:
     """Also one that is deaf to SIGTERM, and none of them counts as failed."""
     module = program("""

@@ -83,6 +83,7 @@ def check(left: Left, operations: set[str]) -> None:
     assert set(COLLECTIVES) - operations == left.probes[0].reasons.keys() & set(COLLECTIVES)
 
 
+@pytest.mark.slow
 @pytest.mark.real
 def test_ddp_gloo(tmp_path: Path) -> None:
     left = launch("ddp_gloo", tmp_path / "run")

@@ -20,7 +20,7 @@ GIVEN = {
     "torch": """
 import torch
 torch.manual_seed(0)
-model = torch.nn.Linear(3, 1)
+model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 loss = torch.nn.functional.mse_loss
 batches = [(torch.ones(4, 3), torch.ones(4, 1))] * 40

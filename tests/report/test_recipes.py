@@ -22,8 +22,9 @@ from tests import sweeps
 from tests.conftest import ROOT
 
 NAMES = sorted(BUILT_IN.keys() - {"null"})
-# What one process without GPUs can run; the others are a cluster or talk over NCCL.
-NEED_MORE = [name for name in NAMES if "nccl" in name or name in ("parameter_server", "mirrored_hierarchical")]
+# What one process without GPUs cannot run: a cluster, what talks over NCCL, what would pass all through, two stages.
+NO_CHANCE = ("parameter_server", "mirrored_hierarchical", "data_parallel", "hybrid")
+NEED_MORE = [name for name in NAMES if "nccl" in name or name in NO_CHANCE]
 
 
 def code(strategy: str, gpus: int = 2, device: str = "cpu", chosen: str | None = None) -> str:
@@ -67,6 +68,10 @@ def test_chosen_options_are_in_the_lines_or_said_to_be_missing() -> None:
         "HOROVOD_CPU_OPERATIONS=mpi horovodrun -np 4 --mpi --cycle-time-ms 0.1 --cache-capacity 0 --autotune "
         "python train.py"
     )
+    assert "ScheduleGPipe(PipelineStage(stage, rank, stages, device), 2 * stages," in code("pipeline_gpipe")
+    assert "device), 8, loss_fn=loss)" in code("pipeline_1f1b", chosen="micro_batches=8")
+    assert "Schedule1F1B(held" in code("hybrid", chosen="schedule=1f1b")
+    assert 'device("cpu"), 4\n' in code("hybrid", chosen="stages=4")
     odd = code("multiworker_ring", chosen="bytes_per_pack=$x")  # of whatever file a report reads
     assert "bytes_per_pack=$x" in odd
     beyond = recipe("mirrored", 2, "cpu", "loop=fit surprise=$x words")

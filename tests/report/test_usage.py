@@ -57,3 +57,17 @@ def test_peaks_are_those_of_the_largest_rank_if_all_are_known(second: int | None
     ]
     own = "" if second is None else ", 300 MB without mapped files"
     assert of(Monitor(), ranks) == {"memory of a rank at most": f"600 MB{own}"}
+
+
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        (306_882, "1.23 MB of weights, gradients and optimizer's state, 8.0 B a parameter"),
+        (None, None),
+    ],
+)
+def test_state_is_that_of_the_fullest_device_if_all_are_known(second: int | None, said: str | None) -> None:
+    """Of 153,441 parameters."""
+    ranks = [rank(0, [0.1], state_bytes=[1_227_528]), rank(1, [0.1], state_bytes=[second])]
+    assert of(Monitor(), ranks).get("state of a device") == said
+    assert "state of a device" not in of(Monitor(), [ranks[0], rank(1, [0.1])])

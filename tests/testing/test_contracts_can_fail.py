@@ -50,6 +50,7 @@ def answers(folder: Path, **settings: Any) -> dict[str, Answer]:
     return {answer.question: answer for answer in found}
 
 
+@pytest.mark.slow
 def test_a_lax_yaml_fails(dists: Dists, tmp_path: Path) -> None:
     """Of a class that is sound, and of words alone; all that is asked of it otherwise still holds."""
     dists.strategy(yaml=yaml_of("mine", baseline="null", **YAMLS["yaml says whether it is exact"]))

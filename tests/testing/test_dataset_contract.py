@@ -21,6 +21,12 @@ class TestCifar10Synthetic(DatasetContract):
     begins_alike = True
 
 
+class TestTokensSynthetic(DatasetContract):
+    dataset = "tokens_synthetic"
+    overrides = ("model=gpt_small",)
+    begins_alike = True
+
+
 class TestRandom(DatasetContract):
     dataset = "random"
     overrides = ("model=mlp",)
@@ -53,6 +59,7 @@ def asked(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> dict[str,
     return {answer.question: answer.verdict for answer in ask([Case("DatasetContract", settings)], folder / "asked")}
 
 
+@pytest.mark.slow
 def test_samples_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(asked(tmp_path, monkeypatch, "").values()) == {HOLDS}
     assert "mine" not in sys.modules

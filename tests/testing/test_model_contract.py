@@ -24,6 +24,15 @@ class TestResnet20(ModelContract):
     model = "resnet20_cifar10"
 
 
+@pytest.mark.slow
+@pytest.mark.real
+class TestGptSmall(ModelContract):
+    """With tokens that are looked up, and a target for each of them."""
+
+    model = "gpt_small"
+    overrides = ("model.options.layers=1", "model.options.width=32", "model.options.sequence_length=12")
+
+
 OWN = """
 import torch
 from torch import nn

@@ -11,6 +11,7 @@ from tests.truth.test_coverage import coverage
 TRIALS, LEAST = 40, 33  # fewer would be seen in one of a thousand such tests, were the coverage 0.95
 
 
+@pytest.mark.slow
 @pytest.mark.truth
 def test_every_figure_lies_in_its_interval() -> None:
     held, _, _ = coverage(2, white(), Times(), TRIALS)

@@ -43,7 +43,6 @@ def test_words(words: str, subject: Subject) -> None:
         ("null strategy.options.step=1", "no option of strategy 'null' 'step'"),
         ("null trian.epochs=1", "no key 'trian.epochs'"),
         ("strategy=nul", "no strategy 'nul'; did you mean 'null'?"),
-        ("fsdp_nccl", "its PyTorch adapter is not part of this version"),
     ],
 )
 def test_mistakes_are_one_line(words: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,6 +76,7 @@ def test_a_strategy_that_holds(capsys: pytest.CaptureFixture[str], monkeypatch: 
     assert {path.name for path in Path().iterdir()} == {"test_other.py", "conftest.py", "pytest.ini"}
 
 
+@pytest.mark.slow
 def test_a_plugin_that_cannot_be_loaded(dists: Dists, capsys: pytest.CaptureFixture[str]) -> None:
     dists.strategy(code="import frobnicate\n", yaml=yaml_of("mine"))
     assert main(["check", "mine"]) == 1
@@ -85,6 +85,7 @@ def test_a_plugin_that_cannot_be_loaded(dists: Dists, capsys: pytest.CaptureFixt
     assert out.count("exit statuses") == 1, "once, though it fails whatever is asked of it"
 
 
+@pytest.mark.slow
 def test_nothing_could_be_run(dists: Dists, capsys: pytest.CaptureFixture[str]) -> None:
     dists.strategy(yaml=yaml_of("mine", requires=["frobnicate"]))
     assert main(["check", "mine"]) == 1

@@ -80,6 +80,7 @@ def test_each_entry_point_has_a_line(dists: Dists, told: Told) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "fault"),
     [

@@ -42,7 +42,7 @@ def test_every_registered_strategy_has_one_line_in_order(listed: dict[str, str])
             "no: horovod is not installed (make horovod in a checkout of scalebench; see docs/horovod.md)",
         ),
         ("mirrored", "no: tensorflow is not installed (pip install 'scalebench[tensorflow]')"),
-        ("zero1", "no: its PyTorch adapter is not part of this version of scalebench"),
+        ("data_parallel", "no: needs cuda"),
     ],
 )
 def test_whether_it_can_run_here(listed: dict[str, str], name: str, here: str) -> None:

@@ -17,6 +17,7 @@ from tests.workloads.configs import image_config
 
 IMAGES = ModelSpec("resnet50", input_shape=[224, 224, 3], target_shape=[], outputs=1000)
 CURVES = ModelSpec("materials_cnn", input_shape=[200, 3], target_shape=[2], outputs=2)
+GPT = ModelSpec("gpt_small", input_shape=[64], target_shape=[64], outputs=512)
 MLP = ModelSpec("mlp", input_shape=[8000], target_shape=[1], outputs=1)
 
 
@@ -27,6 +28,7 @@ def config(name: str, model: ModelSpec, **dataset) -> Config:
 FITS = {
     "materials": (CURVES, {}),
     "random": (MLP, {}),
+    "tokens_synthetic": (GPT, {"classes": 512, "dtype": "int32"}),
     "cifar10_synthetic": (IMAGES, {"classes": 10}),
     "imagenet_synthetic": (IMAGES, {"classes": 1000, "dtype": "uint8"}),
     "cifar10": (IMAGES, {"classes": 10, "path": "/nowhere"}),
@@ -50,7 +52,33 @@ def test_ones_own_samples_are_checked_when_they_are_read(tmp_path):
         datasets.prepare(config("materials", CURVES, path="my.npz", cache=str(tmp_path / "cache")))
 
 
+TOKENS = {"classes": 512, "dtype": "int32"}
 MISFITS = {
+    "random numbers for tokens": (
+        config("random", GPT),
+        r"^model=gpt_small takes token numbers, which dataset=random has none of: choose dataset=tokens_synthetic$",
+    ),
+    "tokens for numbers": (
+        config("tokens_synthetic", MLP, **TOKENS),
+        "^dataset=tokens_synthetic has token numbers, which model=mlp does not look up",
+    ),
+    "tokens for pictures": (
+        config("tokens_synthetic", dataclasses.replace(IMAGES, name="custom", torch="mine:net"), **TOKENS),
+        "^dataset=tokens_synthetic has token numbers, which model=custom does not look up",
+    ),
+    "more tokens than outputs": (
+        config("tokens_synthetic", GPT, classes=513, dtype="int32"),
+        "has 513 different tokens, model=gpt_small has 512 outputs: lower dataset.classes, or raise model.outputs$",
+    ),
+    "tokens that are floats": (
+        config("tokens_synthetic", GPT, classes=512),
+        "which are int32: set dataset.dtype=int32",
+    ),
+    "tokens from a file": (
+        config("tokens_synthetic", GPT, path="/tmp", **TOKENS),
+        "^dataset=tokens_synthetic is made, not read: leave out dataset.path$",
+    ),
+    "pictures of tokens": (config("cifar10_synthetic", IMAGES, classes=10, dtype="int32"), "is for token numbers"),
     "unknown": (config("cifar", CURVES), "cifar"),
     "curves for images": (
         config("materials", IMAGES),

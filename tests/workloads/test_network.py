@@ -127,5 +127,51 @@ def test_programmers_mistakes() -> None:
         net.conv(net.input, "conv", 4, 3)
     with pytest.raises(ValueError, match="padding full"):
         net.conv(net.input, "other", 4, 3, padding="full")
-    with pytest.raises(ValueError, match=r"window \(3,\) over input"):
+    with pytest.raises(ValueError, match=r"window \(3,\) over spatial axes"):
         net.conv(net.input, "other", 4, (3,))
+
+
+def tokens(length: int = 5) -> Network:
+    return Network("net", (length,))
+
+
+def test_a_table_and_positions() -> None:
+    net = tokens()
+    rows = net.embedding(net.input, "tokens", 11, 6)
+    assert (rows.shape, rows.macs) == ((5, 6), 0)
+    assert [(a.name, a.shape, a.init) for a in rows.arrays] == [("tokens/embeddings", (11, 6), "normal:0.02")]
+    placed = net.positions(rows, "places", "normal:0.01")
+    assert (placed.shape, placed.macs) == ((5, 6), 0)
+    assert [(a.name, a.shape, a.init) for a in placed.arrays] == [("places/embeddings", (5, 6), "normal:0.01")]
+    with pytest.raises(ValueError, match=r"more: tokens of shape \(5, 6\) is no input of numbers"):
+        net.embedding(rows, "more", 11, 6)
+
+
+def test_a_dense_layer_at_each_position() -> None:
+    net = Network("net", (5, 6))
+    node = net.dense(net.input, "dense", 7, bias=False)
+    assert (node.shape, node.macs) == ((5, 7), 5 * 6 * 7)
+    assert [(a.name, a.shape) for a in node.arrays] == [("dense/kernel", (6, 7))]
+
+
+def test_layer_norm_and_gelu_keep_the_shape() -> None:
+    net = Network("net", (5, 6))
+    node = net.layer_norm(net.input, "norm", epsilon=1e-6)
+    assert (node.shape, node.macs, node.settings) == ((5, 6), 0, {"epsilon": 1e-6})
+    assert [(a.name, a.shape, a.init) for a in node.arrays] == [
+        ("norm/gamma", (6,), "ones"),
+        ("norm/beta", (6,), "zeros"),
+    ]
+    assert net.gelu(node).shape == (5, 6)
+
+
+def test_attention_multiplies_all_pairs_of_positions_twice() -> None:
+    net = Network("net", (5, 6))
+    x = net.input
+    node = net.attention(x, x, x, "attention", heads=2)
+    assert (node.shape, node.settings, node.arrays) == ((5, 6), {"heads": 2, "head_width": 3}, ())
+    assert node.macs == 2 * 5 * 5 * 6
+    with pytest.raises(ValueError, match=r"other: 4 heads over \(5, 6\)"):
+        net.attention(x, x, x, "other", heads=4)
+    with pytest.raises(ValueError, match="odd: 1 heads over"):
+        net.attention(x, net.dense(x, "dense", 4), x, "odd", heads=1)

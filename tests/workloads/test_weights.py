@@ -26,6 +26,15 @@ def test_uniform_within_its_limit(shape, fan_in, fan_out, init):
     assert kernel.std() == pytest.approx(limit / math.sqrt(3), rel=0.05)
 
 
+@pytest.mark.parametrize("shape", [(300, 200), (60_000,)])
+def test_normal_with_its_deviation(shape):
+    array = initial_weights([("positions", shape, "normal:0.02")], 0)["positions"]
+    assert array.dtype == np.float32 and array.shape == shape
+    assert array.std() == pytest.approx(0.02, rel=0.02) and abs(array.mean()) < 4e-4
+    inside = (np.abs(array) < 0.02).mean()
+    assert inside == pytest.approx(0.6827, abs=0.01)  # of a normal distribution, within one deviation
+
+
 def test_zeros_and_ones():
     weights = initial_weights([("bias", (4,), "zeros"), ("gamma", (3,), "ones")], seed=0)
     assert weights["bias"].tolist() == [0] * 4 and weights["gamma"].tolist() == [1] * 3

@@ -29,6 +29,7 @@ from scalebench.api import api
 from scalebench.spec import RunSpec
 from scalebench.strategy import LossPart
 from scalebench.workloads import networks, own_model
+from scalebench.workloads.network import Network
 from scalebench.workloads.source import Source
 from scalebench.workloads.weights import initial_weights
 
@@ -67,8 +68,7 @@ class TensorFlowStrategy(Probed):
         tf.random.set_seed(settings.seed + self.place.rank)  # of dropout; weights come from numpy
         with self.scope():
             self.model = self._build(computes_in)
-            plain = training.optimizer(settings.train, self.spec.learning_rate)
-            self.optimizer = precision.scaled(plain, settings.train.precision)
+            self.optimizer = precision.scaled(self.plain_optimizer(), settings.train.precision)
             self.optimizer.build(self.model.trainable_variables)
         if isinstance(self.model, OwnModel) and self.spec.processes > 1 and not self.spec.services:
             own_build.check_alike(self.model, settings, self.broadcast, self.group_sum)
@@ -77,6 +77,14 @@ class TensorFlowStrategy(Probed):
             self._part_loss = tf.function(self.part_loss, jit_compile=True, autograph=False)
             self._part_gradients = tf.function(self.part_gradients, jit_compile=True, autograph=False)
         self._forward = tf.function(self.forward, input_signature=[self._part_spec()[0]], autograph=False)
+
+    def plain_optimizer(self) -> Any:
+        """The optimizer by itself, without what lower precisions need, and not built yet."""
+        return training.optimizer(self.spec.config.train, self.spec.learning_rate)
+
+    def device_of(self, network: Network) -> dict[str, str]:
+        """Of nodes of the network by name, where they are not all on the device of `scope`."""
+        return {}
 
     def feed_devices(self) -> list[str]:
         """Where the parts of a batch are put, one on each."""
@@ -202,6 +210,11 @@ class TensorFlowStrategy(Probed):
     def peak_memory_bytes(self) -> list[int | None]:
         return [devices.peak_memory_bytes(device) for device in self.devices]
 
+    def state_bytes(self) -> list[int | None]:
+        """Weights, moving statistics and the optimizer's variables, where they really are; 0 on a device that keeps
+        nothing. Gradients live within the compiled update, and none is kept from one to the next."""
+        return [*devices.kept_bytes(self.devices, [*self.model.variables, *self.optimizer.variables])]
+
     def versions(self) -> dict[str, str]:
         import keras
 
@@ -231,6 +244,7 @@ class TensorFlowStrategy(Probed):
             data_format=layout,
             compute_dtype=computes_in,
             dropout=settings.train.dropout,
+            device_of=self.device_of(network),
         )
 
     def signature(self) -> list[Any]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
+import keras
 import tensorflow as tf
 
 from scalebench.spec import Place
@@ -54,3 +58,18 @@ def peak_memory_bytes(device: str) -> int | None:
     if "GPU" not in device:
         return None
     return int(tf.config.experimental.get_memory_info(device.removeprefix("/"))["peak"])
+
+
+def kept_bytes(devices: Iterable[str], variables: Iterable[keras.Variable]) -> list[int]:
+    """Of what lies on each of these devices, of a variable with a copy on several each device's own."""
+    found: Counter[tuple[str | None, int | None]] = Counter()
+    for variable in variables:
+        for one in getattr(variable.value, "values", (variable.value,)):
+            found[_kind_and_index(one.device)] += one.shape.num_elements() * one.dtype.size
+    return [found[_kind_and_index(device)] for device in devices]
+
+
+def _kind_and_index(device: str) -> tuple[str | None, int | None]:
+    """Of a device of this process, however its name is written."""
+    spec = tf.DeviceSpec.from_string(device)
+    return spec.device_type, spec.device_index

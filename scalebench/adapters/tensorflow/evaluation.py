@@ -36,13 +36,15 @@ def in_slices(forward: Forward, samples: int, inputs: Any) -> tf.Tensor:
 
 
 def classification(forward: Forward, source: Source, over_group: Sum) -> dict[str, float]:
-    """{'cross_entropy': mean over the samples, 'accuracy': share of them whose largest output is the right one}."""
+    """{'cross_entropy': mean over the samples, 'accuracy': share of them whose largest output is the right one}; of a
+    sample with several labels the mean over them."""
     sums, samples = np.zeros(2), 0
     for batch in source.in_order():
         outputs = forward(batch.inputs)
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(batch.targets, outputs).numpy()
         right = outputs.numpy().argmax(-1) == batch.targets
-        sums += losses.sum(dtype=np.float64), right.sum()
+        means = [each.reshape(batch.samples, -1).mean(1, dtype=np.float64) for each in (losses, right)]
+        sums += [mean.sum() for mean in means]
         samples += batch.samples
     entropy, right_sum, count = over_group([*sums.tolist(), float(samples)])
     return {"cross_entropy": entropy / count, "accuracy": right_sum / count}

@@ -6,7 +6,8 @@ never use the fused batch normalisation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import keras
@@ -14,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from scalebench.adapters.tensorflow import sequence_layers
 from scalebench.adapters.tensorflow.own import OwnModel
 from scalebench.workloads.images import SCALE
 from scalebench.workloads.network import Network, Node
@@ -24,9 +26,10 @@ Arrays = Mapping[str, NDArray[np.float32]]
 class NetworkModel(keras.Model):
     """`network` with its weights set to `arrays`; call it with (samples, *input_shape), channels last.
 
-    Inputs are floats, or bytes that become floats here. `data_format` (nhwc or nchw) is how two-dimensional
-    activations lie in memory, `compute_dtype` what they are computed in; the weights are float32 in any case, and
-    so is the output. Make it where its variables shall live: under a strategy's scope or a device.
+    Inputs are floats, bytes that become floats here, or whole numbers to look up. `data_format` (nhwc or nchw) is
+    how two-dimensional activations lie in memory, `compute_dtype` what they are computed in; the weights are float32
+    in any case, and so is the output. Make it where its variables shall live: under a strategy's scope or a device; or
+    name the device of each node in `device_of`, on which its operations then are as well.
     """
 
     drawing: tuple[keras.Variable, ...] = ()  # dropout here keeps no state of its own
@@ -39,26 +42,41 @@ class NetworkModel(keras.Model):
         data_format: str = "nhwc",
         compute_dtype: str = "float32",
         dropout: bool = True,
+        device_of: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(name=network.name)
-        self.network = network
+        self.network, self._device_of = network, dict(device_of or {})
         self.channels_first = data_format == "nchw" and len(network.input.shape) == 3
         self.computes_in, self.drops = tf.as_dtype(compute_dtype), dropout
-        trained = [array for array in network.arrays if array.trainable]
-        moving = [array for array in network.arrays if not array.trainable]
-        self.trained = [_variable(a.name, arrays[a.name], trainable=True) for a in trained]
-        self.moving = [_variable(a.name, arrays[a.name], trainable=False) for a in moving]
-        pairs = zip(trained + moving, [*self.trained, *self.moving], strict=True)
-        found = {array.name: variable for array, variable in pairs}
-        self.variable_of = {array.name: found[array.name] for array in network.arrays}
+        self.variable_of = {}
+        for node in network.nodes:
+            with self.device(node):
+                self.variable_of |= {a.name: _variable(a.name, arrays[a.name], a.trainable) for a in node.arrays}
+        self.trained = [self.variable_of[array.name] for array in network.arrays if array.trainable]
+        self.moving = [self.variable_of[array.name] for array in network.arrays if not array.trainable]
         self.built = True
 
     def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
-        outputs = {"input": self._prepared(inputs)}
-        for node in self.network.nodes[1:]:
+        outputs = self.begun(inputs)
+        self.through(self.network.nodes[1:], outputs, training)
+        with self.device(self.network.output):
+            return tf.cast(outputs[self.network.output.name], tf.float32)
+
+    def begun(self, inputs: tf.Tensor) -> dict[str, tf.Tensor]:
+        """What the input of the network gives, for `through`."""
+        with self.device(self.network.input):
+            return {self.network.input.name: self._prepared(inputs)}
+
+    def through(self, nodes: Iterable[Node], outputs: dict[str, tf.Tensor], training: bool) -> None:
+        """Adds what these nodes give to `outputs`, which has what they read."""
+        for node in nodes:
             xs = [outputs[name] for name in node.inputs]
-            outputs[node.name] = OPERATIONS[node.op](self, node, *xs, training=training)
-        return tf.cast(outputs[self.network.output.name], tf.float32)
+            with self.device(node):
+                outputs[node.name] = OPERATIONS[node.op](self, node, *xs, training=training)
+
+    def device(self, node: Node) -> AbstractContextManager[Any]:
+        """A scope of the node's own device, where it has one."""
+        return tf.device(self._device_of[node.name]) if node.name in self._device_of else nullcontext()
 
     def weight(self, node: Node, last: str) -> tf.Tensor | None:
         """The node's array of that name in the type that is computed in; None if it has none."""
@@ -67,7 +85,7 @@ class NetworkModel(keras.Model):
 
     def layout(self, node: Node) -> dict[str, str]:
         """The keyword argument for operations over one or two spatial axes."""
-        if len(self.network.input.shape) == 2:
+        if len(node.shape) == 2:
             return {"data_format": "NWC"}
         return {"data_format": "NCHW" if self.channels_first else "NHWC"}
 
@@ -81,6 +99,8 @@ class NetworkModel(keras.Model):
 
     def _prepared(self, inputs: tf.Tensor) -> tf.Tensor:
         # Scaled before it is rounded: bfloat16 has few numbers near 2, and many near the 0 that they become.
+        if inputs.dtype in (tf.int32, tf.int64):
+            return inputs
         x = tf.cast(inputs, tf.float32) / SCALE - 1 if inputs.dtype == tf.uint8 else inputs
         x = tf.cast(x, self.computes_in)
         return tf.transpose(x, [0, 3, 1, 2]) if self.channels_first else x
@@ -111,7 +131,11 @@ def _conv(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> tf.T
 
 
 def _dense(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> tf.Tensor:
-    return tf.nn.bias_add(tf.matmul(x, model.weight(node, "kernel")), model.weight(node, "bias"))
+    """As one product of two matrices, whatever the positions."""
+    kernel, bias = model.weight(node, "kernel"), model.weight(node, "bias")
+    y = tf.matmul(tf.reshape(x, [-1, kernel.shape[0]]) if len(node.shape) > 1 else x, kernel)
+    y = y if bias is None else tf.nn.bias_add(y, bias)
+    return tf.reshape(y, [-1, *node.shape]) if len(node.shape) > 1 else y
 
 
 def _batch_norm(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> tf.Tensor:
@@ -206,6 +230,7 @@ OPERATIONS: dict[str, Callable[..., tf.Tensor]] = {
     "flatten": _flatten,
     "add": lambda model, node, *xs, training: xs[0] + xs[1] if len(xs) == 2 else tf.add_n(xs),
     "concat": lambda model, node, *xs, training: tf.concat(xs, 1 if model.channels_first else -1),
+    **sequence_layers.OPERATIONS,
 }
 
 

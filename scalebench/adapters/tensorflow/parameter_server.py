@@ -175,3 +175,6 @@ class ParameterServer(TensorFlowStrategy):
 
     def peak_memory_bytes(self) -> list[int | None]:
         return [None for _ in self.place.devices]  # the devices are other processes'
+
+    def state_bytes(self) -> list[int | None]:
+        return [None for _ in self.place.devices]  # as the weights are

@@ -107,10 +107,11 @@ def _squared(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
 
 
 def _cross_entropy(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-    return tf.nn.sparse_softmax_cross_entropy_with_logits(targets, outputs)
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, outputs)
+    return tf.reduce_mean(losses, list(range(1, len(targets.shape))))
 
 
-# Each gives one number per sample; mse is the mean over the elements of its target.
+# Each gives one number per sample, the mean over the elements of its target.
 LOSSES: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {"mse": _squared, "cross_entropy": _cross_entropy}
 
 

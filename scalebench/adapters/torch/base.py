@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from scalebench.adapters.torch.compiling import Compiled
 from scalebench.adapters.torch.evidence import observed_settings
 from scalebench.adapters.torch.feeding import HostCopies, TorchBatch
 from scalebench.adapters.torch.group import Group
-from scalebench.adapters.torch.memory import Peak
+from scalebench.adapters.torch.memory import Peak, kept_bytes
 from scalebench.adapters.torch.network import NetworkModule
 from scalebench.adapters.torch.precision import Precision
 from scalebench.adapters.torch.weights import load_weights, read_weights
@@ -74,6 +74,7 @@ class TorchStrategy(Strategy):
         self.precision = Precision(settings.train.precision, self.device)
         self.group = self.join()
         self.model = self._build()
+        self._check_params()
         self.optimizer = training.optimizer(settings.train, self.model.parameters(), self.spec.learning_rate)
         self.compiled = Compiled(self.model, self.place.threads) if settings.train.compile else self.model
         self.net = self.wrap(self.compiled)
@@ -188,6 +189,14 @@ class TorchStrategy(Strategy):
     def peak_memory_bytes(self) -> list[int | None]:
         return [self._peak.of(self.device)]
 
+    def state_bytes(self) -> list[int | None]:
+        """As memory.kept_bytes counts them."""
+        return [kept_bytes(self.model, self.optimizer_state(), self.device)]
+
+    def optimizer_state(self) -> Mapping[Any, Mapping[str, Any]]:
+        """What this process' optimizer knows, by parameter."""
+        return self.optimizer.state
+
     def versions(self) -> dict[str, str]:
         found = {"torch": str(torch.__version__)}
         if torch.version.cuda is not None:
@@ -214,11 +223,13 @@ class TorchStrategy(Strategy):
         config = self.spec.config
         wanted = config.model
         model = self._own() if own_model.is_own(wanted) else self._ours()
-        torch.manual_seed(config.seed + self.place.rank)  # of dropout
-        found = count_parameters(model)
+        torch.manual_seed(config.seed + self.shard()[0])  # of dropout: those that share samples draw alike
+        return model
+
+    def _check_params(self) -> None:
+        wanted, found = self.spec.config.model, self.num_params()
         if wanted.params is not None and found != wanted.params:
             raise RuntimeError(f"{wanted.name} has {found} parameters here and {wanted.params} in its YAML")
-        return model
 
     def _ours(self) -> NetworkModule:
         config, network = self.spec.config, networks.of(self.spec.config.model)

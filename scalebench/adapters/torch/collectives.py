@@ -15,8 +15,8 @@ from scalebench.agreement import made_by_all, refused
 ROOT = 0
 FLOAT_BYTES = 4
 # As newer PyTorch calls them, which warns of the old names.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 PARTS_USED = ("all_gather", "reduce_scatter", "gather", "scatter")
 
 
@@ -64,10 +64,10 @@ class Collective:
         dist.broadcast(self._whole, src=ROOT)
 
     def _all_gather(self) -> None:
-        _all_gather(self._whole, self._part)
+        all_gather(self._whole, self._part)
 
     def _reduce_scatter(self) -> None:
-        _reduce_scatter(self._part, self._whole)
+        reduce_scatter(self._part, self._whole)
 
     def _gather(self) -> None:
         dist.gather(self._part, self._parts() if self._rank == ROOT else None, dst=ROOT)

@@ -8,10 +8,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from scalebench.adapters.torch import collectives
+from scalebench.adapters.torch import after_backward, collectives
 from scalebench.adapters.torch.base import TorchStrategy
 from scalebench.adapters.torch.evidence import observed_backend
 from scalebench.adapters.torch.feeding import TorchBatch
@@ -21,7 +23,7 @@ from scalebench.api import api
 @api(since=1)
 @dataclass
 class DdpOptions:
-    """Passed on to DistributedDataParallel."""
+    """Passed on to DistributedDataParallel, but for `overlap`."""
 
     bucket_cap_mb: float = 25.0  # gradients are exchanged in buckets of this size
     static_graph: bool = False
@@ -30,11 +32,13 @@ class DdpOptions:
     # DistributedDataParallel's own default is true: moving statistics of rank 0 to all, before each forward pass.
     # Here each replica keeps its own, as under MirroredStrategy, and message_sizes tells all that is sent.
     broadcast_buffers: bool = False
+    overlap: bool = True  # false: buckets are exchanged when backward is over, all of them at once
 
 
 @api(since=1)
 class Ddp(TorchStrategy):
-    """One process per device; gradients are averaged bucket by bucket while backward still runs."""
+    """One process per device; gradients are averaged bucket by bucket while backward still runs, or with overlap=false
+    after it."""
 
     Options = DdpOptions
 
@@ -46,7 +50,7 @@ class Ddp(TorchStrategy):
 
     def ddp_arguments(self) -> dict[str, Any]:
         """Keyword arguments of DistributedDataParallel, but for the device."""
-        arguments = asdict(self.options)
+        arguments = {key: value for key, value in asdict(self.options).items() if key != "overlap"}
         known = inspect.signature(DistributedDataParallel).parameters
         if "forward_sync_buffers" in known:  # as newer PyTorch calls it, which warns of the old name
             arguments["forward_sync_buffers"] = arguments.pop("broadcast_buffers")
@@ -54,7 +58,21 @@ class Ddp(TorchStrategy):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         device_ids = [self.device.index] if self.device.type == "cuda" else None
-        return DistributedDataParallel(model, device_ids=device_ids, **self.ddp_arguments())
+        net = DistributedDataParallel(model, device_ids=device_ids, **self.ddp_arguments())
+        self.hook(net)
+        return net
+
+    def hook(self, net: DistributedDataParallel) -> None:
+        """Give it a communication hook where buckets are not sent as it sends them by itself."""
+        if not self.options.overlap:
+            later = after_backward.AfterBackward(self.send)
+            net.register_comm_hook(
+                None, lambda _, bucket: later(bucket)
+            )  # torch looks at annotations, if there are any
+
+    def send(self, bucket: dist.GradBucket) -> Future[Tensor]:
+        """Begin the exchange of a bucket, where a communication hook does it; gives the bucket's own buffer."""
+        return after_backward.averaged(bucket)
 
     def exchange(self, on: bool) -> None:
         self.net.require_backward_grad_sync = on
@@ -84,6 +102,12 @@ class Ddp(TorchStrategy):
         if self.last_batch is None:
             raise RuntimeError("backend_used replays the last batch of the training, and there was no training")
         return observed_backend(self.train, self.last_batch)
+
+    def close(self) -> None:
+        """The wrapper goes first: were it the last to know the group, it would wait for the group's threads, and they
+        for the interpreter."""
+        self.__dict__.pop("net", None)
+        super().close()
 
 
 def no_sync(net: DistributedDataParallel) -> AbstractContextManager[Any]:

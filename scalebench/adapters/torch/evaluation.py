@@ -23,7 +23,7 @@ def metrics(
 
     Of a classifier {'cross_entropy': mean, 'accuracy': share that is right}, else {'mse': over all outputs,
     'mse_<target>': of one, where they have names}. `over_group` adds up numbers over the processes, all of
-    which have to call this. The model is left in training mode.
+    which have to call this. A model that gives None leaves the samples to another process. It is left in training mode.
     """
     if wanted.loss == "cross_entropy":
         loss, right = _means(model, source, device, 2, _classified, over_group)
@@ -48,8 +48,10 @@ def _means(
     model.eval()
     with torch.inference_mode():
         for batch in map(as_tensors, source.in_order()):
-            sums += sums_of(model.forward(batch.inputs.to(device)).float(), batch.targets.to(device))
-            samples += batch.samples
+            outputs = model.forward(batch.inputs.to(device))
+            if outputs is not None:
+                sums += sums_of(outputs.float(), batch.targets.to(device))
+                samples += batch.samples
     model.train()
     *totals, count = over_group([*sums.tolist(), float(samples)])
     return [total / count for total in totals]
@@ -60,6 +62,8 @@ def _squared_errors(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _classified(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Of a sample with several labels the mean over them."""
     labels = labels.long()
-    loss = functional.cross_entropy(outputs, labels, reduction="none").double().sum()
-    return torch.stack([loss, (outputs.argmax(1) == labels).double().sum()])
+    losses = functional.cross_entropy(outputs, labels, reduction="none")
+    right = outputs.argmax(1) == labels
+    return torch.stack([each.double().reshape(len(labels), -1).mean(1).sum() for each in (losses, right)])

@@ -16,10 +16,19 @@ UPDATES = 2  # the first may still set something up
 # Names of events -> backend. NCCL's kernels show where the profiler sees the GPU, its call also where it does not.
 SIGNS = {
     "gloo:all_reduce": "gloo",
+    "gloo:send": "gloo",
+    "gloo:recv": "gloo",
+    "gloo:all_gather": "gloo",
+    "gloo:reduce_scatter": "gloo",
     "nccl:all_reduce": "nccl",
+    "nccl:send": "nccl",
+    "nccl:recv": "nccl",
+    "nccl:_all_gather_base": "nccl",
+    "nccl:_reduce_scatter_base": "nccl",
     "ncclDevKernel": "nccl",
     "ncclKernel": "nccl",
 }
+COPIES = ("Memcpy PtoP", "Memcpy DtoD")  # from one GPU's memory to another's; the latter also within one
 # Operations that do the multiplying, compiled or not, whose first input is an activation.
 CONVOLUTIONS = ("aten::convolution", "mkldnn::_convolution_pointwise")
 PRODUCTS = ("aten::addmm", "aten::mm", "mkldnn::_linear_pointwise")
@@ -91,7 +100,7 @@ class ProfiledReplay(Replay):
 
 
 def backend_of(names: Iterable[str]) -> str | None:
-    """The backend whose all-reduce is among these names of events."""
+    """The backend whose collective operations, or sending and receiving, are among these names of events."""
     found = {backend for name in names for sign, backend in SIGNS.items() if name.startswith(sign)}
     return "+".join(sorted(found)) or None
 

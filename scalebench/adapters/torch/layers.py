@@ -1,5 +1,6 @@
 """Operations of `workloads.network` as torch modules. They take (samples, channels, positions) or (samples,
-channels, height, width): torch's order, however the numbers lie in memory."""
+channels, height, width): torch's order, however the numbers lie in memory; those of CHANNELS_LAST take the channels
+behind the positions, and those of EITHER_ORDER do not ask."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import skip_init
 
+from scalebench.adapters.torch import sequence_layers
 from scalebench.workloads.network import Node, Pads
 
 FUNCTIONS = {1: functional.conv1d, 2: functional.conv2d}
@@ -120,6 +122,17 @@ class Add(nn.Module):
         return total
 
 
+class Moved(nn.Module):
+    """A view in the other order of axes: channels to the last place, or from there to where torch has them."""
+
+    def __init__(self, to_last: bool) -> None:
+        super().__init__()
+        self.axes = (1, -1) if to_last else (-1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.movedim(*self.axes)
+
+
 class Concat(nn.Module):
     def forward(self, *xs: Tensor) -> Tensor:
         return torch.cat(xs, 1)
@@ -127,6 +140,8 @@ class Concat(nn.Module):
 
 def modules_of(node: Node, spatial: tuple[int, ...]) -> list[nn.Module]:
     """What computes a node, one after the other; `spatial` is the shape of its first input without channels."""
+    if node.op in sequence_layers.MAKERS:
+        return [sequence_layers.MAKERS[node.op](node)]
     made = MAKERS[node.op](node, spatial)
     return made if isinstance(made, list) else [made]
 
@@ -142,7 +157,7 @@ def _conv(node: Node, spatial: tuple[int, ...]) -> list[nn.Module]:
 
 
 def _dense(node: Node, spatial: tuple[int, ...]) -> nn.Module:
-    return skip_init(nn.Linear, *node.arrays[0].shape)
+    return skip_init(nn.Linear, *node.arrays[0].shape, bias=len(node.arrays) > 1)
 
 
 def _batch_norm(node: Node, spatial: tuple[int, ...]) -> nn.Module:
@@ -162,6 +177,8 @@ def _inside(pads: Pads, window: tuple[int, ...]) -> tuple[int, ...] | None:
     return tuple(before for before, _ in pads) if fits else None
 
 
+CHANNELS_LAST = ("dense", "embedding", "positions", "layer_norm", "attention")
+EITHER_ORDER = ("relu", "gelu", "dropout", "add")
 CONV = {1: nn.Conv1d, 2: nn.Conv2d}
 
 # `input` has no module: NetworkModule itself takes the batch in.

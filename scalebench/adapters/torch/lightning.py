@@ -160,6 +160,7 @@ class LightningDdp(WithTrainer, Ddp):
     def fit_begins(self, trainer: pl.Trainer) -> None:
         self._wrapper = trainer.strategy.model
         self._wrapper.require_backward_grad_sync = self._exchanging
+        self.hook(self._wrapper)
 
     def fit_ends(self) -> None:
         self._message_sizes = self.message_sizes()

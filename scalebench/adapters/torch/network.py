@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from scalebench.adapters.torch.layers import modules_of
+from scalebench.adapters.torch.layers import CHANNELS_LAST, EITHER_ORDER, Moved, modules_of
 from scalebench.workloads.images import SCALE
 from scalebench.workloads.network import Network, Node
 
@@ -31,7 +31,8 @@ class Step:
 class NetworkModule(nn.Module):
     """(samples, *input_shape) -> (samples, outputs); arrays are parameters and buffers of their node's module.
 
-    Inputs are float32, or uint8 that becomes -1 .. 1 (see workloads.images). Images lie in memory channels last,
+    Outputs for each position come as (samples, outputs, positions), as torch's losses take them. Inputs are float32,
+    uint8 that becomes -1 .. 1 (see workloads.images), or whole numbers to look up. Images lie in memory channels last,
     as they come, or with `data_format` nchw channels first. Without `dropout` such nodes let everything through.
     Weights are uninitialised: see weights.load_weights.
     """
@@ -41,13 +42,15 @@ class NetworkModule(nn.Module):
         self.network = network
         self.images = len(network.input.shape) == 3
         self.channels_first = self.images and data_format == "nchw"
-        shapes = {node.name: node.shape for node in network.nodes}
+        self._shapes = {node.name: node.shape for node in network.nodes}
+        self._last: set[str] = set()  # values whose channels stand behind the positions
         steps: list[Step] = []
         for node in _overwriting(_padding_inside(network.nodes)):
             if node.op == "dropout" and not dropout:
                 node = dataclasses.replace(node, settings={"rate": 0.0})
             if node.op != "input":
-                steps += self._add(node, shapes[node.inputs[0]][:-1])
+                steps += self._add(node)
+        steps += self._moved([network.output.name], to_last=False)[1]
         self.plan = _with_spent(steps)
         if self.images and not self.channels_first:
             self.to(memory_format=torch.channels_last)
@@ -63,14 +66,41 @@ class NetworkModule(nn.Module):
                 del values[name]
         return values[self.plan[-1].output]
 
-    def _add(self, node: Node, spatial: tuple[int, ...]) -> list[Step]:
+    def keep_outputs(self, modules: Collection[str]) -> None:
+        """From now on nobody overwrites what these give: for outputs that are views, which autograd either does not let
+        be overwritten, or forgets the hooks of."""
+        for step in self.plan:
+            if not set(modules).isdisjoint(step.inputs):
+                reader = getattr(self, step.module)
+                for setting, off in (("inplace", False), ("overwrites", None)):
+                    if hasattr(reader, setting):
+                        setattr(reader, setting, off)
+
+    def _add(self, node: Node) -> list[Step]:
         """Registers the modules of a node; the last one, which holds its arrays, bears its name."""
-        modules = modules_of(node, spatial)
+        to_last = node.inputs[0] in self._last if node.op in EITHER_ORDER else node.op in CHANNELS_LAST
+        read, steps = self._moved(node.inputs, to_last)
+        if to_last and len(node.shape) > 1:
+            self._last.add(node.name)
+        modules = modules_of(node, self._shapes[node.inputs[0]][:-1])
         names = [f"{node.name}/{i}" for i in range(len(modules) - 1)] + [node.name]
         for name, module in zip(names, modules, strict=True):
             self.add_module(name, module)
-        inputs = [node.inputs] + [(name,) for name in names[:-1]]
-        return [Step(name, read, name) for name, read in zip(names, inputs, strict=True)]
+        inputs = [tuple(read)] + [(name,) for name in names[:-1]]
+        return steps + [Step(name, read, name) for name, read in zip(names, inputs, strict=True)]
+
+    def _moved(self, names: Sequence[str], to_last: bool) -> tuple[list[str], list[Step]]:
+        """What these values are called where their channels stand last, or not, and the steps that bring them there."""
+        called, steps = [], []
+        for name in names:
+            moved = name
+            if len(self._shapes[name]) > 1 and (name in self._last) != to_last:
+                moved = f"{name}/{'last' if to_last else 'first'}"
+                if moved not in self._modules:
+                    self.add_module(moved, Moved(to_last))
+                    steps.append(Step(moved, (name,), moved))
+            called.append(moved)
+        return called, steps
 
 
 def _padding_inside(nodes: Sequence[Node]) -> list[Node]:

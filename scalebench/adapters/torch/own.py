@@ -58,7 +58,8 @@ class OwnModule(nn.Module):
         """Copies of what is trained, and with `statistics` of buffers, as they are and by their names in state_dict."""
         found = [(name, one) for name, one in self.module.named_parameters() if one.requires_grad]
         found += self.module.named_buffers() if statistics else []
-        return {name: one.detach().cpu().numpy().copy(order="C") for name, one in found}
+        # Cloned first: numpy fixes the memory that it looks at, which FSDP frees.
+        return {name: one.detach().cpu().clone().numpy().copy(order="C") for name, one in found}
 
 
 def built(config: Config, device: torch.device) -> OwnModule:

@@ -46,21 +46,36 @@ OPTIMIZERS: dict[str, Callable[[Parameters, TrainSpec, float], Optimizer]] = {
     "rmsprop": _rmsprop,
 }
 
-# Each gives the mean over the samples; mse also over the elements of a sample's target.
+
+def _cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Over (samples, classes), or (samples, classes, positions) of which each is a row: where classes lie next to each
+    other in memory, as a transformer leaves them, this copies nothing."""
+    return functional.cross_entropy(outputs.movedim(1, -1).flatten(0, -2), labels.long().flatten())
+
+
+# Each gives the mean over the samples, and over the elements of a sample's target.
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mse": functional.mse_loss,
-    "cross_entropy": lambda outputs, labels: functional.cross_entropy(outputs, labels.long()),
+    "cross_entropy": _cross_entropy,
 }
 
 
 def optimizer(train: TrainSpec, parameters: Iterable[nn.Parameter], rate: float) -> Optimizer:
     """The optimizer that `train` names, at that learning rate; InputError with the nearest name otherwise.
 
-    Fused kernels read a gradient as if it lay in memory as its parameter does, which autograd sees to.
+    Fused kernels read a gradient as if it lay in memory as its parameter does, which autograd sees to. They take plain
+    tensors or parts of tensors (DTensor), so that each kind is a group of its own.
     """
     if train.optimizer not in OPTIMIZERS:
         raise InputError(no_such("optimizer", train.optimizer, OPTIMIZERS))
-    return OPTIMIZERS[train.optimizer](list(parameters), train, rate)
+    kinds: dict[type, Parameters] = {}
+    for one in parameters:
+        kinds.setdefault(type(one), []).append(one)
+    first, *others = kinds.values()
+    made = OPTIMIZERS[train.optimizer](first, train, rate)
+    for group in others:
+        made.add_param_group({"params": group})
+    return made
 
 
 def loss(name: str) -> Callable[[Tensor, Tensor], Tensor]:

@@ -13,6 +13,7 @@ from scalebench.adapters.torch.own import OwnModule
 # Last part of a neutral name -> torch's.
 _TORCH = {
     "kernel": "weight",
+    "embeddings": "weight",
     "bias": "bias",
     "gamma": "weight",
     "beta": "bias",
@@ -38,7 +39,7 @@ def load_weights(model: NetworkModule, arrays: dict[str, NDArray[np.float32]]) -
         odd = sorted(places.keys() ^ arrays.keys())
         raise ValueError(f"model and arrays disagree about {', '.join(odd)}")
     for name, place in places.items():
-        array = np.ascontiguousarray(arrays[name].transpose(_axes(arrays[name].ndim)))
+        array = np.ascontiguousarray(arrays[name].transpose(_axes(name, arrays[name].ndim)))
         if array.shape != tuple(place.shape):
             raise ValueError(f"{name} is {array.shape} as torch has it, the model's is {tuple(place.shape)}")
         with torch.no_grad():
@@ -47,13 +48,14 @@ def load_weights(model: NetworkModule, arrays: dict[str, NDArray[np.float32]]) -
 
 def read_weights(model: NetworkModule | OwnModule, statistics: bool = False) -> dict[str, NDArray[np.float32]]:
     """Copies of what is trained, and with `statistics` of the moving ones, by neutral name; a user's own as
-    OwnModule.arrays has them."""
+    OwnModule.arrays has them. What is split over processes is put together, so that all of them have to call this."""
     if isinstance(model, OwnModule):
         return model.arrays(statistics)
     arrays = {}
     for name, place in _places(model, statistics).items():
-        array = place.detach().cpu().numpy()
-        arrays[name] = array.transpose(np.argsort(_axes(array.ndim))).copy(order="C")
+        place = place.full_tensor() if hasattr(place, "full_tensor") else place
+        array = place.detach().cpu().clone().numpy()  # numpy fixes the memory that it looks at, which FSDP frees
+        arrays[name] = array.transpose(np.argsort(_axes(name, array.ndim))).copy(order="C")
     return arrays
 
 
@@ -66,5 +68,5 @@ def _places(model: NetworkModule, statistics: bool) -> dict[str, Tensor]:
     return places
 
 
-def _axes(ndim: int) -> tuple[int, ...]:
-    return _KERNEL_AXES.get(ndim, tuple(range(ndim)))
+def _axes(name: str, ndim: int) -> tuple[int, ...]:
+    return _KERNEL_AXES[ndim] if name.endswith("/kernel") else tuple(range(ndim))

@@ -9,8 +9,8 @@ from scalebench.report.blocks import Section
 from scalebench.report.evidence import Evidence
 
 NAMES = (
-    "unfinished answer scaling strategies attribution sync usage epochs training batch_size batch_or_devices learning "
-    "clocks operations published machines problems"
+    "unfinished answer scaling strategies attribution sync usage memory epochs training batch_size batch_or_devices "
+    "data_or_model learning clocks stages operations published machines problems"
 ).split()
 
 

@@ -17,6 +17,7 @@ from scalebench.workloads.networks import from_plugins
 EMPTY = inspect.Parameter.empty
 ANY = "**"  # among the options of a function that takes whatever there is
 IMAGE, CURVE, VECTOR = ("height", "width", "channels"), ("positions", "channels"), ("numbers",)
+TOKENS = ("tokens",)  # whole numbers, of which the network looks each up
 
 
 class Entry(NamedTuple):
@@ -25,6 +26,7 @@ class Entry(NamedTuple):
     function: str  # "module:function"; it adds its nodes to an empty network: function(network, outputs, **options)
     axes: tuple[str, ...] = IMAGE  # of its inputs
     input_shape: str | None = None  # "module:function" of the options, where they decide the shape of a sample
+    target_per_token: bool = False  # the number of a class for each token of a sample
 
 
 NETWORKS: dict[str, Entry] = {
@@ -48,6 +50,7 @@ NETWORKS: dict[str, Entry] = {
     "densenet100_k12": Entry("densenet:densenet100_k12"),
     "mlp": Entry("mlp:mlp", VECTOR),
     "synthetic": Entry("synthetic:synthetic", CURVE, "synthetic:input_shape"),
+    "gpt_small": Entry("gpt:gpt", TOKENS, "gpt:input_shape", target_per_token=True),
 }
 
 
@@ -87,6 +90,26 @@ def input_shape(model: ModelSpec) -> list[int]:
     _check_options(model.name, model.options, option_defaults(model.name))
     function = _load(entry.input_shape)
     return list(function(**{key: model.options[key] for key in _defaults(function) if key in model.options}))
+
+
+def target_shape(model: ModelSpec) -> list[int]:
+    """Shape of one sample's target: what the YAML says, unless it follows from that of the sample."""
+    entry = None if _of_plugin(model.name) is not None else _entry(model.name)
+    return input_shape(model) if entry is not None and entry.target_per_token else model.target_shape
+
+
+def takes_tokens(model: ModelSpec) -> bool:
+    """Whether samples are whole numbers that the network looks up; False for one that is not known here."""
+    if _of_plugin(model.name) is not None and model.input_shape:
+        return any(node.op == "embedding" for node in of(model).nodes)
+    return model.name in NETWORKS and NETWORKS[model.name].axes == TOKENS
+
+
+def has_other_options(model: ModelSpec) -> bool:
+    """Whether parameters are not those of the YAML, since options that decide them are set otherwise there."""
+    entry = NETWORKS.get(model.name)
+    defaults = option_defaults(model.name) if entry is not None and entry.input_shape is not None else {}
+    return any(defaults.get(key, value) != value for key, value in model.options.items())
 
 
 def option_defaults(name: str) -> dict[str, Any]:

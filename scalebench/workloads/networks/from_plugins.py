@@ -55,7 +55,8 @@ def fill(of: Point, network: Network, outputs: int, options: dict[str, Any]) -> 
         raise
     except (Exception, SystemExit) as error:
         raise PluginError(f"{what(of)} fails: {plugins.said(error)}", traceback.format_exc()) from error
-    if network.output.shape != (outputs,):
+    per_token = (*network.input.shape, outputs) if network.count("embedding") else (outputs,)
+    if network.output.shape not in ((outputs,), per_token):
         raise PluginError(
             f"{what(of)} ends in '{network.output.name}' of shape {network.output.shape}, and model.outputs={outputs} "
             f"wants ({outputs},)"

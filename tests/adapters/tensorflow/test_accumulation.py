@@ -89,6 +89,7 @@ def test_a_replica_of_its_own_follows_the_mean_over_all_its_parts(
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6 * np.abs(theirs).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [BARE, ("strategy=mirrored", "gpus=2")])
 def test_moving_statistics_move_with_every_part(
     strategy: Any, pictures: Callable[..., Source], words: tuple[str, ...]

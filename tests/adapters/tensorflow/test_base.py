@@ -75,6 +75,7 @@ def test_one_trace_for_batches_of_all_sizes(strategy: Any, source: Callable[...,
     assert bare._forward.experimental_get_tracing_count() == 1
 
 
+@pytest.mark.slow
 def test_dropout_is_seeded(strategy: Any, source: Callable[..., Source]) -> None:
     """Each rank has its own masks, and the same ones in the next run."""
     words = (*BARE, "model=cifar10_cnn", "dataset=cifar10_synthetic", "train.learning_rate=1e-30")
@@ -126,6 +127,28 @@ def test_contract_of_one_rank(strategy: Any, source: Callable[..., Source]) -> N
     assert bare.settings_used() == {"precision": "float32", "compiler": "none"}
     bare.close()
     bare.close()
+
+
+@pytest.mark.parametrize(("optimizer", "times"), [("adam", 3), ("momentum", 2), ("sgd", 1)])
+def test_state_is_weights_and_what_the_optimizer_keeps(strategy: Any, optimizer: str, times: int) -> None:
+    """And two single numbers of the optimizer's: how many updates there were (8 bytes), and the learning rate (4)."""
+    whole = times * 4 * 153441 + 12
+    assert strategy(*BARE, f"train.optimizer={optimizer}").state_bytes() == [whole]
+
+
+def test_state_is_told_where_it_is(strategy: Any) -> None:
+    """Each replica's own; of one copy, on the device that has it."""
+    whole = 3 * 4 * 153441 + 12
+    assert strategy("strategy=mirrored", "gpus=2").state_bytes() == [whole, whole]
+    for name in ("central_storage_cpu", "multi_gpu_model"):
+        assert strategy(f"strategy={name}", "gpus=2").state_bytes() == [whole, 0]
+    assert sum(strategy("strategy=model_parallel_tensorflow", "gpus=2").state_bytes()) == whole + 12
+
+
+def test_moving_statistics_are_state(strategy: Any) -> None:
+    one = strategy(*BARE, "model=resnet20_cifar10", "dataset=cifar10_synthetic", "train.optimizer=sgd")
+    moving = sum(variable.numpy().size for variable in one.model.moving)
+    assert moving > 0 and one.state_bytes() == [4 * (one.num_params() + moving) + 12]
 
 
 def test_wrong_parameter_count(made: Any) -> None:

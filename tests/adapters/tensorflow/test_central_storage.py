@@ -46,6 +46,7 @@ def strategy(*overrides: str) -> CentralStorage:
     return CentralStorage(resolve(jobs.to_config(cli.compose(words))), 0)
 
 
+@pytest.mark.slow
 @pytest.mark.real
 def test_each_replica_is_on_its_device_forward_and_backward(run: tuple[str, Update]) -> None:
     _, update = run

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 
+import keras
 import pytest
 import tensorflow as tf
 
@@ -93,3 +94,12 @@ def test_peak_memory_is_not_told_of_the_cpu() -> None:
 def test_peak_memory_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tf.config.experimental, "get_memory_info", {"GPU:1": {"peak": 7, "current": 5}}.__getitem__)
     assert devices.peak_memory_bytes("/GPU:1") == 7
+
+
+def test_kept_bytes_are_told_by_device() -> None:
+    made = []
+    for device, size in (("/CPU:0", 3), ("/CPU:1", 5), ("/CPU:1", 1)):
+        with tf.device(device):
+            made.append(keras.Variable(tf.zeros(size), dtype="float32"))
+    assert devices.kept_bytes(DEVICES, made) == [12, 24]
+    assert devices.kept_bytes(["/CPU:1", "/GPU:0"], made) == [24, 0]

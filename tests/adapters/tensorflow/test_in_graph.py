@@ -54,6 +54,7 @@ def source(samples: int, global_batch: int, **settings: Any) -> Source:
     return Source(*arrays, global_batch=global_batch, seed=0, replica=0, replicas=1, **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.real
 def test_each_tower_is_on_its_device_forward_and_backward(run: tuple[str, Update]) -> None:
     _, update = run

@@ -69,6 +69,7 @@ def test_replicas_are_put_on_their_devices(strategy: Any) -> None:
     assert len(one.strategy.experimental_local_results(one.model.trained[0].value)) == 2
 
 
+@pytest.mark.slow
 def test_moving_statistics_are_each_replicas_own(strategy: Any, pictures: Callable[..., Source]) -> None:
     """And the mean of them where they are read from outside: here, and by validation."""
     one = strategy(*MIRRORED, *IMAGES)

@@ -69,6 +69,7 @@ def test_same_updates_as_bare(strategy: Any, source: Callable[..., Source], way:
     one.local_step(one.last_batch) if devices == 2 else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["mirrored", "central_storage_device", "multi_gpu_model"])
 def test_statistics_are_the_mean_over_the_devices(strategy: Any, source: Callable[..., Source], way: str) -> None:
     """As each device finds them from its own samples; the strategy begins where one device alone does."""

@@ -81,6 +81,7 @@ def test_settings_used(strategy: Any, pictures: Callable[..., Source], name: str
         assert float(parts[2].loss_sum) / parts[2].samples < float(parts[0].loss_sum) / parts[0].samples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [BARE, ("strategy=mirrored", "gpus=2")])
 def test_compiled(strategy: Any, source: Callable[..., Source], words: tuple[str, ...]) -> None:
     """The same losses by way of XLA, which is seen; two devices stay two."""
@@ -154,6 +155,7 @@ def test_tf32_is_set_and_seen(gpu: Callable[[tuple[int, int]], None]) -> None:
     assert precision.of_update(function, "/GPU:1", True)["precision"] == "float32"
 
 
+@pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.parametrize("onednn", ["0", "1"])
 def test_channels_first_without_kernels(onednn: str) -> None:

@@ -104,6 +104,7 @@ def test_no_time_of_the_exchange_is_not_zero(type_: str) -> None:
     assert found.collective_s is None and found.operations[0].collective == (type_ == "HorovodAllreduce")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ["mirrored", "mirrored strategy.options.loop=fit", *COPY])
 def test_calls_of_real_updates(
     strategy: Any, source: Callable[..., Source], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str

@@ -92,6 +92,7 @@ def test_evaluate_is_the_mean_over_all_samples(
     assert all(parameter.grad is None for parameter in bare.model.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bare_torch", "ddp_gloo", "independent_torch", "lightning_ddp_gloo"])
 def test_contract_of_one_rank(strategy: Any, source: Callable[..., Source], name: str) -> None:
     one = strategy(name)

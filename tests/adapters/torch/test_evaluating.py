@@ -22,6 +22,7 @@ def images(first: int = 0, last: int = 50, batch: int = 20) -> Source:
     return Source(*IMAGES, first=first, last=last, global_batch=batch, seed=3, replica=0, replicas=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["cifar10_cnn", "resnet20_cifar10"])
 @pytest.mark.parametrize(
     ("name", "changes"),

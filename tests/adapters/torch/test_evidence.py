@@ -32,6 +32,7 @@ def test_replay_ends() -> None:
     assert [loop.done(None) for _ in loop] == [False, False, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ddp_gloo", "lightning_ddp_gloo"])
 def test_no_exchange_is_seen_when_it_is_off(strategy: Any, source: Callable[..., Source], name: str) -> None:
     one = strategy(name)

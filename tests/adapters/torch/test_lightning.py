@@ -41,6 +41,7 @@ def train(strategy: Any, source: Source, blocks: int, steps: int) -> tuple[int, 
     return batches.drawn, stage
 
 
+@pytest.mark.slow
 def test_draws_what_it_trains_on(strategy: Any, source: Callable[..., Source]) -> None:
     lightning = strategy("lightning_ddp_gloo")
     for blocks in (3, 1):  # a second training in the same process, as probes want it

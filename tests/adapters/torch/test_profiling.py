@@ -20,6 +20,7 @@ from scalebench.workloads.source import Source
 UPDATES = 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bare_torch", "lightning_ddp_gloo"])
 def test_profile_of_one_rank(strategy: Any, source: Callable[..., Source], tmp_path: Path, name: str) -> None:
     one = strategy(name)

@@ -55,6 +55,7 @@ def losses(one: Any, source: Source, steps: int) -> list[float]:
     return [float(part.loss_sum) / part.samples for part in parts]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
 def test_a_residual_network_learns(strategy: Any, pictures: Callable[..., Source], name: str) -> None:
     bare = strategy("bare_torch", **IMAGES, train__precision=name, train__learning_rate=0.05)
@@ -110,6 +111,7 @@ def test_images_under_every_strategy(strategy: Any, pictures: Callable[..., Sour
     assert one.message_sizes() == [4 * one.num_params()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bare_torch", "ddp_gloo", "lightning_ddp_gloo"])
 def test_float16_scales_and_skips(strategy: Any, source: Callable[..., Source], name: str) -> None:
     """An update whose gradients overflow leaves the weights alone and halves the scale; the next one is made."""

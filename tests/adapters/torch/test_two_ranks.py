@@ -31,6 +31,7 @@ def probed(name: str, folder: Path) -> list[dict[str, Any]]:
     return [read_json(folder / f"probed{rank}.json") for rank in range(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.parametrize("name", NAMES)
 def test_parts_exchange_nothing_and_the_profile_finds_the_exchange(name: str, tmp_path: Path) -> None:

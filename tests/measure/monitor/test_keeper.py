@@ -43,6 +43,7 @@ def stand_in(folder: Path, code: str) -> str:
     return "monitor_stand_in"
 
 
+@pytest.mark.slow
 def test_ten_times_and_twice_a_second(folder: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_in(monkeypatch, nvml_library, LOST_AFTER=100)
     with Keeper(SPEC, folder) as kept:

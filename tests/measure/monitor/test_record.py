@@ -51,6 +51,7 @@ def test_a_run_on_cores(tmp_path: Path) -> None:
     assert row["cpu_util_mean"] == m.cpu_util_mean and row["rss_anon_bytes_max"] == m.rss_anon_bytes_max
 
 
+@pytest.mark.slow
 def test_a_run_on_gpus(tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_in(monkeypatch, nvml_library, PROCESSES_0=os.getpid())  # which is ours, and so not foreign
     result = run(gpu_spec(setup_s=1.0), tmp_path / "run")
@@ -76,6 +77,7 @@ def test_devices_in_trouble(tmp_path: Path, nvml_library: Path, monkeypatch: pyt
     assert row["throttle_reasons"] == "sw_power_cap" and "foreign_process" in row["flags"]
 
 
+@pytest.mark.slow
 def test_a_gpu_that_is_lost_half_way(tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_in(monkeypatch, nvml_library, LOST_AFTER=60)
     result = run(gpu_spec(setup_s=1.0), tmp_path / "run")

@@ -84,8 +84,12 @@ FAULTS = {
     "raises": ({"body": "raise KeyError('gone')"}, r"^model 'tiny' of tiny-net fails: KeyError: 'gone'$"),
     "exits": ({"body": "raise SystemExit(3)"}, r"^model 'tiny' of tiny-net fails: SystemExit: 3$"),
     "a programmer's mistake": (
+        {"end": "network.dense(x, 'hidden', outputs)"},
+        r"fails: ValueError: tiny has two nodes named hidden",
+    ),
+    "no flatten": (
         {"end": "network.dense(network.input, 'out', outputs)"},
-        r"fails: ValueError: out: flatten",
+        r"^model 'tiny' of tiny-net ends in 'out' of shape \(3, 5\), and model.outputs=5 wants \(5,\)$",
     ),
     "other outputs": (
         {"end": "network.dense(x, 'out', outputs + 1)"},

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
@@ -55,11 +55,11 @@ class CompressedDdp(Ddp):
     def replay(self, buffers: Buffers) -> dist.Work | None:
         """Begin to send a message as `send` does; None: it is over."""
 
-    def wrap(self, model: nn.Module) -> nn.Module:
-        net: DistributedDataParallel = super().wrap(model)
+    def hook(self, net: DistributedDataParallel) -> None:
+        if not self.options.overlap:
+            return super().hook(net)
         # Without annotations: torch compares them with its own classes, and here they are text.
         net.register_comm_hook(None, lambda _, bucket: self.send(bucket))
-        return net
 
     def ddp_arguments(self) -> dict[str, Any]:
         """Without the options that are not DistributedDataParallel's."""

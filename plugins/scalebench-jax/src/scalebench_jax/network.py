@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from scalebench.strategy import Unsupported
 from scalebench.workloads.images import SCALE
 from scalebench.workloads.network import Network, Node
 
@@ -47,6 +48,16 @@ class NetworkFunction:
     dtype: Any = jnp.float32
     dropout: bool = True
 
+    def __post_init__(self) -> None:
+        """Unsupported for a network with operations that are not written for JAX here."""
+        known = {"input", *OPERATIONS}
+        lacking = sorted({node.op for node in self.network.nodes} - known)
+        if lacking:
+            raise Unsupported(
+                f"model={self.network.name} has operations that this adapter does not know: {', '.join(lacking)}; "
+                "take another model, or another framework"
+            )
+
     def infer(self, weights: Arrays, moving: Arrays, inputs: Array) -> Array:
         """(samples, outputs) for validation."""
         return self._run(Pass(weights, moving, {}, self.dtype), inputs)
@@ -81,7 +92,8 @@ def _conv(one: Pass, node: Node, x: Array) -> Array:
 
 
 def _dense(one: Pass, node: Node, x: Array) -> Array:
-    return x @ one.weight(node, "kernel") + one.weight(node, "bias")
+    kernel, bias = one.weight(node, "kernel"), one.weight(node, "bias")
+    return x @ kernel if bias is None else x @ kernel + bias
 
 
 def _batch_norm(one: Pass, node: Node, x: Array) -> Array:

@@ -1,0 +1,205 @@
+"""Fully sharded data parallelism: each process keeps its share of the weights, gradients and optimizer's state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+
+try:
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+except ImportError:  # an older PyTorch, which Fsdp says in words
+    FSDPModule = fully_shard = None  # type: ignore[assignment,misc]
+
+from scalebench.adapters.torch import collectives, evaluation, training
+from scalebench.adapters.torch.base import TorchStrategy
+from scalebench.adapters.torch.evidence import observed_backend
+from scalebench.adapters.torch.feeding import TorchBatch
+from scalebench.adapters.torch.network import NetworkModule
+from scalebench.adapters.torch.shard_units import units
+from scalebench.adapters.torch.sharded_messages import Account
+from scalebench.spec import InputError
+from scalebench.strategy import LossPart, Unsupported
+from scalebench.suggest import no_such
+from scalebench.workloads.source import Source
+
+UNITS = ("layers", "whole")
+
+
+@dataclass
+class FsdpOptions:
+    """What is gathered at a time, and for how long."""
+
+    units: str = "layers"  # layers: one group of layers after the other | whole: all weights at once
+    unit_mb: float = 1.0  # of layers: MB of weights that a group has at least; 0: each layer is one
+    reshard_after_forward: bool = True  # false: gathered weights stay until backward is through with them
+
+
+class Fsdp(TorchStrategy):
+    """torch's fully_shard (FSDP2). A unit's weights are gathered before its forward pass, freed behind it, gathered
+    again for its backward pass, and its gradients averaged into shards.
+
+    The last unit stays gathered between its two passes, as fully_shard leaves the root by itself. Weights, messages
+    and the optimizer's state are float32 whatever train.precision computes in.
+    """
+
+    Options = FsdpOptions
+    net: Any
+
+    def group_backend(self) -> str:
+        return self.spec.config.strategy.backend or "gloo"
+
+    def setup(self) -> None:
+        self._check()
+        self._account = Account()
+        self._messages: dict[tuple[int, ...], list[Callable[[], None]]] = {}
+        super().setup()
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        for tensor in self.model.parameters():
+            tensor.data = tensor.data.contiguous()  # kernels that lie channels last cannot be sharded
+        mesh = init_device_mesh(self.device.type, (self.spec.processes,))
+        if isinstance(self.model, NetworkModule):  # a dense layer over positions gives a view
+            nodes = self.model.network.nodes
+            self.model.keep_outputs([node.name for node in nodes if node.op == "dense" and len(node.shape) > 1])
+        self._freed = self._units()[:-1] if self.options.reshard_after_forward else []
+        for unit in self._units():
+            fully_shard(unit, mesh=mesh, reshard_after_forward=unit in self._freed)
+            self._account.watch(unit[0])
+        if not isinstance(model, FSDPModule):
+            fully_shard(model, mesh=mesh, reshard_after_forward=False)  # the root, which has no weights left
+        train = self.spec.config.train
+        self.optimizer = training.optimizer(train, self.model.parameters(), self.spec.learning_rate)  # of the shards
+        return model
+
+    def step(self, batch: TorchBatch) -> LossPart | None:
+        with self._account.update():
+            return super().step(batch)
+
+    def parts(self, batch: TorchBatch) -> list[TorchBatch]:
+        """All ranks in as many, since each part is a round of gathering: few samples are computed at once."""
+        few = batch.global_samples < self.accumulate * self.spec.processes
+        if not few:
+            return super().parts(batch)
+        asked, self.accumulate = self.accumulate, 1
+        try:
+            return super().parts(batch)
+        finally:
+            self.accumulate = asked
+
+    @contextmanager
+    def unsent(self) -> Iterator[None]:
+        """Whole gradients are kept meanwhile, as large as the weights."""
+        self.net.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            self.net.set_requires_gradient_sync(True)
+
+    def exchange(self, on: bool) -> None:
+        if not on:
+            raise Unsupported(
+                f"{self.spec.config.strategy.name} keeps shards of the weights, which no process can use alone"
+            )
+
+    def partial_step(self, batch: TorchBatch, until: str) -> None:
+        raise Unsupported(f"{self.spec.config.strategy.name} gathers weights within each part of an update")
+
+    def message_sizes(self) -> list[int]:
+        """Of each gathering the whole that comes together, of each averaging the whole that is shared out, padding
+        included; noted as they were sent."""
+        return [size for _, size in self._account.of_update]
+
+    def run_exchange(self, sizes: list[int]) -> None:
+        """One after the other, as they are sent; gathering where the strategy sent nothing of those sizes."""
+        assert self.group is not None, "setup comes first"
+        key = tuple(sizes)
+        if key not in self._messages:
+            known = self._account.of_update
+            kinds = [kind for kind, _ in known] if sizes == [size for _, size in known] else ["all_gather"] * len(sizes)
+            whole = collectives.FLOAT_BYTES * self.spec.processes
+            self._messages[key] = [
+                collectives.collective(self.group, kind, max(size // whole, 1) * whole)
+                for kind, size in zip(kinds, sizes, strict=True)
+            ]
+        for message in self._messages[key]:
+            message()
+
+    def collective(self, name: str, size_bytes: int) -> Callable[[], None]:
+        assert self.group is not None, "setup comes first"
+        return collectives.collective(self.group, name, size_bytes)
+
+    def backend_used(self) -> str | None:
+        """Two more updates under the profiler, which spoil the weights; None where one process has all shards."""
+        if self.last_batch is None:
+            raise RuntimeError("backend_used replays the last batch of the training, and there was no training")
+        return observed_backend(self.train, self.last_batch)
+
+    def evaluate(self, source: Source) -> dict[str, float]:
+        """With all weights gathered at once: ranks may have more or fewer batches."""
+        assert self.group is not None, "setup comes first"
+        # A compiled net has its hooks around the model, and there is nothing to compile for evaluation.
+        net = self.model if self.net is not self.model else _Through(self.net)
+        with self._peak.paused(self.device), self._gathered(), self.precision.autocast():
+            return evaluation.metrics(net, self.spec.config.model, source, self.device, self.group.sum)
+
+    def parameters(self) -> dict[str, Any]:
+        """Whole ones, on every rank; all have to ask."""
+        with self._gathered():
+            return super().parameters()
+
+    def close(self) -> None:
+        self._messages = {}
+        super().close()
+
+    def _check(self) -> None:
+        """InputError for options, Unsupported for what fully_shard cannot do."""
+        options, train, name = self.options, self.spec.config.train, self.spec.config.strategy.name
+        if options.units not in UNITS:
+            raise InputError(no_such("strategy.options.units", options.units, UNITS))
+        if not options.unit_mb >= 0:
+            raise InputError(f"strategy.options.unit_mb={options.unit_mb} should be 0 or more")
+        if fully_shard is None or not hasattr(FSDPModule, "set_custom_reduce_scatter"):
+            raise Unsupported(f"{name} needs PyTorch 2.9 or newer, and here is {torch.__version__}")
+        if train.compile and options.units != "whole":
+            raise Unsupported(
+                f"{name} gathers weights between layers, where no compiler gets through: "
+                "with train.compile=true take strategy.options.units=whole"
+            )
+
+    def _units(self) -> list[list[nn.Module]]:
+        """Of a user's own module one: whose weights are used outside of its layers nobody knows."""
+        if self.options.units == "whole" or not isinstance(self.model, NetworkModule):
+            return [[self.compiled]]
+        return units(self.model, self.options.unit_mb * 1e6)
+
+    @contextmanager
+    def _gathered(self) -> Iterator[None]:
+        """Within all weights are plain and whole, and forward passes exchange nothing."""
+        parts = [module for module in self.net.modules() if isinstance(module, FSDPModule)]
+        for part in parts:
+            part.unshard()
+        self.net.set_reshard_after_forward(False)
+        try:
+            yield
+        finally:
+            for unit in self._freed:
+                unit[0].set_reshard_after_forward(True)
+            for part in parts:
+                part.reshard()
+
+
+class _Through(nn.Module):
+    """`forward` by way of the call, which FSDP's hooks are around."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.net(inputs)

@@ -1,0 +1,233 @@
+"""Stages of a network: what belongs together stays together, and the dearest stage is as cheap as it can be."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalebench.adapters.torch.network import NetworkModule
+from scalebench.adapters.torch.weights import load_weights
+from scalebench.spec import InputError
+from scalebench.workloads import networks, partitioner
+from scalebench.workloads.network import Network
+from scalebench.workloads.partitioner import Stage, cuts, flops, most_stages, parameter_bytes, partition
+from scalebench.workloads.weights import initial_weights
+
+CONF = Path(__file__).parents[2] / "conf/model"
+BLOCKS = ("dense", "relu", "residual", "branches", "dead_end")
+
+
+@functools.cache
+def of_zoo(name: str) -> Network:
+    model = yaml.safe_load((CONF / f"{name}.yaml").read_text())
+    return networks.build(name, model["input_shape"], model["outputs"], model["options"])
+
+
+def built(blocks: list[str]) -> Network:
+    """Of dense layers of one width, some of which are read past their successors."""
+    net = Network("net", (4,))
+    x = net.input
+    for number, block in enumerate(blocks):
+        if block == "relu":
+            x = net.relu(x)
+        elif block == "residual":
+            x = net.add(x, net.relu(net.dense(x, f"d{number}", 4)))
+        elif block == "branches":
+            x = net.add(net.dense(x, f"a{number}", 4), net.dense(x, f"b{number}", 4), net.relu(x))
+        else:
+            if block == "dead_end":
+                net.relu(x)  # nobody reads it
+            x = net.dense(x, f"d{number}", 4)
+    return net
+
+
+def live_behind(net: Network, position: int) -> set[str]:
+    """The values that nodes behind this one read of those up to it."""
+    made = {node.name for node in net.nodes[: position + 1]}
+    return made & {name for node in net.nodes[position + 1 :] for name in node.inputs}
+
+
+def has_weights(stage: Stage) -> bool:
+    return any(array.trainable for node in stage.nodes for array in node.arrays)
+
+
+def check(net: Network, stages: list[Stage]) -> None:
+    """Neighbours, in order, one value between any two."""
+    assert [node for stage in stages for node in stage.nodes] == net.nodes[1:]
+    assert [stage.index for stage in stages] == list(range(len(stages)))
+    assert stages[0].source == net.input
+    for before, after in itertools.pairwise(stages):
+        assert after.source == before.output
+        assert live_behind(net, net.nodes.index(before.output)) == {before.output.name}
+    assert all(has_weights(stage) for stage in stages)
+
+
+def dearest(net: Network, stages: list[Stage], costs: list[float]) -> float:
+    cost = dict(zip((node.name for node in net.nodes), costs, strict=True))
+    return max(sum(cost[node.name] for node in stage.nodes) for stage in stages)
+
+
+@given(st.lists(st.sampled_from(BLOCKS), min_size=1, max_size=8))
+def test_a_cut_is_where_one_value_alone_goes_on(blocks: list[str]) -> None:
+    net = built(blocks)
+    inner = range(1, len(net.nodes) - 1)
+    assert cuts(net) == [i for i in inner if live_behind(net, i) == {net.nodes[i].name}]
+
+
+@given(st.lists(st.sampled_from(BLOCKS), min_size=1, max_size=7), st.integers(1, 4), st.data())
+def test_no_way_to_cut_has_a_cheaper_dearest_stage(blocks: list[str], count: int, data: st.DataObject) -> None:
+    net = built([*blocks, "dense"])
+    costs: list[float] = data.draw(
+        st.lists(st.integers(0, 9).map(float), min_size=len(net.nodes), max_size=len(net.nodes))
+    )
+    costs[0] = 0.0
+    ways = []
+    for inner in itertools.combinations(cuts(net), count - 1):
+        ends = [0, *inner, len(net.nodes) - 1]
+        pairs = enumerate(itertools.pairwise(ends))
+        stages = [Stage(i, tuple(net.nodes[a + 1 : b + 1]), net.nodes[a]) for i, (a, b) in pairs]
+        if all(map(has_weights, stages)):
+            ways.append(stages)
+    if not ways:
+        with pytest.raises(InputError, match=f"at most {most_stages(net)} stage"):
+            partition(net, count, costs)
+        return
+    found = partition(net, count, costs)
+    check(net, found)
+    assert dearest(net, found, costs) == min(dearest(net, way, costs) for way in ways)
+    assert found == partition(net, count, costs)
+
+
+@given(st.lists(st.sampled_from(BLOCKS), min_size=1, max_size=7))
+def test_there_are_as_many_stages_as_can_hold_weights(blocks: list[str]) -> None:
+    net = built([*blocks, "dense"])
+    check(net, partition(net, most_stages(net), flops(net)))
+    with pytest.raises(InputError):
+        partition(net, most_stages(net) + 1, flops(net))
+
+
+@given(st.lists(st.integers(1, 2**40), min_size=6, max_size=6), st.integers(1, 6))
+def test_costs_may_be_seconds(nanoseconds: list[int], count: int) -> None:
+    """Measured ones are as good as any: the cuts do not hang on their unit."""
+    net = built(["dense"] * 6)
+    whole = partition(net, count, [0, *nanoseconds])
+    seconds = [0.0, *(one / 2**30 for one in nanoseconds)]
+    assert partition(net, count, seconds) == whole
+
+
+@pytest.mark.parametrize("name", networks.NETWORKS)
+def test_every_network_of_the_zoo_can_be_cut(name: str) -> None:
+    net = of_zoo(name)
+    most = most_stages(net)
+    assert most >= 4
+    for count in {1, 2, 4, most}:
+        for costs in (flops(net), parameter_bytes(net)):
+            stages = partition(net, count, costs)
+            check(net, stages)
+            made = [stage.network(f"{name}.{stage.index}") for stage in stages]
+            assert [array for one in made for array in one.arrays] == net.arrays
+            assert sum(one.training_flops for one in made) == net.training_flops == sum(flops(net))
+            assert sum(one.parameters for one in made) == net.parameters == sum(parameter_bytes(net)) / 4
+
+
+def test_where_the_choice_matters() -> None:
+    """Nearly all of VGG16's parameters are in one dense layer, and nearly all its work is in the convolutions."""
+    vgg = of_zoo("vgg16")
+    by_bytes, by_work = (partition(vgg, 2, costs) for costs in (parameter_bytes(vgg), flops(vgg)))
+    assert by_bytes[0].output.name == "relu_34" and by_bytes[0].nodes[-2].name == "fc1"
+    assert by_work[0].nodes[-2].name == "block3_conv2"
+    work = flops(vgg)
+    assert dearest(vgg, by_work, work) < 1.1 * sum(work) / 2 < dearest(vgg, by_bytes, work)
+
+
+def test_the_stages_of_the_perceptron() -> None:
+    mlp = of_zoo("mlp")
+    stages = partition(mlp, 5, flops(mlp))
+    assert [[node.op for node in stage.nodes] for stage in stages] == [["dense", "relu"]] * 4 + [["dense"]]
+    assert [partitioner.activation_bytes(stage) for stage in stages] == [16000, 8000, 2000, 1200, 4]
+    assert flops(mlp)[:3] == [0, 6 * 8000 * 4000, 0]
+    assert parameter_bytes(mlp)[:3] == [0, 4 * (8000 * 4000 + 4000), 0]
+
+
+def test_of_cuts_that_are_as_good_the_one_that_sends_the_least_wins() -> None:
+    net = Network("net", (8, 8, 1))
+    x = net.max_pool(net.relu(net.conv(net.input, "one", 4, 3)), 2, strides=2)
+    x = net.conv(net.zero_pad(net.relu(x), 1), "two", 4, 3, padding="valid")
+    net.dense(net.flatten(x), "three", 2)
+    costs = [float(node.op == "conv") for node in net.nodes]
+    first, second = partition(net, 2, costs)
+    assert [node.op for node in first.nodes] == ["conv", "relu", "max_pool", "relu"], "the latest of the smallest"
+    assert [node.op for node in second.nodes] == ["zero_pad", "conv", "flatten", "dense"]
+
+
+def test_a_stage_as_a_network() -> None:
+    mlp = of_zoo("mlp")
+    first, second = (stage.network("part") for stage in partition(mlp, 2, flops(mlp)))
+    assert (first.input.name, first.input.shape, first.nodes[0]) == ("input", (8000,), first.input)
+    assert (second.input.name, second.input.op, second.input.shape) == ("relu_2", "input", (4000,))
+    assert (second.input.inputs, second.input.arrays, second.input.macs) == ((), (), 0)
+    assert second.output == mlp.output and second.name == "part"
+    assert second.nodes[0] == second.input and second.nodes[1:] == mlp.nodes[3:]
+
+
+@pytest.mark.parametrize("name", ["materials_cnn", "mlp", "resnet20_cifar10", "densenet40_k12", "inception_v3"])
+def test_stages_one_behind_the_other_compute_what_the_network_does(name: str) -> None:
+    net = networks.build(name, (75, 75, 3), 10) if name == "inception_v3" else of_zoo(name)
+    weights = initial_weights([(a.name, a.shape, a.init) for a in net.arrays], seed=1)
+    inputs = torch.rand(2, *net.input.shape, generator=torch.Generator().manual_seed(1))
+
+    def run(part: Network, x: torch.Tensor) -> torch.Tensor:
+        module = NetworkModule(part, dropout=False)
+        load_weights(module, {array.name: weights[array.name] for array in part.arrays})
+        return module(x).detach()
+
+    x = inputs
+    for stage in partition(net, 3, flops(net)):
+        sent = run(stage.network("part"), x)
+        x = sent.movedim(1, -1) if sent.dim() > 2 else sent
+    torch.testing.assert_close(x, run(net, inputs), rtol=1e-5, atol=1e-5)
+
+
+def test_more_stages_than_the_model_has_are_refused_in_words() -> None:
+    mlp = of_zoo("mlp")
+    told = "^model mlp can be cut into at most 5 stages, the strategy asks for 8: lower gpus$"
+    with pytest.raises(InputError, match=told):
+        partition(mlp, 8, flops(mlp))
+    with pytest.raises(InputError, match="the strategy asks for 0: ask for at least 1"):
+        partition(mlp, 0, flops(mlp))
+    with pytest.raises(InputError, match="model net can be cut into at most 1 stage, the strategy asks for 2"):
+        partition(built(["residual"]), 2, flops(built(["residual"])))
+
+
+def test_a_network_without_weights_is_one_stage() -> None:
+    net = built(["relu", "relu"])
+    assert cuts(net) == [1] and most_stages(net) == 1
+    (only,) = partition(net, 1, [0.0] * 3)
+    assert only.nodes == tuple(net.nodes[1:])
+
+
+@pytest.mark.parametrize("wrong", [[1.0], [-1.0] * 5, [math.nan] * 5, [math.inf] * 5])
+def test_costs_that_are_not_of_these_nodes(wrong: list[float]) -> None:
+    net = built(["dense"] * 4)
+    assert len(net.nodes) == 5
+    with pytest.raises(ValueError, match="costs of the 5 nodes of net"):
+        partition(net, 2, wrong)
+
+
+def test_a_deep_network_is_cut_soon() -> None:
+    """All costs differ, so that nothing is cut short; 0.2 s of 300 layers through 8 stages."""
+    net: Any = built(["dense"] * 300)
+    seeded = random.Random(1)
+    costs = [0.0, *(seeded.random() for _ in range(300))]
+    stages = partition(net, 8, costs)
+    assert dearest(net, stages, costs) < 1.1 * sum(costs) / 8
