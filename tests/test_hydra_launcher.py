@@ -85,6 +85,7 @@ def test_resume_keeps_what_went_well_and_repeats_what_did_not(sweep: Sweep) -> N
     assert beside.run_id.iloc[0] == first.run_id.iloc[0] and beside.repeat.tolist() == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_finished_sweep_is_not_run_over(sweep: Sweep) -> None:
     assert sweep("gpus=1")[0] == 0
     before = rows().run_id.tolist()
@@ -159,6 +160,7 @@ def test_a_single_run_with_repeats_is_refused_as_a_sweep_is(capsys: pytest.Captu
     assert os.listdir() == []
 
 
+@pytest.mark.slow
 def test_what_is_impossible_here_gets_its_row_among_the_others(sweep: Sweep) -> None:
     """And no pause before it, which heats nothing."""
     status, out, err = sweep("strategy=null,horovod_nccl", "gpus=1", "measure.cool_down_s=50")

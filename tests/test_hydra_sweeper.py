@@ -210,6 +210,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "line"), WRONG, ids=[(words or ["nothing"])[-1] for words, _ in WRONG])
 def test_what_makes_no_sense_is_refused_in_one_line(search: Search, words: list[str], line: str) -> None:
     status, out, err = search(*words)
@@ -238,6 +239,7 @@ def test_optuna_is_named_where_it_is_missing(search: Search, monkeypatch: pytest
     assert err == "scalebench: a search needs optuna: pip install 'scalebench[search]'\n"
 
 
+@pytest.mark.slow
 def test_a_dry_run_tells_what_is_searched_and_leaves_nothing(search: Search) -> None:
     status, out, err = search(RATE, "train.optimizer=adam,sgd", "dry_run=true", trials=12)
     assert (status, err) == (0, "")

@@ -76,6 +76,7 @@ def test_what_was_installed_by_other_hands_is_replaced(home: Home) -> None:
     assert home.builds() == 1 and home.install() == THERE
 
 
+@pytest.mark.slow
 def test_other_versions_are_built_for_anew(home: Home) -> None:
     home.programs(COMPILER, MPI)
     home.install()
@@ -126,6 +127,7 @@ def test_what_does_not_import_is_not_kept(home: Home) -> None:
     assert "uninstall --yes horovod" in home.pip()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 143)])
 def test_a_build_that_is_stopped_leaves_nothing(home: Home, number: int, status: int) -> None:
     home.programs(COMPILER, MPI)
@@ -197,6 +199,7 @@ def test_an_install_that_leaves_horovod_out_brings_it_later(home: Home, checkout
     assert home.install(script=install, **IN_CHECKOUT) == (0, [], [])
 
 
+@pytest.mark.slow
 def test_an_install_that_is_stopped_goes_on_with_horovod_the_next_time(home: Home, checkout: Path) -> None:
     home.programs(MPI, COMPILER)
     install = checkout / "scripts" / "install.sh"

@@ -128,12 +128,14 @@ def test_a_single_run_is_a_job_too(call: Call) -> None:
     assert "testcluster" in out
 
 
+@pytest.mark.slow
 def test_runs_of_this_machine_follow_those_of_the_cluster(call: Call) -> None:
     status, *_ = call("--multirun", "hardware=cpu,testcluster", "gpus=1", "hydra.sweep.dir=s")
     assert status == 0 and [run.number for run in Here.seen] == [1]
     assert set(scalebench.load("s").hardware) == {"cpu", "testcluster"}
 
 
+@pytest.mark.slow
 def test_what_the_cluster_cannot_have_is_not_submitted(call: Call) -> None:
     status, out, _ = call("--multirun", "gpus=1,64", "train.batch_per_device=4", "hydra.sweep.dir=s")
     assert status == 0 and [run.spec.gpus for run in Here.seen] == [1]

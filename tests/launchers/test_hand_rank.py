@@ -65,6 +65,7 @@ def test_its_surroundings_are_those_of_every_rank(by_hand: Any, program: Callabl
     assert json.loads((tmp_path / "exit1.json").read_text()) == {"code": 0, "told": False}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("well", "status"), [(True, 0), (False, 1)])
 def test_it_ends_when_it_is_told_in_the_folder(
     well: bool, status: int, by_hand: Any, program: Callable[[str], str], tmp_path: Path

@@ -81,6 +81,7 @@ def test_no_mpirun_is_a_failed_row(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     )
 
 
+@pytest.mark.slow
 @NEEDS_MPIRUN
 def test_what_mpirun_says_is_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """More ranks than slots, which it was not told to allow."""

@@ -123,6 +123,7 @@ FAILURES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", FAILURES)
 def test_a_step_that_goes_wrong(case: str, job: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm, "LATE_S", 0.2)
@@ -155,6 +156,7 @@ def test_a_rank_that_slurm_puts_elsewhere(
     assert not alive(ended.pids)
 
 
+@pytest.mark.slow
 def test_a_folder_that_a_node_does_not_see(job: StandIn, tmp_path: Path) -> None:
     job.script("srun", "touch $SLURM_HOSTFILE; mv $(dirname $SLURM_HOSTFILE)/spec.json $(dirname $0)\n" + _body(job))
     result = run(job.spec(2), tmp_path / "run")

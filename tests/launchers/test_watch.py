@@ -89,6 +89,7 @@ def test_the_second_ctrl_c_kills_at_once(
     assert not alive([int((tmp_path / "deaf").read_text())])
 
 
+@pytest.mark.slow
 def test_no_progress_for_hang_s_ends_the_run(tmp_path: Path) -> None:
     spec = null_spec(gpus=2, options={"fault": "hang", "fault_rank": 1}, measure={"hang_s": 2.0})
     ended = launched(spec, tmp_path)
@@ -106,6 +107,7 @@ def test_progress_postpones_hang_s(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert ended.wall_s > 3.5
 
 
+@pytest.mark.slow
 def test_timeout_s_ends_the_run_whatever_its_progress(tmp_path: Path) -> None:
     spec = null_spec(gpus=2, measure={"min_s": 600.0, "max_s": 600.0, "timeout_s": 1.5})
     ended = launched(spec, tmp_path)

@@ -253,6 +253,7 @@ STOPS = st.fixed_dictionaries(
 ).filter(lambda stop: set(stop) & {"epochs", "steps", "seconds"})
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(
     stop=STOPS, every=st.none() | st.floats(0.05, 3.0), every_s=st.none() | st.floats(0.5, 20.0),

@@ -209,6 +209,7 @@ def test_all_ranks_stop_at_the_same_step(tmp_path: Path) -> None:
     assert max(ends) == pytest.approx(min(ends), rel=0.2), "they wait for each other"
 
 
+@pytest.mark.slow
 def test_replicas_stop_at_a_deadline_and_their_throughputs_add_up(tmp_path: Path) -> None:
     strategy = StrategySpec("null", baseline="null", lockstep=False)
     strategy.options = {"step_s": 0.01, **STRAGGLER}

@@ -18,12 +18,14 @@ def no_thread_left():
     assert threading.active_count() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [1, 2, 50])
 def test_all_items_in_order(depth):
     assert list(prefetch(range(20), depth)) == list(range(20))
     assert list(prefetch([], depth)) == []
 
 
+@pytest.mark.slow
 def test_drawn_in_another_thread_up_to_depth_ahead():
     drawn = []
     reached = threading.Event()
@@ -43,6 +45,7 @@ def test_drawn_in_another_thread_up_to_depth_ahead():
     ahead.close()
 
 
+@pytest.mark.slow
 def test_work_overlaps_with_the_consumer():
     def items():
         for item in range(5):
@@ -55,6 +58,7 @@ def test_work_overlaps_with_the_consumer():
     assert time.perf_counter() - begin_s < 0.36  # 0.24 overlapped, 0.40 one after the other
 
 
+@pytest.mark.slow
 def test_an_error_comes_after_the_items_before_it():
     def items():
         yield 1
@@ -67,6 +71,7 @@ def test_an_error_comes_after_the_items_before_it():
     assert list(ahead) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [1, 3])
 @pytest.mark.parametrize("taken", [1, 5])
 @pytest.mark.parametrize("wait_s", [0, 0.02])
@@ -80,12 +85,14 @@ def test_closing_early_ends_the_thread_at_once(depth, taken, wait_s):
     assert not [thread for thread in threading.enumerate() if thread.name == "prefetch"]
 
 
+@pytest.mark.slow
 def test_dropping_it_ends_the_thread():
     for item in prefetch(count()):
         if item == 3:
             break
 
 
+@pytest.mark.slow
 def test_an_error_of_the_consumer_ends_the_thread():
     def consume():
         for item in prefetch(count()):
@@ -96,6 +103,7 @@ def test_an_error_of_the_consumer_ends_the_thread():
         consume()
 
 
+@pytest.mark.slow
 def test_closing_at_random_moments_never_hangs():
     for _ in range(300):
         ahead = prefetch(count(), 1)
@@ -103,6 +111,7 @@ def test_closing_at_random_moments_never_hangs():
         ahead.close()
 
 
+@pytest.mark.slow
 def test_waiting_costs_no_processor_time():
     def slow():
         yield 1
@@ -114,6 +123,7 @@ def test_waiting_costs_no_processor_time():
     assert time.process_time() - begin_s < 0.1
 
 
+@pytest.mark.slow
 def test_depth_is_checked_at_the_call():
     with pytest.raises(ValueError, match="depth=0"):
         prefetch([], 0)

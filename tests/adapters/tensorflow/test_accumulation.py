@@ -69,6 +69,7 @@ def test_losses_are_those_of_whole_updates(
     assert one.settings_used()["compiler"] == ("xla" if "train.compile=true" in words else "none")
 
 
+@pytest.mark.slow
 def test_more_parts_than_samples(strategy: Any, source: Callable[..., Source]) -> None:
     one = strategy(*BARE, "train.accumulate=60")
     np.testing.assert_allclose(losses(one, source(), 2), losses(strategy(*BARE), source(), 2), rtol=1e-6)
@@ -107,6 +108,7 @@ def test_moving_statistics_move_with_every_part(
         np.testing.assert_allclose(variable.numpy(), np.mean(each, 0), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_probes_go_by_parts_too(strategy: Any, source: Callable[..., Source], monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch at once may be more than a device can hold."""
     sizes: list[int] = []

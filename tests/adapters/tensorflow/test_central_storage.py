@@ -56,6 +56,7 @@ def test_each_replica_is_on_its_device_forward_and_backward(run: tuple[str, Upda
             assert update.devices(f"^{scope}replica_1/resnet20", type) == {"CPU:0"}
 
 
+@pytest.mark.slow
 @pytest.mark.real
 def test_the_update_is_made_where_the_weights_are(run: tuple[str, Update]) -> None:
     name, update = run

@@ -13,6 +13,7 @@ from tests.adapters.tensorflow.conftest import DEVICES
 from tests.adapters.tensorflow.two_stages import RESNET, TWO, batches, on
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [("train.optimizer=adam",), ("train.optimizer=adamw", "train.weight_decay=0.1")])
 def test_only_what_is_at_the_cut_leaves_its_device(strategy: Any, words: tuple[str, ...]) -> None:
     """By the profiler, of an update that ran: beside single numbers the targets, an activation and its gradient."""

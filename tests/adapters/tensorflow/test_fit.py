@@ -125,6 +125,7 @@ def test_told_ends_fit_when_the_loop_is_over() -> None:
     assert parts == [LossPart(3.0, 5), LossPart(4.0, 4)]  # Keras gives the mean over the replicas
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [BARE, MIRRORED, (*BARE, "dataset.prefetch=queue")])
 def test_same_losses_as_the_plain_loop(strategy: Any, source: Callable[..., Source], words: tuple[str, ...]) -> None:
     """Over the end of an epoch, and over the end of a training; each batch is drawn once, but for those ahead."""
@@ -188,6 +189,7 @@ def test_exchange_goes_off_and_on(strategy: Any, source: Callable[..., Source]) 
     assert fit.backend_used() == "ring"
 
 
+@pytest.mark.slow
 def test_exchange_is_switched_while_fit_runs(
     strategy: Any, source: Callable[..., Source], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,6 +64,7 @@ def test_each_tower_is_on_its_device_forward_and_backward(run: tuple[str, Update
                 assert update.devices(scope, type) == {device}, f"{type} under {scope}"
 
 
+@pytest.mark.slow
 @pytest.mark.real
 def test_weights_slices_and_outputs_are_where_the_options_say(run: tuple[str, Update]) -> None:
     name, update = run

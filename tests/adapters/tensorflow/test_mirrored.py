@@ -35,6 +35,7 @@ def apart(one: Any) -> float:
     return max(float(np.abs(a.numpy() - b.numpy()).max()) for a, b in pairs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_same_losses_as_bare(strategy: Any, source: Callable[..., Source], name: str) -> None:
     """From parts that differ by one; the replicas stay alike, the gradients are seen to travel, and nothing else."""
@@ -48,6 +49,7 @@ def test_same_losses_as_bare(strategy: Any, source: Callable[..., Source], name:
     assert one.backend_used() == ("ring" if name == "mirrored" else "copy")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [*NAMES, "mirrored train.precision=float16"])
 def test_replicas_go_apart_without_the_exchange(strategy: Any, source: Callable[..., Source], words: str) -> None:
     one = strategy(*f"strategy={words}".split(), "gpus=2")

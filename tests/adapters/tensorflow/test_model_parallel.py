@@ -31,6 +31,7 @@ FORWARD_OF = {"conv": "Conv2D", "batch_norm": "FusedBatchNormV3", "dense": "MatM
 BACKWARD_OF = {"conv": "Conv2DBackpropFilter", "batch_norm": "FusedBatchNormGradV3", "relu": "ReluGrad"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", FAST)
 def test_the_update_is_that_of_one_device(strategy: Any, model: str) -> None:
     """Losses, weights and moving statistics, uneven batches included: a batch stays whole."""
@@ -81,6 +82,7 @@ def test_where_tensorflow_really_placed_an_update() -> None:
     assert update.facts["fed_on"] == ["CPU:1"]
 
 
+@pytest.mark.slow
 def test_stages_tell_what_they_hold_and_how_long_they_work(strategy: Any) -> None:
     two = strategy(*TWO, *RESNET)
     assert {stage.work_s for stage in two.stages()} == {None}  # nobody trained
@@ -94,6 +96,7 @@ def test_stages_tell_what_they_hold_and_how_long_they_work(strategy: Any) -> Non
     assert two.state_bytes() > [first.parameter_bytes, last.parameter_bytes]
 
 
+@pytest.mark.slow
 def test_bytes_can_be_balanced_instead(strategy: Any) -> None:
     flops, size = (strategy(*TWO, *RESNET, f"strategy.options.split={by}") for by in ("flops", "size"))
     apart = [abs(one.state_bytes()[0] - one.state_bytes()[1]) for one in (flops, size)]

@@ -53,6 +53,7 @@ def faulty(kind: str) -> tuple[str, ...]:
     return own("fault", f"model.options.kind={kind}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LINES)
 def test_a_fault_is_one_line_and_its_traceback(made: Any, kind: str) -> None:
     with pytest.raises(PluginError, match=rf"^model.keras={HERE}:fault {LINES[kind]}") as caught:

@@ -32,6 +32,7 @@ def test_the_learning_rate_changes_on_all_devices(strategy: Any) -> None:
         np.testing.assert_array_equal(variable.numpy(), array)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "momentum", "rmsprop", "sgd"])
 def test_a_step_stays_on_its_device(strategy: Any, optimizer: str) -> None:
     """But for what names no device and follows the variable that it reads."""

@@ -15,6 +15,7 @@ from tests.adapters.tensorflow.conftest import DEVICES
 from tests.adapters.tensorflow.two_stages import RESNET, TWO, batches, on
 
 
+@pytest.mark.slow
 def test_each_stage_computes_its_own_gradients_and_no_more(strategy: Any) -> None:
     two = strategy(*TWO, *RESNET)
     inputs, targets = batches(two, (4,))[0].parts[0]

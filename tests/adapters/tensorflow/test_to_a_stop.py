@@ -82,6 +82,7 @@ def test_every_update_has_its_rate(strategy: Any, source: Callable[..., Source],
     assert one.update_function().experimental_get_tracing_count() == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", WAYS)
 def test_rates_are_those_of_the_plain_loop(
     strategy: Any, source: Callable[..., Source], words: tuple[str, ...]

@@ -138,6 +138,7 @@ def test_parts_of_an_update_are_of_all_its_samples(strategy: Any, source: Callab
     assert any((one.parameters()[key] != weights).any() for key, weights in before.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bare_torch", "lightning_ddp_gloo"])
 def test_float16_scales_every_part(strategy: Any, source: Callable[..., Source], name: str) -> None:
     parts = strategy(name, train__precision="float16", train__accumulate=3)

@@ -111,6 +111,7 @@ def test_contract_of_one_rank(strategy: Any, source: Callable[..., Source], name
     one.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bare_torch", "ddp_gloo", "lightning_ddp_gloo", "independent_torch"])
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 def test_parts_of_an_update(strategy: Any, source: Callable[..., Source], name: str, precision: str) -> None:

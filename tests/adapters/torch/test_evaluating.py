@@ -64,6 +64,7 @@ def test_finds_what_the_model_gives_by_then(strategy: Any) -> None:
     assert found["accuracy"] == pytest.approx(float((outputs.argmax(1) == labels).float().mean()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bare_torch", "ddp_gloo", "lightning_ddp_gloo"])
 def test_leaves_random_numbers_and_modes_alone(strategy: Any, name: str) -> None:
     one = strategy(name, model="cifar10_cnn")

@@ -57,6 +57,7 @@ def test_same_losses_as_bare(strategy: Any, source: Callable[..., Source]) -> No
         np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_loop_that_runs_dry(strategy: Any, source: Callable[..., Source]) -> None:
     """Batches that end before the stage does end the training, once."""
     lightning = strategy("lightning_ddp_gloo")
@@ -66,6 +67,7 @@ def test_loop_that_runs_dry(strategy: Any, source: Callable[..., Source]) -> Non
     assert (batches.drawn, stage.series.seconds) == (3, [])
 
 
+@pytest.mark.slow
 def test_exchange_goes_off_within_a_training(strategy: Any, source: Callable[..., Source]) -> None:
     lightning = strategy("lightning_ddp_gloo")
     wrappers: list[DistributedDataParallel] = []

@@ -67,6 +67,7 @@ def test_losses_of_a_schedule_with_weight_decay(strategy: Any, source: Callable[
     assert all(group["lr"] == rates[-1] for group in bare.optimizer.param_groups)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["momentum", "adamw"])
 @pytest.mark.parametrize("framework", ["ddp_gloo", "lightning_ddp_gloo"])
 def test_the_same_under_wrappers(strategy: Any, source: Callable[..., Source], name: str, framework: str) -> None:

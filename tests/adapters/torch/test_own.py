@@ -215,6 +215,7 @@ def test_another_frameworks_model() -> None:
         BareTorch(spec_of("bare_torch", **of_keras), 0).setup()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ddp_gloo", "lightning_ddp_gloo"])
 def test_parameters_without_gradients(strategy: Any, source: Callable[..., Source], name: str) -> None:
     one = strategy(name, **own("Idle"))

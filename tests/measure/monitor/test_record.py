@@ -35,6 +35,7 @@ def flags(result: Result) -> set[str]:
     return set(result.flags) - AROUND - {"oversubscribed"}
 
 
+@pytest.mark.slow
 def test_a_run_on_cores(tmp_path: Path) -> None:
     spec = null_spec(options={"step_s": 0.002}, measure={"monitor": True, "min_s": 1.0, "max_s": 1.0})
     result = run(spec, tmp_path / "run")
