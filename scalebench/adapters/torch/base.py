@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from scalebench.adapters.torch import bandwidth, evaluation, feeding, own, own_trial, profiling, training
 from scalebench.adapters.torch.compiling import Compiled
-from scalebench.adapters.torch.evidence import observed_settings
+from scalebench.adapters.torch.evidence import observed_backend, observed_settings
 from scalebench.adapters.torch.feeding import HostCopies, TorchBatch
 from scalebench.adapters.torch.group import Group
 from scalebench.adapters.torch.memory import Peak, kept_bytes
@@ -169,6 +169,12 @@ class TorchStrategy(Strategy):
 
     def backend_used(self) -> str | None:
         return None
+
+    def seen_carrier(self) -> str | None:
+        """Who carries what updates exchange, by two more of them under the profiler, which spoil the weights."""
+        if self.last_batch is None:
+            raise RuntimeError("backend_used replays the last batch of the training, and there was no training")
+        return observed_backend(self.train, self.last_batch)
 
     def settings_used(self) -> dict[str, str]:
         """One more update under the profiler, which spoils the weights."""

@@ -18,7 +18,6 @@ except ImportError:  # an older PyTorch, which Fsdp says in words
 
 from scalebench.adapters.torch import collectives, evaluation, training
 from scalebench.adapters.torch.base import TorchStrategy
-from scalebench.adapters.torch.evidence import observed_backend
 from scalebench.adapters.torch.feeding import TorchBatch
 from scalebench.adapters.torch.network import NetworkModule
 from scalebench.adapters.torch.shard_units import units
@@ -136,9 +135,7 @@ class Fsdp(TorchStrategy):
 
     def backend_used(self) -> str | None:
         """Two more updates under the profiler, which spoil the weights; None where one process has all shards."""
-        if self.last_batch is None:
-            raise RuntimeError("backend_used replays the last batch of the training, and there was no training")
-        return observed_backend(self.train, self.last_batch)
+        return self.seen_carrier()
 
     def evaluate(self, source: Source) -> dict[str, float]:
         """With all weights gathered at once: ranks may have more or fewer batches."""

@@ -11,7 +11,6 @@ from torch import nn
 from scalebench.adapters.torch import evaluation, stage_costs
 from scalebench.adapters.torch.base import TorchStrategy, count_parameters
 from scalebench.adapters.torch.chain import Chain, Relay, Transfers
-from scalebench.adapters.torch.evidence import observed_backend
 from scalebench.adapters.torch.feeding import TorchBatch
 from scalebench.adapters.torch.group import Group
 from scalebench.adapters.torch.micro_schedule import SCHEDULES, MicroSchedule
@@ -154,9 +153,7 @@ class ModelParallel(TorchStrategy):
 
     def backend_used(self) -> str | None:
         """Two more updates under the profiler, so it comes last: it spoils the weights."""
-        if self.last_batch is None:
-            raise RuntimeError("backend_used replays the last batch of the training, and there was no training")
-        return observed_backend(self.train, self.last_batch)
+        return self.seen_carrier()
 
     def evaluate(self, source: Source) -> dict[str, float]:
         """Every stage goes through the same samples, and the last one judges."""

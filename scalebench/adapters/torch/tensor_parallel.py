@@ -9,7 +9,6 @@ import torch
 
 from scalebench.adapters.torch import collectives
 from scalebench.adapters.torch.base import TorchStrategy, filled
-from scalebench.adapters.torch.evidence import observed_backend
 from scalebench.adapters.torch.feeding import TorchBatch
 from scalebench.adapters.torch.network import NetworkModule
 from scalebench.adapters.torch.own import OwnModule
@@ -102,9 +101,7 @@ class TensorParallel(TorchStrategy):
 
     def backend_used(self) -> str | None:
         """Two more updates under the profiler, which spoil the weights."""
-        if self.last_batch is None:
-            raise RuntimeError("backend_used replays the last batch of the training, and there was no training")
-        return observed_backend(self.train, self.last_batch)
+        return self.seen_carrier()
 
     def _collective(self, name: str, size_bytes: int) -> collectives.Collective:
         assert self.group is not None, "setup comes first"
