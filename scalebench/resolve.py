@@ -16,7 +16,7 @@ from scalebench.placing import crowded, oversubscribed, place, placed
 from scalebench.plugins import PluginError
 from scalebench.slurm import geometry
 from scalebench.spec import CHIEF, Config, DatasetSpec, HardwareSpec, InputError, ModelSpec, Place, RunSpec
-from scalebench.strategy import check_options
+from scalebench.strategy import check_options, check_values
 from scalebench.suggest import no_such
 from scalebench.train_spec import OPTIMIZERS, RULES, SCHEDULES
 from scalebench.workloads import datasets, networks, own_model
@@ -154,6 +154,7 @@ def check(config: Config) -> None:
     """Names and figures that make no sense on any machine: InputError."""
     registry.find(config.strategy.name)
     check_options(config.strategy.name, config.strategy.options, option_defaults(config.strategy.name))
+    check_values(config.strategy)
     for key, allowed in CHOICES.items():
         value = _get(config, key)
         if value not in allowed:

@@ -92,6 +92,8 @@ class StrategySpec:
     inexact: str | None = None  # why its updates are not the baseline's on the same samples; null: they are
     tolerance: float | None = 1e-4  # relative, of losses against the baseline's; null: they only have to fall
     options: dict[str, Any] = field(default_factory=dict)
+    choices: dict[str, list[Any]] = field(default_factory=dict)  # of options: the values that there are
+    at_least: dict[str, float] = field(default_factory=dict)  # of options: the least that makes sense
 
 
 @dataclass
@@ -130,7 +132,7 @@ class MeasureSpec:
 
     warmup_steps: int = 50  # updates before measuring, at the least
     warmup_max_steps: int = 5000  # at the most, while no steady state is found
-    warmup_max_s: float = 20.0  # nor so long beyond warmup_steps
+    warmup_max_s: float = 20.0  # nor so long; of slow updates as many as fit are enough, but five
     block_s: float = 0.05
     min_s: float = 3.0
     max_s: float = 30.0

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 from scalebench.api import api
 from scalebench.probe_records import Profile
-from scalebench.spec import InputError, Place, RunSpec
+from scalebench.spec import InputError, Place, RunSpec, StrategySpec
 from scalebench.stage_records import StageRecord
 from scalebench.suggest import no_such
 from scalebench.workloads.batch import Batch
@@ -64,7 +64,7 @@ class Strategy(ABC):
         """`spec` is the run, `rank` which of its processes this is."""
         self.spec = spec
         self.place: Place = spec.places[rank]
-        self.options: Any = parse_options(type(self), spec.config.strategy.name, spec.config.strategy.options)
+        self.options: Any = parse_options(type(self), spec.config.strategy)
 
     @abstractmethod
     def setup(self) -> None:
@@ -195,10 +195,11 @@ class Strategy(ABC):
         """Leave the group. May be called twice, also after a failed setup."""
 
 
-def parse_options(kind: type[Strategy], name: str, options: dict[str, Any]) -> Any:
-    """The strategy's Options from plain values; InputError as check_options."""
-    check_options(name, options, dataclasses.asdict(kind.Options()))
-    return kind.Options(**options)
+def parse_options(kind: type[Strategy], stated: StrategySpec) -> Any:
+    """The strategy's Options from plain values; InputError as check_options and check_values."""
+    check_options(stated.name, stated.options, dataclasses.asdict(kind.Options()))
+    check_values(stated)
+    return kind.Options(**stated.options)
 
 
 def check_options(name: str, options: dict[str, Any], defaults: dict[str, Any]) -> None:
@@ -211,6 +212,20 @@ def check_options(name: str, options: dict[str, Any], defaults: dict[str, Any]) 
             raise InputError(
                 f"strategy.options.{key}={value!r} should be {type(default).__name__}, as its default {default!r}"
             )
+
+
+def check_values(stated: StrategySpec) -> None:
+    """InputError for a value that is none of its choices, or below the least; None is what a strategy decides."""
+    for key, known in stated.choices.items():
+        value = stated.options.get(key)
+        if value is not None and value not in known:
+            raise InputError(no_such(f"strategy.options.{key}", str(value), [str(each) for each in known]))
+    for key, least in stated.at_least.items():
+        value = stated.options.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not value >= least:
+            raise InputError(f"strategy.options.{key}={value} should be at least {least:g}")
 
 
 def _fits(value: Any, default: Any) -> bool:

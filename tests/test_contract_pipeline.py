@@ -71,6 +71,14 @@ class TestHybrid(StrategyContract):
 
 
 @pytest.mark.real
+class TestHybrid1(StrategyContract):
+    """One device has all of the model, whatever number of stages was asked for: its own baseline."""
+
+    strategy = "hybrid"
+    gpus = 1
+
+
+@pytest.mark.real
 class TestHybridOfTwoReplicas(StrategyContract):
     """One stage each: parts that differ by one sample, as one micro-batch."""
 

@@ -63,8 +63,12 @@ def test_the_hardware_of_the_page(page: None) -> None:
 
 def test_keys_of_a_strategy_that_the_page_tells_of() -> None:
     told = [yaml.safe_load(block) for block in plugin_page.blocks("yaml") if not block.startswith(("defaults", "name"))]
-    assert [list(each) for each in told] == [["inexact", "tolerance"], ["framework", "requires", "baseline"]]
-    resolved(*(f"strategy.{key}=" + str(value).replace("'", "") for key, value in told[1].items()), "dry_run=true")
+    assert [list(each) for each in told] == [
+        ["options", "choices", "at_least"],
+        ["inexact", "tolerance"],
+        ["framework", "requires", "baseline"],
+    ]
+    resolved(*(f"strategy.{key}=" + str(value).replace("'", "") for key, value in told[2].items()), "dry_run=true")
 
 
 def test_its_ci_runs_the_tests() -> None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from scalebench import resolve
 from scalebench.resolve import AT_LEAST, CHOICES, POSITIVE, batches
-from scalebench.spec import HardwareSpec, InputError
+from scalebench.spec import HardwareSpec, InputError, StrategySpec
+from scalebench.strategy import check_values
 from tests.configs import ALPHA, config, line, of, pretend, put
 
 
@@ -126,6 +127,14 @@ def test_every_number_that_people_set_is_checked() -> None:
             {"strategy__options": {"step_s": "x"}},
             "strategy.options.step_s='x' should be float, as its default 0.001",
         ),
+        (
+            {"strategy__options": {"fault": "kil"}, "strategy__choices": {"fault": ["none", "kill"]}},
+            "no strategy.options.fault 'kil'; did you mean 'kill'?",
+        ),
+        (
+            {"strategy__options": {"step_s": -1.0}, "strategy__at_least": {"step_s": 0.0}},
+            "strategy.options.step_s=-1.0 should be at least 0",
+        ),
         ({"dataset__validation_share": 1.0}, "dataset.validation_share=1.0 should be in [0, 1)"),
         ({"dataset__validation_share": -0.1}, "dataset.validation_share=-0.1 should be in [0, 1)"),
         ({"measure__min_s": float("nan")}, "measure.min_s=nan should be at least 0"),
@@ -168,3 +177,21 @@ def test_a_machine_that_is_not_here_must_be_told_of() -> None:
     with pytest.raises(InputError, match=r"hardware.stage=data should be a whole path"):
         of(hardware=dataclasses.replace(ALPHA, stage="data"))
     of(hardware=dataclasses.replace(ALPHA, stage="$TMPDIR/data"))
+
+
+@pytest.mark.parametrize("value", [None, 1, 1.0, 7])
+def test_what_a_strategy_decides_itself_or_may_be_is_let_through(value: Any) -> None:
+    stated = StrategySpec(
+        "pipeline_gpipe",
+        options={"micro_batches": value},
+        choices={"micro_batches": [1, 7]},
+        at_least={"micro_batches": 1},
+    )
+    check_values(stated)
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan"), True, "many"])
+def test_what_is_no_number_or_below_the_least_is_not(value: Any) -> None:
+    stated = StrategySpec("pipeline_gpipe", options={"micro_batches": value}, at_least={"micro_batches": 1})
+    with pytest.raises(InputError, match=f"strategy.options.micro_batches={value} should be at least 1"):
+        check_values(stated)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
 from collections.abc import Callable
 
@@ -12,6 +14,7 @@ from scalebench.steady import FEWEST, steady_from
 from scalebench.strategy import Strategy
 
 GO_ON, STOP = 1.0, 0.0
+ANY_CASE = 5  # updates of warm-up, however slow they are
 Report = Callable[[Series], None]
 Clock = Callable[[], float]
 
@@ -20,13 +23,14 @@ class Warmup:
     """Warm-up until steady state is found, of single updates, so that compiling is one of them.
 
     Rank 0 looks at its own series after `warmup_steps` updates and after each doubling; its broadcast word keeps all
-    ranks at the same step. Replicas without any exchange look each for itself.
+    ranks at the same step. Replicas without any exchange look each for itself. Of updates so slow that `warmup_steps`
+    of them do not fit into `warmup_max_s`, as many as fit are enough, but five in any case.
     """
 
     def __init__(self, strategy: Strategy, settings: MeasureSpec, lockstep: bool, report: Report, clock: Clock) -> None:
         self._strategy, self._settings, self._lockstep = strategy, settings, lockstep
         self._report, self._clock = report, clock
-        self._next_look = max(settings.warmup_steps, FEWEST)
+        self._next_look = self._least = max(settings.warmup_steps, FEWEST)
         self._most = max(settings.warmup_steps, settings.warmup_max_steps, 1)
         self._start_s = 0.0
         self.found_steps: int | None = None  # updates before steady state; None: it was not found within the bounds
@@ -39,6 +43,8 @@ class Warmup:
     def _decide(self, series: Series) -> bool:
         self._report(series)
         steps = len(series.seconds)
+        if steps == ANY_CASE and steps < self._least:
+            self._next_look = self._in_time(series)
         if steps < self._next_look:
             return steps >= self._most
         self._next_look = 2 * steps
@@ -48,6 +54,13 @@ class Warmup:
             found = None if told < 0 else int(told)
         self.found_steps = found
         return found is not None or steps >= self._most or self._late()
+
+    def _in_time(self, series: Series) -> int:
+        """Updates to be made at the least. The median, since the first ones may compile for as long as many others."""
+        fit = min(self._least, self._settings.warmup_max_s / max(statistics.median(series.seconds), 1e-9))
+        if self._lockstep:
+            fit = self._strategy.broadcast(float(fit))
+        return max(ANY_CASE, math.ceil(fit))
 
     def _late(self) -> bool:
         late = self._clock() - self._start_s >= self._settings.warmup_max_s

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from scalebench import configs, registry
 from scalebench.records import from_dict
 from scalebench.spec import StrategySpec
-from scalebench.strategy import check_options
+from scalebench.strategy import check_options, check_values
 from scalebench.testing.group import Group
 
 EXACT = 1e-4  # what float32 leaves of the baseline's losses after two epochs
@@ -60,6 +60,9 @@ class StatedContract:
         only_yaml, only_class = sorted(stated.keys() - ours.keys()), sorted(ours.keys() - stated.keys())
         assert not (only_yaml or only_class), f"only in the YAML: {only_yaml}; only in the class: {only_class}"
         check_options(self.strategy, stated, ours)
+        check_values(self.stated())
+        limited = {*self.stated().choices, *self.stated().at_least}
+        assert limited <= ours.keys(), f"choices or at_least of no option: {sorted(limited - ours.keys())}"
         if not self._shares_its_class():
             assert stated == ours, "other defaults in the YAML than in the class"
 

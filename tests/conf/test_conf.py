@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,8 +17,17 @@ from omegaconf import OmegaConf
 
 from scalebench import cli, jobs, registry, resolve
 from scalebench.records import from_dict
-from scalebench.spec import Config, DatasetSpec, HardwareSpec, MeasureSpec, ModelSpec, StrategySpec, TrainSpec
-from scalebench.strategy import check_options
+from scalebench.spec import (
+    Config,
+    DatasetSpec,
+    HardwareSpec,
+    InputError,
+    MeasureSpec,
+    ModelSpec,
+    StrategySpec,
+    TrainSpec,
+)
+from scalebench.strategy import check_options, check_values
 from scalebench.workloads import networks
 from scalebench.workloads.datasets import DATASETS
 from tests.conf.sweep_choices import sweep_choices
@@ -35,7 +45,7 @@ KINDS = {
 OF_SOME = {
     "model": {"torch", "keras", "code"},
     "dataset": {"builder", "options", "code", "asked"},
-    "strategy": {"inexact", "tolerance"},
+    "strategy": {"inexact", "tolerance", "choices", "at_least"},
 }
 FILES = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml"))
 IN_GROUPS = [path for path in FILES if path.parent.name in KINDS]
@@ -176,6 +186,29 @@ def test_the_yaml_lists_every_option_of_a_framework() -> None:
         check_options(name, options, defaults)  # one class stands behind several names, each with its own choice
     ours = {name: load(f"strategy/{name}.yaml")["options"] for name in ("ddp", "mirrored", "bare_tensorflow")}
     assert ours == {name: told[name] for name in ours}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_the_choices_of_options_are_those_of_its_comments(name: str) -> None:
+    stated = from_dict(StrategySpec, load(f"strategy/{name}.yaml"))
+    check_values(stated)
+    assert {*stated.choices, *stated.at_least} <= {*stated.options}
+    text = (CONF / f"strategy/{name}.yaml").read_text()
+    told = dict(re.findall(r"^  (\w+): .*# (.* \| .*)$", text, re.MULTILINE))
+    assert {*told} == {*stated.choices}
+    for option, comment in told.items():
+        words = [re.split(r"\W", part.strip())[0] for part in comment.split(" | ")]
+        assert sorted(words) == sorted(stated.choices[option]), option
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_value_that_an_option_cannot_have_is_refused_by_name(name: str) -> None:
+    stated = from_dict(StrategySpec, load(f"strategy/{name}.yaml"))
+    wrong = {key: f"{known[0]}x" for key, known in stated.choices.items()}
+    for key, value in {**wrong, **{key: least - 1 for key, least in stated.at_least.items()}}.items():
+        one = dataclasses.replace(stated, options={**stated.options, key: value})
+        with pytest.raises(InputError, match=rf"strategy\.options\.{key}"):
+            check_values(one)
 
 
 def test_measuring_gets_longer_and_finer() -> None:

@@ -140,8 +140,20 @@ def test_warmup_is_bounded_in_updates(least: int, most: int, updates: int) -> No
 
 
 def test_warmup_is_bounded_in_time_once_its_steps_are_done() -> None:
-    warmup = warmed(lambda k: 1.0 + k, warmup_steps=30, warmup_max_s=5.0)
+    warmup = warmed(lambda k: 0.1 + k / 100, warmup_steps=30, warmup_max_s=5.0)
     assert (warmup.found_steps, len(warmup.stage.series.seconds)) == (None, 30)
+
+
+@pytest.mark.parametrize(("step_s", "updates"), [(0.1, 50), (0.5, 40), (1.0, 20), (3.0, 7), (10.0, 5), (1000.0, 5)])
+def test_of_slow_updates_as_many_as_fit_are_enough(step_s: float, updates: int) -> None:
+    warmup = warmed(lambda k: 60.0 if k == 0 else step_s, warmup_max_s=20.0)  # the first one compiles
+    assert len(warmup.stage.series.seconds) == updates
+
+
+def test_rank_0_says_how_many_slow_updates_are_enough() -> None:
+    words = [6.2, -1.0, 1.0]
+    other = warmed(lambda k: 1e-3 + jitter(k), Rank(1, lambda own: words.pop(0)))
+    assert len(other.stage.series.seconds) == 7
 
 
 def test_rank_0_ends_the_warmup_of_all() -> None:

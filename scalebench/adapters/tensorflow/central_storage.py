@@ -11,9 +11,7 @@ import tensorflow as tf
 from scalebench.adapters.tensorflow import central
 from scalebench.adapters.tensorflow.feeding import Part
 from scalebench.adapters.tensorflow.mirrored import Replicated
-from scalebench.spec import InputError
 from scalebench.strategy import Unsupported
-from scalebench.suggest import no_such
 from scalebench.workloads import networks, own_model
 
 
@@ -53,8 +51,6 @@ class CentralStorage(central.OneCopy, Replicated):
 
     def join(self) -> None:
         known = {"cpu": "/CPU:0", "first": self.devices[0]}
-        if self.options.parameter_device not in known:
-            raise InputError(no_such("strategy.options.parameter_device", self.options.parameter_device, known))
         self.parameter_device = known[self.options.parameter_device]
         self.strategy = tf.distribute.experimental.CentralStorageStrategy(self.devices, self.parameter_device)
 

@@ -16,13 +16,10 @@ from scalebench.adapters.tensorflow.base import TensorFlowStrategy
 from scalebench.adapters.tensorflow.feeding import TfBatch
 from scalebench.adapters.tensorflow.network import NetworkModel
 from scalebench.adapters.tensorflow.own import OwnModel
-from scalebench.spec import InputError
 from scalebench.strategy import Loop, LossPart, Unsupported
-from scalebench.suggest import no_such
 from scalebench.workloads.batch import Batch
 from scalebench.workloads.source import Source
 
-LOOPS = ("custom", "fit")
 AHEAD = 2  # batches that wait for fit where prefetching is asked for, as many as in the other loops
 
 
@@ -130,8 +127,6 @@ class WithFit(TensorFlowStrategy):
         return bool(self.options.loop == "fit")
 
     def setup(self) -> None:
-        if self.options.loop not in LOOPS:
-            raise InputError(no_such("strategy.options.loop", self.options.loop, LOOPS))
         if self.fits:
             self._refuse_what_fit_cannot()
         super().setup()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import keras
@@ -16,17 +16,7 @@ from scalebench.adapters.tensorflow.feeding import Part, TfBatches
 from scalebench.adapters.tensorflow.pieces import Share
 from scalebench.spec import InputError, RunSpec
 from scalebench.strategy import Unsupported
-from scalebench.suggest import no_such
 from scalebench.workloads.source import Source
-
-CHOICES = {
-    "variable_device": ("cpu", "first"),
-    "slice_device": ("each", "parameter", "cpu"),
-    "merge_device": ("parameter", "cpu"),
-    "loss": ("merged", "tower"),
-    "reduction": ("add", "nccl"),
-    "uneven": ("last", "refused"),
-}
 
 
 @dataclass
@@ -57,9 +47,6 @@ class InGraph(central.OneCopy):
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
-        for key, value in asdict(self.options).items():
-            if value not in CHOICES[key]:
-                raise InputError(no_such(f"strategy.options.{key}", value, CHOICES[key]))
         if self.options.reduction == "nccl" and spec.config.strategy.backend != "nccl":
             raise InputError("strategy.options.reduction=nccl wants strategy.backend=nccl as well")
 

@@ -15,10 +15,9 @@ from scalebench.adapters.tensorflow.feeding import Part
 from scalebench.adapters.tensorflow.network import NetworkModel
 from scalebench.adapters.tensorflow.pieces import Share
 from scalebench.adapters.tensorflow.stage_optimizers import StageOptimizers
-from scalebench.spec import InputError, RunSpec
+from scalebench.spec import InputError
 from scalebench.stage_records import StageRecord
 from scalebench.strategy import Unsupported
-from scalebench.suggest import no_such
 from scalebench.workloads import own_model, partitioner
 from scalebench.workloads.network import Network
 from scalebench.workloads.partitioner import Stage
@@ -44,11 +43,6 @@ class ModelParallel(TensorFlowStrategy):
     model: NetworkModel
     cut: list[Stage]
     _exchange: tuple[list[int], crossings.InTurn] | None = None
-
-    def __init__(self, spec: RunSpec, rank: int) -> None:
-        super().__init__(spec, rank)
-        if self.options.split not in COSTS:
-            raise InputError(no_such("strategy.options.split", self.options.split, COSTS))
 
     def shard(self) -> tuple[int, int]:
         return 0, 1  # whole batches go in at the first stage

@@ -22,12 +22,8 @@ from scalebench.adapters.torch.feeding import TorchBatch
 from scalebench.adapters.torch.network import NetworkModule
 from scalebench.adapters.torch.shard_units import units
 from scalebench.adapters.torch.sharded_messages import Account
-from scalebench.spec import InputError
 from scalebench.strategy import LossPart, Unsupported
-from scalebench.suggest import no_such
 from scalebench.workloads.source import Source
-
-UNITS = ("layers", "whole")
 
 
 @dataclass
@@ -155,12 +151,8 @@ class Fsdp(TorchStrategy):
         super().close()
 
     def _check(self) -> None:
-        """InputError for options, Unsupported for what fully_shard cannot do."""
+        """Unsupported for what fully_shard cannot do."""
         options, train, name = self.options, self.spec.config.train, self.spec.config.strategy.name
-        if options.units not in UNITS:
-            raise InputError(no_such("strategy.options.units", options.units, UNITS))
-        if not options.unit_mb >= 0:
-            raise InputError(f"strategy.options.unit_mb={options.unit_mb} should be 0 or more")
         if fully_shard is None or not hasattr(FSDPModule, "set_custom_reduce_scatter"):
             raise Unsupported(f"{name} needs PyTorch 2.9 or newer, and here is {torch.__version__}")
         if train.compile and options.units != "whole":

@@ -13,17 +13,16 @@ from scalebench.adapters.torch.base import TorchStrategy, count_parameters
 from scalebench.adapters.torch.chain import Chain, Relay, Transfers
 from scalebench.adapters.torch.feeding import TorchBatch
 from scalebench.adapters.torch.group import Group
-from scalebench.adapters.torch.micro_schedule import SCHEDULES, MicroSchedule
+from scalebench.adapters.torch.micro_schedule import MicroSchedule
 from scalebench.adapters.torch.network import NetworkModule
 from scalebench.adapters.torch.pipeline_limits import refuse
-from scalebench.adapters.torch.stage_costs import COUNTED, SPLITS, TIME
+from scalebench.adapters.torch.stage_costs import COUNTED, TIME
 from scalebench.adapters.torch.stage_module import StageModule, Wire, built, example
 from scalebench.adapters.torch.stage_work import median_s
 from scalebench.adapters.torch.weights import read_weights
 from scalebench.spec import InputError, RunSpec
 from scalebench.stage_records import StageRecord
 from scalebench.strategy import LossPart, Unsupported
-from scalebench.suggest import no_such
 from scalebench.workloads import micro_batches, networks, partitioner
 from scalebench.workloads.source import Source
 
@@ -73,8 +72,6 @@ class ModelParallel(TorchStrategy):
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
-        if self.options.split not in SPLITS:
-            raise InputError(no_such("strategy.options.split", self.options.split, SPLITS))
         self.stage_count = spec.processes
         self._transfers: Transfers | None = None
         self._params: int | None = None
@@ -252,9 +249,8 @@ class Pipeline(ModelParallel):
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
-        asked = self.options.micro_batches
-        if asked is not None and (type(asked) is not int or asked < 1):
-            raise InputError(f"strategy.options.micro_batches={asked} should be a whole number, at least 1")
+        if not isinstance(self.options.micro_batches, int | None):
+            raise InputError(f"strategy.options.micro_batches={self.options.micro_batches} should be a whole number")
 
     def count_micro_batches(self) -> int:
         return self.options.micro_batches or micro_batches.usual(self.spec, self.replicas, self.stage_count)
@@ -275,11 +271,8 @@ class Hybrid(Pipeline):
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
-        if self.options.schedule not in SCHEDULES:
-            raise InputError(no_such("strategy.options.schedule", self.options.schedule, SCHEDULES))
-        if self.options.stages < 1:
-            raise InputError(f"strategy.options.stages={self.options.stages} should be at least 1")
-        self.schedule, self.stage_count = self.options.schedule, self.options.stages
+        alone = spec.processes == 1  # then it is its own baseline: the whole model, in micro-batches
+        self.schedule, self.stage_count = self.options.schedule, 1 if alone else self.options.stages
         self.replicas = spec.processes // self.stage_count
 
     def shard(self) -> tuple[int, int]:

@@ -16,7 +16,6 @@ from scalebench.workloads.partitioner import Stage, cuts, flops, parameter_bytes
 
 TIME = "time"
 COUNTED: dict[str, Callable[[Network], list[float]]] = {"flops": flops, "size": parameter_bytes}
-SPLITS = (TIME, *COUNTED)
 REPEATS = 3
 
 

@@ -14,12 +14,10 @@ from scalebench.adapters.torch.network import NetworkModule
 from scalebench.adapters.torch.own import OwnModule
 from scalebench.adapters.torch.precision import HALF
 from scalebench.adapters.torch.tensor_plan import Split, plan
-from scalebench.spec import InputError, RunSpec
+from scalebench.spec import RunSpec
 from scalebench.strategy import LossPart, Unsupported
-from scalebench.suggest import no_such
 from scalebench.workloads import own_model
 
-LAYERS = ("all", "paired")
 NEEDS = (2, 7)  # PyTorch, whose parallelize_module takes each part from what is there on every process
 
 
@@ -40,8 +38,6 @@ class TensorParallel(TorchStrategy):
         super().__init__(spec, rank)
         self.splits: list[Split] = []
         self._exchanges: dict[tuple[str, int], collectives.Collective] = {}
-        if self.options.layers not in LAYERS:
-            raise InputError(no_such("strategy.options.layers", self.options.layers, LAYERS))
 
     def group_backend(self) -> str:
         requested = self.spec.config.strategy.backend

@@ -11,7 +11,7 @@ from scalebench.adapters.horovod import options
 from scalebench.adapters.horovod.options import HorovodOptions
 from scalebench.configs import option_defaults
 from scalebench.resolve import resolve
-from scalebench.spec import InputError, RunSpec, StrategySpec
+from scalebench.spec import RunSpec, StrategySpec
 from scalebench.strategy import Unsupported
 from tests.helpers import null_config
 
@@ -64,21 +64,18 @@ def test_under_mpirun_everything_travels_over_mpi() -> None:
 
 
 @pytest.mark.parametrize(
-    ("run", "chosen", "kind", "told"),
+    ("run", "chosen", "told"),
     [
-        (GLOO, {"compression": "fp61"}, InputError, "did you mean 'fp16'"),
-        (GLOO, {"op": "adasun"}, InputError, "did you mean 'adasum'"),
-        (GLOO, {"cycle_time_ms": -1.0}, InputError, "at least 0"),
-        (GLOO, {"op": "adasum"}, Unsupported, "Adasum needs Horovod's MPI operations"),
-        (spec(gpus=3), {"op": "adasum"}, Unsupported, "3 processes are no power of two"),
-        (spec(precision="float16"), {"op": "adasum"}, Unsupported, "use bfloat16"),
-        (spec(), {"hierarchical_allreduce": True}, Unsupported, "NCCL within a node"),
-        (spec("horovod_nccl", "local", "nccl"), {"hierarchical_allreduce": True}, Unsupported, "launcher=mpi"),
-        (spec(), {"cycle_time_ms": 5.0, "fusion_threshold_mb": 1.0}, Unsupported, "set one of them"),
+        (GLOO, {"op": "adasum"}, "Adasum needs Horovod's MPI operations"),
+        (spec(gpus=3), {"op": "adasum"}, "3 processes are no power of two"),
+        (spec(precision="float16"), {"op": "adasum"}, "use bfloat16"),
+        (spec(), {"hierarchical_allreduce": True}, "NCCL within a node"),
+        (spec("horovod_nccl", "local", "nccl"), {"hierarchical_allreduce": True}, "launcher=mpi"),
+        (spec(), {"cycle_time_ms": 5.0, "fusion_threshold_mb": 1.0}, "set one of them"),
     ],
 )
-def test_what_does_not_go_together(run: RunSpec, chosen: dict[str, Any], kind: type[Exception], told: str) -> None:
-    with pytest.raises(kind, match=told) as caught:
+def test_what_does_not_go_together(run: RunSpec, chosen: dict[str, Any], told: str) -> None:
+    with pytest.raises(Unsupported, match=told) as caught:
         options.check(run, HorovodOptions(**chosen))
     assert "\n" not in str(caught.value)
 

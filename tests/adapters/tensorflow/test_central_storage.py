@@ -11,7 +11,6 @@ pytest.importorskip("tensorflow")
 from scalebench import cli, jobs
 from scalebench.adapters.tensorflow.central_storage import CentralStorage
 from scalebench.resolve import resolve
-from scalebench.spec import InputError
 from scalebench.strategy import Unsupported
 from tests.adapters.tensorflow.one_update import Update, one_update
 
@@ -78,13 +77,6 @@ def test_messages_are_the_gradients(run: tuple[str, Update]) -> None:
     name, update = run
     assert sum(update.facts["message_bytes"]) == 4 * 269_787  # and neither losses nor statistics
     assert update.facts["round_trip"] == [[WEIGHTS_ON[name]], ["CPU:0", "CPU:1"]]
-
-
-def test_an_unknown_device_is_refused_by_name() -> None:
-    made = strategy("strategy.options.parameter_device=firts")
-    made.devices = ["/CPU:0"]
-    with pytest.raises(InputError, match=r"strategy.options.parameter_device 'firts'.*first"):
-        made.join()
 
 
 def test_the_compiler_is_refused() -> None:

@@ -16,7 +16,6 @@ import tensorflow as tf
 
 from scalebench.adapters.tensorflow.fit import FitModel, Supply, Told
 from scalebench.measure.loop import Stage, TimedLoop, fixed
-from scalebench.spec import InputError
 from scalebench.strategy import LossPart, Unsupported
 from scalebench.workloads.batch import Batch
 from scalebench.workloads.source import Source
@@ -217,11 +216,6 @@ def test_exchange_is_switched_while_fit_runs(
     # An exchanged update moves both replicas alike: they stay as far apart as they were.
     moved = [np.abs(now - then).max() > 1e-5 for then, now in itertools.pairwise([np.zeros_like(apart[0]), *apart])]
     assert moved == [not on for on in (True, True, False, True, True, False, False, True, False, True)]
-
-
-def test_unknown_loop(strategy: Any) -> None:
-    with pytest.raises(InputError, match=r"strategy\.options\.loop 'fitt'.*fit"):
-        strategy(*BARE, "strategy.options.loop=fitt")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from scalebench.adapters.tensorflow.mirrored import MirroredOptions, cross_device_ops
 from scalebench.adapters.tensorflow.network import read_weights
-from scalebench.spec import InputError
 from scalebench.workloads import datasets
 from scalebench.workloads.source import Source
 from tests.adapters.tensorflow.conftest import DEVICES
@@ -144,8 +143,3 @@ def test_packs(strategy: Any) -> None:
     one = strategy("strategy=mirrored_hierarchical", "gpus=2", "strategy.options.num_packs=3")
     sizes = one.message_sizes()
     assert len(sizes) == 3 and sum(sizes) == BYTES
-
-
-def test_unknown_cross_device_ops(strategy: Any) -> None:
-    with pytest.raises(InputError, match=r"cross_device_ops 'hierarchical'.*hierarchical_copy"):
-        strategy(*MIRRORED, "strategy.options.cross_device_ops=hierarchical")

@@ -158,7 +158,8 @@ def test_what_cannot_be_is_refused_before_processes_meet(
     ("name", "option", "value", "words"),
     [
         ("model_parallel", "split", "sise", "did you mean 'size'"),
-        ("pipeline_gpipe", "micro_batches", 0, "should be a whole number, at least 1"),
+        ("pipeline_gpipe", "micro_batches", 0, "should be at least 1"),
+        ("pipeline_gpipe", "micro_batches", 1.5, "should be a whole number"),
         ("hybrid", "stages", 0, "should be at least 1"),
         ("hybrid", "schedule", "gpip", "did you mean 'gpipe'"),
     ],

@@ -11,7 +11,7 @@ import pytest
 from scalebench import launchers
 from scalebench.launchers.surroundings import log_name
 from scalebench.records import read_json
-from scalebench.spec import InputError, write_spec
+from scalebench.spec import write_spec
 from scalebench.strategy import FORWARD, Unsupported
 from tests.adapters.torch.conftest import own, spec_of
 
@@ -108,11 +108,6 @@ def test_a_device_keeps_its_part_alone(ranks: dict[str, list[dict[str, Any]]]) -
 def test_what_it_cannot_do(strategy: Callable[..., Any], changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(Unsupported, match=reason):
         strategy("tensor_parallel", **changes)
-
-
-def test_layers_that_there_are_not(strategy: Callable[..., Any]) -> None:
-    with pytest.raises(InputError, match=r"no strategy\.options\.layers 'pairs'; did you mean 'paired'\?"):
-        strategy("tensor_parallel", strategy__options__layers="pairs")
 
 
 def test_no_part_of_an_update_is_without_its_exchange(strategy: Callable[..., Any]) -> None:
