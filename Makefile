@@ -15,8 +15,10 @@ demo:
 	@SCALEBENCH_HOROVOD=no scripts/install.sh
 	$(PY) -m scalebench sweep=demo
 
+# Tests that start no framework's workers share the cores; those that do take one another's, and go one by one.
 test: install lint
-	$(PY) -m pytest -m "not slow"
+	$(PY) -m pytest -n logical --maxprocesses 4 --dist loadfile -m "not slow and not real"
+	$(PY) -m pytest -m "not slow and real"
 
 test-all: install lint
 	@scripts/install_browser.sh

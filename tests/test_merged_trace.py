@@ -121,14 +121,14 @@ def test_arrows_end_in_the_rank_where_they_begin(tmp_path: Path) -> None:
     [
         b"",
         b"no gzip",
-        gzip.compress(b'{"traceEvents": []}')[:-9],
-        gzip.compress(b"x")[:10] + b"\xff" * 99,
-        gzip.compress(b'{"traceEvents": [{"ph": "X", "na'),
-        gzip.compress(b"\xff\xfe"),
-        gzip.compress(b'{"traceEvents": 3}'),
-        gzip.compress(b'{"traceEvents": [3]}'),
-        gzip.compress(b'{"traceEvents": [{"ph": "X", "ts": 1e999}]}'),
-        gzip.compress(b"[]"),
+        gzip.compress(b'{"traceEvents": []}', mtime=0)[:-9],
+        gzip.compress(b"x", mtime=0)[:10] + b"\xff" * 99,
+        gzip.compress(b'{"traceEvents": [{"ph": "X", "na', mtime=0),
+        gzip.compress(b"\xff\xfe", mtime=0),
+        gzip.compress(b'{"traceEvents": 3}', mtime=0),
+        gzip.compress(b'{"traceEvents": [3]}', mtime=0),
+        gzip.compress(b'{"traceEvents": [{"ph": "X", "ts": 1e999}]}', mtime=0),
+        gzip.compress(b"[]", mtime=0),
     ],
 )
 def test_a_broken_file_is_passed_over_and_stays(tmp_path: Path, content: bytes) -> None:

@@ -111,6 +111,17 @@ def test_probes_take_about_as_long_as_they_may(tmp_path: Path) -> None:
     assert 3 * short < long < 5 * short
 
 
+@pytest.mark.parametrize(("gpus", "others"), [(2, set()), (1, {"isolated"})])
+def test_slow_updates_are_not_made_by_the_dozen(tmp_path: Path, gpus: int, others: set[str]) -> None:
+    found, strategy, _ = probed(tmp_path, gpus=gpus, measure={"probe_s": 0.01})
+    assert set(found.reasons) == {"exposed", "data", "straggler", *PARTS} | others
+    why = "an update takes 0.014 s, longer than measure.probe_s: raise that to have its parts measured"
+    assert [found.reasons[name] for name in ("data", *PARTS)] == [why] * 4
+    assert {found.reasons["exposed"], found.reasons["straggler"]} == {why if gpus > 1 else ALONE}
+    assert found.profile is not None and found.copy_s and bool(found.exchange_s) == (gpus > 1)
+    assert "step" not in strategy.during and strategy.exchanging
+
+
 @pytest.mark.parametrize(
     ("cannot", "told"),
     [
