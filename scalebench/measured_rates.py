@@ -13,7 +13,7 @@ from scalebench.results import Result
 from scalebench.spec import InputError
 
 RATE = "throughput_samples_per_s"
-PROBES = "measured without probes: measure.probes=true"
+PROBES = "measured without the parts of its update: measure.probes=true, and a measure.probe_s above its seconds"
 LINK = ("hardware", "machine", "framework", "gpus", "nodes")  # rows that exchange over one link
 
 Row = Mapping[str, Any]

@@ -115,7 +115,10 @@ def test_without_a_figure_nothing_is_predicted_and_it_says_why() -> None:
     split = made("model_parallel", 8, 0.05)
     cases = [
         ([ddp(8, 0.1)], "no bare run on one device was measured: baseline=bare adds it"),
-        ([bare(8, probed=False), ddp(8, 0.1)], "the bare run was measured without probes: measure.probes=true"),
+        (
+            [bare(8, probed=False), ddp(8, 0.1)],
+            "the bare run was measured without the parts of its update: measure.probes",
+        ),
         ([bare(8), made("ddp_gloo", 8, 0.1)], "no link is known: the data-parallel run did not go well, or was"),
         ([bare(8), made("ddp_gloo", 8, None)], "no link is known: the data-parallel run did not go well, or was"),
     ]

@@ -53,7 +53,7 @@ def test_one_batch_gives_the_samples_and_two_the_pass() -> None:
 def test_without_a_figure_there_is_no_pace() -> None:
     with pytest.raises(InputError, match="baseline=bare adds it"):
         pace_of([])
-    with pytest.raises(InputError, match="without probes"):
+    with pytest.raises(InputError, match="without the parts"):
         pace_of([{**BARE, "optimizer_s": None}])
     with pytest.raises(InputError, match="the optimizer takes all"):
         pace_of([{**BARE, "optimizer_s": 0.02}])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from scalebench.data_or_model import Comparison
+from scalebench.measured_rates import PROBES
 from scalebench.pooling import pool
 from scalebench.report import choice_tables
 from scalebench.report.blocks import Table
@@ -66,7 +67,7 @@ def test_in_words() -> None:
 
 def test_a_reason_stands_for_what_is_not_predicted() -> None:
     made_of = found(bare(8, probed=False), ddp(8, 0.1), made("model_parallel", 8, 0.05))
-    reason = "not predicted: the bare run was measured without probes: measure.probes=true"
+    reason = f"not predicted: the bare run was {PROBES}"
     assert choice_tables.unpredicted(made_of) == [f"mlp: data, model {reason}"]
     assert lines(choice_tables.winners(made_of, limits=False)) == [
         "mlp | 2 | 8 |  | 100 ms |  | 50.0 ms |  | model (model_parallel) | "

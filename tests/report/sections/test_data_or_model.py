@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from scalebench.measured_rates import PROBES
 from scalebench.report.blocks import Table, Words
 from scalebench.report.sections.data_or_model import section
 from tests.choices import bare, ddp, made
@@ -39,7 +40,7 @@ def test_figures_are_the_frames(tmp_path: Path) -> None:
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
     found = section(evidence(tmp_path, [bare(8, probed=False), ddp(8, 0.1), made("model_parallel", 8, 0.05)]))
     said = [words.text for words in of_kind(found, Words)]
-    assert "mlp: data, model not predicted: the bare run was measured without probes: measure.probes=true." in said
+    assert f"mlp: data, model not predicted: the bare run was {PROBES}." in said
 
 
 def test_nothing_to_say(tmp_path: Path) -> None:
