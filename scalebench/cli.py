@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import re
 import signal
@@ -76,7 +75,11 @@ def register() -> None:
             task.state.console.error(line)
     sweep_values.register()
     store = ConfigStore.instance()
-    store.store(name="spine", node=_spine(), provider="scalebench")
+    spine = OmegaConf.structured(Config)  # anew each time: what a run sets in it would stay
+    # Places for keys that nobody foresees here: Hydra would ask for a + before them.
+    for keys in (spine.hardware.environment, spine.model.options, spine.dataset.options):
+        OmegaConf.set_struct(keys, False)
+    store.store(name="spine", node=spine, provider="scalebench")
     for group, name in _stand_ins - registry.without_yaml():
         store.repo[group].pop(f"{name}.yaml")
         _stand_ins.discard((group, name))
@@ -89,16 +92,6 @@ def register() -> None:
     namespace = str(Path(__file__).with_name("hydra_namespace"))
     if namespace not in sys.path:
         sys.path.append(namespace)
-
-
-@functools.cache
-def _spine() -> DictConfig:
-    """Made once, since it takes as long as reading all of the YAML of a run."""
-    spine: DictConfig = OmegaConf.structured(Config)
-    # Places for keys that nobody foresees here: Hydra would ask for a + before them.
-    for keys in (spine.hardware.environment, spine.model.options, spine.dataset.options):
-        OmegaConf.set_struct(keys, False)
-    return spine
 
 
 def compose(overrides: Sequence[str]) -> DictConfig:
