@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from typing import Any
 
@@ -38,7 +39,7 @@ def put(made: Config, key: str, value: Any) -> None:
     for part in path:
         owner = getattr(owner, part)
     assert hasattr(owner, name)
-    setattr(owner, name, value)
+    setattr(owner, name, copy.deepcopy(value))  # what a test sets in it later must not reach the next one
 
 
 def of(**changes: Any) -> RunSpec:
