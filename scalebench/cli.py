@@ -75,7 +75,7 @@ def register() -> None:
             task.state.console.error(line)
     sweep_values.register()
     store = ConfigStore.instance()
-    spine = OmegaConf.structured(Config)  # anew each time: what a run sets in it would stay
+    spine = OmegaConf.structured(Config)
     # Places for keys that nobody foresees here: Hydra would ask for a + before them.
     for keys in (spine.hardware.environment, spine.model.options, spine.dataset.options):
         OmegaConf.set_struct(keys, False)

@@ -43,7 +43,7 @@ class Warmup:
     def _decide(self, series: Series) -> bool:
         self._report(series)
         steps = len(series.seconds)
-        if steps == ANY_CASE and steps < self._least:
+        if steps == ANY_CASE:  # fewer than `_least`, which is 16 or more
             self._next_look = self._in_time(series)
         if steps < self._next_look:
             return steps >= self._most
