@@ -9,8 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 
-from scalebench.probe_records import Probes
-from scalebench.results import Result
+from scalebench.results import Probes, Result
 from scalebench.stats import Interval, mean_interval
 
 Series = Sequence[float]
