@@ -56,14 +56,15 @@ def read_record(path: Path, kind: type[T], ignore_unknown: bool = False) -> T:
     """Read dataclass `kind` from a JSON file; ValueError as those of read_json and from_dict."""
     if ignore_unknown:
         try:
-            return _decoder(kind).decode(path.read_bytes())
+            record: T = _decoder(kind).decode(path.read_bytes())
+            return record
         except (msgspec.DecodeError, RecursionError):
             pass  # read again below: for the reason, and since the standard library also takes lone surrogates
     return from_dict(kind, read_json(path), ignore_unknown)
 
 
 @functools.cache
-def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind)
 
 

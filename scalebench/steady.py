@@ -6,6 +6,7 @@ is no series of measurements.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 
@@ -14,7 +15,6 @@ import numpy.typing as npt
 
 from scalebench.stats import BATCHES, CONFIDENCE, FloatArray, Interval, lag1_autocorrelation, series_of, student_t
 
-ROUNDING = 1e-12  # share of the mean: a slope that float64 alone makes of equal blocks
 FEWEST = 16  # blocks; of fewer nothing is said
 AROUND = 2  # blocks on either side whose median smooths a block
 SPREADS = 20.0  # how far from the middle a smoothed block may lie, in standard deviations of the later half
@@ -89,16 +89,21 @@ def drift(block_s: npt.ArrayLike) -> Interval | None:
     mean = float(series.mean())
     if mean == 0:
         return None
-    starts = np.arange(BATCHES + 1) * len(series) // BATCHES
-    parts = itertools.pairwise(starts.tolist())
-    means = np.array([np.add.reduce(series[first:end]) / (end - first) for first, end in parts]) / mean
-    at = (starts[:-1] + starts[1:]) / 2 / len(series)  # middles of the batches, from 0 to 1
-    at = at - at.mean()
-    spread = float(at @ at)
+    bounds, at, spread = _batch_middles(len(series))
+    means = np.array([np.add.reduce(series[first:end]) / (end - first) for first, end in bounds]) / mean
     slope = float(at @ means) / spread
     residuals = means - means.mean() - slope * at
     reach = student_t(BATCHES - 2, CONFIDENCE) * math.sqrt(float(residuals @ residuals) / (BATCHES - 2) / spread)
     return Interval(slope, slope - reach, slope + reach)
+
+
+@functools.lru_cache(maxsize=1024)
+def _batch_middles(blocks: int) -> tuple[list[tuple[int, int]], FloatArray, float]:
+    """(first and last block of each batch, its middle from -0.5 to 0.5, sum of squares of these)."""
+    starts = np.arange(BATCHES + 1) * blocks // BATCHES
+    at = (starts[:-1] + starts[1:]) / 2 / blocks
+    at = at - at.mean()
+    return list(itertools.pairwise(starts.tolist())), at, float(at @ at)
 
 
 def unsteadiness(block_s: npt.ArrayLike, tolerance: float) -> list[str] | None:

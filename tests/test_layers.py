@@ -16,7 +16,7 @@ LAYERS = [
     "spec train_spec results records merged_trace suggest stats "
     "student steady horovod_build hosts slurm_spec folder_lock sweep_record machine_kind machine gpus nvml gpu_links "
     "fingerprint system_files cgroups processors nccl_log memory_limit api",
-    "figures baselines columns rows crew reading given "
+    "figures baselines columns rows reading given "
     "linear rungs local_batch missing_rungs ladders attributing causes "
     "strategy plugins registry configs workloads frame analysis pooling agreement crossover transfers probed curves "
     "slopes ranking published outlook budget record_facts ratio_tests pairing key_values comparison_words unpaired "
