@@ -219,7 +219,8 @@ def _overhead(own: Group | None, bare: Group | None) -> tuple[float | None, Inte
 
 
 def _merged(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    cells = {name: None if name in LIMITS else _combined(name, [cells.get(name) for cells in rows]) for name in COLUMNS}
+    columns = zip(COLUMNS, zip(*(map(cells.get, COLUMNS) for cells in rows), strict=True), strict=True)
+    cells = {name: None if name in LIMITS else _combined(name, values) for name, values in columns}
     for name in WITH_LIMITS:
         if len(known := _known(rows, name)) >= LEAST:
             cells.update(limits(name, name, *_mean_interval(known)))
@@ -240,6 +241,8 @@ def _mean_interval(values: Sequence[float]) -> tuple[float, Interval]:
 
 def _combined(name: str, values: Sequence[Any]) -> Any:
     """One cell of those of several launches."""
+    if values.count(values[0]) == len(values) and name not in UNIONS:
+        return values[0]
     known = [value for value in values if value is not None]
     if not known:
         return None

@@ -42,10 +42,13 @@ def search(paths: Sequence[PathLike], unreadable: Unreadable) -> list[Path]:
     for given in map(Path, paths):
         known = len(unreadable)
         below = [given] if given.is_file() else list(_below(given, unreadable))
+        root = os.path.realpath(given)
         if not below and len(unreadable) == known:
             raise InputError(f"no {RESULT_FILE} at or below {given}; give the folder of a run or a sweep")
         for path in below:
-            found.setdefault(os.path.realpath(path), path)
+            # Folders below it are no links, since these are not followed; the file itself may be one.
+            plain = path is not given and not path.is_symlink()
+            found.setdefault(os.path.join(root, path.relative_to(given)) if plain else os.path.realpath(path), path)
     return sorted(found.values())
 
 
