@@ -49,6 +49,8 @@ def group_blocks(ranks: Sequence[RankRecord]) -> Blocks:
     Blocks that not every rank finished are left out.
     """
     count = min((min(len(r.block_s), len(r.block_samples)) for r in ranks), default=0)
+    if len(ranks) == 1:
+        return ranks[0].block_s[:count], ranks[0].block_samples[:count]
     seconds = list(map(max, zip(*(r.block_s[:count] for r in ranks), strict=True)))
     return seconds, list(map(sum, zip(*(r.block_samples[:count] for r in ranks), strict=True)))
 

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import shutil
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from scalebench.frame import find
 from scalebench.machine_kind import Kind, kind_of
-from scalebench.records import from_dict, read_json, write_json
+from scalebench.records import read_record, write_json
 from scalebench.results import RESULT_FILE, read_result
 from scalebench.spec import InputError
 
@@ -80,7 +79,7 @@ def save(name: str, paths: Sequence[str | os.PathLike[str]], replace: bool = Fal
 def _write(kind: Kind, name: str, files: Iterable[Path]) -> Path:
     home = store() / kind.fingerprint
     home.mkdir(parents=True, exist_ok=True)
-    write_json(home / MACHINE_FILE, dataclasses.asdict(kind))
+    write_json(home / MACHINE_FILE, kind)
     made, old = home / f".{name}.{os.getpid()}.new", home / f".{name}.{os.getpid()}.old"
     try:
         for number, file in enumerate(files):
@@ -122,7 +121,7 @@ def saved() -> list[Saved]:
     found = []
     for file in sorted(store().glob(f"*/{MACHINE_FILE}")):
         try:
-            kind = from_dict(Kind, read_json(file))
+            kind = read_record(file, Kind)
         except (OSError, ValueError):
             continue
         names = sorted(path.name for path in file.parent.iterdir() if path.is_dir() and NAME.fullmatch(path.name))

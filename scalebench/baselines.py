@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
+
+import msgspec
 
 from scalebench.configs import option_defaults
 from scalebench.figures import Figures, Placement, Run
@@ -17,6 +18,7 @@ from scalebench.results import Result
 from scalebench.train_spec import asked
 
 R = TypeVar("R", bound=Run)
+_ENCODER = msgspec.json.Encoder(order="deterministic")
 OF_NO_MATTER = ("gpus", "repeat", "resume", "baseline", "dry_run", "debug", "measure", "sweep")
 # Keys of the hardware: of where ranks stand and how they get there, which is of no matter to a single device.
 PLACEMENT = ("device_ids", "bind", "environment", "layout", "interface", "stage", "max_jobs", "slurm")
@@ -46,10 +48,10 @@ def comparison_keys(result: Result) -> tuple[str, str]:
     if result.quality.max_batch is not None:  # whose figures are of few updates
         kept.append("max_batch")
     chosen = result.spec.get("strategy", {})
-    text = json.dumps(kept, sort_keys=True)
     options = chosen.get("options")
-    own = json.dumps([chosen.get("name"), options and asked_options(options)], sort_keys=True)
-    return sys.intern(text), sys.intern(f"{text[:-1]}, {own}]")
+    own = [chosen.get("name"), options and asked_options(options)]
+    text, own_text = (_ENCODER.encode(part).decode() for part in (kept, own))
+    return sys.intern(text), sys.intern(f"{text[:-1]},{own_text}]")
 
 
 def started(run: Run) -> datetime:

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scalebench import machine, nccl_log
-from scalebench.curve_records import first_reached, merged_curve
 from scalebench.launchers.surroundings import log_name
 from scalebench.launchers.watch import Ended
 from scalebench.measure import clocks
 from scalebench.measure.node import attended_by_nodes
-from scalebench.records import from_dict, read_json
+from scalebench.records import read_record
 from scalebench.results import (
     SCHEMA_VERSION,
     Monitor,
@@ -27,6 +26,8 @@ from scalebench.results import (
     Scale,
     Sync,
     Workload,
+    first_reached,
+    merged_curve,
 )
 from scalebench.spec import RunSpec
 from scalebench.worker import rank_path
@@ -52,7 +53,7 @@ def read_ranks(folder: Path, processes: int) -> list[RankRecord | None]:
     found: list[RankRecord | None] = []
     for rank in range(processes):
         try:
-            found.append(from_dict(RankRecord, read_json(rank_path(folder, rank))))
+            found.append(read_record(rank_path(folder, rank), RankRecord))
         except (OSError, ValueError):
             found.append(None)
     return found

@@ -16,8 +16,7 @@ import numpy as np
 
 from scalebench import stats
 from scalebench.frame import find
-from scalebench.probe_records import COLLECTIVES, Collective
-from scalebench.results import Result, read_result
+from scalebench.results import COLLECTIVES, Collective, Result, read_result
 
 if TYPE_CHECKING:
     import pandas as pd

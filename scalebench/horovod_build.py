@@ -15,11 +15,11 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from scalebench.machine import cache_folder
-from scalebench.records import from_dict, read_json, write_json
+from scalebench.records import read_json, read_record, write_json
 
 FRAMEWORKS = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
 TRANSPORTS = {"mpi": "MPI", "gloo": "Gloo", "nccl": "NCCL"}
@@ -203,7 +203,7 @@ def _kept_in(framework: str, extension: Path, version: str) -> Path:
 
 def _recall(path: Path) -> _Answer | None:
     try:
-        return from_dict(_Answer, read_json(path))
+        return read_record(path, _Answer)
     except (OSError, ValueError):
         return None
 
@@ -211,7 +211,7 @@ def _recall(path: Path) -> _Answer | None:
 def _keep(path: Path, answer: _Answer) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, asdict(answer))
+        write_json(path, answer)
     except OSError:
         return  # asked again the next time
 

@@ -6,9 +6,8 @@ from typing import Any
 
 from scalebench.parallel_choice import Stage
 from scalebench.records import from_dict
-from scalebench.results import Result
+from scalebench.results import Result, StageRecord
 from scalebench.spec import InputError, ModelSpec
-from scalebench.stage_records import StageRecord
 from scalebench.workloads import networks
 from scalebench.workloads.network import Network
 from scalebench.workloads.partitioner import activation_bytes, flops, parameter_bytes, partition

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 LEAST = 3  # launches that give an interval
 OF_A_LAUNCH = ("no_interval", "superlinear", "superlinear_within_noise")  # flags that pooling decides anew
+LIMITS = {name for name in COLUMNS if name.endswith(("_low", "_high"))}  # of single launches: none of their mean
+WITH_LIMITS = [name for name in COLUMNS if f"{name}_low" in LIMITS]
 UNIONS = ("flags", "throttle_reasons")
 R = TypeVar("R", bound=Run)
 FIRSTS = ("run_id", "started_at", "path", "reason")  # of the first launch, in time
@@ -217,9 +219,10 @@ def _overhead(own: Group | None, bare: Group | None) -> tuple[float | None, Inte
 
 
 def _merged(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    cells = {name: _combined(name, [cells.get(name) for cells in rows]) for name in COLUMNS}
-    for name in COLUMNS:
-        if f"{name}_low" in cells and len(known := _known(rows, name)) >= LEAST:
+    columns = zip(COLUMNS, zip(*(map(cells.get, COLUMNS) for cells in rows), strict=True), strict=True)
+    cells = {name: None if name in LIMITS else _combined(name, values) for name, values in columns}
+    for name in WITH_LIMITS:
+        if len(known := _known(rows, name)) >= LEAST:
             cells.update(limits(name, name, *_mean_interval(known)))
     return cells
 
@@ -238,9 +241,11 @@ def _mean_interval(values: Sequence[float]) -> tuple[float, Interval]:
 
 def _combined(name: str, values: Sequence[Any]) -> Any:
     """One cell of those of several launches."""
+    if values.count(values[0]) == len(values) and name not in UNIONS:
+        return values[0]
     known = [value for value in values if value is not None]
-    if name.endswith(("_low", "_high")) or not known:
-        return None  # limits of single launches are none of their mean
+    if not known:
+        return None
     if name in UNIONS:
         return joined(list(dict.fromkeys(" ".join(known).split())))
     if name in FIRSTS or all(value == known[0] for value in known):

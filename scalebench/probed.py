@@ -9,8 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 
-from scalebench.probe_records import Probes
-from scalebench.results import Result
+from scalebench.results import Probes, Result
 from scalebench.stats import Interval, mean_interval
 
 Series = Sequence[float]
@@ -141,7 +140,8 @@ def _difference(probes: list[Probes] | None, more: str, less: str, count: str = 
 
 
 def _over_ranks(probes: list[Probes] | None, series: Callable[[Probes], Series], over: Over) -> list[float]:
-    return [over(block) for block in zip(*map(series, probes or []), strict=False)]
+    ranks = [series(one) for one in probes or []]
+    return list(ranks[0]) if len(ranks) == 1 else [over(block) for block in zip(*ranks, strict=False)]
 
 
 def _per(blocks: list[float], first: Probes, count: str) -> Interval | None:

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
 from pathlib import Path
 
-from scalebench import crew
 from scalebench.figures import Figures
-from scalebench.results import RESULT_FILE
+from scalebench.processors import usable_cpus
+from scalebench.results import RESULT_FILE, read_result
+from scalebench.rows import figures_of
 from scalebench.spec import InputError
 
 PathLike = str | os.PathLike[str]
+MIN_FILES_PER_PROCESS = 200  # a process takes as long to start as to read so many
+MAX_PROCESSES = 8
+FILES_PER_TASK = 50
 Unreadable = list[tuple[Path, str]]  # and one line that says why
 
 
@@ -35,10 +42,13 @@ def search(paths: Sequence[PathLike], unreadable: Unreadable) -> list[Path]:
     for given in map(Path, paths):
         known = len(unreadable)
         below = [given] if given.is_file() else list(_below(given, unreadable))
+        root = os.path.realpath(given)
         if not below and len(unreadable) == known:
             raise InputError(f"no {RESULT_FILE} at or below {given}; give the folder of a run or a sweep")
         for path in below:
-            found.setdefault(os.path.realpath(path), path)
+            # Folders below it are no links, since these are not followed; the file itself may be one.
+            plain = path is not given and not path.is_symlink()
+            found.setdefault(os.path.join(root, path.relative_to(given)) if plain else os.path.realpath(path), path)
     return sorted(found.values())
 
 
@@ -67,9 +77,32 @@ def figures_in(files: Sequence[Path]) -> list[Figures]:
 def readable(files: Sequence[Path], unreadable: Unreadable) -> list[Figures]:
     """Of each file that can be read; the others are added to `unreadable`."""
     found = []
-    for file, answer in zip(files, crew.read_all(files), strict=True):
+    for file, answer in zip(files, _read_all(files), strict=True):
         if isinstance(answer, str):
             unreadable.append((file, answer))
         else:
             found.append(answer)
     return found
+
+
+def _read_all(files: Sequence[Path]) -> Iterator[Figures | str]:
+    """The figures of each file, in order, or one line that says why there are none."""
+    processes = min(len(files) // MIN_FILES_PER_PROCESS, len(usable_cpus()), MAX_PROCESSES)
+    read = 0
+    if processes > 1:
+        # Forked: a process of any other kind imports the user's script again, which may call us at its top level.
+        with ProcessPoolExecutor(processes, get_context("fork")) as pool:
+            try:
+                for answer in pool.map(_read, files, chunksize=FILES_PER_TASK):
+                    yield answer
+                    read += 1
+            except (BrokenProcessPool, OSError):
+                pass  # a process was killed, or could not be started: the rest is read here
+    yield from map(_read, files[read:])
+
+
+def _read(file: Path) -> Figures | str:
+    try:
+        return figures_of(read_result(file), file.parent)
+    except InputError as error:
+        return str(error)

@@ -1,4 +1,4 @@
-"""Dataclasses as JSON files: written whole or not at all, read back with their types checked.
+"""Records as JSON files: written under a temporary name and renamed, read back with the type of every field checked.
 
 Layer 0, below spec and results, which both keep their files through it.
 """
@@ -9,25 +9,34 @@ import dataclasses
 import functools
 import json
 import os
-import types
-from collections.abc import Callable
+import re
 from pathlib import Path
-from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
+
+import msgspec
 
 T = TypeVar("T")
-PLAIN = {str, int, float, bool, type(None)}
-Decode = Callable[[Any], Any]  # plain JSON content -> checked value; raises _Wrong
+# msgspec's messages and ours, which name a field as people write it.
+PHRASES = (
+    (r"^Expected `(.+?)(?: \| null)?`, got `(.+)`$", r"should be \1, not \2"),
+    (r"^Object missing required field `(.+)`$", r"lacks the field '\1'"),
+    (r"^.*out of range$", "is too large a number"),
+    (r"\bobject\b", "an object"),
+    (r"\barray\b", "a list"),
+)
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write to a temporary name and rename, so that a reader never sees half a file.
+    """Write plain content or a dataclass to a temporary name and rename it, so that no reader sees half a file.
 
-    NaN and infinities are refused (ValueError): they are not JSON, and no figure here may be one.
-    Raises OSError when the folder is full or not writable, and leaves no temporary file then.
+    Raises ValueError for NaN and infinities, which are not JSON, and OSError when the folder is full or not writable;
+    no temporary file is left then.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        # The standard library's encoder: msgspec's writes null for NaN and refuses numpy's floats.
+        text = json.dumps(content, indent=1, allow_nan=False, default=dataclasses.asdict)
+        temporary.write_text(text + "\n", encoding="utf-8")
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -35,7 +44,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file; ValueError when it is cut short or no JSON."""
+    """Read a JSON file; ValueError when it is cut short or not JSON."""
     return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
 
 
@@ -43,131 +52,50 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON")
 
 
-class _Wrong(Exception):
-    """What is wrong with a value, and the way to it, innermost name first: most values are right, and need none."""
+def read_record(path: Path, kind: type[T], ignore_unknown: bool = False) -> T:
+    """Read dataclass `kind` from a JSON file; ValueError as those of read_json and from_dict."""
+    if ignore_unknown:
+        try:
+            record: T = _decoder(kind).decode(path.read_bytes())
+            return record
+        except (msgspec.DecodeError, RecursionError):
+            pass  # read again below: for the reason, and since the standard library also takes lone surrogates
+    return from_dict(kind, read_json(path), ignore_unknown)
 
-    def __init__(self, words: str) -> None:
-        super().__init__(words)
-        self.way: list[str] = []
+
+@functools.cache
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
 
 
-def from_dict(kind: type[T], tree: Any, where: str = "", ignore_unknown: bool = False) -> T:
+def from_dict(kind: type[T], tree: Any, ignore_unknown: bool = False) -> T:
     """Build dataclass `kind` from plain JSON content.
 
     Raises ValueError that names the field for a missing or unknown key or a value of a wrong type.
     """
     try:
-        made: T = _decoder(cast(Any, kind), ignore_unknown)(tree)
-    except _Wrong as wrong:
-        way = where + "".join(reversed(wrong.way))
-        raise ValueError(f"{way if where else way.removeprefix('.') or kind.__name__} {wrong}") from None
-    return made
+        record = msgspec.convert(tree, kind)
+    except msgspec.ValidationError as error:
+        reason, _, path = str(error).partition(" - at ")
+        for theirs, ours in PHRASES:
+            reason = re.sub(theirs, ours, reason)
+        raise ValueError(f"{path.strip('`').removeprefix('$').removeprefix('.') or kind.__name__} {reason}") from None
+    if not ignore_unknown and (place := _unknown_field(record, tree)):
+        path, _, name = place.rpartition(".")
+        raise ValueError(f"{path.removeprefix('.') or kind.__name__} has an unknown field '{name}'")
+    return record
 
 
-@functools.cache
-def _decoder(hint: Any, loose: bool) -> Decode:
-    """Checks and builds values of this type. Made once for each: a report reads thousands of records."""
-    origin = get_origin(hint)
-    if hint is Any:
-        return lambda value: value
-    if origin in (Union, types.UnionType):
-        (some,) = [_decoder(a, loose) for a in get_args(hint) if a is not type(None)]
-        return lambda value: None if value is None else some(value)
-    if dataclasses.is_dataclass(hint):
-        return _object_of(hint, loose)  # type: ignore[arg-type]
-    if origin is list:
-        return _list_of(get_args(hint)[0], loose)
-    if origin is dict:
-        return _table_of(get_args(hint)[1], loose)
-    return _float if hint is float else _exactly(hint)
-
-
-def _object_of(kind: type, loose: bool) -> Decode:
-    hints = get_type_hints(kind)
-    fields = {f.name: (_decoder(hints[f.name], loose), _is_required(f)) for f in dataclasses.fields(kind)}
-
-    def decode(tree: Any) -> Any:
-        if not isinstance(tree, dict):
-            raise _Wrong(f"should be an object, not {type(tree).__name__}")
-        if not loose and (unknown := tree.keys() - fields.keys()):
-            raise _Wrong(f"has an unknown field '{min(unknown)}'")
-        values = {}
-        name = ""
-        try:
-            for name, (value_of, required) in fields.items():
-                if name in tree:
-                    values[name] = value_of(tree[name])
-                elif required:
-                    break
-            else:
-                return kind(**values)
-        except _Wrong as wrong:
-            wrong.way.append(f".{name}")
-            raise
-        raise _Wrong(f"lacks the field '{name}'")
-
-    return decode
-
-
-def _is_required(field: dataclasses.Field[Any]) -> bool:
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-
-
-def _list_of(hint: Any, loose: bool) -> Decode:
-    value_of = _decoder(hint, loose)
-    right = set(get_args(hint) if get_origin(hint) is types.UnionType else [hint]) & PLAIN
-
-    def decode(values: Any) -> Any:
-        if not isinstance(values, list):
-            raise _Wrong(f"should be a list, not {type(values).__name__}")
-        if right.issuperset(map(type, values)):  # plain values, all of the right type: the long series
-            return values.copy()
-        made: list[Any] = []
-        try:
-            for value in values:
-                made.append(value_of(value))  # noqa: PERF401  # its length says which one is wrong
-        except _Wrong as wrong:
-            wrong.way.append(f"[{len(made)}]")
-            raise
-        return made
-
-    return decode
-
-
-def _table_of(hint: Any, loose: bool) -> Decode:
-    value_of = _decoder(hint, loose)
-
-    def decode(table: Any) -> Any:
-        if not isinstance(table, dict):
-            raise _Wrong(f"should be an object, not {type(table).__name__}")
-        made = {}
-        name = ""
-        try:
-            for name, value in table.items():
-                made[name] = value_of(value)
-        except _Wrong as wrong:
-            wrong.way.append(f".{name}")
-            raise
-        return made
-
-    return decode
-
-
-def _float(value: Any) -> float:
-    if type(value) is int:
-        try:
-            return float(value)
-        except OverflowError:
-            raise _Wrong("is too large a number") from None
-    if type(value) is not float:
-        raise _Wrong(f"should be float, not {type(value).__name__}")
-    return value
-
-
-def _exactly(kind: type) -> Decode:
-    def decode(value: Any) -> Any:
-        if type(value) is not kind:
-            raise _Wrong(f"should be {kind.__name__}, not {type(value).__name__}")
-        return value
-
-    return decode
+def _unknown_field(record: Any, tree: Any) -> str | None:
+    """The path of a key in `tree` that the dataclass at its place does not have, since msgspec passes over these."""
+    if dataclasses.is_dataclass(record):
+        if unknown := tree.keys() - vars(record).keys():
+            return f".{min(unknown)}"
+        pairs = [(f".{name}", getattr(record, name), value) for name, value in tree.items()]
+    elif isinstance(record, dict):
+        pairs = [(f".{name}", record[name], value) for name, value in tree.items()]
+    elif isinstance(record, list):
+        pairs = [(f"[{n}]", *pair) for n, pair in enumerate(zip(record, tree, strict=True))]
+    else:
+        return None
+    return next((way + found for way, *pair in pairs if (found := _unknown_field(*pair))), None)

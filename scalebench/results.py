@@ -7,23 +7,194 @@ Units stand in the names; null means not measured. A new nullable field keeps th
 from __future__ import annotations
 
 import dataclasses
+import json
+import stat
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from scalebench.curve_records import CurvePoint
+import msgspec
+
+from scalebench.api import api
 from scalebench.machine import Machine
-from scalebench.monitor_records import Monitor as Monitor  # it is part of the record
-from scalebench.probe_records import Probes
-from scalebench.records import from_dict, read_json, write_json
+from scalebench.records import read_json, read_record, write_json
 from scalebench.spec import InputError
-from scalebench.stage_records import StageRecord
 
 SCHEMA_VERSION = 1
 RESULT_FILE = "result.json"
 SCHEMA_PATH = Path(__file__).with_name("result.schema.json")
 STATUSES = ("ok", "failed", "oom", "timeout", "unsupported", "cancelled")
+Status = Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(STATUSES)})]
+Version = Annotated[int, msgspec.Meta(extra_json_schema={"const": SCHEMA_VERSION})]
+
+
+@api(since=1)
+@dataclass
+class Operation:
+    """One kind of operation in the profile of some updates, all its calls together."""
+
+    name: str
+    calls: float  # of one update
+    self_s: float  # of one update: its own time, without what it called, added up over threads and devices
+    collective: bool = False  # carries data between devices
+    device: str = "cpu"  # cpu | cuda: where it ran
+
+
+@api(since=1)
+@dataclass
+class Profile:
+    """Some updates as the framework's own profiler saw them. It slows them down: times are shares of each other."""
+
+    updates: int
+    step_s: float  # wall seconds of one update under the profiler
+    kernel_s: float | None = None  # own time of all operations of one update, on GPUs if there are any, else on the CPU
+    collective_s: float | None = None  # of these, in operations that carry data between devices
+    operations: list[Operation] = field(default_factory=list)  # those with the largest own time, largest first
+
+
+COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "gather", "scatter", "all_to_all")
+IN_PARTS = ("all_gather", "reduce_scatter", "gather", "scatter", "all_to_all")  # of which each rank has one
+
+
+@api(since=1)
+@dataclass
+class Collective:
+    """One collective operation on one size of message."""
+
+    name: str  # of COLLECTIVES
+    size_bytes: int  # by the convention of nccl-tests: docs/collectives.md
+    repeats: int = 0  # operations in each block
+    block_s: list[float] = field(default_factory=list)
+
+
+@api(since=1)
+@dataclass
+class Transfer:
+    """Bytes on one way between devices, or between them and host memory; ranks stand for their devices."""
+
+    kind: str  # of docs/collectives.md: send_one_way, memcpy, ...
+    source: int | None  # rank; null: all of them at once
+    target: int | None  # rank; the same as source where a device and its host memory are meant
+    size_bytes: int  # of one transfer in one direction
+    repeats: int = 0  # transfers in each block
+    block_s: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Probes:
+    """Blocks of wall seconds, as this process saw them. Blocks of all ranks begin together."""
+
+    reasons: dict[str, str] = field(default_factory=dict)  # quantity -> why it was not measured
+    steps: int | None = None  # updates in each of the next three, which took turns
+    on_s: list[float] = field(default_factory=list)  # with the exchange and the real feed
+    off_s: list[float] = field(default_factory=list)  # without the exchange
+    fixed_s: list[float] = field(default_factory=list)  # as off_s, or as on_s where that is empty, on one batch
+    local_step_s: list[list[float]] = field(default_factory=list)  # by device: single updates, nothing exchanged
+    exchange_repeats: int | None = None
+    exchange_s: list[float] = field(default_factory=list)  # the exchange alone
+    part_steps: int | None = None  # of the next three, each of which holds the one before
+    forward_s: list[float] = field(default_factory=list)
+    backward_s: list[float] = field(default_factory=list)  # forward and backward
+    optimizer_s: list[float] = field(default_factory=list)  # the whole update, without an exchange
+    copy_repeats: int | None = None
+    copy_s: list[float] = field(default_factory=list)  # batches copied from host memory to the devices
+    profile: Profile | None = None
+    trace: str | None = None  # this rank's file in the run's folder, measure.trace=true
+    collectives: list[Collective] = field(default_factory=list)  # measure.collectives=true
+    bandwidth: list[Transfer] = field(default_factory=list)  # measure.bandwidth=true
+
+
+@dataclass
+class DeviceMonitor:
+    """One GPU of the run. `_mean`: over time."""
+
+    index: int  # NVML's
+    gpu_util_mean: float | None = None  # share of the time in which something ran on it
+    memory_util_mean: float | None = None  # share of the time in which its memory was read or written
+    memory_used_bytes_max: int | None = None
+    gpu_power_w_mean: float | None = None
+    energy_j: float | None = None
+    energy_from: str | None = None  # counter: the GPU's own | power: the integral of its samples
+    sm_clock_mhz_min: float | None = None
+    sm_clock_mhz_mean: float | None = None
+    mem_clock_mhz_min: float | None = None
+    mem_clock_mhz_mean: float | None = None
+    temperature_c_max: float | None = None
+    throttle_reasons: list[str] | None = None  # as nvidia-smi names them; empty: nothing held its clocks back
+    pcie_sent_bytes_per_s: float | None = None
+    pcie_received_bytes_per_s: float | None = None
+    nvlink_sent_bytes_per_s: float | None = None
+    nvlink_received_bytes_per_s: float | None = None
+    lost_at_s: float | None = None  # seconds since the epoch; null: it was there to the end
+    node: int | None = None  # whose GPU it is; null: that of the only machine
+
+
+@dataclass
+class Monitor:
+    """The devices of the run together, its processes, and the machines that it ran on, added up."""
+
+    file: str | None = None  # the whole series, in the run's folder; that of node 0, where others have their own
+    reason: str | None = None  # why there is no series, or what is missing from it
+    gpu_util_mean: float | None = None  # over time and devices
+    gpu_power_w_mean: float | None = None  # over time, all devices together
+    energy_j: float | None = None  # all devices together
+    energy_from: str | None = None  # counter | power | counter+power
+    sm_clock_mhz_min: float | None = None
+    sm_clock_mhz_mean: float | None = None
+    mem_clock_mhz_min: float | None = None
+    mem_clock_mhz_mean: float | None = None
+    gpu_temperature_c_max: float | None = None
+    throttle_reasons: list[str] | None = None
+    cpu_util_mean: float | None = None  # share of the cores that the run may use, whoever used them
+    cpu_util_ours_mean: float | None = None  # the same, used by the ranks and what they started
+    cpu_cores_others_mean: float | None = None  # cores' worth used by programs that do not belong to the run
+    rss_bytes_max: int | None = None  # sum over the ranks
+    rss_anon_bytes_max: int | None = None  # without mapped files, which the ranks share
+    memory_available_bytes_min: int | None = None  # of any node
+    swap_in_bytes: int | None = None  # of the whole machines, as is what follows
+    swap_out_bytes: int | None = None
+    net_sent_bytes_per_s: float | None = None  # all interfaces but the loopback
+    net_received_bytes_per_s: float | None = None
+    loopback_bytes_per_s: float | None = None
+    infiniband_sent_bytes_per_s: float | None = None
+    infiniband_received_bytes_per_s: float | None = None
+    disk_read_bytes_per_s: float | None = None
+    disk_written_bytes_per_s: float | None = None
+    devices: list[DeviceMonitor] = field(default_factory=list)
+
+
+@dataclass
+class CurvePoint:
+    """Where a training stood when it was evaluated, between two updates."""
+
+    step: int  # updates so far
+    epochs: float  # passes over the training samples so far
+    samples: int  # of all replicas, so far
+    train_s: float  # seconds of all updates but the first, which compiles; what lies between updates is not in it
+    learning_rate: float  # of the last update
+    loss: float | None  # training loss, mean per sample over the updates since the point before
+    loss_samples: int  # that it is a mean over
+    metrics: dict[str, float] = field(default_factory=dict)  # of the validation part; empty: there is none
+    train_metrics: dict[str, float] = field(default_factory=dict)  # likewise of as many samples that were trained on
+    evaluate_s: float = 0.0  # that this evaluation took
+    at_s: float = 0.0  # when it began, seconds since the epoch
+
+
+@api(since=1)
+@dataclass
+class StageRecord:
+    """One stage of a model that is cut into several, one behind the other. Bytes and seconds are of one update."""
+
+    index: int  # from the input on
+    stages: int  # that the model is cut into
+    replica: int  # which of the chains of stages this one is part of
+    first: str  # name of its first operation
+    last: str
+    parameter_bytes: int
+    micro_batches: int  # that a batch goes through the stages in
+    sent_bytes: int | None = None  # activations that go on to the next stage; null: it is the last one
+    work_s: float | None = None  # forward and backward of all micro-batches by itself; null: not measured
 
 
 @dataclass
@@ -49,7 +220,7 @@ class RankRecord:
     rank: int
     hostname: str
     pid: int
-    status: str = "ok"
+    status: Status = "ok"
     reason: str | None = None
     failed_at_s: float | None = None  # seconds since the epoch
     marks_s: dict[str, float] = field(default_factory=dict)  # start of each phase, seconds since the epoch
@@ -202,10 +373,10 @@ class SchedulerRecord:
 class Result:
     """One run, also a failed one."""
 
-    schema_version: int
+    schema_version: Version
     run_id: str
     started_at: str  # ISO 8601, UTC
-    status: str
+    status: Status
     reason: str | None
     log: str | None  # of the rank that failed, relative to the run's folder
     fingerprint: str
@@ -224,10 +395,43 @@ class Result:
     trace: str | None = None  # of all ranks, in the run's folder; a rank that names its own is not in it
 
 
+LOWER_IS_BETTER = ("mse", "cross_entropy")
+
+
+def reached(metric: str, value: float, target: float) -> bool:
+    """Whether `value` is as good as `target`: errors are to fall, an accuracy is to rise."""
+    return value <= target if metric.startswith(LOWER_IS_BETTER) else value >= target
+
+
+def first_reached(curve: list[CurvePoint], metric: str, target: float) -> CurvePoint | None:
+    """The first point whose validation metric is as good as `target`; None: it was never reached."""
+    for point in curve:
+        if metric in point.metrics and reached(metric, point.metrics[metric], target):
+            return point
+    return None
+
+
+def merged_curve(curves: list[list[CurvePoint]]) -> list[CurvePoint]:
+    """Of all ranks: seconds are the slowest's, the loss is the mean over all samples; the rest is alike on all."""
+    return [_merged(points) for points in zip(*curves, strict=False)]
+
+
+def _merged(points: tuple[CurvePoint, ...]) -> CurvePoint:
+    samples = sum(point.loss_samples for point in points)
+    losses = [(point.loss, point.loss_samples) for point in points if point.loss is not None]
+    return dataclasses.replace(
+        points[0],
+        train_s=max(point.train_s for point in points),
+        evaluate_s=max(point.evaluate_s for point in points),
+        loss=sum(loss * n for loss, n in losses) / samples if samples else None,
+        loss_samples=samples,
+    )
+
+
 def write_result(result: Result, folder: Path) -> Path:
     """Write result.json whole or not at all; OSError when the folder is full or not writable."""
     path = folder / RESULT_FILE
-    write_json(path, dataclasses.asdict(result))
+    write_json(path, result)
     return path
 
 
@@ -238,26 +442,58 @@ def read_result(path: Path) -> Result:
     are passed over, since later nullable ones keep the version. Raises InputError, in one line, for a file
     that is missing, cut short, of another schema version or no valid record.
     """
+    if _is_special(path):  # to open a pipe is to wait for a writer
+        raise InputError(f"{path} is no plain file; remove it")
     try:
-        plain = not path.exists() or path.is_file() or path.is_dir()
-        tree = read_json(path) if plain else None  # to open a pipe is to wait for a writer
+        result = read_record(path, Result, ignore_unknown=True)
+        datetime.fromisoformat(result.started_at)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is no whole JSON file ({error}); run it again, or remove its folder") from error
-    if not plain:
-        raise InputError(f"{path} is no plain file; remove it")
-    version = tree.get("schema_version") if isinstance(tree, dict) else None
-    if version != SCHEMA_VERSION:
-        newer = isinstance(version, int) and version > SCHEMA_VERSION
-        way_out = "update scalebench to read it" if newer else "run it again with this version of scalebench"
-        raise InputError(f"{path} has schema version {version}, this scalebench reads {SCHEMA_VERSION}; {way_out}")
-    try:
-        result = from_dict(Result, tree, ignore_unknown=True)
-        datetime.fromisoformat(result.started_at)
-    except ValueError as error:
+        _refuse_damaged(path)
         raise InputError(f"{path} is no valid record: {error}; run it again, or remove its folder") from error
+    if result.schema_version != SCHEMA_VERSION:
+        raise InputError(_other_version(path, result.schema_version))
     for status in (result.status, *(rank.status for rank in result.ranks)):
         if status not in STATUSES:
             raise InputError(f"{path} is no valid record: status '{status}' is none of {', '.join(STATUSES)}")
     return result
+
+
+def _is_special(path: Path) -> bool:
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def _refuse_damaged(path: Path) -> None:
+    """Raise InputError for a file that is no JSON, or of another version: what its fields hold says nothing then."""
+    try:
+        tree = read_json(path)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is no whole JSON file ({error}); run it again, or remove its folder") from error
+    version = tree.get("schema_version") if isinstance(tree, dict) else None
+    if version != SCHEMA_VERSION:
+        raise InputError(_other_version(path, version))
+
+
+def _other_version(path: Path, version: Any) -> str:
+    newer = isinstance(version, int) and version > SCHEMA_VERSION
+    way_out = "update scalebench to read it" if newer else "run it again with this version of scalebench"
+    return f"{path} has schema version {version}, this scalebench reads {SCHEMA_VERSION}; {way_out}"
+
+
+def result_schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of result.json; `python -m scalebench.results` rewrites its file."""
+    parts: dict[str, Any] = msgspec.json.schema(Result)["$defs"]
+    for part in parts.values():
+        part.pop("description", None)  # the docstrings, which are for readers of the code
+    root = parts.pop(Result.__name__) | {"title": "scalebench result"}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **root, "$defs": parts}
+
+
+if __name__ == "__main__":
+    SCHEMA_PATH.write_text(json.dumps(result_schema(), indent=1) + "\n", encoding="utf-8")
+    print(SCHEMA_PATH)

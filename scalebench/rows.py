@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Iterable
@@ -13,13 +14,14 @@ from scalebench.columns import COLUMNS, TEXT
 from scalebench.configs import option_defaults
 from scalebench.figures import Figures
 from scalebench.machine_kind import kind_of
-from scalebench.results import Result
+from scalebench.results import Monitor, Result
 from scalebench.spec import InputError
 from scalebench.stats import Interval
 
 HOUR_S = 3600.0
 FORESEEN = (ValueError, TypeError, AttributeError, KeyError, IndexError, ArithmeticError, RecursionError)
 SLOWEST, FASTEST = 1e-100, 1e100  # samples/s: the quotient of any two is a number
+OF_MONITOR = [f.name for f in dataclasses.fields(Monitor) if f.name in COLUMNS and f.name != "reason"]
 TEXTS = frozenset(TEXT)
 LARGEST = 2**63 - 1  # of a column of counts
 SAMPLE_KEYS = {"model": ("name", "options", "input_shape", "outputs"), "dataset": ("name", "image_size")}
@@ -58,9 +60,10 @@ def _check(result: Result, cells: dict[str, Any]) -> None:
     if rate is not None and not SLOWEST < rate < FASTEST:
         raise ValueError(f"{rate} samples/s")
     for name, value in cells.items():
-        if value is not None and (isinstance(value, str) != (name in TEXTS)):
-            raise ValueError(f"{name} is {value}")
-        if type(value) is int and abs(value) > LARGEST:
+        if value is None:
+            continue
+        kind = type(value)
+        if (kind is str) is not (name in TEXTS) or (kind is int and abs(value) > LARGEST):
             raise ValueError(f"{name} is {value}")
 
 
@@ -113,7 +116,7 @@ def _own_cells(result: Result, folder: Path, measured: analysis.Measured) -> dic
         "warmup_s": p.warmup_s, "measured_s": p.measure_s, "wall_s": p.wall_s,
         "warmup_steps": _steps(first.warmup_block_s, first.warmup_block_steps) if first else None,
         "measured_steps": _steps(first.block_s, first.block_steps) if first else None,
-        **{name: value for name, value in vars(m).items() if name in COLUMNS and name != "reason"},
+        **{name: getattr(m, name) for name in OF_MONITOR},
         "throttle_reasons": joined(m.throttle_reasons), **_costs(result, epoch_s),
         "peak_memory_bytes": _largest(b for r in result.ranks for b in r.peak_memory_bytes),
         "rss_peak_bytes": _largest(r.rss_peak_bytes for r in result.ranks),

@@ -11,8 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from scalebench import analysis, probed
 from scalebench.linear import Figure, Terms, figure, inverse
-from scalebench.probe_records import Probes
-from scalebench.results import Result
+from scalebench.results import Probes, Result
 from scalebench.stats import mean_interval
 
 PARTS = ("batch", "overhead", "contention", "data", "straggler", "transfer", "drift")

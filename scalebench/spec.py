@@ -6,13 +6,12 @@ workers read spec.json and never see Hydra.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from scalebench.api import api
-from scalebench.records import from_dict, read_json, write_json
+from scalebench.records import read_record, write_json
 from scalebench.slurm_spec import SlurmSpec
 from scalebench.train_spec import StopSpec as StopSpec  # part of it
 from scalebench.train_spec import TrainSpec, peak_rate
@@ -250,8 +249,8 @@ class RunSpec:
 
 
 def write_spec(spec: RunSpec, folder: Path) -> None:
-    write_json(folder / SPEC_FILE, dataclasses.asdict(spec))
+    write_json(folder / SPEC_FILE, spec)
 
 
 def read_spec(folder: Path) -> RunSpec:
-    return from_dict(RunSpec, read_json(folder / SPEC_FILE))
+    return read_record(folder / SPEC_FILE, RunSpec)

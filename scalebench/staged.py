@@ -10,8 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from scalebench.results import Result
-from scalebench.stage_records import StageRecord
+from scalebench.results import Result, StageRecord
 
 COLUMNS = "stages micro_batches stage_balance bubble_share bubble_share_expected state_bytes".split()
 Chain = list[StageRecord]

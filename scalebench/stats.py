@@ -10,6 +10,7 @@ no series of measurements (nan, infinite or negative times, wrong shape, lengths
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -66,7 +67,7 @@ def lag1_autocorrelation(values: npt.ArrayLike) -> float | None:
     if largest == 0:
         return 0.0
     deviation /= largest
-    deviation -= deviation.mean()
+    deviation -= np.add.reduce(deviation) / len(deviation)  # deviation.mean() takes three times as long
     return float(deviation[:-1] @ deviation[1:] / (deviation @ deviation))
 
 
@@ -125,7 +126,7 @@ def batch_means_interval(
     total_seconds, total_samples = float(block_seconds.sum()), float(block_samples.sum())
     if total_seconds == 0:
         raise ValueError("no time passed in any block")
-    starts = np.arange(batches) * blocks // batches  # batches differ by one block at most; none is dropped
+    starts, _ = _batches(blocks, batches)
     excess = np.add.reduceat(block_seconds, starts) / total_seconds
     excess -= np.add.reduceat(block_samples, starts) / total_samples
     standard_error = math.sqrt(batches / (batches - 1) * float(excess @ excess))
@@ -149,14 +150,22 @@ def mean_interval(values: npt.ArrayLike, batches: int = BATCHES, confidence: flo
     count = min(batches, len(series))
     if count < 2:
         return None
-    starts = np.arange(count) * len(series) // count
-    sizes = np.diff(np.append(starts, len(series)))
-    mean = float(series.mean())
+    starts, sizes = _batches(len(series), count)
+    mean = float(np.add.reduce(series)) / len(series)  # series.mean() takes three times as long
     means = np.add.reduceat(series, starts) / sizes
-    # Batches differ by one value at most; each counts by its size, and the mean is that of all values.
+    # Each batch counts by its size, and the mean is that of all values.
     spread = float(sizes / len(series) @ (means - mean) ** 2) / (count - 1)
     reach = student_t(count - 1, confidence) * math.sqrt(spread * resemblance(means))
     return Interval(mean, mean - reach, mean + reach)
+
+
+@functools.lru_cache(maxsize=1024)
+def _batches(values: int, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """(starts, sizes) of `count` batches of a series; they differ by one value at most, and none is dropped."""
+    starts = np.arange(count) * values // count
+    sizes = np.diff(np.append(starts, values))
+    starts.flags.writeable = sizes.flags.writeable = False
+    return starts, sizes
 
 
 def resemblance(means: npt.ArrayLike) -> float:
@@ -175,7 +184,8 @@ def unseen_variance(values: npt.ArrayLike, batches: int) -> float:
     Source: Law and Kelton 1991, "Simulation Modeling and Analysis", chapter 4 (variance of the mean of a correlated
     series, and what the variance of its values makes of it).
     """
-    correlation, blocks = _correlation(values), len(series_of(values))
+    series = series_of(values)
+    correlation, blocks = _correlation(series), len(series)
     batch, whole = (_variance_of_mean(correlation, count) for count in (blocks / batches, blocks))
     return max(1.0, whole * (batches - 1) / (batch - whole))
 
@@ -185,8 +195,9 @@ def _correlation(values: npt.ArrayLike) -> float:
 
     Source: Kendall 1954, "Note on bias in the estimation of autocorrelation".
     """
-    found = lag1_autocorrelation(values)
-    return 0.0 if found is None else min(max(found + (1 + 3 * found) / len(series_of(values)), 0.0), MOST_CORRELATED)
+    series = series_of(values)
+    found = lag1_autocorrelation(series)
+    return 0.0 if found is None else min(max(found + (1 + 3 * found) / len(series), 0.0), MOST_CORRELATED)
 
 
 def _variance_of_mean(correlation: float, count: float) -> float:
@@ -272,7 +283,8 @@ def series_of(values: npt.ArrayLike) -> FloatArray:
     series = np.asarray(values, dtype=np.float64)
     if series.ndim != 1:
         raise ValueError(f"a series has one dimension, not {series.ndim}")
-    if not (np.abs(series) <= LARGEST).all():
+    # The sum of squares is finite but where a value is not or is huge; it takes a fifth of the time of the comparison.
+    if not math.isfinite(series.dot(series)) and not (np.abs(series) <= LARGEST).all():
         raise ValueError("a series holds finite numbers only")
     return series
 

@@ -6,6 +6,7 @@ is no series of measurements.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 
@@ -14,9 +15,7 @@ import numpy.typing as npt
 
 from scalebench.stats import BATCHES, CONFIDENCE, FloatArray, Interval, lag1_autocorrelation, series_of, student_t
 
-ROUNDING = 1e-12  # share of the mean: a slope that float64 alone makes of equal blocks
 FEWEST = 16  # blocks; of fewer nothing is said
-AROUND = 2  # blocks on either side whose median smooths a block
 SPREADS = 20.0  # how far from the middle a smoothed block may lie, in standard deviations of the later half
 NORMAL = 1.4826  # standard deviation of normal noise over its median absolute deviation
 BEYOND = 6.0  # standard deviations of what follows beyond which a smoothed block is warm-up
@@ -89,16 +88,21 @@ def drift(block_s: npt.ArrayLike) -> Interval | None:
     mean = float(series.mean())
     if mean == 0:
         return None
-    starts = np.arange(BATCHES + 1) * len(series) // BATCHES
-    parts = itertools.pairwise(starts.tolist())
-    means = np.array([np.add.reduce(series[first:end]) / (end - first) for first, end in parts]) / mean
-    at = (starts[:-1] + starts[1:]) / 2 / len(series)  # middles of the batches, from 0 to 1
-    at = at - at.mean()
-    spread = float(at @ at)
+    bounds, at, spread = _batch_middles(len(series))
+    means = np.array([np.add.reduce(series[first:end]) / (end - first) for first, end in bounds]) / mean
     slope = float(at @ means) / spread
     residuals = means - means.mean() - slope * at
     reach = student_t(BATCHES - 2, CONFIDENCE) * math.sqrt(float(residuals @ residuals) / (BATCHES - 2) / spread)
     return Interval(slope, slope - reach, slope + reach)
+
+
+@functools.lru_cache(maxsize=1024)
+def _batch_middles(blocks: int) -> tuple[list[tuple[int, int]], FloatArray, float]:
+    """(first and last block of each batch, its middle from -0.5 to 0.5, sum of squares of these)."""
+    starts = np.arange(BATCHES + 1) * blocks // BATCHES
+    at = (starts[:-1] + starts[1:]) / 2 / blocks
+    at = at - at.mean()
+    return list(itertools.pairwise(starts.tolist())), at, float(at @ at)
 
 
 def unsteadiness(block_s: npt.ArrayLike, tolerance: float) -> list[str] | None:
@@ -153,11 +157,20 @@ def _median(series: FloatArray) -> float:
 
 def _smoothed(series: FloatArray) -> FloatArray:
     """Medians of each block and its neighbours, as many on either side as there are, up to two: a level that changes
-    once, even after the first block, changes at the same place."""
+    once, even after the first block, changes at the same place.
+
+    By exchanges of the smaller and the larger, a tenth of the time of sorting each window."""
     smooth = series.copy()
-    for reach in range(1, AROUND + 1):
-        around = 2 * reach + 1
-        if len(series) >= around:  # an odd count of values: the median is one of them
-            windows = np.lib.stride_tricks.sliding_window_view(series, around)
-            smooth[reach : len(series) - reach] = np.partition(windows, reach, axis=1)[:, reach]
+    if len(series) >= 3:
+        smooth[1:-1] = _median_of_three(series[:-2], series[1:-1], series[2:])
+    if len(series) >= 5:
+        a, b, c, d, e = (series[first : len(series) - 4 + first] for first in range(5))
+        lower = np.maximum(np.minimum(a, b), np.minimum(d, e))
+        upper = np.minimum(np.maximum(a, b), np.maximum(d, e))
+        smooth[2:-2] = _median_of_three(lower, upper, c)
     return smooth
+
+
+def _median_of_three(a: FloatArray, b: FloatArray, c: FloatArray) -> FloatArray:
+    middle: FloatArray = np.maximum(np.minimum(a, b), np.minimum(np.maximum(a, b), c))
+    return middle

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from scalebench.api import api
-from scalebench.probe_records import Profile
+from scalebench.results import Profile, StageRecord
 from scalebench.spec import InputError, Place, RunSpec, StrategySpec
-from scalebench.stage_records import StageRecord
 from scalebench.suggest import no_such
 from scalebench.workloads.batch import Batch
 from scalebench.workloads.source import Source
@@ -134,12 +133,12 @@ class Strategy(ABC):
         raise Unsupported(f"{self.spec.config.strategy.name} has no profiler")
 
     def collective(self, name: str, size_bytes: int) -> Callable[[], None]:
-        """An action that does the named collective operation (probe_records.Collective) once on buffers of this size,
+        """An action that does the named collective operation (results.Collective) once on buffers of this size,
         as this strategy's backend does it, and is waited for by `synchronize`."""
         raise Unsupported(f"{self.spec.config.strategy.name} has no collective operations of its own")
 
     def transfer(self, kind: str, source: int | None, target: int | None, size_bytes: int) -> Callable[[], None]:
-        """An action that does this rank's part of one transfer (probe_records.Transfer), or nothing where it has none,
+        """An action that does this rank's part of one transfer (results.Transfer), or nothing where it has none,
         and is waited for by `synchronize`. Every rank asks for the same; Unsupported on all of them alike."""
         raise Unsupported(f"{self.spec.config.strategy.name} measures no bandwidth; strategies with PyTorch do")
 

@@ -3,13 +3,12 @@ Layer 0."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scalebench.records import from_dict, read_json, write_json
+from scalebench.records import read_record, write_json
 from scalebench.results import RESULT_FILE
 from scalebench.spec import InputError
 
@@ -68,14 +67,14 @@ def labels(runs: Sequence[PlannedRun], most: int) -> str:
 
 def write_sweep(record: SweepRecord, folder: Path) -> None:
     """Whole or not at all; OSError where that cannot be."""
-    write_json(folder / SWEEP_FILE, dataclasses.asdict(record))
+    write_json(folder / SWEEP_FILE, record)
 
 
 def read_sweep(folder: Path) -> SweepRecord | None:
     """None where there is none. InputError for one that is no such record."""
     path = folder / SWEEP_FILE
     try:
-        return from_dict(SweepRecord, read_json(path), ignore_unknown=True)
+        return read_record(path, SweepRecord, ignore_unknown=True)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,12 +66,24 @@ def goes_to_stop(stop: StopSpec) -> bool:
     return any(value is not None for value in (stop.epochs, stop.steps, stop.seconds, stop.target))
 
 
+@functools.cache
+def train_defaults() -> dict[str, Any]:
+    """The value of each key of `train` that nobody has set."""
+    return dataclasses.asdict(TrainSpec())
+
+
+@functools.cache
+def late_defaults() -> dict[str, Any]:
+    """Those of train_defaults that came after the first records."""
+    defaults = train_defaults()
+    return {key: defaults[key] for key in list(defaults)[list(defaults).index("dropout") + 1 :]}
+
+
 def asked(train: dict[str, Any]) -> dict[str, Any]:
     """`train` of a composed config without what is as it was before it had a key; what is evaluated when is of no
     matter to a training that has no points."""
-    usual = dataclasses.asdict(TrainSpec())
-    late = list(usual)[list(usual).index("dropout") + 1 :]
-    kept = {key: value for key, value in train.items() if key not in late or value != usual[key]}
+    late = late_defaults()
+    kept = {key: value for key, value in train.items() if key not in late or value != late[key]}
     if not any(value is not None for value in (kept.get("stop") or {}).values()):
         kept = {key: value for key, value in kept.items() if not key.startswith("evaluate_")}
     return kept

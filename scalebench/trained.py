@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from scalebench import training_id
-from scalebench.curve_records import LOWER_IS_BETTER
 from scalebench.figures import Figures
-from scalebench.results import Result
+from scalebench.results import LOWER_IS_BETTER, Result
 
 
 def cells(result: Result) -> dict[str, Any]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from typing import Any
 
 from scalebench.machine_kind import kind_of
 from scalebench.results import Result
-from scalebench.train_spec import StopSpec, TrainSpec, asked, goes_to_stop
+from scalebench.train_spec import StopSpec, asked, goes_to_stop, train_defaults
 
 OF_NO_MATTER = ("seed", "repeat", "resume", "baseline", "dry_run", "debug", "sweep", "measure", "gpus")
 QUEUEING = ("max_jobs", "slurm", "stage")  # keys of the hardware
@@ -26,9 +25,8 @@ def cells(result: Result) -> dict[str, str | None]:
 
 def to_stop(train: dict[str, Any]) -> bool:
     """Whether a run of these settings, which may be of an older record, trains to a stop."""
-    known = {field.name for field in dataclasses.fields(StopSpec)}
     stop = train.get("stop") or {}
-    return goes_to_stop(StopSpec(**{key: value for key, value in stop.items() if key in known}))
+    return goes_to_stop(StopSpec(**{key: value for key, value in stop.items() if key in train_defaults()["stop"]}))
 
 
 def training_id(result: Result) -> str:
@@ -46,7 +44,7 @@ def training_id(result: Result) -> str:
 
 def recipe(train: dict[str, Any]) -> str | None:
     """Without settings that have no say: a decay belongs to its schedule, and momentum to its optimizer."""
-    usual = dataclasses.asdict(TrainSpec())
+    usual = train_defaults()
     idle = () if train.get("schedule") == "step" else ("decay_epochs", "decay")
     idle += () if train.get("optimizer") == "momentum" else ("momentum",)
     told = [key for key in TOLD if key not in idle and train.get(key, usual[key]) != usual[key]]

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalebench.crossover import operation_s
 from scalebench.frame import find
-from scalebench.probe_records import Transfer
-from scalebench.results import Result, read_result
+from scalebench.results import Result, Transfer, read_result
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -14,7 +14,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
@@ -90,13 +89,13 @@ def serve(spec: RunSpec, rank: int, folder: Path) -> int:
         record = RankRecord(rank, socket.gethostname(), os.getpid(), threads=spec.places[rank].threads)
         classify(error, record)
         traceback.print_exc()
-        write_json(rank_path(folder, rank), asdict(record))
+        write_json(rank_path(folder, rank), record)
     return 1
 
 
 def leave(record: RankRecord, progress: ProgressFile, folder: Path) -> None:
     finish(record, progress)
-    write_json(rank_path(folder, record.rank), asdict(record))
+    write_json(rank_path(folder, record.rank), record)
 
 
 def classify(error: BaseException, record: RankRecord) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +25,13 @@ Ends = Callable[[RunSpec, Path], Ended]
 def ok(spec: RunSpec, folder: Path) -> Ended:
     for k in range(spec.processes):
         samples = [spec.batch_per_device * 2] * 4
-        write_json(rank_path(folder, k), asdict(rank(k, [1.0] * 4, samples, rss_anon_peak_bytes=spec.global_batch + k)))
+        write_json(rank_path(folder, k), rank(k, [1.0] * 4, samples, rss_anon_peak_bytes=spec.global_batch + k))
     return Ended([0] * spec.processes, 5.0, 2.0)
 
 
 def oom(spec: RunSpec, folder: Path) -> Ended:
     record = RankRecord(0, "node", 1, status="oom", reason="out of memory: MemoryError", failed_at_s=1.0)
-    write_json(rank_path(folder, 0), asdict(record))
+    write_json(rank_path(folder, 0), record)
     return Ended([1] + [None] * (spec.processes - 1), 5.0, 2.0, [0])
 
 

@@ -6,10 +6,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from scalebench.probe_records import Probes
-from scalebench.results import Result, Sync
+from scalebench.results import Probes, Result, StageRecord, Sync
 from scalebench.spec import ModelSpec
-from scalebench.stage_records import StageRecord
 from tests.helpers import null_config, rank, record
 
 # 8,080,000 multiply-adds up to the second layer and 1,150,300 behind it: cut between them, 2000 numbers go on.

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from scalebench.probe_records import Probes
-from scalebench.results import Result
+from scalebench.results import Probes, Result
 from tests.helpers import null_config, rank, record
 
 STEPS = 2  # updates in each block

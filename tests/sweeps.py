@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from scalebench.monitor_records import Monitor
-from scalebench.probe_records import Probes
-from scalebench.results import Quality, Result, Sync, write_result
+from scalebench.results import Monitor, Probes, Quality, Result, Sync, write_result
 from tests.helpers import null_config, rank, record
 from tests.report.probed_run import OPERATIONS, probes
 

@@ -13,10 +13,9 @@ import pytest
 
 from scalebench import machine
 from scalebench.collect import Outcome, assemble, judge, read_ranks, transports
-from scalebench.curve_records import CurvePoint
 from scalebench.launchers.watch import Ended
 from scalebench.records import write_json
-from scalebench.results import RankRecord
+from scalebench.results import CurvePoint, RankRecord
 from scalebench.spec import DatasetSpec
 from scalebench.train_spec import StopSpec, TrainSpec
 from scalebench.worker import rank_path

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from scalebench.comparison_words import Labels, differences, short
-from scalebench.monitor_records import Monitor
 from scalebench.pairing import Row, rows
+from scalebench.results import Monitor
 from tests.helpers import MODEL
 from tests.launches import machine, made, train
 

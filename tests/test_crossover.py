@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 import scalebench
 from scalebench.crossover import COLUMNS, Comparison, bus_factor, collectives, crossing_bytes, crossovers, size_words
 from scalebench.measure.collectives import SIZES
-from scalebench.probe_records import COLLECTIVES, Collective, Probes
-from scalebench.results import Result, write_result
+from scalebench.results import COLLECTIVES, Collective, Probes, Result, write_result
 from scalebench.spec import InputError
 from tests.helpers import rank, record
 

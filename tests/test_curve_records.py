@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scalebench.curve_records import CurvePoint, first_reached, merged_curve, reached
+from scalebench.results import CurvePoint, first_reached, merged_curve, reached
 
 
 def point(step: int = 10, train_s: float = 1.0, loss: float | None = 0.5, n: int = 10, **changes: Any) -> CurvePoint:

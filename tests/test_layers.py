@@ -13,10 +13,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LAYERS = [
-    "spec train_spec curve_records results records probe_records monitor_records merged_trace schema suggest stats "
+    "spec train_spec results records merged_trace suggest stats "
     "student steady horovod_build hosts slurm_spec folder_lock sweep_record machine_kind machine gpus nvml gpu_links "
-    "fingerprint stage_records system_files cgroups processors nccl_log memory_limit api",
-    "figures baselines columns rows crew reading given "
+    "fingerprint system_files cgroups processors nccl_log memory_limit api",
+    "figures baselines columns rows reading given "
     "linear rungs local_batch missing_rungs ladders attributing causes "
     "strategy plugins registry configs workloads frame analysis pooling agreement crossover transfers probed curves "
     "slopes ranking published outlook budget record_facts ratio_tests pairing key_values comparison_words unpaired "

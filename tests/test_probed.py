@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench import probed
-from scalebench.probe_records import Probes, Profile
-from scalebench.results import Result, Sync
+from scalebench.results import Probes, Profile, Result, Sync
 from scalebench.stats import Interval, mean_interval
 from tests.helpers import rank, record
 

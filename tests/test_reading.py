@@ -186,14 +186,14 @@ def figures_of_all(paths: list[Path]) -> Any:
 
 
 def test_a_file_that_must_not_be_read(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = Path.read_text
+    opened = Path.read_bytes
 
-    def read_text(path: Path, *args: Any, **kwargs: Any) -> str:
+    def read_bytes(path: Path) -> bytes:
         if path == sweep / "1" / RESULT_FILE:
             raise PermissionError(13, "Permission denied", str(path))
-        return opened(path, *args, **kwargs)
+        return opened(path)
 
-    monkeypatch.setattr(Path, "read_text", read_text)
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
     assert [line for _, line in survey(sweep).unreadable] == [f"{sweep / '1' / RESULT_FILE}: Permission denied"]
 
 

@@ -89,32 +89,22 @@ def test_an_integer_is_a_float_where_one_is_wanted() -> None:
         ({"inner": {"number": 1, "extra": 0}}, "inner has an unknown field 'extra'"),
         ({"names": "a"}, "names should be a list, not str"),
         ({"names": ["a", 2]}, "names[1] should be str, not int"),
-        ({"names": None}, "names should be a list, not NoneType"),
+        ({"names": None}, "names should be a list, not null"),
         ({"maybe": "1"}, "maybe should be int, not str"),
         ({"parts": [{"number": "x"}]}, "parts[0].number should be int, not str"),
-        ({"table": [1]}, "table should be an object, not list"),
-        ({"table": {"k": "v"}}, "table.k should be float, not str"),
+        ({"table": [1]}, "table should be an object, not a list"),
+        ({"table": {"k": "v"}}, "table[...] should be float, not str"),
         ({"b": 1, "a": 1}, "Outer has an unknown field 'a'"),
         ({"inner": {"number": 1, "share": 10**400}}, "inner.share is too large a number"),
         ({"losses": [1.0, None, True]}, "losses[2] should be float, not bool"),
-        ({"losses": [[1.0]]}, "losses[0] should be float, not list"),
-        ({"nested": {"k": [[0.5], [0.5, "x"]]}}, "nested.k[1][1] should be float, not str"),
+        ({"losses": [[1.0]]}, "losses[0] should be float, not a list"),
+        ({"nested": {"k": [[0.5], [0.5, "x"]]}}, "nested[...][1][1] should be float, not str"),
     ],
 )
 def test_a_wrong_field_is_named(change: dict[str, Any], line: str) -> None:
     with pytest.raises(ValueError) as caught:
         from_dict(Outer, GOOD | change)
     assert str(caught.value) == line
-
-
-def test_a_place_of_its_own_stands_before_the_name() -> None:
-    for tree, line in (
-        ({"inner": 3}, "file.inner should be an object, not int"),
-        (3, "file should be an object, not int"),
-    ):
-        with pytest.raises(ValueError) as caught:
-            from_dict(Outer, tree, "file")
-        assert str(caught.value) == line
 
 
 def test_integers_and_nulls_among_floats() -> None:

@@ -105,7 +105,7 @@ def test_a_status_of_its_own_is_refused(tree: dict[str, Any], tmp_path: Path) ->
         (["run_id"], 3, "run_id should be str, not int"),
         (["workload", "train_samples"], "many", "workload.train_samples should be int, not str"),
         (["ranks", 0, "block_s", 1], "0.1", "ranks[0].block_s[1] should be float, not str"),
-        (["machine", "cpus"], None, "machine.cpus should be int, not NoneType"),
+        (["machine", "cpus"], None, "machine.cpus should be int, not null"),
         (["flags"], "none", "flags should be a list, not str"),
     ],
 )

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from scalebench import staged
 from scalebench.columns import COLUMNS, COUNTS
-from scalebench.results import RankRecord, Result
+from scalebench.results import RankRecord, Result, StageRecord
 from scalebench.rows import figures_of
-from scalebench.stage_records import StageRecord
 from tests.helpers import rank, record
 
 STEP_S = 0.01

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 import scalebench
-from scalebench.probe_records import Probes, Transfer
-from scalebench.results import write_result
+from scalebench.results import Probes, Transfer, write_result
 from scalebench.transfers import COLUMNS, moved_bytes, transfers
 from tests.helpers import rank, record
 

@@ -15,7 +15,7 @@ import pytest
 from scalebench import worker
 from scalebench.adapters.null import Null
 from scalebench.launchers.surroundings import environment, free_port
-from scalebench.records import from_dict, read_json
+from scalebench.records import read_record
 from scalebench.results import RankRecord
 from scalebench.spec import InputError, RunSpec, write_spec
 from scalebench.strategy import Unsupported
@@ -34,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def record_in(folder: Path, rank: int = 0) -> RankRecord:
-    return from_dict(RankRecord, read_json(rank_path(folder, rank)))
+    return read_record(rank_path(folder, rank), RankRecord)
 
 
 def test_a_rank_that_goes_well(folder: Path) -> None:

@@ -7,8 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from scalebench.curve_records import CurvePoint, first_reached
-from scalebench.results import Quality, Result
+from scalebench.results import CurvePoint, Quality, Result, first_reached
 from scalebench.train_spec import StopSpec
 from tests.helpers import null_config, record
 from tests.sweeps import run

@@ -12,7 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from scalebench import hosts as host_lists
@@ -46,7 +46,7 @@ def launch(
     group = HandGroup(folder, spec)
     (folder / STOP_FILE).unlink(missing_ok=True)
     *of_ranks, torchrun = addresses(spec, run_id)
-    write_json(folder / WAITING_FILE, asdict(Waiting(run_id, of_ranks, module)))
+    write_json(folder / WAITING_FILE, Waiting(run_id, of_ranks, module))
     try:
         print("\n".join(lines(spec, commands(spec, folder, torchrun))), flush=True)
         _wait_for_a_sign(spec, folder, group)

@@ -22,7 +22,7 @@ from scalebench.launchers import leash
 from scalebench.launchers.mpi_rank import PASSED_ON, Keeper
 from scalebench.launchers.surroundings import ADDRESSES, RUN_ID
 from scalebench.launchers.watch import GRACE_S
-from scalebench.records import from_dict, read_json
+from scalebench.records import read_json, read_record
 from scalebench.results import RESULT_FILE
 from scalebench.spec import SPEC_FILE, InputError, RunSpec, read_spec
 
@@ -85,7 +85,7 @@ def rank_of(variables: Mapping[str, str], spec: RunSpec) -> int:
 def read_waiting(folder: Path) -> Waiting:
     """InputError where nobody waits for ranks of this folder."""
     try:
-        return from_dict(Waiting, read_json(folder / WAITING_FILE))
+        return read_record(folder / WAITING_FILE, Waiting)
     except FileNotFoundError:
         why = "its run is over" if (folder / RESULT_FILE).exists() else f"start one with strategy.launcher={LAUNCHER}"
         raise InputError(f"no scalebench waits for ranks of {folder}; {why}") from None

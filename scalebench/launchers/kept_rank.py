@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from scalebench.launchers.mpi_rank import Exit, Pids, exit_path, pids_path
-from scalebench.records import from_dict, read_json
+from scalebench.records import read_record
 
 T = TypeVar("T")
 
@@ -94,7 +94,7 @@ class KeptRank:
 
 def _read(kind: type[T], path: Path) -> T | None:
     try:
-        return from_dict(kind, read_json(path))
+        return read_record(path, kind)
     except FileNotFoundError:
         return None
 

@@ -84,7 +84,7 @@ class Keeper:
         command = [sys.executable, "-m", module, str(self._folder)]
         with attend_node(spec, self._folder, spec.places[self._rank].node, self._rank):
             code = self._run(command, variables, in_foreground=spec.config.debug and self._rank == 0)
-            write_json(exit_path(self._folder, self._rank), asdict(Exit(code, self._told)))
+            write_json(exit_path(self._folder, self._rank), Exit(code, self._told))
         if code == 0:
             return 0
         self._hold()

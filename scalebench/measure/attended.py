@@ -11,7 +11,7 @@ from scalebench.machine import Machine
 from scalebench.machine_kind import Kind, kind_of
 from scalebench.measure import clocks
 from scalebench.measure.node import NodeFacts, attended_by_nodes, facts_path
-from scalebench.records import from_dict, read_json
+from scalebench.records import read_record
 from scalebench.results import Result
 from scalebench.spec import RunSpec
 
@@ -41,7 +41,7 @@ def wait(spec: RunSpec, folder: Path, went_well: bool) -> Told:
 
 def _read(folder: Path, node: int) -> NodeFacts | None:
     try:
-        return from_dict(NodeFacts, read_json(facts_path(folder, node)))
+        return read_record(facts_path(folder, node), NodeFacts)
     except (OSError, ValueError):
         return None
 

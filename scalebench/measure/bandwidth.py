@@ -13,7 +13,7 @@ from itertools import combinations, permutations
 from scalebench.crossover import size_words
 from scalebench.measure.alone import Clock, how_many, timed_blocks
 from scalebench.measure.collectives import check_memory, slowest_s
-from scalebench.probe_records import Transfer
+from scalebench.results import Transfer
 from scalebench.spec import MeasureSpec
 from scalebench.strategy import Strategy, Unsupported
 
@@ -30,7 +30,7 @@ WITH_HOST = ("host_to_device", "device_to_host", "host_both_ways")
 
 @dataclass(frozen=True)
 class Route:
-    """One way to measure; source and target are those of probe_records.Transfer."""
+    """One way to measure; source and target are those of results.Transfer."""
 
     kind: str
     source: int | None

@@ -12,7 +12,7 @@ import psutil
 
 from scalebench.crossover import size_words
 from scalebench.measure.alone import WARM_CALLS, Clock, how_many, timed_blocks
-from scalebench.probe_records import COLLECTIVES, IN_PARTS, Collective
+from scalebench.results import COLLECTIVES, IN_PARTS, Collective
 from scalebench.spec import MeasureSpec, RunSpec
 from scalebench.strategy import Strategy, Unsupported
 

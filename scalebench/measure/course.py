@@ -9,8 +9,8 @@ import math
 import time
 from collections.abc import Callable
 
-from scalebench.curve_records import CurvePoint, reached
 from scalebench.measure.loop import Block
+from scalebench.results import CurvePoint, reached
 from scalebench.spec import RunSpec
 from scalebench.strategy import Strategy
 from scalebench.workloads.rates import Rates, updates_of

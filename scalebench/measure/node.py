@@ -10,7 +10,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from scalebench import gpus, machine
@@ -78,11 +78,11 @@ class _Facts:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are for the thread that waits
         with contextlib.suppress(Exception):
             self._found = self._look()
-            write_json(self._path, asdict(self._found))
+            write_json(self._path, self._found)
 
     def end(self, oom_killed: bool | None, reason: str | None) -> None:
         self._thread.join(FACTS_S)
         if self._found is not None and not self._thread.is_alive():
             self._found.over, self._found.oom_killed, self._found.monitor_reason = True, oom_killed, reason
             with contextlib.suppress(OSError):
-                write_json(self._path, asdict(self._found))
+                write_json(self._path, self._found)

@@ -17,7 +17,7 @@ from scalebench.measure import bandwidth, collectives
 from scalebench.measure.alone import Clock, how_many, timed_blocks, warm_up
 from scalebench.measure.loop import Series, Stage, TimedLoop, one_iterator
 from scalebench.measure.switching import Condition, SwitchedLoop
-from scalebench.probe_records import Probes
+from scalebench.results import Probes
 from scalebench.spec import RunSpec
 from scalebench.strategy import PARTS, Strategy, Unsupported
 from scalebench.workloads.source import Source

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from scalebench.records import read_json, write_json
@@ -56,7 +56,7 @@ class ProgressFile:
 
     def _write(self) -> None:
         self._next_s = time.monotonic() + INTERVAL_S
-        write_json(self._path, asdict(self._state))
+        write_json(self._path, self._state)
         seen = rss_anon_bytes()
         if seen is not None:
             self.rss_anon_peak_bytes = max(seen, self.rss_anon_peak_bytes or 0)

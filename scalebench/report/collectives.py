@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from scalebench.crossover import COMPARABLE, crossovers, size_words
-from scalebench.probe_records import COLLECTIVES
+from scalebench.results import COLLECTIVES
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from scalebench.curve_records import CurvePoint
-from scalebench.results import RankRecord, Result
+from scalebench.results import CurvePoint, RankRecord, Result
 
 
 @dataclass

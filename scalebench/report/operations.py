@@ -9,9 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from scalebench import probed
-from scalebench.probe_records import Profile
 from scalebench.report import units
-from scalebench.results import Result
+from scalebench.results import Profile, Result
 
 MOST_OPERATIONS = 10
 LONGEST_NAME = 60

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from scalebench import trained
-from scalebench.curve_records import CurvePoint
 from scalebench.report.blocks import Series
 from scalebench.report.thinning import thin
+from scalebench.results import CurvePoint
 from scalebench.time_to_target import Figure, over_levels
 
 MOST_POINTS = 300  # of a line

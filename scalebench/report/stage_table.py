@@ -10,8 +10,7 @@ from rich.text import Text
 
 from scalebench import analysis, staged
 from scalebench.report import units
-from scalebench.results import Result
-from scalebench.stage_records import StageRecord
+from scalebench.results import Result, StageRecord
 
 FIGURES = ("parameters", "sends an update", "work an update", "of the work")
 Of = tuple[StageRecord, float | None]  # a stage, its share of the work of its chain

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from scalebench import trained
-from scalebench.curve_records import CurvePoint, first_reached
 from scalebench.report import units
-from scalebench.results import Result
+from scalebench.results import CurvePoint, Result, first_reached
 
 Facts = list[tuple[str, str]]
 

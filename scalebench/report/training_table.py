@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from scalebench.curve_records import LOWER_IS_BETTER
 from scalebench.report import runs, tables, units
 from scalebench.report.blocks import Cell, Row, Table
 from scalebench.report.drawing import tags
 from scalebench.report.words import text
+from scalebench.results import LOWER_IS_BETTER
 from scalebench.stats import Interval
 from scalebench.time_to_target import Figure, Outcome, outcomes
 

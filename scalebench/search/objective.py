@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from scalebench.curve_records import LOWER_IS_BETTER
-from scalebench.results import Result
+from scalebench.results import LOWER_IS_BETTER, Result
 from scalebench.rows import figures_of
 from scalebench.spec import Config, InputError
 from scalebench.train_spec import goes_to_stop

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from scalebench.records import from_dict, read_json, write_json
+from scalebench.records import read_record, write_json
 from scalebench.spec import InputError
 
 JOB_FILE = "job.json"
@@ -23,14 +22,14 @@ class Submission:
 
 
 def write_submission(submission: Submission, folder: Path) -> None:
-    write_json(folder / JOB_FILE, dataclasses.asdict(submission))
+    write_json(folder / JOB_FILE, submission)
 
 
 def read_submission(folder: Path) -> Submission | None:
     """None where the run was not submitted from this folder; InputError for a file that is none of ours."""
     path = folder / JOB_FILE
     try:
-        return from_dict(Submission, read_json(path))
+        return read_record(path, Submission)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

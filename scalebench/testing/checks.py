@@ -113,7 +113,7 @@ def examine(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: Pro
     strategy.close()
     strategy.close()
     seen.closed_twice = True
-    write_json(folder / f"checks{record.rank}.json", asdict(seen))
+    write_json(folder / f"checks{record.rank}.json", seen)
 
 
 def normalises(strategy: Strategy) -> bool:

@@ -11,7 +11,7 @@ import pytest
 
 from scalebench import cli, jobs, launchers
 from scalebench.launchers.surroundings import log_name
-from scalebench.records import from_dict, read_json
+from scalebench.records import read_json, read_record
 from scalebench.resolve import resolve
 from scalebench.spec import RunSpec, write_spec
 from scalebench.testing.checks import Checks
@@ -59,7 +59,7 @@ def launch(overrides: list[str], folder: Path) -> Group:
     """The checks of every rank. Errors as started."""
     spec = started(overrides, folder, "scalebench.testing.checks")
     measuring = [rank for rank in range(spec.processes) if rank not in spec.services]
-    ranks = [from_dict(Checks, read_json(folder / f"checks{k}.json")) for k in measuring]
+    ranks = [read_record(folder / f"checks{k}.json", Checks) for k in measuring]
     paths = {stem: [folder / f"{stem}{k}.npz" for k in measuring] for stem in ("start", "weights", "apart")}
     return Group(spec, ranks, *([load_weights(p) for p in of if p.exists()] for of in paths.values()))
 

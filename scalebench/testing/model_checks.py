@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ def examine(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: Pro
     if not (folder / ONLY_BUILD).exists():
         _train(spec, strategy, found, folder)
     strategy.close()
-    write_json(folder / FOUND, asdict(found))
+    write_json(folder / FOUND, found)
 
 
 def _train(spec: RunSpec, strategy: Strategy, found: Found, folder: Path) -> None:

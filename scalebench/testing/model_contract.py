@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from scalebench.api import api
-from scalebench.records import from_dict, read_json
+from scalebench.records import read_record
 from scalebench.spec import ModelSpec, RunSpec
 from scalebench.testing.group import Refused, Weights, load_weights, started
 from scalebench.testing.model_checks import FOUND, GIVEN, ONLY_BUILD, UPDATES, Found
@@ -56,7 +56,7 @@ def build(strategy: str, words: list[str], folder: Path, given: Path | None = No
         spec = started([f"strategy={strategy}", *words], folder, "scalebench.testing.model_checks")
     except Refused as reason:
         pytest.skip(str(reason))
-    found = from_dict(Found, read_json(folder / FOUND))
+    found = read_record(folder / FOUND, Found)
     stems = ("start", "end") if train else ("start", "start")
     return Built(spec, found, *(load_weights(folder / f"{stem}.npz") for stem in stems))
 

@@ -11,9 +11,7 @@ from scalebench import causes
 from scalebench.causes import Case, Cause
 from scalebench.causes import alone as checks
 from scalebench.ladders import ladder
-from scalebench.monitor_records import Monitor
-from scalebench.probe_records import Probes
-from scalebench.results import Result
+from scalebench.results import Monitor, Probes, Result
 from tests.ladder_runs import BARE_S, BATCH, OWN_S, STEPS, alone, series, strong, together
 
 

@@ -9,7 +9,7 @@ import pytest
 from scalebench.causes import Case
 from scalebench.causes import waiting as checks
 from scalebench.ladders import ladder
-from scalebench.monitor_records import DeviceMonitor, Monitor
+from scalebench.results import DeviceMonitor, Monitor
 from tests.ladder_runs import STEPS, weak
 
 SLOW = [[0.010] * 20, [0.013] * 20]

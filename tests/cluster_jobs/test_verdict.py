@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -28,7 +27,7 @@ def says(number: int, reason: str, at_s: float = 1.0) -> Happening:
 
     def happens(scheduler: Scheduler, job_id: str, folder: Path) -> None:
         failed = rank(number, status="failed", reason=reason, failed_at_s=at_s)
-        write_json(rank_path(folder, number), dataclasses.asdict(failed))
+        write_json(rank_path(folder, number), failed)
         leaves(f"rank{number}.log")(scheduler, job_id, folder)
 
     return happens

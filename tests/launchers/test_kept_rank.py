@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -31,7 +30,7 @@ def pair() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 def started(folder: Path, pair: list[subprocess.Popen[bytes]], host: str = os.uname().nodename) -> KeptRank:
-    write_json(pids_path(folder, 1), asdict(Pids(host, pair[0].pid, pair[1].pid)))
+    write_json(pids_path(folder, 1), Pids(host, pair[0].pid, pair[1].pid))
     return KeptRank(folder, 1)
 
 
@@ -65,7 +64,7 @@ def test_after_its_end(
 ) -> None:
     rank = started(tmp_path, pair)
     assert rank.poll() is None
-    write_json(exit_path(tmp_path, 1), asdict(how))
+    write_json(exit_path(tmp_path, 1), how)
     assert state(rank) == seen
     assert rank.alive(), "its keeper stays for a while"
 
@@ -111,5 +110,5 @@ def test_a_rank_on_another_host_is_known_by_its_files_alone(
     rank.signal(signal.SIGKILL)
     assert (rank.pid, rank.alive(), *state(rank)) == (None, False, None, False, False, False)
     assert [process.poll() for process in pair] == [None, None]
-    write_json(exit_path(tmp_path, 1), asdict(Exit(3, False)))
+    write_json(exit_path(tmp_path, 1), Exit(3, False))
     assert rank.poll() == 3

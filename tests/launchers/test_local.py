@@ -16,7 +16,7 @@ import pytest
 from scalebench import machine
 from scalebench.launchers import local, watch
 from scalebench.launchers.surroundings import log_name
-from scalebench.records import from_dict, read_json
+from scalebench.records import read_record
 from scalebench.results import RankRecord
 from scalebench.run import run
 from scalebench.worker import rank_path
@@ -39,7 +39,7 @@ def test_ranks_run_in_their_places(tmp_path: Path) -> None:
     ended = launched(spec, tmp_path)
     assert (ended.exit_codes, ended.died_first, ended.timeout, ended.stopped) == ([0, 0], [], None, [])
     assert begin_s <= ended.started_at_s <= time.time() and ended.wall_s > 0
-    records = [from_dict(RankRecord, read_json(rank_path(tmp_path, rank))) for rank in range(2)]
+    records = [read_record(rank_path(tmp_path, rank), RankRecord) for rank in range(2)]
     assert [r.affinity for r in records] == [[cores[-1]], [cores[0]]]
     assert [r.threads for r in records] == [5, 5]
     assert [r.pid for r in records] == ended.pids

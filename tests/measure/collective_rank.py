@@ -4,7 +4,6 @@ buffers; what came of it stays in the run's folder."""
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,8 @@ import numpy as np
 
 from scalebench.measure import bandwidth, collectives
 from scalebench.measure.collectives import usable_sizes
-from scalebench.probe_records import COLLECTIVES, Probes
 from scalebench.records import write_json
-from scalebench.results import RankRecord
+from scalebench.results import COLLECTIVES, Probes, RankRecord
 from scalebench.spec import RunSpec
 from scalebench.strategy import Strategy, Unsupported
 from scalebench.worker import leave_process, run_rank
@@ -49,7 +47,7 @@ def body(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: Any) -
     found.collectives, found.reasons = collectives.measure(strategy, settings, sizes=SIZES)
     found.bandwidth, reasons = bandwidth.measure(strategy, settings, sizes=TRANSFERS)
     found.reasons |= reasons
-    write_json(progress.folder / f"probes{record.rank}.json", asdict(found))
+    write_json(progress.folder / f"probes{record.rank}.json", found)
 
 
 if __name__ == "__main__":

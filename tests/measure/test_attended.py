@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -31,7 +30,7 @@ def on_nodes(count: int) -> RunSpec:
 
 
 def leave(folder: Path, told: NodeFacts) -> None:
-    write_json(facts_path(folder, told.node), asdict(told))
+    write_json(facts_path(folder, told.node), told)
 
 
 def test_the_machine_is_that_of_the_first_node() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from scalebench.measure import collectives
 from scalebench.measure.collectives import SIZES, measure, usable_sizes
-from scalebench.probe_records import COLLECTIVES
+from scalebench.results import COLLECTIVES
 from scalebench.spec import MeasureSpec, Place
 from tests.measure.alone_fake import Fake
 

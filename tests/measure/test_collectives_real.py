@@ -11,9 +11,9 @@ import pytest
 
 from scalebench import cli, jobs, launchers
 from scalebench.measure.collectives import usable_sizes
-from scalebench.probe_records import COLLECTIVES, Probes
-from scalebench.records import from_dict, read_json
+from scalebench.records import read_record
 from scalebench.resolve import resolve
+from scalebench.results import COLLECTIVES, Probes
 from scalebench.spec import write_spec
 from tests.measure.collective_rank import SIZES, TRANSFERS, sent
 
@@ -46,7 +46,7 @@ def launch(strategy: str, folder: Path) -> Left:
     for rank in range(spec.processes):
         with np.load(folder / f"results{rank}.npz") as found:
             arrays |= dict(found)
-    return Left(arrays, [from_dict(Probes, read_json(folder / f"probes{k}.json")) for k in range(spec.processes)])
+    return Left(arrays, [read_record(folder / f"probes{k}.json", Probes) for k in range(spec.processes)])
 
 
 def expected(name: str, size: int, rank: int) -> np.ndarray | None:

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalebench.curve_records import CurvePoint
 from scalebench.measure import stopping
 from scalebench.measure.course import Diverged, Finite, Training
 from scalebench.measure.loop import Block, TimedLoop, fixed
+from scalebench.results import CurvePoint
 from scalebench.spec import MeasureSpec, RunSpec
 from scalebench.strategy import LossPart
 from scalebench.train_spec import StopSpec, TrainSpec

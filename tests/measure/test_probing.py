@@ -11,7 +11,7 @@ import pytest
 
 from scalebench.adapters.null import Null
 from scalebench.measure.probing import ALONE, APART, Probing
-from scalebench.probe_records import Probes, Profile
+from scalebench.results import Probes, Profile
 from scalebench.spec import RunSpec, StrategySpec
 from scalebench.strategy import PARTS, LossPart, Unsupported
 from scalebench.workloads import datasets

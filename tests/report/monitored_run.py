@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from scalebench.measure.monitor.rows import Rows
-from scalebench.monitor_records import DeviceMonitor, Monitor
-from scalebench.results import Result, write_result
+from scalebench.results import DeviceMonitor, Monitor, Result, write_result
 from tests.sweeps import run
 
 BEGIN_S = 1_800_000_000.0  # of the measured phase; it lasts 10 s, and warm-up 5 s before it

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from scalebench.probe_records import Operation, Probes, Profile
-from scalebench.results import Result, Sync
+from scalebench.results import Operation, Probes, Profile, Result, Sync
 from tests.helpers import rank, record
 
 STEP_S = 0.01  # of which 1 ms is data, 2 forward, 3 backward, 0.5 optimizer, 2.5 exposed sync; 1 is nobody's

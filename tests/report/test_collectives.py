@@ -8,9 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from scalebench.crossover import collectives
-from scalebench.probe_records import Collective, Probes, Transfer
 from scalebench.report.collectives import bandwidth_table, rate_words, sentences, tables, time_words
-from scalebench.results import Result
+from scalebench.results import Collective, Probes, Result, Transfer
 from scalebench.transfers import transfers
 from tests.helpers import rank, record
 

@@ -12,9 +12,8 @@ from rich.console import Console as RichConsole
 
 from scalebench.measure.progress import Progress
 from scalebench.outlook import estimate_s
-from scalebench.probe_records import Collective, Probes, Transfer
 from scalebench.report.console import Console, describe
-from scalebench.results import write_result
+from scalebench.results import Collective, Probes, Transfer, write_result
 from scalebench.spec import InputError
 from scalebench.sweep_record import PlannedRun, beginning
 from tests import sweeps

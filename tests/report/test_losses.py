@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from scalebench.curve_records import CurvePoint
 from scalebench.report.losses import learning
-from scalebench.results import Quality
+from scalebench.results import CurvePoint, Quality
 from tests.helpers import rank, record
 
 

@@ -7,8 +7,8 @@ import io
 from rich.console import Console
 from rich.table import Table
 
-from scalebench.probe_records import Operation, Profile
 from scalebench.report.operations import MOST_OPERATIONS, collectives, operations, top_operations
+from scalebench.results import Operation, Profile
 from tests.report.probed_run import probed_run, probes
 
 

@@ -14,7 +14,6 @@ from rich.console import Console
 
 from scalebench.frame import COLUMNS, frame
 from scalebench.pooling import pool
-from scalebench.probe_records import Probes
 from scalebench.report.tables import (
     baseline_commands,
     data,
@@ -26,7 +25,7 @@ from scalebench.report.tables import (
     throughput,
     write_tables,
 )
-from scalebench.results import Result, write_result
+from scalebench.results import Probes, Result, write_result
 from scalebench.spec import HardwareSpec
 from tests.helpers import rank, record
 

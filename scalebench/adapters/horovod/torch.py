@@ -23,7 +23,7 @@ from scalebench.adapters.torch.base import TorchStrategy
 from scalebench.adapters.torch.evidence import Replay
 from scalebench.adapters.torch.feeding import TorchBatch
 from scalebench.adapters.torch.profiling import HOROVOD_WAIT
-from scalebench.probe_records import Profile
+from scalebench.results import Profile
 from scalebench.spec import RunSpec
 from scalebench.strategy import FORWARD, LossPart, Unsupported
 

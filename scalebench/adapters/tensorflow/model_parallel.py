@@ -15,8 +15,8 @@ from scalebench.adapters.tensorflow.feeding import Part
 from scalebench.adapters.tensorflow.network import NetworkModel
 from scalebench.adapters.tensorflow.pieces import Share
 from scalebench.adapters.tensorflow.stage_optimizers import StageOptimizers
+from scalebench.results import StageRecord
 from scalebench.spec import InputError
-from scalebench.stage_records import StageRecord
 from scalebench.strategy import Unsupported
 from scalebench.workloads import own_model, partitioner
 from scalebench.workloads.network import Network

@@ -18,7 +18,7 @@ from scalebench.adapters.tensorflow import cluster, serving
 from scalebench.adapters.tensorflow.base import TensorFlowStrategy
 from scalebench.adapters.tensorflow.evidence import UPDATES
 from scalebench.adapters.tensorflow.feeding import spans
-from scalebench.probe_records import Profile
+from scalebench.results import Profile
 from scalebench.strategy import LossPart, Unsupported
 from scalebench.workloads.source import Source
 

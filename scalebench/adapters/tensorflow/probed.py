@@ -13,7 +13,7 @@ import tensorflow as tf
 from scalebench.adapters.tensorflow import chrome_trace, evidence, feeding, profiling
 from scalebench.adapters.tensorflow.feeding import Part, TfBatch
 from scalebench.adapters.tensorflow.pieces import Pieces, Share
-from scalebench.probe_records import Profile
+from scalebench.results import Profile
 from scalebench.strategy import OPTIMIZER, Strategy, Unsupported
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from scalebench.adapters.tensorflow import devices, evidence, xplane
 from scalebench.adapters.tensorflow.xplane import Event, Line
-from scalebench.probe_records import Operation, Profile
+from scalebench.results import Operation, Profile
 from scalebench.strategy import Loop, LossPart
 
 LARGEST = 20

@@ -20,7 +20,7 @@ from scalebench.adapters.torch.network import NetworkModule
 from scalebench.adapters.torch.precision import Precision
 from scalebench.adapters.torch.weights import load_weights, read_weights
 from scalebench.api import api
-from scalebench.probe_records import Profile
+from scalebench.results import Profile
 from scalebench.spec import RunSpec
 from scalebench.strategy import BACKWARD, FORWARD, Loop, LossPart, Strategy, Unsupported
 from scalebench.workloads import networks, own_model

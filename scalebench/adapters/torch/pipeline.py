@@ -20,8 +20,8 @@ from scalebench.adapters.torch.stage_costs import COUNTED, TIME
 from scalebench.adapters.torch.stage_module import StageModule, Wire, built, example
 from scalebench.adapters.torch.stage_work import median_s
 from scalebench.adapters.torch.weights import read_weights
+from scalebench.results import StageRecord
 from scalebench.spec import InputError, RunSpec
-from scalebench.stage_records import StageRecord
 from scalebench.strategy import LossPart, Unsupported
 from scalebench.workloads import micro_batches, networks, partitioner
 from scalebench.workloads.source import Source

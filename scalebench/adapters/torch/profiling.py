@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from scalebench.adapters.torch.evidence import Replay
 from scalebench.adapters.torch.feeding import TorchBatch
-from scalebench.probe_records import Operation, Profile
+from scalebench.results import Operation, Profile
 from scalebench.strategy import Loop, LossPart
 
 KEPT = 20  # operations in the record

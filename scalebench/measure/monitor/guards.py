@@ -8,7 +8,7 @@ from scalebench.gpus import Gpu
 from scalebench.measure.monitor.gpus import NO_REASON, REASONS, THROTTLED
 from scalebench.measure.monitor.series import Series, Window
 from scalebench.measure.monitor.summary import IDLE
-from scalebench.monitor_records import DeviceMonitor, Monitor
+from scalebench.results import DeviceMonitor, Monitor
 
 # Other programs: daemons and kernel threads take some of any machine, more of a larger one.
 BUSY_CORES, BUSY_SHARE = 0.1, 0.01

@@ -19,7 +19,7 @@ from scalebench.launchers import leash
 from scalebench.launchers.mpi_rank import Pids, pids_path
 from scalebench.measure.monitor.rows import Rows
 from scalebench.measure.progress import progress_path, read_progress
-from scalebench.records import from_dict, read_json
+from scalebench.records import read_record
 
 SEARCH_S = 2.0  # between two looks at all processes of the machine, which cost 10 ms where there are many
 
@@ -107,7 +107,7 @@ class Processes:
 
 def _pids(folder: Path, rank: int) -> Pids | None:
     try:
-        return from_dict(Pids, read_json(pids_path(folder, rank)))
+        return read_record(pids_path(folder, rank), Pids)
     except (OSError, ValueError):
         return None
 

@@ -11,8 +11,7 @@ from scalebench.measure.monitor import SERIES_FILE, guards, together
 from scalebench.measure.monitor.series import read_series
 from scalebench.measure.monitor.summary import measured, summarise
 from scalebench.measure.node import NodeFacts
-from scalebench.monitor_records import Monitor
-from scalebench.results import RankRecord, Result
+from scalebench.results import Monitor, RankRecord, Result
 from scalebench.spec import RunSpec
 
 

@@ -8,8 +8,7 @@ from typing import Any
 from scalebench.measure.monitor import SERIES_FILE
 from scalebench.measure.monitor.gpus import NO_REASON, THROTTLED
 from scalebench.measure.monitor.series import Series, Window
-from scalebench.monitor_records import DeviceMonitor, Monitor
-from scalebench.results import RankRecord
+from scalebench.results import DeviceMonitor, Monitor, RankRecord
 
 IDLE = "gpu_idle"
 

@@ -15,8 +15,7 @@ from scalebench.measure.monitor import guards, series_path
 from scalebench.measure.monitor.series import read_series
 from scalebench.measure.monitor.summary import measured, of_devices, smallest_of, sum_of, summarise
 from scalebench.measure.node import NodeFacts
-from scalebench.monitor_records import Monitor
-from scalebench.results import RankRecord
+from scalebench.results import Monitor, RankRecord
 from scalebench.spec import RunSpec
 
 ADDED_UP = (

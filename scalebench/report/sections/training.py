@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from scalebench.curve_records import LOWER_IS_BETTER
 from scalebench.report import points, training_table
 from scalebench.report.blocks import Axis, Block, Chart, Section, Series, Words
 from scalebench.report.drawing import MOST_CURVES, tags
 from scalebench.report.evidence import Evidence
 from scalebench.report.words import text
+from scalebench.results import LOWER_IS_BETTER
 from scalebench.time_to_target import Outcome, outcomes
 
 MOST_GROUPS = 8

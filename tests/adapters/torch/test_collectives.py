@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from scalebench.adapters.torch import collectives
 from scalebench.adapters.torch.collectives import Collective
-from scalebench.probe_records import COLLECTIVES
+from scalebench.results import COLLECTIVES
 from scalebench.strategy import Unsupported
 
 

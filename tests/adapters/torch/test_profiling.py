@@ -14,7 +14,7 @@ import pytest
 from torch.autograd import DeviceType
 
 from scalebench.adapters.torch.profiling import KEPT, operations, profile_of
-from scalebench.probe_records import Operation
+from scalebench.results import Operation
 from scalebench.workloads.source import Source
 
 UPDATES = 3

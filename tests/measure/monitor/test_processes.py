@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -40,7 +39,7 @@ def running(code: str) -> Iterator[int]:
 
 
 def is_rank(folder: Path, rank: int, pid: int) -> None:
-    write_json(progress_path(folder, rank), asdict(Progress(rank, pid, "measure", time.time())))
+    write_json(progress_path(folder, rank), Progress(rank, pid, "measure", time.time()))
 
 
 def read(rows: Rows, folder: Path) -> Series:
@@ -129,9 +128,9 @@ def test_ranks_that_stand_beside_each_other_are_all_ours(tmp_path: Path, monkeyp
         processes.sample()
         assert {first} <= processes.ours and not {second, stranger} & processes.ours
         for rank, host, pid in ((1, socket.gethostname(), second), (2, socket.gethostname(), stranger)):
-            write_json(pids_path(tmp_path, rank), asdict(Pids(host, pid, pid)))
+            write_json(pids_path(tmp_path, rank), Pids(host, pid, pid))
             is_rank(tmp_path, rank, pid)
-        write_json(pids_path(tmp_path, 0), asdict(Pids("another", stranger, stranger)))
+        write_json(pids_path(tmp_path, 0), Pids("another", stranger, stranger))
         processes.sample()
         assert {first, second} <= processes.ours and stranger not in processes.ours
         time.sleep(0.1)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from scalebench.curve_records import CurvePoint
 from scalebench.measure.monitor.series import Series, Window
 from scalebench.measure.monitor.summary import measured, summarise
-from scalebench.results import Monitor
+from scalebench.results import CurvePoint, Monitor
 from tests.helpers import rank
 from tests.measure.monitor.making import BEGIN_S, WINDOW, joined, series
 

@@ -11,8 +11,7 @@ from scalebench.gpus import Gpu
 from scalebench.measure.monitor import record, together
 from scalebench.measure.monitor.series import Series
 from scalebench.measure.node import NodeFacts
-from scalebench.monitor_records import Monitor
-from scalebench.results import RankRecord, Result
+from scalebench.results import Monitor, RankRecord, Result
 from scalebench.spec import Place, RunSpec
 from tests.helpers import MACHINE, null_spec, rank
 from tests.helpers import record as made_record

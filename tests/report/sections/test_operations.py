@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.probe_records import Operation, Profile
 from scalebench.report.blocks import Chart, Section, Table, Words
 from scalebench.report.evidence import gather
 from scalebench.report.sections import operations
-from scalebench.results import Result, read_result, write_result
+from scalebench.results import Operation, Profile, Result, read_result, write_result
 from tests.sweeps import failed, run, sweep, write
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from scalebench.probe_records import Profile
+from scalebench.results import Profile
 from scalebench.spec import RunSpec
 from scalebench.strategy import OPTIMIZER, LossPart, Strategy
 from scalebench.workloads import networks
