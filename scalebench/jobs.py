@@ -8,32 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from scalebench import results
+from scalebench.compose import to_config
 from scalebench.configs import option_defaults
-from scalebench.records import from_dict
 from scalebench.resolve import resolve
 from scalebench.results import RESULT_FILE, Result
-from scalebench.spec import Config, InputError, RunSpec
-from scalebench.suggest import no_such
-
-
-def to_config(composed: DictConfig) -> Config:
-    """The typed spine as a plain dataclass, every interpolation resolved. InputError for a missing value."""
-    tree = {}
-    fields = [f.name for f in dataclasses.fields(Config)]
-    for key in composed:
-        if key != "hydra" and key not in fields:
-            raise InputError(no_such("key", str(key), fields))
-        if key != "hydra":  # whose own interpolations only resolve within a job
-            node = composed[key]
-            plain = OmegaConf.is_config(node)
-            tree[key] = OmegaConf.to_container(node, resolve=True, throw_on_missing=True) if plain else node
-    try:
-        return from_dict(Config, tree)
-    except ValueError as error:
-        raise InputError(str(error)) from error
+from scalebench.spec import InputError, RunSpec
 
 
 @dataclass

@@ -4,7 +4,7 @@ This folder goes on sys.path when scalebench starts, and only then: a plugin ins
 imported by every other Hydra program on the machine.
 """
 
-from scalebench import hydra_launcher, hydra_sweeper, search_path
+from scalebench import compose, hydra_launcher, hydra_sweeper
 
 
 class ScalebenchLauncher(hydra_launcher.SweepLauncher):
@@ -15,5 +15,5 @@ class ScalebenchSearch(hydra_sweeper.SearchSweeper):
     pass
 
 
-class ScalebenchSearchPath(search_path.PluginFolders):
+class ScalebenchSearchPath(compose.PluginFolders):
     pass
