@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -55,10 +56,15 @@ def plan(overrides: Sequence[Sequence[str]], compose: Compose) -> list[Job]:
 
     Raises InputError or a composition error for the first override that is wrong, before anything starts.
     """
-    asked = [Job(list(words), resolve(to_config(compose(words)))) for words in overrides]
+
+    @functools.cache  # runs of one sweep have many baselines in common
+    def resolved(*words: str) -> RunSpec:
+        return resolve(to_config(compose(words)))
+
+    asked = [Job(list(words), resolved(*words)) for words in overrides]
     for job in asked:
         _refuse_two_ways(job)
-    wanted = [(*_baselines(job, compose), job) for job in asked]
+    wanted = [(*_baselines(job, resolved), job) for job in asked]
     known = {job.again(repeat).key for job in asked for repeat in range(job.repeats)}
     jobs: list[Job] = []
     placed: set[tuple[str, int]] = set()
@@ -91,7 +97,7 @@ def _ordered(jobs: list[Job]) -> list[Job]:
     return sorted(shuffled, key=lambda job: job.spec.config.repeat)
 
 
-def _baselines(job: Job, compose: Compose) -> list[Job]:
+def _baselines(job: Job, resolved: Callable[..., RunSpec]) -> list[Job]:
     """The bare and self runs that `job` is compared with; none for what cannot run here anyway.
 
     baseline=bare: no self runs. baseline=ladder: in strong scaling also both at the batch that each device has, where
@@ -116,7 +122,7 @@ def _baselines(job: Job, compose: Compose) -> list[Job]:
         batch = ["scaling=weak", "train.global_batch=null", f"train.batch_per_device={local}"]
         told = tuple(word.partition("=")[0] + "=" for word in batch)
         wanted += [[word for word in words if not word.startswith(told)] + batch for words in wanted]
-    extra = [Job(words, resolve(to_config(compose(words))), added=True) for words in wanted]
+    extra = [Job(words, resolved(*words), added=True) for words in wanted]
     return [e for e in extra if e.spec.starts]
 
 
