@@ -18,8 +18,7 @@ from scalebench.adapters.torch import training as torch_training
 from scalebench.adapters.torch import weights as torch_weights
 from scalebench.adapters.torch.network import NetworkModule
 from scalebench.resolve import resolve
-from scalebench.spec import RunSpec
-from scalebench.train_spec import OPTIMIZERS, TrainSpec
+from scalebench.spec import OPTIMIZERS, RunSpec, TrainSpec
 from scalebench.workloads import networks
 from scalebench.workloads.network import Network
 from scalebench.workloads.rates import Rates

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from scalebench.train_spec import RULES, StopSpec, TrainSpec, asked, goes_to_stop, peak_rate
+from scalebench.spec import RULES, StopSpec, TrainSpec, goes_to_stop, normalize_train_options, peak_rate
 
 LATER = [field.name for field in dataclasses.fields(TrainSpec)][8:]
 
@@ -32,17 +32,19 @@ def test_any_of_the_four_is_a_stop() -> None:
 
 def test_what_nobody_asked_for_is_left_out() -> None:
     tree = dataclasses.asdict(TrainSpec(evaluate_epochs=0.5, evaluate_s=3.0))
-    assert LATER[0] == "momentum" and set(asked(tree)) == set(tree) - set(LATER)
-    assert asked(tree | {"accumulate": 2})["accumulate"] == 2
+    assert LATER[0] == "momentum" and set(normalize_train_options(tree)) == set(tree) - set(LATER)
+    assert normalize_train_options(tree | {"accumulate": 2})["accumulate"] == 2
     assert tree == dataclasses.asdict(TrainSpec(evaluate_epochs=0.5, evaluate_s=3.0)), "a copy"
 
 
 def test_points_are_of_trainings_to_a_stop() -> None:
-    kept = asked(dataclasses.asdict(TrainSpec(evaluate_epochs=0.5, stop=StopSpec(epochs=2))))
+    kept = normalize_train_options(dataclasses.asdict(TrainSpec(evaluate_epochs=0.5, stop=StopSpec(epochs=2))))
     assert kept["evaluate_epochs"] == 0.5 and kept["stop"]["epochs"] == 2 and "evaluate_s" not in kept
-    assert "evaluate_epochs" not in asked(dataclasses.asdict(TrainSpec(stop=StopSpec(epochs=2)))), "as it comes"
+    assert "evaluate_epochs" not in normalize_train_options(dataclasses.asdict(TrainSpec(stop=StopSpec(epochs=2)))), (
+        "as it comes"
+    )
 
 
 def test_records_of_before_are_as_they_were() -> None:
     old = {"optimizer": "sgd", "learning_rate": 0.1}
-    assert asked(old) == old
+    assert normalize_train_options(old) == old

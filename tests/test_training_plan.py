@@ -8,8 +8,7 @@ import pytest
 
 from scalebench import training_plan
 from scalebench.resolve import resolve
-from scalebench.spec import Config, DatasetSpec, InputError, StrategySpec
-from scalebench.train_spec import StopSpec, TrainSpec
+from scalebench.spec import Config, DatasetSpec, InputError, StopSpec, StrategySpec, TrainSpec
 from tests.helpers import null_config
 
 TO_END = {"stop": {"epochs": 3.0}}

@@ -15,8 +15,7 @@ from scalebench import cli, jobs, resolve
 from scalebench.__main__ import main
 from scalebench.slurm import script
 from scalebench.slurm.states import ENDS, NEVER
-from scalebench.slurm_spec import SlurmSpec
-from scalebench.spec import Config
+from scalebench.spec import Config, SlurmSpec
 from tests.conftest import ROOT
 
 PAGE = (ROOT / "docs" / "your-cluster.md").read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ from typing import Any
 
 from scalebench.curve_records import CurvePoint, first_reached
 from scalebench.results import Quality, Result
-from scalebench.train_spec import StopSpec
+from scalebench.spec import StopSpec
 from tests.helpers import null_config, record
 from tests.sweeps import run
 
