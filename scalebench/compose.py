@@ -10,6 +10,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import importlib
 import os
 import re
 import sys
@@ -36,12 +37,10 @@ from scalebench import configs, machine, registry
 from scalebench.configs import conf_dir
 from scalebench.records import from_dict
 from scalebench.resolve import CPU_WORKERS
-from scalebench.search.settings import SearchConf
 from scalebench.spec import Config, InputError
 from scalebench.suggest import no_such
 
 HYDRA_VERSION = "1.3"  # whose defaults and rules apply
-LAUNCHER = "hydra_plugins.scalebench.ScalebenchLauncher"
 STAND_INS = {"dataset": {"size": 10**9}}  # for YAML files of plugins: enough for any batch, since nobody makes them
 MAX_BASES = 512  # merged configs that a loader keeps; each takes 0.2 MB
 _stand_ins: set[tuple[str, str]] = set()  # in Hydra's store
@@ -61,11 +60,10 @@ def register() -> list[str]:
         node = {"name": name, **STAND_INS.get(group, {})}
         store.store(group=group, name=name, node=node, provider="scalebench")
         _stand_ins.add((group, name))
-    store.store(group="hydra/launcher", name="scalebench", node={"_target_": LAUNCHER}, provider="scalebench")
-    store.store(group="hydra/sweeper", name="search", node=SearchConf, provider="scalebench")
     namespace = str(Path(__file__).with_name("hydra_namespace"))
     if namespace not in sys.path:
         sys.path.append(namespace)
+    importlib.import_module("hydra_plugins.scalebench")  # puts its launcher and its sweeper into the store
     return configs.found().warnings
 
 

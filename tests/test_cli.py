@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from scalebench import __main__ as program
 from scalebench import cli, configs, task
+from scalebench.compose import compose, quote_null
 from scalebench.config_errors import _keys
 from scalebench.launchers import local, watch
 from scalebench.report.console import Console
@@ -49,7 +50,7 @@ def hydra_forgets() -> Iterator[None]:
     ],
 )
 def test_null_is_quoted_where_it_is_a_strategy(word: str, quoted: str) -> None:
-    assert cli.quote_null(word) == quoted
+    assert quote_null(word) == quoted
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,7 @@ def test_no_pause_is_no_line_and_a_lost_signal_still_ends_it(capsys: pytest.Capt
 
 
 def test_compose_gives_what_the_command_line_would() -> None:
-    composed = cli.compose(["strategy=null", "gpus=3", "measure=quick"])
+    composed = compose(["strategy=null", "gpus=3", "measure=quick"])
     assert (composed.strategy.name, composed.gpus, composed.measure.max_s) == ("null", 3, 8.0)
     assert "hydra" not in composed
     assert "HYDRA_FULL_ERROR" not in os.environ
@@ -122,7 +123,7 @@ def test_compose_gives_what_the_command_line_would() -> None:
 
 def test_a_setting_of_hydras_that_somebody_made_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
-    cli.compose(["gpus=1"])
+    compose(["gpus=1"])
     assert os.environ["HYDRA_FULL_ERROR"] == "0"
 
 

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from scalebench import cli, jobs
+from scalebench.compose import compose, compose_config
 from scalebench.config_errors import FORESEEN, _keys, explain, unknown_key
 from scalebench.record_facts import flat
 from scalebench.spec import Config, InputError, TrainSpec
@@ -31,7 +31,7 @@ def hydra_forgets() -> Iterator[None]:
 
 def told(*words: str) -> str:
     with pytest.raises(FORESEEN) as caught:
-        jobs.to_config(cli.compose(words))
+        compose_config(words)
     line = explain(caught.value, list(words))
     assert "\n" not in line
     return line
@@ -125,6 +125,6 @@ def test_the_keys_of_the_spine_are_all_known() -> None:
 def test_a_file_that_is_no_yaml_is_named_with_its_line(dists: Dists) -> None:
     root = dists.add(files={"a/conf/sweep/bad.yaml": "x: 1\ny: [\n"}, points={"configs": {"a": "a.conf"}})
     with pytest.raises(YAMLError) as caught:
-        cli.compose(["sweep=bad"])
+        compose(["sweep=bad"])
     line = explain(caught.value, ["sweep=bad"])
     assert line == (f"{root}/a/conf/sweep/bad.yaml, line 3: expected the node content, but found '<stream end>'")

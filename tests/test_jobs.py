@@ -13,7 +13,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from scalebench import cli, jobs, machine, results
+from scalebench import jobs, machine, results
+from scalebench.compose import compose, to_config
 from scalebench.jobs import Job
 from scalebench.records import write_json
 from scalebench.resolve import resolve
@@ -32,14 +33,14 @@ def cpu_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def compose() -> Callable[[Sequence[str]], DictConfig]:
+def composed() -> Callable[[Sequence[str]], DictConfig]:
     """Composed once for each set of words."""
     known: dict[tuple[str, ...], DictConfig] = {}
 
     def composed(words: Sequence[str]) -> DictConfig:
         key = (*BASE, *words)
         if key not in known:
-            known[key] = cli.compose(key)
+            known[key] = compose(key)
         return known[key]
 
     return composed
@@ -143,7 +144,7 @@ def test_a_repeat_is_what_its_overrides_compose_to(plan: Plan, compose: Callable
     planned = plan("strategy=ddp_gloo", "repeat=0", "gpus=2", "measure.repeats=2")
     assert [word for word in planned[-1].overrides if "repeat" in word] == ["measure.repeats=2", "repeat=1"]
     for job in planned:
-        assert resolve(jobs.to_config(compose(job.overrides))) == job.spec
+        assert resolve(to_config(compose(job.overrides))) == job.spec
 
 
 def test_one_repeat_adds_no_override(plan: Plan) -> None:
@@ -189,21 +190,21 @@ def test_one_bad_member_refuses_the_sweep(plan: Plan, word: str) -> None:
 
 
 def test_the_spine_comes_out_plain_and_resolved(compose: Callable[[Sequence[str]], DictConfig]) -> None:
-    config = jobs.to_config(compose(["gpus=2"]))
+    config = to_config(compose(["gpus=2"]))
     assert isinstance(config, Config) and config.train.batch_per_device == 75
     assert type(config.model.input_shape) is list
 
 
 def test_a_key_of_nobody(compose: Callable[[Sequence[str]], DictConfig]) -> None:
     with pytest.raises(InputError, match=r"^no key 'gpu'; did you mean 'gpus'\?$"):
-        jobs.to_config(compose(["+gpu=1"]))
+        to_config(compose(["+gpu=1"]))
 
 
 def test_a_value_of_a_wrong_type_or_none_at_all() -> None:
     with pytest.raises(InputError, match=r"^gpus should be int, not str$"):
-        jobs.to_config(OmegaConf.create({"gpus": "two"}))
+        to_config(OmegaConf.create({"gpus": "two"}))
     with pytest.raises(OmegaConfBaseException, match="Missing mandatory value"):
-        jobs.to_config(OmegaConf.create({"model": {"name": "???"}}))
+        to_config(OmegaConf.create({"model": {"name": "???"}}))
 
 
 def leave(folder: Path, started_at: str, **changes: object) -> Path:

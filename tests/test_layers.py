@@ -13,8 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LAYERS = [
-    "spec train_spec curve_records results records probe_records monitor_records merged_trace schema suggest stats "
-    "student steady horovod_build hosts slurm_spec folder_lock sweep_record machine_kind machine gpus nvml gpu_links "
+    "spec curve_records results records probe_records monitor_records merged_trace schema suggest stats "
+    "student steady horovod_build hosts folder_lock sweep_record machine_kind machine gpus nvml gpu_links "
     "fingerprint stage_records system_files cgroups processors nccl_log memory_limit api",
     "figures baselines columns rows crew reading given "
     "linear rungs local_batch missing_rungs ladders attributing causes "
@@ -26,7 +26,7 @@ LAYERS = [
     "training_plan slurm launchers measure adapters resolve placing obstacles binding worker_environment",
     "run max_batch worker plugin_probe collect cluster batch report testing.checks "
     "testing.model_checks testing.mapping",
-    "__main__ cli callbacks search_path hydra_launcher hydra_namespace jobs task on_cluster config_errors sweep_values "
+    "__main__ cli callbacks compose hydra_launcher hydra_namespace jobs task on_cluster config_errors "
     "verbs sweeping testing search hydra_sweeper",
 ]
 LAYER_OF = {f"scalebench.{name}": number for number, names in enumerate(LAYERS) for name in names.split()}
@@ -152,8 +152,8 @@ def test_help_waits_for_nothing_heavy() -> None:
 
 def test_the_parent_composes_and_resolves_without_a_framework() -> None:
     code = (
-        "from scalebench import cli, jobs, resolve\n"
-        "spec = resolve.resolve(jobs.to_config(cli.compose(['strategy=ddp', 'gpus=2'])))\n"
+        "from scalebench import resolve\nfrom scalebench.compose import compose_config\n"
+        "spec = resolve.resolve(compose_config(['strategy=ddp', 'gpus=2']))\n"
         "assert spec.processes == 2"
     )
     assert loaded_after(code, *FRAMEWORKS, "hydra", "pandas") == ["hydra"]
@@ -166,10 +166,11 @@ def test_listing_strategies_loads_no_framework() -> None:
 
 WORKER = """
 from pathlib import Path
-from scalebench import cli, jobs, resolve, spec
+from scalebench.compose import compose_config
+from scalebench import resolve, spec
 words = ["strategy=null", "gpus=1", "measure=quick", "measure.min_s=0", "measure.max_s=0.05", "dataset.size=1000"]
 words += ["measure.probes=false"]
-spec.write_spec(resolve.resolve(jobs.to_config(cli.compose(words))), Path("."))
+spec.write_spec(resolve.resolve(compose_config(words)), Path("."))
 """
 
 

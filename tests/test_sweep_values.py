@@ -7,21 +7,22 @@ from pathlib import Path
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from scalebench import cli, gpus, jobs, machine, sweep_values
+from scalebench import gpus, machine
 from scalebench.__main__ import main
+from scalebench.compose import compose_config, each_device, pair_of_each_link
 from tests.nvml_stand_in import put_in
 
 
 def test_every_device_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for here, values in ((0, "[0],[1]"), (1, "[0]"), (3, "[0],[1],[2]")):
         monkeypatch.setattr(machine, "gpu_count", lambda here=here: here)
-        assert sweep_values.each_device() == values
+        assert each_device() == values
 
 
 def test_a_pair_of_each_link(monkeypatch: pytest.MonkeyPatch) -> None:
     for found, values in (([], "[0,1]"), ([(0, 1), (0, 4)], "[0,1],[0,4]")):
         monkeypatch.setattr(machine, "pair_of_each_link", lambda found=found: found)
-        assert sweep_values.pair_of_each_link() == values
+        assert pair_of_each_link() == values
 
 
 @pytest.mark.parametrize(
@@ -44,7 +45,7 @@ def test_a_sweep_is_filled_in(
 
 def test_the_stand_in_has_one_pair(nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_in(monkeypatch, nvml_library)
-    assert (sweep_values.each_device(), sweep_values.pair_of_each_link()) == ("[0],[1]", "[0,1]")
+    assert (each_device(), pair_of_each_link()) == ("[0],[1]", "[0,1]")
     assert gpus.gpu_count() == 2
 
 
@@ -54,8 +55,8 @@ def test_variables_are_set_by_name_or_together_and_add_up() -> None:
             ["hardware.environment={A:1,B:x y}"],
             ["hardware.environment.A=1", "hardware.environment.B='x y'"],
         ):
-            assert jobs.to_config(cli.compose(words)).hardware.environment == {"A": "1", "B": "x y"}
-        added = jobs.to_config(cli.compose(["sweep=transport", "hardware.environment={A:1}"])).hardware.environment
+            assert compose_config(words).hardware.environment == {"A": "1", "B": "x y"}
+        added = compose_config(["sweep=transport", "hardware.environment={A:1}"]).hardware.environment
         assert added == {"NCCL_DEBUG": "INFO", "A": "1"}
     finally:
         GlobalHydra.instance().clear()

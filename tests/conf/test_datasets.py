@@ -10,7 +10,8 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from scalebench import cli, jobs, resolve
+from scalebench import resolve
+from scalebench.compose import compose_config
 from scalebench.spec import Config, InputError
 from scalebench.workloads import datasets
 
@@ -26,7 +27,7 @@ def hydra_forgets() -> Iterator[None]:
 
 
 def config(*words: str) -> Config:
-    return jobs.to_config(cli.compose(words))
+    return compose_config(words)
 
 
 def trained_on(config: Config) -> int:

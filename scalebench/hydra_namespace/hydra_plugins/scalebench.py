@@ -4,7 +4,10 @@ This folder goes on sys.path when scalebench starts, and only then: a plugin ins
 imported by every other Hydra program on the machine.
 """
 
+from hydra.core.config_store import ConfigStore
+
 from scalebench import compose, hydra_launcher, hydra_sweeper
+from scalebench.search.settings import SearchConf
 
 
 class ScalebenchLauncher(hydra_launcher.SweepLauncher):
@@ -17,3 +20,8 @@ class ScalebenchSearch(hydra_sweeper.SearchSweeper):
 
 class ScalebenchSearchPath(compose.PluginFolders):
     pass
+
+
+_LAUNCHER = {"_target_": f"{__name__}.{ScalebenchLauncher.__name__}"}
+ConfigStore.instance().store(group="hydra/launcher", name="scalebench", node=_LAUNCHER, provider="scalebench")
+ConfigStore.instance().store(group="hydra/sweeper", name="search", node=SearchConf, provider="scalebench")
