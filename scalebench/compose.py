@@ -214,7 +214,10 @@ class CachingLoader(ConfigLoaderImpl):
         composed = copy.deepcopy(self._beginnings[key])
         with flag_override(composed, "no_deepcopy_set_nodes", True):
             for default in defaults[length:]:
-                composed.merge_with(self._load_single_config(default, repo).config)
+                loaded = self._load_single_config(default, repo).config
+                if loaded._is_typed():  # Hydra removes the defaults list of a dataclass only when all is merged
+                    return super()._compose_config_from_defaults_list(defaults, repo)
+                composed.merge_with(loaded)
         return composed
 
     def _load_single_config(self, default: ResultDefault, repo: IConfigRepository) -> ConfigResult:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import ConfigCompositionException, HydraException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -21,12 +19,6 @@ from tests.plugin_dists import dists as dists
 
 TRAIN = ", ".join(sorted(f"train.{key}" for key in flat(dataclasses.asdict(TrainSpec()))))
 TOP = "baseline, dataset, debug, dry_run, gpus, hardware, measure, model, repeat, resume, scaling, seed, strategy"
-
-
-@pytest.fixture(autouse=True)
-def hydra_forgets() -> Iterator[None]:
-    yield
-    GlobalHydra.instance().clear()
 
 
 def told(*words: str) -> str:

@@ -7,12 +7,10 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from scalebench import registry, resolve
@@ -63,12 +61,6 @@ def load(path: Path | str) -> dict[str, Any]:
     tree = OmegaConf.to_container(OmegaConf.load(CONF / path))
     assert isinstance(tree, dict)
     return {str(key): value for key, value in tree.items()}
-
-
-@pytest.fixture(autouse=True)
-def hydra_forgets() -> Iterator[None]:
-    yield
-    GlobalHydra.instance().clear()
 
 
 def test_every_file_is_looked_at() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from omegaconf import OmegaConf
 
 from scalebench import resolve
 from scalebench.compose import compose_config
-from scalebench.spec import Config, InputError
+from scalebench.spec import Config, DatasetSpec, InputError
 from scalebench.workloads import datasets
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -99,5 +100,6 @@ def test_the_real_or_synthetic_sweep_differs_in_the_data_set_alone(monkeypatch: 
 def test_the_feeding_sweep_has_every_way_of_feeding() -> None:
     params = OmegaConf.load(CONF / "sweep" / "feeding.yaml").hydra.sweeper.params
     feeds, ahead = params["dataset.feed"].split(","), params["dataset.prefetch"].split(",")
-    assert set(feeds) == set(resolve.CHOICES["dataset.feed"]) and len(feeds) == 4
-    assert set(ahead) == set(resolve.CHOICES["dataset.prefetch"])
+    allowed = {f.name: f.metadata.get("values") for f in dataclasses.fields(DatasetSpec)}
+    assert set(feeds) == set(allowed["feed"]) and len(feeds) == 4
+    assert set(ahead) == set(allowed["prefetch"])

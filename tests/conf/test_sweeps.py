@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 
 from scalebench import machine
 from scalebench.compose import compose_config
@@ -23,10 +21,8 @@ CIFAR_MODELS = [
 
 
 @pytest.fixture(autouse=True)
-def hydra_forgets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def archive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCALEBENCH_CIFAR10", "cifar-10-python.tar.gz")  # no file is looked at before a run starts
-    yield
-    GlobalHydra.instance().clear()
 
 
 def values(sweep: str) -> dict[str, list[str]]:
