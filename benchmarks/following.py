@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from scalebench import cli, jobs
 from scalebench.cluster import Asked, Cluster
 from scalebench.cluster.following import pause
+from scalebench.compose import compose_config
 from scalebench.resolve import resolve
 from scalebench.slurm.commands import Slurm
 from scalebench.slurm.submission import Submission, write_submission
@@ -33,7 +33,7 @@ class Over(Exception):
 
 
 def main() -> None:
-    spec = resolve(jobs.to_config(cli.compose(["strategy=null", "gpus=1"])))
+    spec = resolve(compose_config(["strategy=null", "gpus=1"]))
     for count in COUNTS:
         with tempfile.TemporaryDirectory() as name:
             measure(spec, count, Path(name))

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from scalebench import cli, jobs, launchers
+from scalebench import launchers
+from scalebench.compose import compose_config
 from scalebench.launchers.surroundings import log_name
 from scalebench.records import read_json
 from scalebench.resolve import resolve
@@ -54,7 +55,7 @@ def main() -> None:
 
 def measure(strategy: str, gpus: int) -> dict[str, list[float]]:
     """Seconds per update of each turn on rank 0: by_hand; blocks: ours as measured; wall: with the time between."""
-    spec = resolve(jobs.to_config(cli.compose([f"strategy={strategy}", f"gpus={gpus}"])))
+    spec = resolve(compose_config([f"strategy={strategy}", f"gpus={gpus}"]))
     if spec.unsupported is not None:
         print(f"{strategy} gpus={gpus}: {spec.unsupported}")
         return {}

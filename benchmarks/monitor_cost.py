@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.spread import ratios
-from scalebench import cli, jobs, launchers
+from scalebench import launchers
+from scalebench.compose import compose_config
 from scalebench.launchers.surroundings import log_name
 from scalebench.launchers.watch import LOOK_S
 from scalebench.measure.monitor.keeper import Keeper
@@ -70,7 +71,7 @@ def main() -> None:
 
 def measure(strategy: str, gpus: int) -> tuple[list[float], list[float]]:
     """Seconds per update of turns: without the monitor, with it."""
-    spec = resolve(jobs.to_config(cli.compose([f"strategy={strategy}", f"gpus={gpus}"])))
+    spec = resolve(compose_config([f"strategy={strategy}", f"gpus={gpus}"]))
     if spec.unsupported is not None:
         print(f"{strategy} gpus={gpus}: {spec.unsupported}")
         return [], []

@@ -6,7 +6,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from scalebench import cli, jobs
+from scalebench.compose import compose_config
 from scalebench.measure.progress import Progress
 from scalebench.resolve import resolve
 from scalebench.run import run
@@ -15,7 +15,7 @@ WORDS = ["strategy=null", "gpus=2", "measure.min_s=8", "measure.max_s=8", "measu
 
 
 def main() -> None:
-    spec = resolve(jobs.to_config(cli.compose(WORDS)))
+    spec = resolve(compose_config(WORDS))
     looks: list[tuple[float, float]] = []
 
     def on_look(ranks: list[Progress]) -> None:

@@ -11,8 +11,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from scalebench import cli, jobs
 from scalebench.cluster import Asked, Cluster
+from scalebench.compose import compose_config
 from scalebench.resolve import resolve
 from scalebench.slurm.commands import Slurm
 from scalebench.spec import RunSpec, write_spec
@@ -30,7 +30,7 @@ srun --cpu-bind=none --cpus-per-task=1 sh -c 'RANK=$SLURM_PROCID exec {python} -
 
 
 def main() -> None:
-    spec = resolve(jobs.to_config(cli.compose(WORDS)))
+    spec = resolve(compose_config(WORDS))
     if spec.unsupported is not None:
         print(f"not here: {spec.unsupported} (make cluster-up)")
         return

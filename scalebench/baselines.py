@@ -15,7 +15,7 @@ from scalebench.configs import option_defaults
 from scalebench.figures import Figures, Placement, Run
 from scalebench.fingerprint import asked_options
 from scalebench.results import Result
-from scalebench.train_spec import asked
+from scalebench.spec import normalize_train_options
 
 R = TypeVar("R", bound=Run)
 _ENCODER = msgspec.json.Encoder(order="deterministic")
@@ -41,7 +41,7 @@ def comparison_keys(result: Result) -> tuple[str, str]:
         if group in tree:
             tree[group] = {key: value for key, value in tree[group].items() if key not in left_out}
     if "train" in tree:
-        tree["train"] = asked(tree["train"])
+        tree["train"] = normalize_train_options(tree["train"])
     kept: list[Any] = [tree, result.scale.device, sorted({gpu.name or "" for gpu in result.machine.gpus})]
     if result.scale.device == "cpu":
         kept.append(result.machine.cpu_model)

@@ -12,8 +12,8 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from scalebench import task
+from scalebench.compose import to_config
 from scalebench.config_errors import explain
-from scalebench.jobs import to_config
 from scalebench.resolve import resolve
 from scalebench.run import refuse_results
 from scalebench.spec import InputError

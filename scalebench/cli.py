@@ -8,38 +8,30 @@ import re
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import hydra
 from hydra._internal.utils import get_args_parser
-from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig, OmegaConf
 
-from scalebench import configs, on_cluster, registry, sweep_values, task
+from scalebench import compose, on_cluster, task
 from scalebench.config_errors import FORESEEN, explain
 from scalebench.configs import conf_dir
 from scalebench.launchers import watch
-from scalebench.search.settings import SearchConf
-from scalebench.spec import Config, InputError
+from scalebench.spec import InputError
 
-LAUNCHER = "hydra_plugins.scalebench.ScalebenchLauncher"
-STAND_INS = {"dataset": {"size": 10**9}}  # for YAML files of plugins: enough for any batch, since nobody makes them
-_told: set[str] = set()  # warnings, in this process
-_stand_ins: set[tuple[str, str]] = set()  # in Hydra's store
+_warned: set[str] = set()  # in this process
 
 
 def main(arguments: list[str]) -> int:
     """Run what the command line says. The exit status: 0 ok or unsupported, 1 a run failed, 2 bad input."""
     try:
-        with tempfile.TemporaryDirectory() as nowhere, _environment(), _terminate_as_interrupt():
+        with tempfile.TemporaryDirectory() as nowhere, compose.hydra_raises_errors(), _terminate_as_interrupt():
             task.state.words = list(arguments)
-            switches, overrides = split([quote_null(word) for word in arguments])
+            switches, overrides = split([compose.quote_null(word) for word in arguments])
             if _is_dry(overrides):  # Hydra makes its folders before it asks us
                 overrides += [f"hydra.run.dir={nowhere}", f"hydra.sweep.dir={nowhere}"]
-            register()
+            _register()
             try:
                 _hydra_main([*switches, *overrides])
             except task.AsSweep:
@@ -66,54 +58,21 @@ def main(arguments: list[str]) -> int:
     return task.exit_status()
 
 
-def register() -> None:
-    """Make the spine, our launcher and what plugins bring known to Hydra. What is wrong with a plugin and fails no run
-    is told here, once."""
-    for line in configs.found().warnings:
-        if line not in _told:
-            _told.add(line)
+def _register() -> None:
+    """Register everything with Hydra. What is wrong with a plugin and fails no run is printed here, once."""
+    for line in compose.register():
+        if line not in _warned:
+            _warned.add(line)
             task.state.console.error(line)
-    sweep_values.register()
-    store = ConfigStore.instance()
-    spine = OmegaConf.structured(Config)
-    # Places for keys that nobody foresees here: Hydra would ask for a + before them.
-    for keys in (spine.hardware.environment, spine.model.options, spine.dataset.options):
-        OmegaConf.set_struct(keys, False)
-    store.store(name="spine", node=spine, provider="scalebench")
-    for group, name in _stand_ins - registry.without_yaml():
-        store.repo[group].pop(f"{name}.yaml")
-        _stand_ins.discard((group, name))
-    for group, name in registry.without_yaml():  # so that the run composes, and fails by itself
-        node = {"name": name, **STAND_INS.get(group, {})}
-        store.store(group=group, name=name, node=node, provider="scalebench")
-        _stand_ins.add((group, name))
-    store.store(group="hydra/launcher", name="scalebench", node={"_target_": LAUNCHER}, provider="scalebench")
-    store.store(group="hydra/sweeper", name="search", node=SearchConf, provider="scalebench")
-    namespace = str(Path(__file__).with_name("hydra_namespace"))
-    if namespace not in sys.path:
-        sys.path.append(namespace)
-
-
-def compose(overrides: Sequence[str]) -> DictConfig:
-    """The config of one run, composed as the command line would. For tests and for plugins' tests."""
-    register()
-    GlobalHydra.instance().clear()
-    with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"), _environment():
-        return hydra.compose("config", [quote_null(word) for word in overrides])
-
-
-def quote_null(word: str) -> str:
-    """`strategy=null` means the strategy of that name; unquoted, Hydra takes it for no strategy at all."""
-    if not word.startswith("strategy="):
-        return word
-    return re.sub(r"(?<=[=,])null(?=,|$)", "'null'", word)
 
 
 def _hydra_main(arguments: list[str]) -> None:
     before = sys.argv
     sys.argv = ["scalebench", *arguments]
     try:
-        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(task.one_run)()
+        hydra.main(version_base=compose.HYDRA_VERSION, config_path=str(conf_dir()), config_name="config")(
+            task.one_run
+        )()
     finally:
         sys.argv = before
 
@@ -145,20 +104,6 @@ def as_sweep(switches: list[str], overrides: list[str]) -> list[str]:
 def _is_dry(overrides: list[str]) -> bool:
     values = [word.partition("=")[2] for word in overrides if re.match(r"\+{0,2}dry_run=", word)]
     return bool(values) and re.fullmatch(r"\W*(true|yes|on|y|1)\W*", values[-1], re.IGNORECASE) is not None
-
-
-@contextlib.contextmanager
-def _environment() -> Iterator[None]:
-    """Hydra raises what it would print and exit for, so that it can be said in one line."""
-    before = os.environ.get("HYDRA_FULL_ERROR")
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["HYDRA_FULL_ERROR"]
-        else:
-            os.environ["HYDRA_FULL_ERROR"] = before
 
 
 @contextlib.contextmanager

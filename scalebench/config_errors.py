@@ -7,17 +7,16 @@ import re
 import traceback
 from collections.abc import Iterator
 
+from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError
 
 from scalebench import configs
-from scalebench.search.settings import SearchConf
 from scalebench.spec import Config, InputError
 from scalebench.suggest import nearest, no_such
 
-SEARCH_KEYS = [f.name for f in dataclasses.fields(SearchConf) if not f.name.startswith("_")]
 SEARCHES = "add --multirun hydra/sweeper=search, which looks for the best value"
 FORESEEN = (InputError, HydraException, OmegaConfBaseException)
 
@@ -62,7 +61,8 @@ def unknown_key(key: str, arguments: list[str]) -> str:
     known = [*_keys(Config), *configs.groups()]
     group = key.partition("/")[0].partition(".")[0]
     if key.startswith("hydra.sweeper."):
-        return no_such("key", key, [f"hydra.sweeper.{name}" for name in SEARCH_KEYS])
+        search = ConfigStore.instance().load("hydra/sweeper/search.yaml").node
+        return no_such("key", key, [f"hydra.sweeper.{name}" for name in search if not str(name).startswith("_")])
     if key.startswith("strategy.options."):
         names = [name.strip("'\" \n") for name in _chosen("strategy", arguments).split(",")]
         defaults = {name: configs.option_defaults(name) for name in names}

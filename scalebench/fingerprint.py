@@ -7,9 +7,7 @@ import hashlib
 import json
 from typing import Any
 
-from scalebench.slurm_spec import SlurmSpec
-from scalebench.spec import Config
-from scalebench.train_spec import asked
+from scalebench.spec import Config, SlurmSpec, normalize_train_options
 
 # Keys that came later, with the value that says what was so before there was one.
 ADDED: tuple[tuple[str, str, Any], ...] = (
@@ -46,7 +44,7 @@ def fingerprint(config: Config, gpus: int, device: str) -> str:
     tree["strategy"]["options"] = asked_options(tree["strategy"]["options"])
     tree["gpus"], tree["device"] = gpus, device
     _drop_unasked(tree["hardware"])
-    tree["train"] = asked(tree["train"])
+    tree["train"] = normalize_train_options(tree["train"])
     ids = tree["hardware"]["device_ids"]
     if ids == list(range(len(ids))):  # the first ones, which are taken where none are named
         tree["hardware"]["device_ids"] = []

@@ -14,6 +14,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
 from scalebench import jobs, on_cluster, task
+from scalebench.compose import use_caching_loader
 from scalebench.run import refuse_results
 from scalebench.spec import InputError
 
@@ -27,6 +28,7 @@ class SweepLauncher(Launcher):
     """Gets all runs of a sweep at once, so that nothing starts before every one of them is known to be sound."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        use_caching_loader(hydra_context)
         self._context, self._task, self._config = hydra_context, task_function, config
         self._warm = False  # whether a run of this sweep has heated the machine
 

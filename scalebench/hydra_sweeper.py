@@ -18,7 +18,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from scalebench import on_cluster, task
-from scalebench.jobs import to_config
+from scalebench.compose import to_config
 from scalebench.resolve import resolve
 from scalebench.results import RESULT_FILE, read_result
 from scalebench.search import objective, settings, telling

@@ -3,37 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from scalebench import results
+from scalebench.compose import to_config
 from scalebench.configs import option_defaults
-from scalebench.records import from_dict
 from scalebench.resolve import resolve
 from scalebench.results import RESULT_FILE, Result
-from scalebench.spec import Config, InputError, RunSpec
-from scalebench.suggest import no_such
-
-
-def to_config(composed: DictConfig) -> Config:
-    """The typed spine as a plain dataclass, every interpolation resolved. InputError for a missing value."""
-    tree = {}
-    fields = [f.name for f in dataclasses.fields(Config)]
-    for key in composed:
-        if key != "hydra" and key not in fields:
-            raise InputError(no_such("key", str(key), fields))
-        if key != "hydra":  # whose own interpolations only resolve within a job
-            node = composed[key]
-            plain = OmegaConf.is_config(node)
-            tree[key] = OmegaConf.to_container(node, resolve=True, throw_on_missing=True) if plain else node
-    try:
-        return from_dict(Config, tree)
-    except ValueError as error:
-        raise InputError(str(error)) from error
+from scalebench.spec import InputError, RunSpec
 
 
 @dataclass
@@ -73,10 +56,15 @@ def plan(overrides: Sequence[Sequence[str]], compose: Compose) -> list[Job]:
 
     Raises InputError or a composition error for the first override that is wrong, before anything starts.
     """
-    asked = [Job(list(words), resolve(to_config(compose(words)))) for words in overrides]
+
+    @functools.cache  # runs of one sweep have many baselines in common
+    def resolved(*words: str) -> RunSpec:
+        return resolve(to_config(compose(words)))
+
+    asked = [Job(list(words), resolved(*words)) for words in overrides]
     for job in asked:
         _refuse_two_ways(job)
-    wanted = [(*_baselines(job, compose), job) for job in asked]
+    wanted = [(*_baselines(job, resolved), job) for job in asked]
     known = {job.again(repeat).key for job in asked for repeat in range(job.repeats)}
     jobs: list[Job] = []
     placed: set[tuple[str, int]] = set()
@@ -109,7 +97,7 @@ def _ordered(jobs: list[Job]) -> list[Job]:
     return sorted(shuffled, key=lambda job: job.spec.config.repeat)
 
 
-def _baselines(job: Job, compose: Compose) -> list[Job]:
+def _baselines(job: Job, resolved: Callable[..., RunSpec]) -> list[Job]:
     """The bare and self runs that `job` is compared with; none for what cannot run here anyway.
 
     baseline=bare: no self runs. baseline=ladder: in strong scaling also both at the batch that each device has, where
@@ -134,7 +122,7 @@ def _baselines(job: Job, compose: Compose) -> list[Job]:
         batch = ["scaling=weak", "train.global_batch=null", f"train.batch_per_device={local}"]
         told = tuple(word.partition("=")[0] + "=" for word in batch)
         wanted += [[word for word in words if not word.startswith(told)] + batch for words in wanted]
-    extra = [Job(words, resolve(to_config(compose(words))), added=True) for words in wanted]
+    extra = [Job(words, resolved(*words), added=True) for words in wanted]
     return [e for e in extra if e.spec.starts]
 
 

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shutil
 
-from scalebench import binding, horovod_build, machine, placing, registry
+from scalebench import binding, horovod_build, machine, registry
+from scalebench.placing import Placement
 from scalebench.slurm.commands import Slurm, inside
-from scalebench.spec import Config, HardwareSpec, StopSpec, StrategySpec
-from scalebench.train_spec import goes_to_stop
+from scalebench.spec import Config, HardwareSpec, StrategySpec, goes_to_stop
 from scalebench.workloads import own_model
 
 
-def obstacles(config: Config, gpus: int) -> list[str]:
-    """Why this run cannot happen here, each in a clause; empty when it can."""
+def obstacles(config: Config, gpus: int, placement: Placement) -> list[str]:
+    """List why this run cannot happen here, each reason a clause; empty when it can."""
     strategy, hardware = config.strategy, config.hardware
-    found = [*_of_the_machine(hardware, gpus), *_of_the_strategy(strategy, hardware, gpus, config.train.stop)]
+    nodes = len(placement.devices_per_node)
+    found = [*_of_the_machine(hardware, gpus, nodes), *_of_the_strategy(config, gpus, nodes)]
     if config.debug and not hardware.here and not inside():
         found.append("debug=true runs rank 0 in the foreground; start it in an allocation, as salloc gives one")
-    on_node = range(max(placing.per_node(hardware, gpus)))
+    on_node = range(max(placement.devices_per_node))
     unbound = binding.obstacle(hardware, hardware.device_ids or on_node) if hardware.here and not found else None
     found += [] if unbound is None else [unbound]
     unseen = not hardware.here and bool(hardware.slurm.container or hardware.slurm.setup)  # what ranks will find
@@ -27,9 +27,9 @@ def obstacles(config: Config, gpus: int) -> list[str]:
         f"{strategy.name} needs {package}, which is not installed: {registry.install_hint(package)}"
         for package in ([] if unseen else registry.missing_packages(strategy.requires))
     ]
-    few = placing.shortage(config, gpus) if hardware.hosts or not hardware.here else None
-    found += [] if few is None else [few]
-    found += _of_the_launcher(config, gpus)
+    if placement.shortage is not None and (hardware.hosts or not hardware.here):
+        found.append(placement.shortage)
+    found += _of_the_launcher(config, gpus, nodes)
     found += _of_the_model(config)
     if config.dataset.prefetch == "device" and hardware.devices == "cpu":
         found.append("dataset.prefetch=device copies to a GPU ahead of time and there is none; use queue")
@@ -39,12 +39,12 @@ def obstacles(config: Config, gpus: int) -> list[str]:
     return found if unready is None else [unready]
 
 
-def _of_the_machine(hardware: HardwareSpec, gpus: int) -> list[str]:
+def _of_the_machine(hardware: HardwareSpec, gpus: int, nodes: int) -> list[str]:
     """Why it has no such devices, or cannot be reached."""
     if not hardware.here and not reachable(hardware):
         return [_elsewhere(hardware)]
     if not hardware.here:
-        return _of_the_allocation(hardware, gpus)
+        return _of_the_allocation(hardware, gpus, nodes)
     if hardware.hosts:  # of which this one need be none
         return []
     gpus_here = machine.gpu_count() if hardware.devices == "cuda" else gpus
@@ -55,24 +55,24 @@ def _of_the_machine(hardware: HardwareSpec, gpus: int) -> list[str]:
     return [f"hardware.device_ids names device {absent[0]}, and the {here}"] if absent else []
 
 
-def _of_the_allocation(hardware: HardwareSpec, gpus: int) -> list[str]:
+def _of_the_allocation(hardware: HardwareSpec, gpus: int, nodes: int) -> list[str]:
     """Why the job that this process is in has too few nodes."""
-    nodes, given = len(placing.per_node(hardware, gpus)), os.environ.get("SLURM_JOB_NUM_NODES", "")
-    if hardware.scheduler != "slurm" or not inside() or not given.isdigit() or nodes <= int(given):
+    granted = os.environ.get("SLURM_JOB_NUM_NODES", "")
+    if hardware.scheduler != "slurm" or not inside() or not granted.isdigit() or nodes <= int(granted):
         return []
-    has = "1 node" if given == "1" else f"{given} nodes"
+    has = "1 node" if granted == "1" else f"{granted} nodes"
     return [f"gpus={gpus} stand on {nodes} nodes, and this job has {has}; ask for more, or lower gpus"]
 
 
-def _of_the_launcher(config: Config, gpus: int) -> list[str]:
+def _of_the_launcher(config: Config, gpus: int, nodes: int) -> list[str]:
     """Why it does not reach the nodes that the ranks stand on."""
     strategy, hardware = config.strategy, config.hardware
     if hardware.hosts and strategy.launcher not in ("mpi", "by_hand"):
         return [f"hardware.hosts is for mpirun, and {strategy.name} is not; set strategy.launcher=mpi"]
     if strategy.launcher == "by_hand" and hardware.scheduler != "none":
         return [f"strategy.launcher=by_hand is for hosts without a scheduler, and there is {hardware.scheduler}"]
-    nodes = 1 if strategy.processes == "one_for_all" else len(placing.per_node(hardware, gpus))
-    if hardware.here and not hardware.hosts and hardware.devices == "cpu" and nodes > 1:
+    several = nodes > 1 and strategy.processes != "one_for_all"
+    if hardware.here and not hardware.hosts and hardware.devices == "cpu" and several:
         return [f"gpus={gpus} stand on {nodes} nodes and only this machine is here; name them in hardware.hosts"]
     return []
 
@@ -91,17 +91,17 @@ def _of_the_model(config: Config) -> list[str]:
     return []
 
 
-def _of_the_strategy(strategy: StrategySpec, hardware: HardwareSpec, gpus: int, stop: StopSpec) -> list[str]:
+def _of_the_strategy(config: Config, gpus: int, nodes: int) -> list[str]:
     """What it cannot do on such hardware."""
+    strategy, hardware = config.strategy, config.hardware
     found = []
-    nodes = len(placing.per_node(dataclasses.replace(hardware, layout="sequence"), gpus))
     if strategy.processes == "one_for_all" and nodes > 1 and (hardware.max_nodes > 1 or hardware.hosts):
         found.append(f"{strategy.name} has one process for all devices, which are on {nodes} nodes with gpus={gpus}")
     if hardware.devices not in strategy.devices:
         found.append(_wrong_device(strategy.name, hardware.devices))
     if strategy.max_gpus is not None and gpus > strategy.max_gpus:
         found.append(f"{strategy.name} runs on {strategy.max_gpus} device only, gpus={gpus}")
-    if goes_to_stop(stop) and not strategy.lockstep:
+    if goes_to_stop(config.train.stop) and not strategy.lockstep:
         found.append(
             f"replicas of {strategy.name} exchange nothing, and each trains a model of its own: there is no one "
             f"training to stop, so leave out train.stop"

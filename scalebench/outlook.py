@@ -7,8 +7,7 @@ import statistics
 from collections.abc import Iterable
 
 from scalebench.batch_search import tries
-from scalebench.spec import RunSpec
-from scalebench.train_spec import goes_to_stop
+from scalebench.spec import RunSpec, goes_to_stop
 from scalebench.workloads import datasets
 
 SETUP_S = {"none": 0.3, "torch": 4.0, "tensorflow": 8.0}  # rough start-up of one worker, for estimates only

@@ -1,233 +1,143 @@
-"""Config -> RunSpec: every default decided, every figure checked, before a process exists. Layer 2.
+"""Config -> RunSpec: every default decided, every value checked, before a process exists. Layer 2.
 
 Bad input raises InputError. A well-formed run that is impossible here becomes a RunSpec with the reason.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import math
+from dataclasses import dataclass, replace
 
 from scalebench import machine, registry, training_plan, worker_environment
 from scalebench.configs import option_defaults
 from scalebench.fingerprint import fingerprint
 from scalebench.obstacles import obstacles
-from scalebench.placing import crowded, oversubscribed, place, placed
+from scalebench.placing import Placement, place, used_hardware
 from scalebench.plugins import PluginError
 from scalebench.slurm import geometry
-from scalebench.spec import CHIEF, Config, DatasetSpec, HardwareSpec, InputError, ModelSpec, Place, RunSpec
+from scalebench.spec import CHIEF, Config, HardwareSpec, InputError, ModelSpec, RunSpec, check_fields
 from scalebench.strategy import check_options, check_values
-from scalebench.suggest import no_such
-from scalebench.train_spec import OPTIMIZERS, RULES, SCHEDULES
 from scalebench.workloads import datasets, networks, own_model
 
 CPU_WORKERS = 2  # devices of a machine without a GPU, unless its YAML says otherwise
-CHOICES = {
-    "scaling": ("weak", "strong"),
-    "baseline": ("auto", "bare", "none", "ladder"),
-    "dataset.feed": ("host", "device", "fixed", "disk"),
-    "dataset.prefetch": ("none", "queue", "device"),
-    "measure.order": ("given", "random"),
-    "hardware.bind": ("numa", "none", "far"),
-    "hardware.layout": ("sequence", "spread"),
-    "hardware.scheduler": ("none", "slurm"),
-    "hardware.devices": ("auto", "cpu", "cuda"),
-    "strategy.launcher": ("local", "mpi", "by_hand"),
-    "train.optimizer": OPTIMIZERS,
-    "train.learning_rate_rule": RULES,
-    "train.schedule": SCHEDULES,
-    "measure.search": ("none", "max_batch"),
-    "dataset.dtype": ("float32", "uint8", "int32"),
-    "train.precision": ("float32", "tf32", "bfloat16", "float16"),
-    "train.data_format": ("default", "nhwc", "nchw"),
-}
-AT_LEAST = {
-    "gpus": 1,
-    "repeat": 0,
-    "seed": 0,
-    "dataset.size": 1,
-    "dataset.asked": 1,
-    "dataset.seed": 0,
-    "dataset.image_size": 1,
-    "dataset.classes": 2,
-    "hardware.gpus_per_node": 1,
-    "hardware.cpus_per_node": 1,
-    "hardware.cpus_per_device": 1,
-    "hardware.max_nodes": 1,
-    "hardware.max_jobs": 1,
-    "hardware.slurm.time_minutes": 1,
-    "train.batch_per_device": 1,
-    "train.global_batch": 1,
-    "train.base_batch": 1,
-    "train.accumulate": 1,
-    "train.evaluate_samples": 1,
-    "train.momentum": 0,
-    "train.weight_decay": 0,
-    "train.warmup_epochs": 0,
-    "train.stop.steps": 1,
-    "measure.memory_limit_bytes": 1,
-    "measure.warmup_steps": 0,
-    "measure.warmup_max_steps": 0,
-    "measure.warmup_max_s": 0,
-    "measure.min_s": 0,
-    "measure.repeats": 1,
-    "measure.cool_down_s": 0,
-}
-AT_MOST = {
-    "gpus": 65_536,
-    "dataset.size": 10**10,
-    "train.batch_per_device": 10**8,
-    "train.global_batch": 10**10,
-    "measure.repeats": 1000,
-    "measure.cool_down_s": 86_400,
-}
-POSITIVE = (
-    "train.learning_rate",
-    "train.decay",
-    "train.evaluate_epochs",
-    "train.evaluate_s",
-    "train.stop.epochs",
-    "train.stop.seconds",
-    "train.stop.target",
-    "measure.block_s",
-    "measure.probe_s",
-    "measure.max_s",
-    "measure.target",
-    "measure.hang_s",
-    "measure.timeout_s",
-    "sweep.max_minutes",
-)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A run that is being resolved. Each step takes one and returns the next, with what it has decided."""
+
+    config: Config
+    broken: PluginError | None = None  # what is wrong with a plugin that the run needs
+    gpus: int = 0
+    batch_per_device: int = 0
+    global_batch: int = 0
+    placement: Placement | None = None
 
 
 def resolve(config: Config) -> RunSpec:
-    """The run that `config` means on this machine. Raises InputError for bad input."""
+    """Resolve a config into the run that it means on this machine. Raises InputError for bad input."""
     check(config)
-    hardware = detected(config.hardware)
-    config, broken = workload(dataclasses.replace(config, hardware=hardware))
-    config = dataclasses.replace(config, train=training_plan.planned(config.train, config.measure.timeout_s))
-    gpus = config.gpus or len(hardware.device_ids) or hardware.gpus_per_node or CPU_WORKERS
-    batch_per_device, global_batch = batches(config, gpus, sized=broken is None)
-    config = dataclasses.replace(config, gpus=gpus)
-    device = hardware.devices
-    places = place(config, gpus)
-    if broken is None:
-        training_plan.check_samples(config, gpus, global_batch, sum(p.role in ("", CHIEF) for p in places))
-    hardware = placed(hardware, gpus, places)
-    config = dataclasses.replace(config, hardware=hardware)
+    draft = Draft(config)
+    for step in (fill_dataset, size_model, count_devices, set_batches, place_processes):
+        draft = step(draft)
+    config, placement = draft.config, draft.placement
+    assert placement is not None
+    flags = {"oversubscribed": placement.oversubscribed, "inexact": config.strategy.inexact is not None}
     return RunSpec(
         config=config,
-        device=device,
-        gpus=gpus,
-        nodes=max(p.node for p in places) + 1,
-        places=places,
-        batch_per_device=batch_per_device,
-        global_batch=global_batch,
-        fingerprint=fingerprint(config, gpus, device),
-        flags=_flags(config, gpus, places),
-        unsupported="; ".join(obstacles(config, gpus)) or None,
-        broken=None if broken is None else str(broken),
-        broken_log="" if broken is None else broken.log,
+        device=config.hardware.devices,
+        gpus=draft.gpus,
+        nodes=max(place.node for place in placement.places) + 1,
+        places=placement.places,
+        batch_per_device=draft.batch_per_device,
+        global_batch=draft.global_batch,
+        fingerprint=fingerprint(config, draft.gpus, config.hardware.devices),
+        flags=[flag for flag, raised in flags.items() if raised],
+        unsupported="; ".join(obstacles(config, draft.gpus, placement)) or None,
+        broken=None if draft.broken is None else str(draft.broken),
+        broken_log="" if draft.broken is None else draft.broken.log,
     )
 
 
-def _flags(config: Config, gpus: int, places: list[Place]) -> list[str]:
-    """What a reader of the row must know that is clear beforehand."""
-    found = ["oversubscribed"] if oversubscribed(config.hardware, gpus) or crowded(config.hardware, places) else []
-    return [*found, "inexact"] if config.strategy.inexact is not None else found
-
-
-def workload(config: Config) -> tuple[Config, PluginError | None]:
-    """With model and data set as they are for each other; and what is wrong with a plugin that the run needs."""
-    asked = config
-    try:
-        config = dataclasses.replace(config, model=own_model.named(config.model))  # a failed row has the name too
-        registry.refuse_broken(asked)
-        config = datasets.filled(config)
-        config = dataclasses.replace(config, model=sized(config), dataset=fed(config.dataset))
-        datasets.check(config)
-    except PluginError as error:
-        return config, error
-    return config, None
-
-
 def check(config: Config) -> None:
-    """Names and figures that make no sense on any machine: InputError."""
+    """InputError for names and values that make no sense on any machine."""
     registry.find(config.strategy.name)
     check_options(config.strategy.name, config.strategy.options, option_defaults(config.strategy.name))
     check_values(config.strategy)
-    for key, allowed in CHOICES.items():
-        value = _get(config, key)
-        if value not in allowed:
-            raise InputError(f"{key}={value}: {no_such('such value', str(value), allowed)}")
-    for key, least in AT_LEAST.items():
-        value = _get(config, key)
-        if value is not None and not value >= least:
-            raise InputError(f"{key}={value} should be at least {least}")
-    for key, most in AT_MOST.items():
-        value = _get(config, key)
-        if value is not None and value > most:
-            raise InputError(f"{key} should be at most {most}")
-    for key in POSITIVE:
-        value = _get(config, key)
-        if value is not None and not (value > 0 and math.isfinite(value)):
-            raise InputError(f"{key}={value} should be a finite number above 0")
+    check_fields(config)
     worker_environment.check(config.hardware)
     geometry.check(config.hardware)
     training_plan.check(config)
-    _check_elsewhere(config.hardware)
+    _check_remote(config.hardware)
     if not 0 <= config.dataset.validation_share < 1:
         raise InputError(f"dataset.validation_share={config.dataset.validation_share} should be in [0, 1)")
     if config.measure.max_s < config.measure.min_s:
         raise InputError(f"measure.max_s={config.measure.max_s:g} is below measure.min_s={config.measure.min_s:g}")
 
 
-def _check_elsewhere(hardware: HardwareSpec) -> None:
-    """What cannot be detected must be said, and a folder of a node stands nowhere beside this one."""
+def _check_remote(hardware: HardwareSpec) -> None:
+    """InputError where a machine that cannot be looked at leaves something open."""
     if hardware.stage is not None and not hardware.stage.startswith(("/", "$")):
         raise InputError(f"hardware.stage={hardware.stage} should be a whole path, since each node has its own")
     if not hardware.here and hardware.devices == "auto":
         raise InputError(f"hardware={hardware.name} is another machine, which cannot be looked at; say devices: cuda")
 
 
-def _get(config: Config, key: str) -> object:
-    value: object = config
-    for part in key.split("."):
-        value = getattr(value, part)
-    return value
+def fill_dataset(draft: Draft) -> Draft:
+    """Name the model, and fill in what only the samples of a user's own function can say."""
+    config = draft.config
+    try:
+        config = replace(config, model=own_model.named(config.model))  # a failed row has the name, too
+        registry.refuse_broken(draft.config)
+        return replace(draft, config=datasets.filled(config))
+    except PluginError as error:
+        return replace(draft, config=config, broken=error)
 
 
-def sized(config: Config) -> ModelSpec:
-    """The model for the samples of the data set, with the number of parameters that it has at that size; of a user's
-    own, which only its framework can make, as it is.
+def size_model(draft: Draft) -> Draft:
+    """Give the model the shapes of the samples. InputError where the two do not go together."""
+    if draft.broken is not None:
+        return draft
+    config = draft.config
+    if config.dataset.feed in ("device", "fixed"):  # which leave nothing to prefetch: such runs of a sweep are one run
+        config = replace(config, dataset=replace(config.dataset, prefetch="none"))
+    try:
+        config = replace(config, model=_sized(config))
+        datasets.check(config)
+    except PluginError as error:
+        return replace(draft, config=config, broken=error)
+    return replace(draft, config=config)
 
-    InputError where the two do not go together.
-    """
+
+def _sized(config: Config) -> ModelSpec:
+    """The model with its shapes and number of parameters; the parameters of a user's own only its framework knows."""
     model, size = config.model, config.dataset.image_size
     own = own_model.is_own(model)
     shape = model.input_shape if own else networks.input_shape(model)
     if size is not None and len(shape) == 3:
         shape = [size, size, shape[-1]]
     if own:
-        return dataclasses.replace(model, input_shape=shape)
+        return replace(model, input_shape=shape)
     target = networks.target_shape(model)
     if (shape, target) != (model.input_shape, model.target_shape) or networks.has_other_options(model):
-        model = dataclasses.replace(model, input_shape=shape, target_shape=target, params=None)
+        model = replace(model, input_shape=shape, target_shape=target, params=None)
     found = networks.of(model).parameters
     if model.params not in (None, found):
         raise InputError(
             f"model.params={model.params} is asserted, but {model.name} has {found} parameters as it is configured; "
             f"set model.params=null"
         )
-    return dataclasses.replace(model, params=found)
+    return replace(model, params=found)
 
 
-def fed(dataset: DatasetSpec) -> DatasetSpec:
-    """Without prefetching where nothing is left to do in advance, so that such runs of a sweep are one run."""
-    return dataclasses.replace(dataset, prefetch="none") if dataset.feed in ("device", "fixed") else dataset
+def count_devices(draft: Draft) -> Draft:
+    """Fill in what the hardware's YAML leaves open, from this machine if it means this one, and count the devices."""
+    hardware = detect_hardware(draft.config.hardware)
+    gpus = draft.config.gpus or len(hardware.device_ids) or hardware.gpus_per_node or CPU_WORKERS
+    return replace(draft, config=replace(draft.config, hardware=hardware, gpus=gpus), gpus=gpus)
 
 
-def detected(hardware: HardwareSpec) -> HardwareSpec:
-    """The hardware with what its YAML leaves open filled in from this machine, if it means this one."""
+def detect_hardware(hardware: HardwareSpec) -> HardwareSpec:
+    """Fill in the devices and cores of a node that the YAML leaves open."""
     devices, cpus = hardware.devices, hardware.cpus_per_node
     per_node = hardware.gpus_per_node
     if hardware.here:
@@ -237,15 +147,22 @@ def detected(hardware: HardwareSpec) -> HardwareSpec:
         cpus = cpus or len(machine.usable_cpus())
         per_node = per_node or (gpus_here if devices == "cuda" and gpus_here else CPU_WORKERS)
     per_device = hardware.cpus_per_device or max(1, (cpus or 1) // (per_node or 1))
-    return dataclasses.replace(
-        hardware, devices=devices, gpus_per_node=per_node, cpus_per_node=cpus, cpus_per_device=per_device
-    )
+    return replace(hardware, devices=devices, gpus_per_node=per_node, cpus_per_node=cpus, cpus_per_device=per_device)
 
 
-def batches(config: Config, gpus: int, sized: bool = True) -> tuple[int, int]:
+def set_batches(draft: Draft) -> Draft:
+    """Set the batches and the end of the training. InputError where a device would be left without any samples."""
+    config = draft.config
+    train = training_plan.with_time_limit(config.train, config.measure.timeout_s)
+    batch_per_device, global_batch = _batches(config, draft.gpus, has_samples=draft.broken is None)
+    config = replace(config, train=train)
+    return replace(draft, config=config, batch_per_device=batch_per_device, global_batch=global_batch)
+
+
+def _batches(config: Config, gpus: int, has_samples: bool) -> tuple[int, int]:
     """(batch_per_device, global_batch) in samples; InputError when they leave a device without any.
 
-    `sized`: whether it is known how many samples there are.
+    `has_samples`: whether the number of samples is known.
     """
     train = config.train
     if config.scaling == "weak":
@@ -261,9 +178,20 @@ def batches(config: Config, gpus: int, sized: bool = True) -> tuple[int, int]:
             f"raise train.global_batch or lower gpus"
         )
     samples = datasets.split(config.dataset.size, config.dataset.validation_share)
-    if sized and config.dataset.path is None and samples < global_batch:
+    if has_samples and config.dataset.path is None and samples < global_batch:
         raise InputError(
             f"{samples} training samples are fewer than one global batch of {global_batch}: "
             f"raise dataset.size or lower train.batch_per_device"
         )
     return per_device, global_batch
+
+
+def place_processes(draft: Draft) -> Draft:
+    """Place the processes on nodes, devices and cores. InputError where each has too few samples."""
+    config, gpus = draft.config, draft.gpus
+    placement = place(config, gpus)
+    if draft.broken is None:
+        replicas = sum(place.role in ("", CHIEF) for place in placement.places)
+        training_plan.check_samples(config, gpus, draft.global_batch, replicas)
+    config = replace(config, hardware=used_hardware(config.hardware, gpus, placement))
+    return replace(draft, config=config, placement=placement)

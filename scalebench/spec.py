@@ -6,24 +6,42 @@ workers read spec.json and never see Hydra.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from scalebench.api import api
 from scalebench.records import read_record, write_json
-from scalebench.slurm_spec import SlurmSpec
-from scalebench.train_spec import StopSpec as StopSpec  # part of it
-from scalebench.train_spec import TrainSpec, peak_rate
+from scalebench.suggest import no_such
 
 SPEC_FILE = "spec.json"
 DEBUG_TIMEOUT_S = 86400.0
+OPTIMIZERS = ("adam", "adamw", "sgd", "momentum", "rmsprop")
+NOTHING_TO_VALIDATE = (
+    "train.stop.target is of the validation metric, and there are fewer samples to validate than replicas"
+)
 CHIEF = "chief"  # the role of the one process that measures, where there are roles
 
 
 @api(since=1)
 class InputError(ValueError):
     """A user's mistake, said in one line: the thing, the reason and the way out. Exit status 2."""
+
+
+def one_of(*values: str) -> Any:
+    """A field that holds one of these words; the first one is its default."""
+    return field(default=values[0], metadata={"values": values})
+
+
+def number(
+    default: float | None, at_least: float | None = None, at_most: float | None = None, positive: bool = False
+) -> Any:
+    """A field that holds a number within these bounds; one that is `positive` has to be finite, too. A field that may
+    be null holds it whatever the bounds are."""
+    return field(default=default, metadata={"at_least": at_least, "at_most": at_most, "positive": positive})
 
 
 @api(since=1)
@@ -56,20 +74,20 @@ class DatasetSpec:
     """Samples, where they are kept, and how they reach the device."""
 
     name: str = "???"
-    size: int = 1
-    seed: int = 0  # of the samples; the seed of a run leaves them alone
+    size: int = number(1, at_least=1, at_most=10**10)
+    seed: int = number(0, at_least=0)  # of the samples; the seed of a run leaves them alone
     validation_share: float = 0.25
     path: str | None = None  # a user's own files: .npz of the same layout, CIFAR archive, folders of images
-    image_size: int | None = None  # pixels along each side; null: as the model's input
-    dtype: str = "float32"  # of the inputs: float32, uint8 that becomes float32 on the device, or int32 of tokens
-    classes: int | None = None  # labels are 0 .. classes - 1; null: targets are quantities
+    image_size: int | None = number(None, at_least=1)  # pixels along each side; null: as the model's input
+    dtype: str = one_of("float32", "uint8", "int32")  # of inputs; uint8 becomes float32 on the device
+    classes: int | None = number(None, at_least=2)  # labels are 0 .. classes - 1; null: targets are quantities
     builder: str | None = None  # "module:function" that makes a user's own samples, called with size, seed and options
     options: dict[str, Any] = field(default_factory=dict)  # of that function
     code: str | None = None  # of its file: other samples are another run
-    asked: int | None = None  # samples that it was asked for, where it gave `size` of them instead
+    asked: int | None = number(None, at_least=1)  # samples that it was asked for, where it gave `size` of them instead
     cache: str | None = None  # null: $SCALEBENCH_CACHE, else ~/.cache/scalebench
-    feed: str = "host"  # host | device | fixed | disk
-    prefetch: str = "none"  # none | queue | device
+    feed: str = one_of("host", "device", "fixed", "disk")
+    prefetch: str = one_of("none", "queue", "device")
 
 
 @api(since=1)
@@ -82,7 +100,7 @@ class StrategySpec:
     framework: str = "none"  # none | torch | tensorflow | what a plugin names
     requires: list[str] = field(default_factory=list)  # import names of packages
     baseline: str | None = None  # strategy of the `bare` baseline
-    launcher: str = "local"
+    launcher: str = one_of("local", "mpi", "by_hand")
     processes: Any = "one_per_device"  # one_per_device | one_for_all | {roles: {chief: 1, ps: 1, worker: gpus}}
     backend: str | None = None  # requested carrier of the gradients; null: no exchange
     devices: list[str] = field(default_factory=lambda: ["cpu", "cuda"])
@@ -96,29 +114,53 @@ class StrategySpec:
 
 
 @dataclass
+class SlurmSpec:
+    """Settings of a job; null leaves it to the cluster. The words are those of sbatch."""
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    reservation: str | None = None
+    constraint: str | None = None
+    exclusive: bool = False  # nodes that no other job is on, and all their memory
+    memory: str | None = None  # of a node, as --mem takes it: 64G; null: all of it where exclusive
+    time_minutes: int | None = number(None, at_least=1)  # null: measure.timeout_s and what starting takes
+    gres: str = "gpu:{gpus}"  # of a node, {gpus} being how many the run drives there; such as gpu:a100:{gpus}
+    lines: list[str] = field(default_factory=list)  # further options of sbatch, such as --mail-type=END
+    setup: list[str] = field(default_factory=list)  # lines of the shell before the run: module load, source
+    srun: list[str] = field(default_factory=list)  # further options of the srun that starts the ranks
+    mpi: str = "mpirun"  # who starts ranks of MPI: mpirun, or what srun --mpi takes: pmix, pmi2
+    container: str | None = None  # image that the ranks run in
+    container_runtime: str = "apptainer"  # apptainer | pyxis
+    container_mounts: list[str] = field(default_factory=list)  # FROM:TO, beside the folders of the run and its data
+    container_python: str = "python3"  # in the image, where scalebench is installed
+    bin: str | None = None  # folder of sbatch, squeue and the others; null: they are on the PATH
+
+
+@dataclass
 class HardwareSpec:
     """A machine or a kind of cluster node. null means detected here, or not known from a source."""
 
     name: str = "???"
     description: str = ""
-    devices: str = "auto"  # cuda | cpu | auto
-    gpus_per_node: int | None = None
-    cpus_per_node: int | None = None
-    cpus_per_device: int | None = None  # null: floor(cpus_per_node / gpus_per_node)
-    max_nodes: int = 1
+    devices: str = one_of("auto", "cpu", "cuda")
+    gpus_per_node: int | None = number(None, at_least=1)
+    cpus_per_node: int | None = number(None, at_least=1)
+    cpus_per_device: int | None = number(None, at_least=1)  # null: floor(cpus_per_node / gpus_per_node)
+    max_nodes: int = number(1, at_least=1)
     memory_bytes: int | None = None
     gpu_model: str | None = None
     gpu_memory_bytes: int | None = None
     device_ids: list[int] = field(default_factory=list)  # which devices of a node, in order; empty: the first ones
-    bind: str = "numa"  # numa | none | far: cores of a process near its device, any, or far from it
+    bind: str = one_of("numa", "none", "far")  # cores of a process: near its device, any, or far from it
     environment: dict[str, str] = field(default_factory=dict)  # variables of the processes
     here: bool = True
     hosts: list[str] = field(default_factory=list)  # name:slots of each, in order; empty: this machine
-    layout: str = "sequence"  # sequence | spread: fill one node after the other, or deal the devices out evenly
+    layout: str = one_of("sequence", "spread")  # fill one node after the other, or deal the devices out evenly
     interface: str | None = None  # of the network that ranks on several nodes meet over; null: the one that leads there
     stage: str | None = None  # folder on a disk of each node that the data set is copied to; null: read as it lies
-    scheduler: str = "none"  # none | slurm
-    max_jobs: int | None = None  # of a sweep in the queue at a time; null: all of them
+    scheduler: str = one_of("none", "slurm")
+    max_jobs: int | None = number(None, at_least=1)  # of a sweep in the queue at a time; null: all of them
     slurm: SlurmSpec = field(default_factory=SlurmSpec)
     links: dict[str, Any] = field(default_factory=dict)
     unsupported: dict[str, str] = field(default_factory=dict)
@@ -129,35 +171,75 @@ class HardwareSpec:
 class MeasureSpec:
     """How long and how surely to measure."""
 
-    warmup_steps: int = 50  # updates before measuring, at the least
-    warmup_max_steps: int = 5000  # at the most, while no steady state is found
-    warmup_max_s: float = 20.0  # nor so long; of slow updates as many as fit are enough, but five
-    block_s: float = 0.05
-    min_s: float = 3.0
-    max_s: float = 30.0
-    target: float = 0.01  # wanted relative half-width of the 95 % interval of throughput
+    warmup_steps: int = number(50, at_least=0)  # updates before measuring, at the least
+    warmup_max_steps: int = number(5000, at_least=0)  # at the most, while no steady state is found
+    warmup_max_s: float = number(20.0, at_least=0)  # nor so long; of slow updates as many as fit are enough, but five
+    block_s: float = number(0.05, positive=True)
+    min_s: float = number(3.0, at_least=0)
+    max_s: float = number(30.0, positive=True)
+    target: float = number(0.01, positive=True)  # wanted relative half-width of the 95 % interval of throughput
     evaluate: bool = True
-    hang_s: float = 300.0  # without progress for so long, a run is ended
-    timeout_s: float = 3600.0  # of the whole run
-    repeats: int = 1  # launches of each run; three or more give intervals over launches
-    order: str = "given"  # given | random: of the runs of a sweep, within each repeat
-    cool_down_s: float = 0.0  # pause before each run of a sweep but the first
+    hang_s: float = number(300.0, positive=True)  # without progress for so long, a run is ended
+    timeout_s: float = number(3600.0, positive=True)  # of the whole run
+    repeats: int = number(1, at_least=1, at_most=1000)  # launches of each run; three or more give intervals over them
+    order: str = one_of("given", "random")  # of the runs of a sweep, within each repeat
+    cool_down_s: float = number(0.0, at_least=0, at_most=86_400)  # pause before each run of a sweep but the first
     monitor: bool = True  # sample devices, processes and the machine while it runs
     probes: bool = True  # after the figures: where the time of an update goes
-    probe_s: float = 3.0  # for each probe, about
+    probe_s: float = number(3.0, positive=True)  # for each probe, about
     trace: bool = False  # keep a trace of some updates of all ranks
     collectives: bool = False  # measure the strategy's collective operations from 4 B to 256 MB
     bandwidth: bool = False  # measure what goes between devices, and to and from host memory
-    search: str = "none"  # max_batch: the largest batch per device that fits, by trying
-    memory_limit_bytes: int | None = None  # of each process on a CPU; null: none, in a search its share
+    search: str = one_of("none", "max_batch")  # max_batch: try for the largest batch per device that fits
+    memory_limit_bytes: int | None = number(None, at_least=1)  # of each CPU process; null: none, in a search its share
     timeline: bool = False  # keep what the framework itself writes of some exchanges, and sum up its phases
+
+
+@dataclass
+class StopSpec:
+    """When the training ends: at what comes first. All null: when its throughput is known, as `measure` says."""
+
+    epochs: float | None = number(None, positive=True)
+    steps: int | None = number(None, at_least=1)  # updates
+    seconds: float | None = number(None, positive=True)  # of training; evaluation is not counted
+    target: float | None = number(None, positive=True)  # of the model's validation metric, reached from its worse side
+
+
+@api(since=1)
+@dataclass
+class TrainSpec:
+    """How one update is made, how its learning rate goes on, and when there is enough of it."""
+
+    batch_per_device: int = number(1, at_least=1, at_most=10**8)
+    global_batch: int | None = number(None, at_least=1, at_most=10**10)  # only with scaling=strong
+    optimizer: str = one_of(*OPTIMIZERS)
+    learning_rate: float = number(1e-3, positive=True)
+    precision: str = one_of("float32", "tf32", "bfloat16", "float16")  # weights stay float32
+    data_format: str = one_of("default", "nhwc", "nchw")  # of images in memory; default: what the adapter takes
+    compile: bool = False  # torch.compile, XLA
+    dropout: bool = True  # false: dropout layers let everything through, so that losses can be compared
+    momentum: float = number(0.9, at_least=0)  # of optimizer=momentum
+    weight_decay: float = number(0.0, at_least=0)  # adamw: taken off the weights; else added to the gradients (L2)
+    accumulate: int = number(1, at_least=1)  # parts that a device computes its samples of an update in
+    learning_rate_rule: str = one_of("none", "linear", "sqrt")  # in the global batch over base_batch
+    base_batch: int | None = number(None, at_least=1)  # global batch that learning_rate is for
+    schedule: str = one_of("constant", "linear", "cosine", "step")
+    warmup_epochs: float = number(0.0, at_least=0)  # in which the learning rate grows linearly from nearly nothing
+    decay_epochs: list[float] = field(default_factory=list)  # of schedule=step: after which the rate falls
+    decay: float = number(0.1, positive=True)  # of schedule=step: what it is multiplied by then
+    # Only for a training to a stop: how far apart the points of its curve are, in epochs or seconds of training, and
+    # how many samples each of them looks at, of validation and of training (null: all).
+    evaluate_epochs: float | None = number(1.0, positive=True)
+    evaluate_s: float | None = number(None, positive=True)
+    evaluate_samples: int | None = number(None, at_least=1)
+    stop: StopSpec = field(default_factory=StopSpec)
 
 
 @dataclass
 class SweepSpec:
     """How far to take a sweep, and what it leaves."""
 
-    max_minutes: float | None = None  # runs that say least are left out where it would take longer
+    max_minutes: float | None = number(None, positive=True)  # the least telling runs are left out beyond that
     report: bool = True  # leave report.html in its folder at the end
 
 
@@ -173,12 +255,12 @@ class Config:
     measure: MeasureSpec = field(default_factory=MeasureSpec)
     train: TrainSpec = field(default_factory=TrainSpec)
     sweep: SweepSpec = field(default_factory=SweepSpec)
-    gpus: int | None = None
-    scaling: str = "weak"
-    seed: int = 0
-    repeat: int = 0
+    gpus: int | None = number(None, at_least=1, at_most=65_536)
+    scaling: str = one_of("weak", "strong")
+    seed: int = number(0, at_least=0)
+    repeat: int = number(0, at_least=0)
     resume: bool = False
-    baseline: str = "auto"  # auto | bare | ladder | none: the baseline runs that a sweep adds where they are missing
+    baseline: str = one_of("auto", "bare", "none", "ladder")  # the runs that a sweep adds where they are missing
     dry_run: bool = False
     debug: bool = False
 
@@ -246,6 +328,70 @@ class RunSpec:
     @property
     def label(self) -> str:
         return f"{self.config.strategy.name} gpus={self.gpus}"
+
+
+def peak_rate(train: TrainSpec, global_batch: int) -> float:
+    """The learning rate for this batch: with k = global_batch / base_batch that of base_batch times k (Goyal et al.
+    2017, arXiv:1706.02677, section 2.1) or times the square root of k (Krizhevsky 2014, arXiv:1404.5997, section 5).
+    """
+    k = global_batch / (train.base_batch or global_batch)
+    return train.learning_rate * {"none": 1.0, "linear": k, "sqrt": math.sqrt(k)}[train.learning_rate_rule]
+
+
+def goes_to_stop(stop: StopSpec) -> bool:
+    """Whether a run trains to a stop of its own, rather than until its throughput is known."""
+    return any(value is not None for value in (stop.epochs, stop.steps, stop.seconds, stop.target))
+
+
+@functools.cache
+def train_defaults() -> dict[str, Any]:
+    """The default of each key of `train`."""
+    return dataclasses.asdict(TrainSpec())
+
+
+@functools.cache
+def late_train_defaults() -> dict[str, Any]:
+    """The defaults of the keys of `train` that were added after the first records."""
+    keys = list(train_defaults())
+    return {key: train_defaults()[key] for key in keys[keys.index("dropout") + 1 :]}
+
+
+def normalize_train_options(train: dict[str, Any]) -> dict[str, Any]:
+    """`train` of a composed config without late keys at their default, so that it equals that of an older record.
+
+    When to evaluate does not matter to a training without points, so these keys are left out of such a one.
+    """
+    late = late_train_defaults()
+    kept = {key: value for key, value in train.items() if key not in late or value != late[key]}
+    if not any(value is not None for value in (kept.get("stop") or {}).values()):
+        kept = {key: value for key, value in kept.items() if not key.startswith("evaluate_")}
+    return kept
+
+
+def check_fields(config: Config) -> None:
+    """InputError for the first value that its field in the spec does not allow."""
+    _check_fields(config, "")
+
+
+def _check_fields(part: Any, prefix: str) -> None:
+    for f in dataclasses.fields(part):
+        value = getattr(part, f.name)
+        if dataclasses.is_dataclass(value):
+            _check_fields(value, f"{prefix}{f.name}.")
+        elif "values" in f.metadata and value not in f.metadata["values"]:
+            known = f.metadata["values"]
+            raise InputError(f"{prefix}{f.name}={value}: {no_such('such value', str(value), known)}")
+        elif "positive" in f.metadata and value is not None:
+            _check_number(f"{prefix}{f.name}", value, **f.metadata)
+
+
+def _check_number(key: str, value: float, at_least: float | None, at_most: float | None, positive: bool) -> None:
+    if at_least is not None and not value >= at_least:
+        raise InputError(f"{key}={value} should be at least {at_least}")
+    if at_most is not None and value > at_most:
+        raise InputError(f"{key} should be at most {at_most}")
+    if positive and not (value > 0 and math.isfinite(value)):
+        raise InputError(f"{key}={value} should be a finite number above 0")
 
 
 def write_spec(spec: RunSpec, folder: Path) -> None:

@@ -11,10 +11,11 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from scalebench import on_cluster
+from scalebench.compose import to_config
 from scalebench.configs import conf_dir
 from scalebench.folder_lock import FolderLock
 from scalebench.frame import Survey
-from scalebench.jobs import Job, to_config
+from scalebench.jobs import Job
 from scalebench.jobs import exit_status as jobs_exit_status
 from scalebench.launchers import watch
 from scalebench.report.console import Console

@@ -8,7 +8,7 @@ from typing import Any
 
 from scalebench.machine_kind import kind_of
 from scalebench.results import Result
-from scalebench.train_spec import StopSpec, asked, goes_to_stop, train_defaults
+from scalebench.spec import StopSpec, goes_to_stop, normalize_train_options, train_defaults
 
 OF_NO_MATTER = ("seed", "repeat", "resume", "baseline", "dry_run", "debug", "sweep", "measure", "gpus")
 QUEUEING = ("max_jobs", "slurm", "stage")  # keys of the hardware
@@ -35,7 +35,7 @@ def training_id(result: Result) -> str:
     tree = {key: value for key, value in result.spec.items() if key not in OF_NO_MATTER}
     for group, left_out in (("dataset", ("cache",)), ("hardware", QUEUEING)):
         tree[group] = {key: value for key, value in tree.get(group, {}).items() if key not in left_out}
-    tree["train"] = asked(tree.get("train", {}))
+    tree["train"] = normalize_train_options(tree.get("train", {}))
     scale = result.scale
     ran = [scale.gpus, scale.nodes, scale.device, scale.framework_version, kind_of(result.machine).fingerprint]
     text = json.dumps([tree, ran], sort_keys=True)

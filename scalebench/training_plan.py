@@ -5,18 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from scalebench.spec import Config, InputError
-from scalebench.train_spec import TrainSpec, goes_to_stop
+from scalebench.spec import NOTHING_TO_VALIDATE, Config, InputError, TrainSpec, goes_to_stop
 from scalebench.workloads import datasets
 
 GIVE_UP_S = 600.0  # of training, for a target that nothing else bounds
-NOTHING_TO_VALIDATE = (
-    "train.stop.target is of the validation metric, and there are fewer samples to validate than replicas"
-)
 
 
-def planned(train: TrainSpec, timeout_s: float) -> TrainSpec:
-    """A target alone may never be reached: then training ends after GIVE_UP_S, or half of what the whole run has."""
+def with_time_limit(train: TrainSpec, timeout_s: float) -> TrainSpec:
+    """Limit a training that ends only at a target, which it may never reach: to GIVE_UP_S, or half of the timeout."""
     stop = train.stop
     if stop.target is None or (stop.epochs, stop.steps, stop.seconds) != (None, None, None):
         return train

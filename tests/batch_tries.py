@@ -13,8 +13,7 @@ from scalebench.launchers.watch import Ended
 from scalebench.measure.progress import Progress
 from scalebench.records import write_json
 from scalebench.results import RankRecord, Result
-from scalebench.spec import RunSpec, read_spec
-from scalebench.train_spec import TrainSpec
+from scalebench.spec import RunSpec, TrainSpec, read_spec
 from scalebench.worker import rank_path
 from tests.helpers import null_spec, rank
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from scalebench.spec import RunSpec
-from scalebench.train_spec import StopSpec
+from scalebench.spec import RunSpec, StopSpec
 from scalebench.workloads.rates import Rates
 from scalebench.workloads.source import Source
 

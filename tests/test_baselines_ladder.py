@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from scalebench import cli, jobs, machine
+from scalebench import jobs, machine
+from scalebench.compose import compose
 from scalebench.spec import InputError
 
 BASE = ["hardware=cpu", "dataset.size=1000", "strategy=ddp_gloo"]
@@ -28,7 +29,7 @@ def planned(*words: str) -> list[Told]:
     lines = [[*BASE, *line] for line in itertools.product(*values)]
     return [
         (job.spec.config.strategy.name, job.spec.gpus, job.spec.batch_per_device, job.spec.config.scaling, job.added)
-        for job in jobs.plan(lines, cli.compose)
+        for job in jobs.plan(lines, compose)
     ]
 
 

@@ -16,7 +16,7 @@ from scalebench.batch_curves import over_batches
 from scalebench.batch_knee import fit, knee, step_points
 from scalebench.curves import curves
 from scalebench.run import run
-from scalebench.train_spec import TrainSpec
+from scalebench.spec import TrainSpec
 from tests.helpers import null_spec
 
 BATCHES = (75, 150, 350, 700, 1000, 2000, 5000)

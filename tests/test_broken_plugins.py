@@ -14,10 +14,11 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
-from scalebench import budget, cli, jobs, launchers, on_cluster, outlook, run, task
+from scalebench import budget, jobs, launchers, on_cluster, outlook, run, task
 from scalebench.__main__ import main
 from scalebench.cluster import Asked
 from scalebench.cluster.submitting import Submitter
+from scalebench.compose import compose, to_config
 from scalebench.report.console import Console
 from scalebench.resolve import resolve
 from scalebench.spec import ModelSpec, RunSpec, StopSpec, TrainSpec
@@ -287,9 +288,9 @@ def test_a_model_whose_code_fails_has_a_row_with_its_traceback(dists: Dists, tmp
 def test_what_is_registered_without_a_yaml_has_a_row(dists: Dists, tmp_path: Path, part: str) -> None:
     dists.add("a-dist", points={f"{part}s": {"mine": "a:f"}})
     try:
-        composed = cli.compose(["strategy=null", "gpus=1", "hardware=cpu", f"{part}=mine"])
+        composed = compose(["strategy=null", "gpus=1", "hardware=cpu", f"{part}=mine"])
     finally:
         GlobalHydra.instance().clear()
-    result = run.run(resolve(jobs.to_config(composed)), tmp_path / "run")
+    result = run.run(resolve(to_config(composed)), tmp_path / "run")
     assert result.status == "failed"
     assert (result.reason or "").startswith(f"{part} 'mine': a-dist registers it and brings no {part}/mine.yaml")

@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from scalebench import cli, frame, task
 from scalebench.callbacks import Aggregate, Check
+from scalebench.compose import compose
 from scalebench.jobs import Job
 from scalebench.report.console import Console
 from scalebench.results import write_result
@@ -38,7 +39,7 @@ def test_both_are_callbacks_under_the_names_in_the_config() -> None:
 
 def unstructured(*words: str) -> DictConfig:
     """A composed config with the part of Hydra that callbacks look at."""
-    plain = OmegaConf.to_container(cli.compose(words))
+    plain = OmegaConf.to_container(compose(words))
     GlobalHydra.instance().clear()
     assert isinstance(plain, dict)
     return OmegaConf.create({**plain, "hydra": {"run": {"dir": "r"}, "sweep": {"dir": "s"}}})

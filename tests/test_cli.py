@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scalebench import __main__ as program
-from scalebench import cli, configs, task
+from scalebench import cli, compose, configs, task
 from scalebench.config_errors import _keys
 from scalebench.launchers import local, watch
 from scalebench.report.console import Console
@@ -34,22 +34,6 @@ def hydra_forgets() -> Iterator[None]:
     yield
     GlobalHydra.instance().clear()
     HydraConfig.instance().cfg = None
-
-
-@pytest.mark.parametrize(
-    ("word", "quoted"),
-    [
-        ("strategy=null", "strategy='null'"),
-        ("strategy=ddp,null", "strategy=ddp,'null'"),
-        ("strategy=null,ddp,null", "strategy='null',ddp,'null'"),
-        ("strategy='null'", "strategy='null'"),
-        ("strategy=nullable", "strategy=nullable"),
-        ("gpus=null", "gpus=null"),
-        ("+strategy.options.x=null", "+strategy.options.x=null"),
-    ],
-)
-def test_null_is_quoted_where_it_is_a_strategy(word: str, quoted: str) -> None:
-    assert cli.quote_null(word) == quoted
 
 
 @pytest.mark.parametrize(
@@ -113,19 +97,6 @@ def test_no_pause_is_no_line_and_a_lost_signal_still_ends_it(capsys: pytest.Capt
         watch.cancelled.clear()
 
 
-def test_compose_gives_what_the_command_line_would() -> None:
-    composed = cli.compose(["strategy=null", "gpus=3", "measure=quick"])
-    assert (composed.strategy.name, composed.gpus, composed.measure.max_s) == ("null", 3, 8.0)
-    assert "hydra" not in composed
-    assert "HYDRA_FULL_ERROR" not in os.environ
-
-
-def test_a_setting_of_hydras_that_somebody_made_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
-    cli.compose(["gpus=1"])
-    assert os.environ["HYDRA_FULL_ERROR"] == "0"
-
-
 def break_(*_: object) -> NoReturn:
     raise LookupError("broken\nin two lines")
 
@@ -133,7 +104,7 @@ def break_(*_: object) -> NoReturn:
 def test_an_error_that_nobody_foresaw_is_one_line_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "register", break_)
+    monkeypatch.setattr(compose, "register", break_)
     assert cli.main(["gpus=1"]) == 2
     assert capsys.readouterr().err.startswith(
         "scalebench: the overrides cannot be composed: LookupError: broken in two lines (SCALEBENCH_TRACEBACK=1 "
@@ -141,7 +112,7 @@ def test_an_error_that_nobody_foresaw_is_one_line_too(
 
 
 def test_and_can_be_seen_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "register", break_)
+    monkeypatch.setattr(compose, "register", break_)
     monkeypatch.setenv("SCALEBENCH_TRACEBACK", "1")
     with pytest.raises(LookupError):
         cli.main(["gpus=1"])

@@ -16,8 +16,8 @@ from scalebench.collect import Outcome, assemble, judge, read_ranks, transports
 from scalebench.launchers.watch import Ended
 from scalebench.records import write_json
 from scalebench.results import CurvePoint, RankRecord
-from scalebench.spec import DatasetSpec
-from scalebench.train_spec import StopSpec, TrainSpec
+from scalebench.spec import DatasetSpec, StopSpec, TrainSpec
+
 from scalebench.worker import rank_path
 from tests.helpers import MACHINE, null_spec, rank
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import ConfigCompositionException, HydraException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from scalebench import cli, jobs
+from scalebench.compose import compose, compose_config
 from scalebench.config_errors import FORESEEN, _keys, explain, unknown_key
 from scalebench.record_facts import flat
 from scalebench.spec import Config, InputError, TrainSpec
@@ -23,15 +21,9 @@ TRAIN = ", ".join(sorted(f"train.{key}" for key in flat(dataclasses.asdict(Train
 TOP = "baseline, dataset, debug, dry_run, gpus, hardware, measure, model, repeat, resume, scaling, seed, strategy"
 
 
-@pytest.fixture(autouse=True)
-def hydra_forgets() -> Iterator[None]:
-    yield
-    GlobalHydra.instance().clear()
-
-
 def told(*words: str) -> str:
     with pytest.raises(FORESEEN) as caught:
-        jobs.to_config(cli.compose(words))
+        compose_config(words)
     line = explain(caught.value, list(words))
     assert "\n" not in line
     return line
@@ -125,6 +117,6 @@ def test_the_keys_of_the_spine_are_all_known() -> None:
 def test_a_file_that_is_no_yaml_is_named_with_its_line(dists: Dists) -> None:
     root = dists.add(files={"a/conf/sweep/bad.yaml": "x: 1\ny: [\n"}, points={"configs": {"a": "a.conf"}})
     with pytest.raises(YAMLError) as caught:
-        cli.compose(["sweep=bad"])
+        compose(["sweep=bad"])
     line = explain(caught.value, ["sweep=bad"])
     assert line == (f"{root}/a/conf/sweep/bad.yaml, line 3: expected the node content, but found '<stream end>'")

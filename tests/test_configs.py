@@ -8,7 +8,8 @@ import sys
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from scalebench import cli, configs, jobs, registry
+from scalebench import configs, registry
+from scalebench.compose import compose_config
 from scalebench.plugins import PluginError
 from scalebench.resolve import resolve
 from tests.plugin_dists import Dists, forget, yaml_of
@@ -134,9 +135,10 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_plugins_strategy_composes_and_resolves(dists: Dists) -> None:
     code = """
-from scalebench import cli, jobs, resolve
+from scalebench import resolve
+from scalebench.compose import compose_config
 words = ["strategy=my_strategy", "strategy.options.step_s=1", "gpus=2"]
-spec = resolve.resolve(jobs.to_config(cli.compose(words)))
+spec = resolve.resolve(compose_config(words))
 print(spec.label, spec.unsupported, spec.config.strategy.options)
 """
     dists.strategy("my_strategy", options={"step_s": 0.25, "mode": "fast"})
@@ -217,12 +219,12 @@ def test_a_run_of_it_composes_and_fails_by_itself_until_it_is_repaired(dists: Di
     root = dists.strategy(yaml=text)
     words = ["strategy=mine", "gpus=1", "hardware=cpu"]
     try:
-        spec = resolve(jobs.to_config(cli.compose(words)))
+        spec = resolve(compose_config(words))
         assert spec.broken is not None and spec.broken.startswith("strategy/mine.yaml of my-plugin cannot be read: ")
-        assert resolve(jobs.to_config(cli.compose(["strategy=null", *words[1:]]))).broken is None
+        assert resolve(compose_config(["strategy=null", *words[1:]])).broken is None
         (root / "my_plugin/conf/strategy/mine.yaml").write_text(yaml_of("mine"))
         forget()
-        spec = resolve(jobs.to_config(cli.compose(words)))
+        spec = resolve(compose_config(words))
         assert (spec.broken, spec.config.strategy.description) == (None, "a plugin's own")
     finally:
         GlobalHydra.instance().clear()

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from scalebench import cli, jobs, resolve
+from scalebench import resolve
 from scalebench.__main__ import VERBS
+from scalebench.compose import compose_config
 from tests.conf.sweep_choices import sweep_choices
 from tests.conf.test_conf import load
 from tests.conftest import ROOT
@@ -101,7 +102,7 @@ def test_overrides_of_the_studies(page: str) -> None:
     """Each composes, of options and settings that there are."""
     assert len(told(page)) > 20
     for run in told(page):
-        resolve.check(jobs.to_config(cli.compose([f"{key}={value}" for key, value in run.items()])))
+        resolve.check(compose_config([f"{key}={value}" for key, value in run.items()]))
         GlobalHydra.instance().clear()
 
 

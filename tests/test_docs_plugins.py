@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from scalebench import api, cli, configs, jobs, registry
+from scalebench import api, configs, registry
+from scalebench.compose import compose_config
 from scalebench.plugins import PluginError
 from scalebench.resolve import resolve
 from scalebench.spec import Config, RunSpec, StrategySpec
@@ -26,7 +27,7 @@ FAULTS = plugin_page.faults()
 
 
 def resolved(*words: str) -> RunSpec:
-    return resolve(jobs.to_config(cli.compose(["strategy=bare_torch", "gpus=1", *words])))
+    return resolve(compose_config(["strategy=bare_torch", "gpus=1", *words]))
 
 
 @pytest.fixture

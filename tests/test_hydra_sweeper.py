@@ -18,7 +18,8 @@ from omegaconf import OmegaConf
 
 import scalebench
 from scalebench import __main__ as program
-from scalebench import cli, hydra_sweeper, sweeping, task
+from scalebench import hydra_sweeper, sweeping, task
+from scalebench.compose import register
 from scalebench.report.console import Console
 from scalebench.search import settings
 
@@ -265,7 +266,7 @@ def test_a_folder_keeps_to_one_search(search: Search) -> None:
 
 
 def test_the_keys_of_a_search_are_those_that_hydra_knows() -> None:
-    cli.register()
+    register()
     from hydra_plugins.scalebench import ScalebenchSearch
 
     try:

@@ -4,56 +4,37 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig
 
-from scalebench import cli, jobs, machine, results
+from scalebench import jobs, machine, results
+from scalebench.compose import compose, to_config
 from scalebench.jobs import Job
 from scalebench.records import write_json
 from scalebench.resolve import resolve
-from scalebench.spec import Config, InputError
+from scalebench.spec import InputError
 from tests.helpers import record
 
 BASE = ["hardware=cpu", "dataset.size=1000"]
-Plan = Callable[..., list[Job]]
 
 
 @pytest.fixture(autouse=True)
-def cpu_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def cpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "gpu_count", lambda: 0)
-    yield
-    GlobalHydra.instance().clear()
 
 
-@pytest.fixture(scope="module")
-def compose() -> Callable[[Sequence[str]], DictConfig]:
-    """Composed once for each set of words."""
-    known: dict[tuple[str, ...], DictConfig] = {}
-
-    def composed(words: Sequence[str]) -> DictConfig:
-        key = (*BASE, *words)
-        if key not in known:
-            known[key] = cli.compose(key)
-        return known[key]
-
-    return composed
+def on_cpu(words: Sequence[str]) -> DictConfig:
+    return compose([*BASE, *words])
 
 
-@pytest.fixture
-def plan(compose: Callable[[Sequence[str]], DictConfig]) -> Plan:
-    """Plans the full product of `key=a,b` words, the last key varying fastest, as Hydra's sweeper gives it."""
-
-    def planned(*words: str) -> list[Job]:
-        values = [[f"{word.partition('=')[0]}={v}" for v in word.partition("=")[2].split(",")] for word in words]
-        return jobs.plan([list(line) for line in itertools.product(*values)], compose)
-
-    return planned
+def plan(*words: str) -> list[Job]:
+    """Plan the full product of `key=a,b` words, the last key varying fastest, as Hydra's sweeper makes it."""
+    values = [[f"{word.partition('=')[0]}={v}" for v in word.partition("=")[2].split(",")] for word in words]
+    return jobs.plan([list(line) for line in itertools.product(*values)], on_cpu)
 
 
 def told(planned: Sequence[Job]) -> list[str]:
@@ -61,11 +42,11 @@ def told(planned: Sequence[Job]) -> list[str]:
     return [f"{'+' if job.added else ''}{job.spec.config.strategy.name} {job.spec.gpus}" for job in planned]
 
 
-def test_baselines_stand_before_their_first_use(plan: Plan) -> None:
+def test_baselines_stand_before_their_first_use() -> None:
     assert told(plan("strategy=ddp_gloo", "gpus=2,4")) == ["+bare_torch 1", "+ddp_gloo 1", "ddp_gloo 2", "ddp_gloo 4"]
 
 
-def test_each_baseline_is_added_once_for_all(plan: Plan) -> None:
+def test_each_baseline_is_added_once_for_all() -> None:
     assert told(plan("strategy=ddp_gloo,lightning_ddp_gloo", "gpus=2")) == [
         "+bare_torch 1",
         "+ddp_gloo 1",
@@ -75,35 +56,35 @@ def test_each_baseline_is_added_once_for_all(plan: Plan) -> None:
     ]
 
 
-def test_a_baseline_that_was_asked_for_stays_where_it_was(plan: Plan) -> None:
+def test_a_baseline_that_was_asked_for_stays_where_it_was() -> None:
     planned = plan("strategy=ddp_gloo,bare_torch", "gpus=2,1")
     assert told(planned) == ["ddp_gloo 2", "ddp_gloo 1", "bare_torch 2", "bare_torch 1"]
     assert planned[2].spec.unsupported == "bare_torch runs on 1 device only, gpus=2"
 
 
-def test_a_strategy_that_is_its_own_baseline(plan: Plan) -> None:
+def test_a_strategy_that_is_its_own_baseline() -> None:
     assert told(plan("strategy='null'", "gpus=2")) == ["+null 1", "null 2"]
 
 
-def test_none_for_a_run_that_cannot_happen_here(plan: Plan) -> None:
+def test_none_for_a_run_that_cannot_happen_here() -> None:
     assert told(plan("strategy=ddp_nccl", "gpus=2")) == ["ddp_nccl 2"]
 
 
-def test_the_bare_one_alone_where_nobody_asks_for_more(plan: Plan) -> None:
+def test_the_bare_one_alone_where_nobody_asks_for_more() -> None:
     planned = plan("baseline=bare", "strategy=ddp_gloo,lightning_ddp_gloo", "gpus=2")
     assert told(planned) == ["+bare_torch 1", "ddp_gloo 2", "lightning_ddp_gloo 2"]
 
 
-def test_none_when_none_are_wanted(plan: Plan) -> None:
+def test_none_when_none_are_wanted() -> None:
     assert told(plan("baseline=none", "strategy=ddp_gloo", "gpus=2,1")) == ["ddp_gloo 2", "ddp_gloo 1"]
 
 
-def test_a_baseline_without_what_it_needs_is_left_out(plan: Plan) -> None:
+def test_a_baseline_without_what_it_needs_is_left_out() -> None:
     planned = plan("strategy=ddp_gloo", "strategy.baseline=horovod_nccl", "gpus=2")
     assert told(planned) == ["+ddp_gloo 1", "ddp_gloo 2"]
 
 
-def test_baselines_keep_every_other_override(plan: Plan) -> None:
+def test_baselines_keep_every_other_override() -> None:
     words = ("seed=7", "strategy=ddp_gloo", "strategy.options.bucket_cap_mb=1.0", "train.batch_per_device=5", "gpus=2")
     bare, own, asked = plan(*words)
     assert {job.spec.config.seed for job in (bare, own, asked)} == {7}
@@ -112,13 +93,13 @@ def test_baselines_keep_every_other_override(plan: Plan) -> None:
     assert bare.spec.config.strategy.options == {}
 
 
-def test_equal_runs_are_run_once(plan: Plan) -> None:
+def test_equal_runs_are_run_once() -> None:
     assert told(plan("strategy=bare_torch", "gpus=1,1")) == ["bare_torch 1"]
     # gpus=null means two workers here
     assert told(plan("strategy=ddp_gloo", "baseline=none", "gpus=null,2")) == ["ddp_gloo 2"]
 
 
-def test_repeats_are_runs_of_their_own_in_their_order(plan: Plan) -> None:
+def test_repeats_are_runs_of_their_own_in_their_order() -> None:
     planned = plan("repeat=0,1", "strategy=ddp_gloo", "gpus=1,2")
     assert [(job.spec.config.repeat, name) for job, name in zip(planned, told(planned), strict=True)] == [
         (repeat, name) for repeat in (0, 1) for name in ("+bare_torch 1", "ddp_gloo 1", "ddp_gloo 2")
@@ -130,7 +111,7 @@ def with_repeat(planned: Sequence[Job]) -> list[tuple[int, str]]:
     return [(job.spec.config.repeat, name) for job, name in zip(planned, told(planned), strict=True)]
 
 
-def test_repeats_unroll_with_their_baselines_one_repeat_after_the_other(plan: Plan) -> None:
+def test_repeats_unroll_with_their_baselines_one_repeat_after_the_other() -> None:
     """So that a slow drift of the machine spreads evenly over all runs; a repeat keeps the fingerprint."""
     planned = plan("strategy=ddp_gloo", "gpus=2,4", "measure.repeats=3")
     once = ["+bare_torch 1", "+ddp_gloo 1", "ddp_gloo 2", "ddp_gloo 4"]
@@ -138,31 +119,31 @@ def test_repeats_unroll_with_their_baselines_one_repeat_after_the_other(plan: Pl
     assert len({job.spec.fingerprint for job in planned}) == 4 and len({job.key for job in planned}) == 12
 
 
-def test_a_repeat_is_what_its_overrides_compose_to(plan: Plan, compose: Callable[[Sequence[str]], DictConfig]) -> None:
+def test_a_repeat_is_what_its_overrides_compose_to() -> None:
     """Repeats are not composed for the plan, and are when they run; the files of sweeps set repeat=0."""
     planned = plan("strategy=ddp_gloo", "repeat=0", "gpus=2", "measure.repeats=2")
     assert [word for word in planned[-1].overrides if "repeat" in word] == ["measure.repeats=2", "repeat=1"]
     for job in planned:
-        assert resolve(jobs.to_config(compose(job.overrides))) == job.spec
+        assert resolve(to_config(on_cpu(job.overrides))) == job.spec
 
 
-def test_one_repeat_adds_no_override(plan: Plan) -> None:
+def test_one_repeat_adds_no_override() -> None:
     assert plan("strategy=bare_torch", "gpus=1")[0].overrides == ["strategy=bare_torch", "gpus=1"]
 
 
-def test_runs_may_differ_in_their_repeats(compose: Callable[[Sequence[str]], DictConfig]) -> None:
+def test_runs_may_differ_in_their_repeats() -> None:
     lines = [["strategy=bare_torch", f"seed={n}", "gpus=1", f"measure.repeats={n}"] for n in (1, 2, 3)]
-    planned = [(job.spec.config.repeat, job.spec.config.seed) for job in jobs.plan(lines, compose)]
+    planned = [(job.spec.config.repeat, job.spec.config.seed) for job in jobs.plan(lines, on_cpu)]
     assert planned == [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
 
 
-def test_the_same_run_with_other_repeats_is_run_as_often_as_most(plan: Plan) -> None:
+def test_the_same_run_with_other_repeats_is_run_as_often_as_most() -> None:
     planned = plan("baseline=none", "strategy=ddp_gloo", "measure.repeats=1,2", "gpus=1,2")
     assert with_repeat(planned) == [(repeat, f"ddp_gloo {gpus}") for repeat in (0, 1) for gpus in (1, 2)]
 
 
 @pytest.mark.parametrize("word", ["repeat=1", "repeat=0,1", "repeat=2"])
-def test_repeats_are_asked_for_in_one_way(plan: Plan, word: str) -> None:
+def test_repeats_are_asked_for_in_one_way(word: str) -> None:
     repeat = word[-1]
     with pytest.raises(InputError) as caught:
         plan("gpus=1", word, "measure.repeats=3")
@@ -171,7 +152,7 @@ def test_repeats_are_asked_for_in_one_way(plan: Plan, word: str) -> None:
 
 
 @pytest.mark.parametrize("repeats", ["measure.repeats=3", pytest.param("repeat=0,1,2", marks=pytest.mark.slow)])
-def test_random_order_is_within_each_repeat_and_alike_for_a_seed(plan: Plan, repeats: str) -> None:
+def test_random_order_is_within_each_repeat_and_alike_for_a_seed(repeats: str) -> None:
     words = ("strategy=ddp_gloo", "gpus=1,2,4,8", repeats)
     given, shuffled = with_repeat(plan(*words)), with_repeat(plan("measure.order=random", *words))
     assert [repeat for repeat, _ in shuffled] == [0] * 5 + [1] * 5 + [2] * 5
@@ -183,27 +164,9 @@ def test_random_order_is_within_each_repeat_and_alike_for_a_seed(plan: Plan, rep
 
 
 @pytest.mark.parametrize("word", ["gpus=2,0", "scaling=weak,week", "strategy=ddp,mirorred", "train.optimizer=adam,x"])
-def test_one_bad_member_refuses_the_sweep(plan: Plan, word: str) -> None:
+def test_one_bad_member_refuses_the_sweep(word: str) -> None:
     with pytest.raises((InputError, HydraException)):
         plan(word)
-
-
-def test_the_spine_comes_out_plain_and_resolved(compose: Callable[[Sequence[str]], DictConfig]) -> None:
-    config = jobs.to_config(compose(["gpus=2"]))
-    assert isinstance(config, Config) and config.train.batch_per_device == 75
-    assert type(config.model.input_shape) is list
-
-
-def test_a_key_of_nobody(compose: Callable[[Sequence[str]], DictConfig]) -> None:
-    with pytest.raises(InputError, match=r"^no key 'gpu'; did you mean 'gpus'\?$"):
-        jobs.to_config(compose(["+gpu=1"]))
-
-
-def test_a_value_of_a_wrong_type_or_none_at_all() -> None:
-    with pytest.raises(InputError, match=r"^gpus should be int, not str$"):
-        jobs.to_config(OmegaConf.create({"gpus": "two"}))
-    with pytest.raises(OmegaConfBaseException, match="Missing mandatory value"):
-        jobs.to_config(OmegaConf.create({"model": {"name": "???"}}))
 
 
 def leave(folder: Path, started_at: str, **changes: object) -> Path:

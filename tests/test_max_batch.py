@@ -14,8 +14,7 @@ from scalebench.launchers.watch import Ended
 from scalebench.report import largest_batch
 from scalebench.results import RESULT_FILE, read_result
 from scalebench.run import run
-from scalebench.spec import RunSpec, StopSpec
-from scalebench.train_spec import TrainSpec
+from scalebench.spec import RunSpec, StopSpec, TrainSpec
 from tests.batch_tries import Ends, aborted, hung, ok, oom, searching, tried
 from tests.batch_tries import stand_in as stand_in  # a fixture
 

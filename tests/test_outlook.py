@@ -7,8 +7,7 @@ import math
 import pytest
 
 from scalebench.outlook import PROBES, SETUP_S, Outlook, between, estimate_s, in_words
-from scalebench.spec import RunSpec
-from scalebench.train_spec import StopSpec, TrainSpec
+from scalebench.spec import RunSpec, StopSpec, TrainSpec
 from tests.helpers import null_spec
 
 MEASURE = {"min_s": 10.0, "max_s": 20.0, "warmup_max_s": 0.0}  # with a start of 0.3 s: 15.3 s in the middle

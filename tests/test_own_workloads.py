@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from scalebench import cli, collect, jobs, resolve
+from scalebench import collect, resolve
 from scalebench.collect import Outcome
+from scalebench.compose import compose_config
 from scalebench.spec import InputError, RunSpec
 from scalebench.workloads import built
 from tests.plugin_dists import Dists
@@ -29,7 +30,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def of(*words: str) -> RunSpec:
     GlobalHydra.instance().clear()
     try:
-        return resolve.resolve(jobs.to_config(cli.compose(words)))
+        return resolve.resolve(compose_config(words))
     finally:
         GlobalHydra.instance().clear()
 

@@ -10,16 +10,16 @@ import pytest
 import tensorflow as tf
 import torch
 
-from scalebench import cli, jobs, registry
+from scalebench import registry
 from scalebench.adapters.tensorflow import devices
 from scalebench.adapters.tensorflow import training as tf_training
 from scalebench.adapters.tensorflow.network import NetworkModel, read_weights
 from scalebench.adapters.torch import training as torch_training
 from scalebench.adapters.torch import weights as torch_weights
 from scalebench.adapters.torch.network import NetworkModule
+from scalebench.compose import compose_config
 from scalebench.resolve import resolve
-from scalebench.spec import RunSpec
-from scalebench.train_spec import OPTIMIZERS, TrainSpec
+from scalebench.spec import OPTIMIZERS, RunSpec, TrainSpec
 from scalebench.workloads import networks
 from scalebench.workloads.network import Network
 from scalebench.workloads.rates import Rates
@@ -177,9 +177,7 @@ def test_parity_of_optimizers(optimizer: str, decay: float, monkeypatch: pytest.
 
 def losses_at_rates(strategy: str, words: list[str]) -> list[float]:
     schedule = ["train.schedule=cosine", "train.warmup_epochs=0.6667", f"train.stop.steps={UPDATES}"]
-    spec: RunSpec = resolve(
-        jobs.to_config(cli.compose([f"strategy={strategy}", "hardware=cpu", "gpus=1", *schedule, *words]))
-    )
+    spec: RunSpec = resolve(compose_config([f"strategy={strategy}", "hardware=cpu", "gpus=1", *schedule, *words]))
     rng = np.random.default_rng(0)
     inputs = rng.normal(size=(101, 200, 3)).astype(np.float32)
     targets = np.stack([inputs[:, :100, 0].mean(1) + 1, np.abs(inputs[:, :, 1]).mean(1)], 1)

@@ -8,8 +8,7 @@ import pytest
 
 from scalebench import training_plan
 from scalebench.resolve import resolve
-from scalebench.spec import Config, DatasetSpec, InputError, StrategySpec
-from scalebench.train_spec import StopSpec, TrainSpec
+from scalebench.spec import Config, DatasetSpec, InputError, StopSpec, StrategySpec, TrainSpec
 from tests.helpers import null_config
 
 TO_END = {"stop": {"epochs": 3.0}}
@@ -97,11 +96,11 @@ def test_how_many_samples_a_file_has_is_known_later() -> None:
 
 def test_a_target_alone_gives_up() -> None:
     train = TrainSpec(stop=StopSpec(target=0.1))
-    assert training_plan.planned(train, 3600.0).stop == StopSpec(seconds=600.0, target=0.1)
-    assert training_plan.planned(train, 100.0).stop.seconds == 50.0, "before the whole run is ended"
+    assert training_plan.with_time_limit(train, 3600.0).stop == StopSpec(seconds=600.0, target=0.1)
+    assert training_plan.with_time_limit(train, 100.0).stop.seconds == 50.0, "before the whole run is ended"
     assert train.stop.seconds is None
     for bounded in (StopSpec(), StopSpec(target=0.1, steps=5), StopSpec(target=0.1, epochs=5), StopSpec(seconds=5.0)):
-        assert training_plan.planned(TrainSpec(stop=bounded), 100.0).stop is bounded
+        assert training_plan.with_time_limit(TrainSpec(stop=bounded), 100.0).stop is bounded
     assert resolve(config({"stop": {"target": 0.1}})).config.train.stop.seconds == 60.0
 
 

@@ -11,12 +11,12 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from scalebench import cli, jobs, resolve
+from scalebench import resolve
 from scalebench.__main__ import main
+from scalebench.compose import compose_config
 from scalebench.slurm import script
 from scalebench.slurm.states import ENDS, NEVER
-from scalebench.slurm_spec import SlurmSpec
-from scalebench.spec import Config
+from scalebench.spec import Config, SlurmSpec
 from tests.conftest import ROOT
 
 PAGE = (ROOT / "docs" / "your-cluster.md").read_text(encoding="utf-8")
@@ -36,7 +36,7 @@ def own(tmp_path: Path) -> Iterator[Path]:
 
 
 def composed(own: Path, *words: str) -> Config:
-    return jobs.to_config(cli.compose([f"hydra.searchpath=[file://{own}]", f"hardware={NAME}", *words]))
+    return compose_config([f"hydra.searchpath=[file://{own}]", f"hardware={NAME}", *words])
 
 
 def test_it_is_ten_lines(own: Path) -> None:

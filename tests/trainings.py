@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from scalebench.results import CurvePoint, Quality, Result, first_reached
-from scalebench.train_spec import StopSpec
+from scalebench.spec import StopSpec
 from tests.helpers import null_config, record
 from tests.sweeps import run
 

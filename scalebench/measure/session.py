@@ -16,10 +16,8 @@ from scalebench.measure.loop import Series, Stage, TimedLoop, one_iterator
 from scalebench.measure.probing import Probing
 from scalebench.measure.progress import ProgressFile, rss_peak_bytes
 from scalebench.results import RankRecord, Timeline
-from scalebench.spec import InputError, RunSpec
+from scalebench.spec import NOTHING_TO_VALIDATE, InputError, RunSpec, goes_to_stop
 from scalebench.strategy import Strategy, Unsupported
-from scalebench.train_spec import goes_to_stop
-from scalebench.training_plan import NOTHING_TO_VALIDATE
 from scalebench.workloads import datasets
 from scalebench.workloads.source import Source
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from scalebench.results import LOWER_IS_BETTER, Result
 from scalebench.rows import figures_of
-from scalebench.spec import Config, InputError
-from scalebench.train_spec import goes_to_stop
+from scalebench.spec import Config, InputError, goes_to_stop
 
 # Column -> whether more of it is better; null: as the metric of the model has it.
 OBJECTIVES: dict[str, bool | None] = {

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from scalebench.slurm_spec import SlurmSpec
-from scalebench.spec import HardwareSpec, InputError
+from scalebench.spec import HardwareSpec, InputError, SlurmSpec
 from scalebench.suggest import no_such
 
 RUNTIMES = ("apptainer", "pyxis")

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from scalebench import cli, jobs
 from scalebench.api import api
+from scalebench.compose import compose_config
 from scalebench.resolve import resolve
 from scalebench.spec import Config
 from scalebench.testing.words import DATA_ONLY, of_dataset
@@ -37,7 +37,7 @@ class Made:
 
 
 def make(words: list[str], folder: Path) -> Made:
-    spec = resolve(jobs.to_config(cli.compose([*words, f"dataset.cache={folder}"])))
+    spec = resolve(compose_config([*words, f"dataset.cache={folder}"]))
     if spec.broken is not None:
         pytest.fail(f"{spec.broken}\n{spec.broken_log}", pytrace=False)
     return Made(spec.config, *cache.open_arrays(datasets.prepare(spec.config)))
@@ -59,7 +59,7 @@ class DatasetContract:
 
     @classmethod
     def usual_size(cls) -> int:
-        return jobs.to_config(cli.compose(of_dataset(cls.dataset, cls.overrides))).dataset.size
+        return compose_config(of_dataset(cls.dataset, cls.overrides)).dataset.size
 
     @pytest.fixture(scope="class")
     @classmethod

@@ -15,8 +15,8 @@ from typing import ClassVar
 import psutil
 import pytest
 
-from scalebench import cli, jobs
 from scalebench.api import api
+from scalebench.compose import compose_config
 from scalebench.measure.progress import read_progress
 from scalebench.records import write_json
 from scalebench.resolve import resolve
@@ -94,7 +94,7 @@ class FaultContract:
     def run_with(self, fault: str, tmp_path: Path) -> tuple[Result, Path]:
         """A run on two devices, one rank of which goes wrong after a few batches."""
         words = [f"strategy={self.strategy}", "gpus=2", *WORKLOAD, f"measure.hang_s={self.hang_s}", *self.overrides]
-        spec = resolve(jobs.to_config(cli.compose([*words, f"dataset.cache={tmp_path / 'data'}"])))
+        spec = resolve(compose_config([*words, f"dataset.cache={tmp_path / 'data'}"]))
         datasets.prepare(spec.config)
         folder = tmp_path / "run"
         folder.mkdir()

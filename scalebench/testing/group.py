@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scalebench import cli, jobs, launchers
+from scalebench import launchers
+from scalebench.compose import compose_config
 from scalebench.launchers.surroundings import log_name
 from scalebench.records import read_json, read_record
 from scalebench.resolve import resolve
@@ -69,7 +70,7 @@ def started(overrides: list[str], folder: Path, module: str) -> RunSpec:
 
     Refused where the strategy itself finds that it cannot; what is impossible here skips the test.
     """
-    spec = resolve(jobs.to_config(cli.compose(overrides)))
+    spec = resolve(compose_config(overrides))
     if spec.broken is not None:
         pytest.fail(f"{spec.broken}\n{spec.broken_log}", pytrace=False)
     if spec.unsupported is not None:

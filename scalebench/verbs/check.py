@@ -15,7 +15,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from scalebench import cli, configs, jobs, registry, resolve
+from scalebench import configs, registry, resolve
+from scalebench.compose import compose_config
 from scalebench.config_errors import FORESEEN, explain
 from scalebench.spec import InputError, RunSpec
 from scalebench.suggest import no_such
@@ -118,7 +119,7 @@ def _faults(name: str, overrides: tuple[str, ...]) -> dict[str, Any]:
 
 def resolved(words: list[str]) -> RunSpec:
     try:
-        return resolve.resolve(jobs.to_config(cli.compose(words)))
+        return resolve.resolve(compose_config(words))
     except FORESEEN as error:
         raise InputError(explain(error, words)) from error
 

@@ -11,7 +11,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from scalebench import cli, jobs, machine, resolve
+from scalebench import cli, machine, resolve
+from scalebench.compose import compose_config
 from scalebench.config_errors import FORESEEN, explain
 from scalebench.machine import Machine
 from scalebench.slurm.commands import Slurm, inside
@@ -51,7 +52,7 @@ def composed(words: list[str]) -> Config:
         if not named or "," in named[-1]:
             raise InputError("doctor compares this host with one hardware YAML: doctor hardware=NAME")
         own = [f"hydra.searchpath=[{folder(switches)}]"] if switches else []
-        config = jobs.to_config(cli.compose([*own, *overrides]))
+        config = compose_config([*own, *overrides])
     except FORESEEN as error:
         raise InputError(explain(error, words)) from error
     resolve.check(config)

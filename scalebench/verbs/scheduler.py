@@ -7,8 +7,7 @@ import shutil
 from dataclasses import dataclass, field
 
 from scalebench.slurm.commands import Slurm, SlurmError
-from scalebench.slurm_spec import SlurmSpec
-from scalebench.spec import Config
+from scalebench.spec import Config, SlurmSpec
 from scalebench.verbs import partition
 from scalebench.verbs.claims import DIFFERS, OK, UNCHECKED, Claim
 from scalebench.verbs.partition import Node

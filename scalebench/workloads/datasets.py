@@ -11,9 +11,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from scalebench.machine import cache_folder
-from scalebench.spec import Config, DatasetSpec, InputError, RunSpec
+from scalebench.spec import Config, DatasetSpec, InputError, RunSpec, goes_to_stop
 from scalebench.suggest import no_such
-from scalebench.train_spec import goes_to_stop
 from scalebench.workloads import (
     built,
     cache,
@@ -105,7 +104,6 @@ def filled(config: Config) -> Config:
 
     InputError for unknown names and what does not go together, PluginError where a function fails.
     """
-    config = dataclasses.replace(config, model=own_model.named(config.model))
     _check_name(config.dataset)
     if built.is_built(config.dataset):
         config = built.filled(config, cache_dir(config))

@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from scalebench.spec import RunSpec
-from scalebench.train_spec import TrainSpec
+from scalebench.spec import RunSpec, TrainSpec
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from scalebench import sweep_values
+from scalebench import compose
 
 
 def sweep_choices(values: object) -> list[str]:
     """Each value as the word on the command line that means it."""
-    sweep_values.register()
+    compose.register()
     filled = OmegaConf.create([values])[0]  # what only the machine knows is known now
     override = OverridesParser.create().parse_override(f"key={filled}")
     if override.is_interval_sweep():  # of a search: its ends

@@ -7,15 +7,14 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from scalebench import cli, jobs, registry, resolve
+from scalebench import registry, resolve
+from scalebench.compose import compose_config
 from scalebench.records import from_dict
 from scalebench.spec import (
     Config,
@@ -64,12 +63,6 @@ def load(path: Path | str) -> dict[str, Any]:
     return {str(key): value for key, value in tree.items()}
 
 
-@pytest.fixture(autouse=True)
-def hydra_forgets() -> Iterator[None]:
-    yield
-    GlobalHydra.instance().clear()
-
-
 def test_every_file_is_looked_at() -> None:
     assert sorted([Path("config.yaml"), *IN_GROUPS, *SWEEPS]) == FILES
     assert len(IN_GROUPS) > 15 and len(SWEEPS) >= 3
@@ -77,7 +70,7 @@ def test_every_file_is_looked_at() -> None:
 
 @pytest.mark.parametrize("path", IN_GROUPS, ids=names(IN_GROUPS))
 def test_each_file_of_a_group_composes_into_the_spine(path: Path) -> None:
-    config = jobs.to_config(cli.compose([f"{path.parent}='{path.stem}'"]))
+    config = compose_config([f"{path.parent}='{path.stem}'"])
     chosen = getattr(config, path.parent.name)
     if path.parent.name not in ("measure", "train"):
         assert chosen.name == path.stem
@@ -93,7 +86,7 @@ def test_each_sweep_is_a_multirun_whose_every_run_resolves(path: Path, monkeypat
     first = [f"{key}={sweep_choices(values)[0]}" for key, values in params.items()]
     for key, values in params.items():
         for value in sweep_choices(values):
-            resolve.resolve(jobs.to_config(cli.compose([f"sweep={path.stem}", *first, f"{key}={value}"])))
+            resolve.resolve(compose_config([f"sweep={path.stem}", *first, f"{key}={value}"]))
 
 
 @pytest.mark.parametrize("path", IN_GROUPS, ids=names(IN_GROUPS))
@@ -114,7 +107,7 @@ def test_the_top_level_keys_are_the_spines() -> None:
 
 
 def test_the_defaults_are_those_of_the_design() -> None:
-    config = jobs.to_config(cli.compose([]))
+    config = compose_config([])
     chosen = config.model.name, config.dataset.name, config.strategy.name, config.hardware.name
     assert chosen == ("materials_cnn", "materials", "ddp", "local")
     assert dataclasses.asdict(config.measure) == load("measure/default.yaml")
@@ -122,7 +115,7 @@ def test_the_defaults_are_those_of_the_design() -> None:
 
 
 def test_the_model_brings_its_training_settings() -> None:
-    config = jobs.to_config(cli.compose([]))
+    config = compose_config([])
     assert config.train.batch_per_device == config.model.batch_per_device == 75
     assert config.train.learning_rate == config.model.learning_rate == 4.7331e-4
     assert config.train.optimizer == config.model.optimizer == "adam"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +11,9 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from scalebench import cli, jobs, resolve
-from scalebench.spec import Config, InputError
+from scalebench import resolve
+from scalebench.compose import compose_config
+from scalebench.spec import Config, DatasetSpec, InputError
 from scalebench.workloads import datasets
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -26,7 +28,7 @@ def hydra_forgets() -> Iterator[None]:
 
 
 def config(*words: str) -> Config:
-    return jobs.to_config(cli.compose(words))
+    return compose_config(words)
 
 
 def trained_on(config: Config) -> int:
@@ -98,5 +100,6 @@ def test_the_real_or_synthetic_sweep_differs_in_the_data_set_alone(monkeypatch: 
 def test_the_feeding_sweep_has_every_way_of_feeding() -> None:
     params = OmegaConf.load(CONF / "sweep" / "feeding.yaml").hydra.sweeper.params
     feeds, ahead = params["dataset.feed"].split(","), params["dataset.prefetch"].split(",")
-    assert set(feeds) == set(resolve.CHOICES["dataset.feed"]) and len(feeds) == 4
-    assert set(ahead) == set(resolve.CHOICES["dataset.prefetch"])
+    allowed = {f.name: f.metadata.get("values") for f in dataclasses.fields(DatasetSpec)}
+    assert set(feeds) == set(allowed["feed"]) and len(feeds) == 4
+    assert set(ahead) == set(allowed["prefetch"])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from scalebench.slurm_spec import SlurmSpec
+from scalebench.spec import SlurmSpec
 
 HARDWARE = Path(__file__).parents[2] / "conf" / "hardware"
 FILES = sorted(HARDWARE.glob("*.yaml"))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 
-from scalebench import cli, jobs, machine
+from scalebench import machine
+from scalebench.compose import compose_config
 from scalebench.resolve import resolve
 from scalebench.spec import RunSpec
 from scalebench.workloads import datasets
@@ -22,10 +21,8 @@ CIFAR_MODELS = [
 
 
 @pytest.fixture(autouse=True)
-def hydra_forgets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def archive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCALEBENCH_CIFAR10", "cifar-10-python.tar.gz")  # no file is looked at before a run starts
-    yield
-    GlobalHydra.instance().clear()
 
 
 def values(sweep: str) -> dict[str, list[str]]:
@@ -39,7 +36,7 @@ def runs(sweep: str, *words: str, **chosen: list[str]) -> list[RunSpec]:
     varied = {**values(sweep), **chosen}
     each = itertools.product(*([f"{key}={value}" for value in found] for key, found in varied.items()))
     overrides = [[f"sweep={sweep}", "hardware=cpu", *run, *words] for run in each]
-    return [resolve(jobs.to_config(cli.compose(run))) for run in overrides]
+    return [resolve(compose_config(run)) for run in overrides]
 
 
 def test_repeats_stand_first_in_the_sweeps_that_have_them() -> None:
@@ -144,7 +141,7 @@ def test_nodes_of_the_thesis_fill_in_sequence(hardware: str, gpus: int, nodes: l
         f"gpus={gpus}",
         "hardware.slurm.bin=/none",
     ]
-    spec = resolve(jobs.to_config(cli.compose(words)))
+    spec = resolve(compose_config(words))
     assert [sum(place.node == node for place in spec.places) for node in range(spec.nodes)] == nodes
     assert f"hardware={hardware} is another machine" in str(spec.unsupported)
     assert ("InfiniBand did not work with MPI" in str(spec.unsupported)) == (hardware == "gpu2")

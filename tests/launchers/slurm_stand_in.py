@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.slurm_spec import SlurmSpec
-from scalebench.spec import HardwareSpec, RunSpec
+from scalebench.spec import HardwareSpec, RunSpec, SlurmSpec
 from tests.helpers import null_spec
 
 SCONTROL = """echo "$@" >>{folder}/asked

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from scalebench.results import RESULT_FILE, Result, read_result
-from scalebench.slurm_spec import SlurmSpec
-from scalebench.spec import HardwareSpec, RunSpec, write_spec
+from scalebench.spec import HardwareSpec, RunSpec, SlurmSpec, write_spec
 from tests.cluster.cluster import Cluster
 from tests.helpers import alive, null_spec, wait_until
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scalebench import cli, jobs, launchers
+from scalebench import launchers
+from scalebench.compose import compose_config
 from scalebench.measure.collectives import usable_sizes
 from scalebench.records import read_record
 from scalebench.resolve import resolve
@@ -35,7 +36,7 @@ class Left:
 
 
 def launch(strategy: str, folder: Path) -> Left:
-    spec = resolve(jobs.to_config(cli.compose([f"strategy={strategy}", *WORDS])))
+    spec = resolve(compose_config([f"strategy={strategy}", *WORDS]))
     if spec.unsupported is not None:
         pytest.skip(spec.unsupported)
     folder.mkdir(exist_ok=True)

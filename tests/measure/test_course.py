@@ -17,9 +17,8 @@ from scalebench.measure import stopping
 from scalebench.measure.course import Diverged, Finite, Training
 from scalebench.measure.loop import Block, TimedLoop, fixed
 from scalebench.results import CurvePoint
-from scalebench.spec import MeasureSpec, RunSpec
+from scalebench.spec import MeasureSpec, RunSpec, StopSpec, TrainSpec
 from scalebench.strategy import LossPart
-from scalebench.train_spec import StopSpec, TrainSpec
 from scalebench.workloads.source import Source
 from tests.helpers import null_spec
 

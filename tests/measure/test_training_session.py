@@ -15,8 +15,7 @@ from scalebench.measure.progress import ProgressFile
 from scalebench.measure.session import Session
 from scalebench.results import RankRecord, Result
 from scalebench.run import run
-from scalebench.spec import DatasetSpec, InputError, RunSpec
-from scalebench.train_spec import StopSpec, TrainSpec
+from scalebench.spec import DatasetSpec, InputError, RunSpec, StopSpec, TrainSpec
 from scalebench.workloads import datasets
 from tests.helpers import in_parallel, null_spec
 

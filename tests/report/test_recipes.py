@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from scalebench import cli, jobs
+from scalebench.compose import compose_config
 from scalebench.curves import cells
 from scalebench.pooling import pool
 from scalebench.registry import BUILT_IN
@@ -87,7 +87,7 @@ def row(folder: Path, **changes: Any) -> dict[str, Any]:
 def composed(text: str) -> Any:
     words = shlex.split(text)
     assert words[:4] == ["python", "-m", "scalebench", "--multirun"]
-    return jobs.to_config(cli.compose(words[4:]))
+    return compose_config(words[4:])
 
 
 def test_the_command_is_what_was_typed(tmp_path: Path) -> None:

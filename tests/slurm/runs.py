@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from scalebench.slurm_spec import SlurmSpec
-from scalebench.spec import HardwareSpec, RunSpec, StrategySpec
+from scalebench.spec import HardwareSpec, RunSpec, SlurmSpec, StrategySpec
 from tests.configs import of
 
 FOLDER = Path("/scratch/user/sweep/3")

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from scalebench.slurm.options import MPI, STEP_OURS, check, mounts, parse
-from scalebench.slurm_spec import SlurmSpec
-from scalebench.spec import HardwareSpec, InputError
+from scalebench.spec import HardwareSpec, InputError, SlurmSpec
 
 
 @pytest.mark.parametrize(

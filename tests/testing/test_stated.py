@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scalebench import cli, jobs, registry
+from scalebench import registry
+from scalebench.compose import compose_config
 from scalebench.resolve import resolve
 from scalebench.testing.stated import StatedContract
 
@@ -31,5 +32,5 @@ def test_every_strategy_of_ours_is_under_contract() -> None:
 
 @pytest.mark.parametrize(("name", "flagged"), [("parameter_server", True), ("null", False)])
 def test_rows_of_inexact_strategies_say_so(name: str, flagged: bool) -> None:
-    spec = resolve(jobs.to_config(cli.compose([f"strategy={name}", "gpus=1"])))
+    spec = resolve(compose_config([f"strategy={name}", "gpus=1"]))
     assert ("inexact" in spec.flags) == flagged

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from scalebench import cli, jobs, probed
+from scalebench import probed
+from scalebench.compose import compose_config
 from scalebench.resolve import resolve
 from scalebench.results import Result
 from scalebench.run import run
@@ -68,7 +69,7 @@ def _do(path: str, command: str) -> None:
 
 
 def exchanged(folder: Path) -> Result:
-    result = run(resolve(jobs.to_config(cli.compose(OVERRIDES))), folder, module="tests.truth.linked_worker")
+    result = run(resolve(compose_config(OVERRIDES)), folder, module="tests.truth.linked_worker")
     assert result.status == "ok", result.reason
     return result
 

@@ -11,8 +11,8 @@ import scalebench
 from scalebench.report.evidence import gather
 from scalebench.report.sections import training
 from scalebench.run import run
+from scalebench.spec import StopSpec, TrainSpec
 from scalebench.time_to_target import Outcome, outcomes
-from scalebench.train_spec import StopSpec, TrainSpec
 from tests.helpers import in_parallel, null_spec
 
 pytestmark = [pytest.mark.truth, pytest.mark.slow]

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from scalebench.slurm_spec import SlurmSpec
-from scalebench.spec import Config, HardwareSpec, MeasureSpec
+from scalebench.spec import Config, HardwareSpec, MeasureSpec, SlurmSpec
 from scalebench.verbs import partition
 from scalebench.verbs.claims import DIFFERS, OK, UNCHECKED, Claim
 from scalebench.verbs.partition import Node, gpus, minutes, of_partition, parse

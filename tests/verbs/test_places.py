@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from scalebench.slurm_spec import SlurmSpec
-from scalebench.spec import Config, HardwareSpec
+from scalebench.spec import Config, HardwareSpec, SlurmSpec
 from scalebench.verbs import places
 from scalebench.verbs.claims import DIFFERS, OK, UNCHECKED
 from tests.system_tree import put

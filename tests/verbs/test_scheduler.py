@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from scalebench.slurm.commands import Slurm, SlurmError, Unreachable
-from scalebench.slurm_spec import SlurmSpec
-from scalebench.spec import Config, HardwareSpec
+from scalebench.spec import Config, HardwareSpec, SlurmSpec
 from scalebench.verbs import scheduler
 from scalebench.verbs.claims import DIFFERS, OK, UNCHECKED
 from tests.verbs.test_partition import SINFO

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalebench.train_spec import StopSpec, TrainSpec
+from scalebench.spec import StopSpec, TrainSpec
 from scalebench.workloads.rates import Rates, updates_of
 from tests.helpers import null_spec
 

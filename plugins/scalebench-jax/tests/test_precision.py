@@ -6,8 +6,8 @@ import pytest
 import updates
 from scalebench_jax import precision
 
+from scalebench.spec import TrainSpec
 from scalebench.strategy import Unsupported
-from scalebench.train_spec import TrainSpec
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])

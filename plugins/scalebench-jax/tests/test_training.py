@@ -11,8 +11,7 @@ import torch
 from scalebench_jax import training
 
 from scalebench.adapters.torch import training as torch_training
-from scalebench.spec import InputError
-from scalebench.train_spec import OPTIMIZERS, TrainSpec
+from scalebench.spec import OPTIMIZERS, InputError, TrainSpec
 
 RATES = (0.05, 0.05, 0.005, 0.005, 0.02)  # what a schedule may do
 

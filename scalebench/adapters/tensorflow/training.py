@@ -8,9 +8,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from scalebench.spec import InputError
+from scalebench.spec import InputError, TrainSpec
 from scalebench.suggest import no_such
-from scalebench.train_spec import TrainSpec
 
 
 def with_share(gradient: tf.Tensor, factor: float, other: tf.Tensor) -> tf.Tensor:

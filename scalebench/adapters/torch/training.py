@@ -9,10 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
-from scalebench.spec import InputError
+from scalebench.spec import InputError, TrainSpec
 from scalebench.strategy import LossPart
 from scalebench.suggest import no_such
-from scalebench.train_spec import TrainSpec
 
 # Keras' epsilon; torch's own default is 1e-8. One value, so that both frameworks take the same steps.
 EPSILON = 1e-7

@@ -4,7 +4,10 @@ This folder goes on sys.path when scalebench starts, and only then: a plugin ins
 imported by every other Hydra program on the machine.
 """
 
-from scalebench import hydra_launcher, hydra_sweeper, search_path
+from hydra.core.config_store import ConfigStore
+
+from scalebench import compose, hydra_launcher, hydra_sweeper
+from scalebench.search.settings import SearchConf
 
 
 class ScalebenchLauncher(hydra_launcher.SweepLauncher):
@@ -15,5 +18,10 @@ class ScalebenchSearch(hydra_sweeper.SearchSweeper):
     pass
 
 
-class ScalebenchSearchPath(search_path.PluginFolders):
+class ScalebenchSearchPath(compose.PluginFolders):
     pass
+
+
+_LAUNCHER = {"_target_": f"{__name__}.{ScalebenchLauncher.__name__}"}
+ConfigStore.instance().store(group="hydra/launcher", name="scalebench", node=_LAUNCHER, provider="scalebench")
+ConfigStore.instance().store(group="hydra/sweeper", name="search", node=SearchConf, provider="scalebench")

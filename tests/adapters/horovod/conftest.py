@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from scalebench import cli, jobs
+from scalebench.compose import compose_config
 from scalebench.resolve import resolve
 from scalebench.spec import RunSpec
 
@@ -21,7 +21,7 @@ def spec_of() -> Callable[..., RunSpec]:
     """spec_of(strategy, override...) of two devices; skips where it cannot run."""
 
     def of(strategy: str, *words: str) -> RunSpec:
-        spec = resolve(jobs.to_config(cli.compose([f"strategy={strategy}", "gpus=2", *SHORT, *words])))
+        spec = resolve(compose_config([f"strategy={strategy}", "gpus=2", *SHORT, *words]))
         if spec.unsupported is not None:
             pytest.skip(spec.unsupported)
         return spec

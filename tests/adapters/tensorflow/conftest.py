@@ -13,8 +13,9 @@ pytest.importorskip("tensorflow")
 
 from absl import logging as absl_logging
 
-from scalebench import cli, jobs, registry
+from scalebench import registry
 from scalebench.adapters.tensorflow import devices
+from scalebench.compose import compose_config
 from scalebench.resolve import resolve
 from scalebench.spec import Place, RunSpec
 from scalebench.workloads.source import Source
@@ -82,7 +83,7 @@ def mirrored(devices: Sequence[str], cross_device_ops: Any = None) -> tf.distrib
 
 def spec_of(*words: str) -> RunSpec:
     """A run of these overrides on the CPU, of one process."""
-    return resolve(jobs.to_config(cli.compose(["hardware=cpu", *words])))
+    return resolve(compose_config(["hardware=cpu", *words]))
 
 
 @pytest.fixture

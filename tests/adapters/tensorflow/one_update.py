@@ -57,11 +57,12 @@ def main(overrides: list[str]) -> None:
 
     tf.debugging.set_log_device_placement(True)  # for good: it is read when TensorFlow begins
 
-    from scalebench import cli, jobs, registry
+    from scalebench import registry
+    from scalebench.compose import compose_config
     from scalebench.resolve import resolve
     from scalebench.workloads import datasets
 
-    spec = resolve(jobs.to_config(cli.compose(overrides)))
+    spec = resolve(compose_config(overrides))
     strategy: Any = registry.load(spec.config.strategy.name)(spec, 0)
     join = strategy.join
 

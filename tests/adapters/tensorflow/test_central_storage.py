@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("tensorflow")
 
-from scalebench import cli, jobs
 from scalebench.adapters.tensorflow.central_storage import CentralStorage
+from scalebench.compose import compose_config
 from scalebench.resolve import resolve
 from scalebench.strategy import Unsupported
 from tests.adapters.tensorflow.one_update import Update, one_update
@@ -42,7 +42,7 @@ def run(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Up
 def strategy(*overrides: str) -> CentralStorage:
     """Made, and not set up, as that takes TensorFlow's devices for the whole process."""
     words = ["strategy=central_storage_device", "gpus=2", *overrides]
-    return CentralStorage(resolve(jobs.to_config(cli.compose(words))), 0)
+    return CentralStorage(resolve(compose_config(words)), 0)
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("tensorflow")
 
-from scalebench import cli, jobs
 from scalebench.adapters.tensorflow.in_graph import InGraph, InGraphOptions
+from scalebench.compose import compose_config
 from scalebench.resolve import resolve
 from scalebench.spec import InputError
 from scalebench.strategy import Unsupported
@@ -46,7 +46,7 @@ def run(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Up
 
 def strategy(name: str, *overrides: str) -> InGraph:
     """Made, and not set up, as that takes TensorFlow's devices for the whole process."""
-    return InGraph(resolve(jobs.to_config(cli.compose([f"strategy={name}", "gpus=2", *overrides]))), 0)
+    return InGraph(resolve(compose_config([f"strategy={name}", "gpus=2", *overrides])), 0)
 
 
 def source(samples: int, global_batch: int, **settings: Any) -> Source:

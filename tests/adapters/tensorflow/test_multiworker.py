@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scalebench import cli, jobs
 from scalebench.adapters.tensorflow.independent import IndependentTensorFlow
+from scalebench.compose import compose_config
 from scalebench.launchers import local
 from scalebench.resolve import resolve
 from scalebench.run import run
@@ -21,7 +21,7 @@ SHORT = ("measure=quick", "measure.min_s=0", "measure.max_s=1", "measure.hang_s=
 
 
 def spec_of(*words: str) -> RunSpec:
-    return resolve(jobs.to_config(cli.compose(["strategy=multiworker_ring", "gpus=2", *SHORT, *words])))
+    return resolve(compose_config(["strategy=multiworker_ring", "gpus=2", *SHORT, *words]))
 
 
 @pytest.mark.slow

@@ -14,8 +14,8 @@ import numpy as np
 import psutil
 import pytest
 
-from scalebench import cli, jobs
 from scalebench.adapters.tensorflow.parameter_server import ParameterServer, Pending
+from scalebench.compose import compose_config
 from scalebench.measure.progress import Progress
 from scalebench.resolve import resolve
 from scalebench.results import Result
@@ -28,7 +28,7 @@ from tests.helpers import alive
 
 
 def spec_of(*words: str) -> RunSpec:
-    return resolve(jobs.to_config(cli.compose(["strategy=parameter_server", "gpus=2", *WORKLOAD, *words])))
+    return resolve(compose_config(["strategy=parameter_server", "gpus=2", *WORKLOAD, *words]))
 
 
 def pid_of(rank: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scalebench import cli, jobs
+from scalebench.compose import compose_config
 from scalebench.measure.loop import Block, TimedLoop, fixed
 from scalebench.resolve import resolve
 from scalebench.run import run
@@ -145,7 +145,7 @@ def trained(folder: Path, words: list[str]) -> Any:
     """The quality of a real training: three epochs of six updates, with warm-up, a schedule and weight decay."""
     learning = ["train.schedule=cosine", "train.warmup_epochs=0.5", "train.stop.epochs=3", "train.weight_decay=0.01"]
     measure = ["measure=quick", "measure.probes=false", "measure.monitor=false", "measure.warmup_steps=2"]
-    spec = resolve(jobs.to_config(cli.compose(["hardware=cpu", *WORKLOAD, *learning, *measure, *words])))
+    spec = resolve(compose_config(["hardware=cpu", *WORKLOAD, *learning, *measure, *words]))
     datasets.prepare(spec.config)
     result = run(spec, folder)
     assert (result.status, result.reason) == ("ok", None)

@@ -15,8 +15,7 @@ import torch
 
 from scalebench import train_spec
 from scalebench.adapters.tensorflow import training
-from scalebench.spec import InputError
-from scalebench.train_spec import TrainSpec
+from scalebench.spec import InputError, TrainSpec
 
 STEPS, RATE = 20, 0.01
 RATES = [RATE * (1 + step % 7) / 7 for step in range(STEPS)]  # as a warm-up, again and again

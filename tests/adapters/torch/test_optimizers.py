@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from scalebench.adapters.torch import feeding, training
-from scalebench.train_spec import OPTIMIZERS
+from scalebench.spec import OPTIMIZERS
 from scalebench.workloads.source import Source
 from tests.lessons import scheduled, taught
 

@@ -17,8 +17,8 @@ from scalebench.adapters.torch import precision, training
 from scalebench.adapters.torch.compiling import check_compiler
 from scalebench.adapters.torch.feeding import TorchBatch
 from scalebench.adapters.torch.network import NetworkModule
+from scalebench.spec import TrainSpec
 from scalebench.strategy import Unsupported
-from scalebench.train_spec import TrainSpec
 from scalebench.workloads.network import Network
 from scalebench.workloads.source import Source
 from tests.adapters.torch.conftest import own

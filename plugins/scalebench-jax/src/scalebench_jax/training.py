@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from scalebench.spec import InputError
+from scalebench.spec import InputError, TrainSpec
 from scalebench.suggest import no_such
-from scalebench.train_spec import TrainSpec
 
 EPSILON = 1e-7  # Keras', which the other frameworks of scalebench take as well; added after the bias correction
 RMSPROP_KEPT = 0.9
