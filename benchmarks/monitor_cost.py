@@ -19,11 +19,11 @@ import numpy as np
 
 from benchmarks.spread import ratios
 from scalebench import cli, jobs, launchers
-from scalebench.launchers.surroundings import log_name
 from scalebench.launchers.watch import LOOK_S
 from scalebench.measure.monitor.keeper import Keeper
 from scalebench.records import read_json
 from scalebench.resolve import resolve
+from scalebench.run_folder import rank_log_name
 from scalebench.spec import write_spec
 from scalebench.workloads import datasets
 
@@ -81,7 +81,7 @@ def measure(strategy: str, gpus: int) -> tuple[list[float], list[float]]:
         with Keeper(spec, folder) as keeper, in_turns(keeper) as turns:
             ended = launchers.launch(spec, folder, "benchmark", turns.look, module="benchmarks.monitor_worker")
         if set(ended.exit_codes) != {0} or keeper.reason is not None:
-            raise SystemExit(keeper.reason or (folder / log_name(0)).read_text())
+            raise SystemExit(keeper.reason or (folder / rank_log_name(0)).read_text())
         blocks = read_json(folder / "blocks.json")
     return paired(turns.begins, blocks["ends_s"], blocks["step_s"])
 

@@ -18,10 +18,9 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-from scalebench import configs, on_cluster, registry, sweep_values, task
+from scalebench import configs, on_cluster, process, registry, sweep_values, task
 from scalebench.config_errors import FORESEEN, explain
 from scalebench.configs import conf_dir
-from scalebench.launchers import watch
 from scalebench.search.settings import SearchConf
 from scalebench.spec import Config, InputError
 
@@ -168,19 +167,19 @@ def _terminate_as_interrupt() -> Iterator[None]:
     def interrupt(number: int, frame: Any) -> None:
         if number == signal.SIGTERM:
             on_cluster.terminated.set()
-        watch.cancelled.set()
+        process.cancelled.set()
         raise KeyboardInterrupt
 
     before = {sign: signal.getsignal(sign) for sign in (signal.SIGINT, signal.SIGTERM)}
     heard = [sign for sign, handler in before.items() if handler != signal.SIG_IGN]  # nohup keeps its word
-    watch.cancelled.clear()
+    process.cancelled.clear()
     on_cluster.terminated.clear()
     try:
         for sign in heard:
             signal.signal(sign, interrupt)
         yield
     finally:
-        watch.cancelled.clear()
+        process.cancelled.clear()
         for sign in heard:
             signal.signal(sign, before[sign])
 

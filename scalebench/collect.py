@@ -12,7 +12,6 @@ from pathlib import Path
 
 from scalebench import machine, nccl_log
 from scalebench.curve_records import first_reached, merged_curve
-from scalebench.launchers.surroundings import log_name
 from scalebench.launchers.watch import Ended
 from scalebench.measure import clocks
 from scalebench.measure.node import attended_by_nodes
@@ -28,8 +27,8 @@ from scalebench.results import (
     Sync,
     Workload,
 )
+from scalebench.run_folder import rank_log_name, rank_record_path
 from scalebench.spec import RunSpec
-from scalebench.worker import rank_path
 from scalebench.workloads import datasets, networks, own_model
 
 FP32_BYTES = 4
@@ -52,7 +51,7 @@ def read_ranks(folder: Path, processes: int) -> list[RankRecord | None]:
     found: list[RankRecord | None] = []
     for rank in range(processes):
         try:
-            found.append(from_dict(RankRecord, read_json(rank_path(folder, rank))))
+            found.append(from_dict(RankRecord, read_json(rank_record_path(folder, rank))))
         except (OSError, ValueError):
             found.append(None)
     return found
@@ -112,7 +111,7 @@ def _silent(rank: int, ended: Ended, oom_kill: bool, timing: dict[str, float]) -
 
 def transports(folder: Path, processes: int) -> dict[str, str] | None:
     """What NCCL wrote into the ranks' logs of how it connects them; None where it did not."""
-    return nccl_log.read(folder / log_name(rank) for rank in range(processes))
+    return nccl_log.read(folder / rank_log_name(rank) for rank in range(processes))
 
 
 def assemble(spec: RunSpec, ranks: list[RankRecord | None], started_at: str, run_id: str, outcome: Outcome) -> Result:
@@ -125,7 +124,7 @@ def assemble(spec: RunSpec, ranks: list[RankRecord | None], started_at: str, run
         started_at=started_at,
         status=outcome.status,
         reason=outcome.reason,
-        log=log_name(outcome.rank) if outcome.rank is not None else None,
+        log=rank_log_name(outcome.rank) if outcome.rank is not None else None,
         fingerprint=spec.fingerprint,
         spec=dataclasses.asdict(spec.config),
         workload=_workload(spec, first),

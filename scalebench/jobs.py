@@ -14,7 +14,8 @@ from scalebench import results
 from scalebench.configs import option_defaults
 from scalebench.records import from_dict
 from scalebench.resolve import resolve
-from scalebench.results import RESULT_FILE, Result
+from scalebench.results import Result
+from scalebench.run_folder import RESULT_FILE
 from scalebench.spec import Config, InputError, RunSpec
 from scalebench.suggest import no_such
 

@@ -6,11 +6,8 @@ framework still holds of the try before would spoil the next.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
-import re
-import shutil
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -20,16 +17,14 @@ from typing import Any
 from scalebench import memory_limit
 from scalebench.batch_search import largest, most_samples
 from scalebench.collect import Outcome, read_ranks
-from scalebench.launchers.surroundings import MPIRUN_LOG, SRUN_LOG, log_name
 from scalebench.measure.progress import Progress
 from scalebench.results import BatchTried, MaxBatch, RankRecord, Result
-from scalebench.spec import SPEC_FILE, RunSpec, StopSpec, write_spec
+from scalebench.run_folder import MPIRUN_LOG, SPEC_FILE, SRUN_LOG, TRY_SPEC_FILE, rank_log_name, try_folder
+from scalebench.spec import RunSpec, StopSpec, write_spec
 
 SEARCH = "max_batch"
-TRY_FILE = "try.json"  # what a try was: its spec, under a name that is none of a run's
 # No figures but throughput.
 OFF: dict[str, Any] = dict.fromkeys("evaluate probes monitor trace collectives bandwidth timeline".split(), False)
-AGAIN = "_again"  # with more memory
 WORDS_AT_MOST = 200
 
 OnLook = Callable[[list[Progress]], None]
@@ -119,7 +114,7 @@ class Search:
         more = memory_limit.more_bytes(self.found.limit_bytes, self._on_node)
         if more <= self.found.limit_bytes:
             return before
-        first, self.where = self.where, self._folder / f"try_{batch}{AGAIN}"
+        first, self.where = self.where, try_folder(self._folder, batch, more_memory=True)
         after = self._judged(self._launch(batch, more, self.where, attempt, on_look))
         self.where = first
         if after.status not in ("ok", "oom"):
@@ -135,7 +130,7 @@ class Search:
         try:
             return attempt(tried, where, on_look)
         finally:
-            os.replace(where / SPEC_FILE, where / TRY_FILE)  # no run whose row is missing
+            os.replace(where / SPEC_FILE, where / TRY_SPEC_FILE)  # no run whose row is missing
 
     @property
     def _left_s(self) -> float:
@@ -147,7 +142,7 @@ class Search:
         self.spec = dataclasses.replace(
             self._asked, config=config, batch_per_device=batch, global_batch=batch * self._asked.gpus
         )
-        self.where = self._folder / f"try_{batch}"
+        self.where = try_folder(self._folder, batch)
 
     def _try_of(self, batch: int, limit_bytes: int | None) -> RunSpec:
         """A few updates of it, at one learning rate: how that goes on is of no matter to memory."""
@@ -171,7 +166,7 @@ class Search:
             return outcome
         if memory_limit.WORDS.search(outcome.reason or ""):
             return dataclasses.replace(outcome, status="oom")
-        logs = [self.where / name for name in (*map(log_name, range(self._asked.processes)), MPIRUN_LOG, SRUN_LOG)]
+        logs = [self.where / name for name in (*map(rank_log_name, range(self._asked.processes)), MPIRUN_LOG, SRUN_LOG)]
         for log in logs:
             words = memory_limit.last_words(log)
             if words is not None:
@@ -201,19 +196,6 @@ class Search:
     def _relayed(self, batch: int, on_look: OnLook) -> OnLook:
         head = f"try {len(self.found.tried) + 1}: batch {batch} per device"
         return lambda ranks: on_look([dataclasses.replace(p, phase=f"{head}, {p.phase}") for p in ranks])
-
-
-def folders(folder: Path) -> list[Path]:
-    """Of the tries of the run in `folder`."""
-    found = [path for path in folder.glob("try_*") if re.fullmatch(rf"try_\d+({AGAIN})?", path.name)]
-    return [path for path in found if path.is_dir() and not path.is_symlink()]
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Tries of a run whose parent was killed before it wrote the row."""
-    for path in folders(folder):
-        with contextlib.suppress(OSError):
-            shutil.rmtree(path)
 
 
 def _tried(batch: int, outcome: Outcome, ranks: list[RankRecord]) -> BatchTried:

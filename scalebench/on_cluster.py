@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING
 
-from scalebench.launchers import watch
+from scalebench import process
 from scalebench.report.console import Console
 from scalebench.results import Result
 from scalebench.slurm.commands import Slurm, inside
@@ -68,7 +68,7 @@ def follow(asked: Sequence[Asked], console: Console, root: Path | None) -> Itera
             yield from rows
             return
         except KeyboardInterrupt:
-            watch.cancelled.clear()  # heard; whoever is in a hurry presses Ctrl-C again
+            process.cancelled.clear()  # heard; whoever is in a hurry presses Ctrl-C again
             if not console.shall_cancel(cluster.unfinished, not terminated.is_set()):
                 raise LeftQueued(_how_to_return(asked, cluster.unfinished)) from None
             cluster.cancel()
@@ -81,10 +81,10 @@ def undisturbed() -> Iterator[None]:
     """While somebody does something with a row, Ctrl-C waits for its end; who follows the jobs hears of it then, and
     asks."""
     try:
-        with watch.signals_later():
+        with process.signals_later():
             yield
     except KeyboardInterrupt:
-        if not watch.cancelled.is_set():
+        if not process.cancelled.is_set():
             raise
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from scalebench import crew
 from scalebench.figures import Figures
-from scalebench.results import RESULT_FILE
+from scalebench.run_folder import RESULT_FILE
 from scalebench.spec import InputError
 
 PathLike = str | os.PathLike[str]

@@ -17,11 +17,11 @@ from scalebench.machine import Machine
 from scalebench.monitor_records import Monitor as Monitor  # it is part of the record
 from scalebench.probe_records import Probes
 from scalebench.records import from_dict, read_json, write_json
+from scalebench.run_folder import RESULT_FILE
 from scalebench.spec import InputError
 from scalebench.stage_records import StageRecord
 
 SCHEMA_VERSION = 1
-RESULT_FILE = "result.json"
 SCHEMA_PATH = Path(__file__).with_name("result.schema.json")
 STATUSES = ("ok", "failed", "oom", "timeout", "unsupported", "cancelled")
 

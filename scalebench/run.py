@@ -17,20 +17,22 @@ from typing import Any
 from scalebench import launchers, machine, max_batch, merged_trace
 from scalebench.collect import Outcome, assemble, judge, read_ranks, transports
 from scalebench.launchers import allocation
-from scalebench.launchers.hand_rank import STOP_FILE, WAITING_FILE
-from scalebench.launchers.surroundings import MPIRUN_LOG, SRUN_LOG
-from scalebench.launchers.watch import StartError
 from scalebench.measure import attended
-from scalebench.measure.monitor import SERIES_FILE, record
+from scalebench.measure.monitor import record
 from scalebench.measure.monitor.keeper import Keeper
 from scalebench.measure.node import attended_by_nodes
 from scalebench.measure.progress import Progress
-from scalebench.results import RESULT_FILE, Result, SchedulerRecord, read_result, write_result
+from scalebench.process import StartError
+from scalebench.results import Result, SchedulerRecord, read_result, write_result
+from scalebench.run_folder import (
+    MERGED_TRACE_FILE,
+    PLUGIN_LOG,
+    RESULT_FILE,
+    launcher_log_name,
+    remove_leftovers,
+    remove_transient_files,
+)
 from scalebench.spec import InputError, RunSpec, write_spec
-
-# What the parent and its ranks tell each other by.
-PLUGIN_LOG = "plugin.log"  # the traceback of a plugin that failed before there was a process
-PASSING = ("progress*.json", "pid*.json", "exit*.json", "machine*.json", WAITING_FILE, STOP_FILE)
 
 
 def run(
@@ -115,19 +117,6 @@ def refuse_results(folder: Path) -> None:
         raise InputError(f"{folder} already holds a result.json; choose another folder or remove it")
 
 
-def remove_leftovers(folder: Path) -> None:
-    """What the ranks of a run left whose parent was killed before it wrote the row."""
-    logs = ("rank*.log", MPIRUN_LOG, SRUN_LOG, PLUGIN_LOG)
-    for pattern in ("rank*.json", "trace*.json.gz", f"{Path(SERIES_FILE).stem}*", *logs, *PASSING):
-        _remove(folder, pattern)
-    max_batch.remove_leftovers(folder)
-
-
-def _remove(folder: Path, pattern: str) -> None:
-    for path in folder.glob(pattern):
-        path.unlink(missing_ok=True)
-
-
 def leave(
     spec: RunSpec,
     folder: Path,
@@ -148,7 +137,7 @@ def leave(
         result.sync.transports = transports(measured, spec.processes)
         result.log = result.log or log
         if result.status in ("failed", "oom") and result.log is None:
-            result.log = next((name for name in (MPIRUN_LOG, SRUN_LOG) if (measured / name).exists()), None)
+            result.log = launcher_log_name(measured)
         result.scheduler = scheduler or allocation.record(spec, folder)
         told = attended.read_nodes(spec, measured)
         attended.tell(result, told)
@@ -160,9 +149,7 @@ def leave(
         there = _row_of_others(folder)
         if there is None:
             write_result(result, folder)
-        for pattern in PASSING:
-            for where in (folder, *max_batch.folders(folder)):
-                _remove(where, pattern)
+        remove_transient_files(folder)
         return there or result
     finally:
         _handle(before)
@@ -183,7 +170,7 @@ def _merge_traces(result: Result, folder: Path) -> None:
     with contextlib.suppress(OSError, ValueError):
         offsets_s = {rank.rank: rank.clock_offset_s for rank in result.ranks if rank.clock_offset_s is not None}
         merged = merged_trace.merge(folder, offsets_s)
-        result.trace = merged_trace.TRACE_FILE if merged else None
+        result.trace = MERGED_TRACE_FILE if merged else None
         for rank in result.ranks:
             if rank.rank in merged and rank.probes is not None:
                 rank.probes.trace = None

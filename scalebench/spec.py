@@ -13,11 +13,11 @@ from typing import Any
 
 from scalebench.api import api
 from scalebench.records import from_dict, read_json, write_json
+from scalebench.run_folder import SPEC_FILE
 from scalebench.slurm_spec import SlurmSpec
 from scalebench.train_spec import StopSpec as StopSpec  # part of it
 from scalebench.train_spec import TrainSpec, peak_rate
 
-SPEC_FILE = "spec.json"
 DEBUG_TIMEOUT_S = 86400.0
 CHIEF = "chief"  # the role of the one process that measures, where there are roles
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from scalebench.records import from_dict, read_json, write_json
-from scalebench.results import RESULT_FILE
+from scalebench.run_folder import RESULT_FILE
 from scalebench.spec import InputError
 
 SWEEP_FILE = "sweep.json"

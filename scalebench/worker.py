@@ -24,6 +24,7 @@ from scalebench.measure.progress import ProgressFile
 from scalebench.measure.session import Session, finish
 from scalebench.records import write_json
 from scalebench.results import RankRecord
+from scalebench.run_folder import rank_record_path
 from scalebench.spec import InputError, RunSpec, read_spec
 from scalebench.strategy import Strategy, Unsupported
 
@@ -37,10 +38,6 @@ OUT_OF_MEMORY = (
     "unable to allocate",
 )
 WHERE = ("Graph execution error", "Detected at node", "File ")  # where TensorFlow says an operation was made
-
-
-def rank_path(folder: Path, rank: int) -> Path:
-    return folder / f"rank{rank}.json"
 
 
 def main(argv: list[str]) -> int:
@@ -90,13 +87,13 @@ def serve(spec: RunSpec, rank: int, folder: Path) -> int:
         record = RankRecord(rank, socket.gethostname(), os.getpid(), threads=spec.places[rank].threads)
         classify(error, record)
         traceback.print_exc()
-        write_json(rank_path(folder, rank), asdict(record))
+        write_json(rank_record_path(folder, rank), asdict(record))
     return 1
 
 
 def leave(record: RankRecord, progress: ProgressFile, folder: Path) -> None:
     finish(record, progress)
-    write_json(rank_path(folder, record.rank), asdict(record))
+    write_json(rank_record_path(folder, record.rank), asdict(record))
 
 
 def classify(error: BaseException, record: RankRecord) -> None:

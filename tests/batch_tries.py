@@ -14,9 +14,9 @@ from scalebench.launchers.watch import Ended
 from scalebench.measure.progress import Progress
 from scalebench.records import write_json
 from scalebench.results import RankRecord, Result
+from scalebench.run_folder import rank_record_path
 from scalebench.spec import RunSpec, read_spec
 from scalebench.train_spec import TrainSpec
-from scalebench.worker import rank_path
 from tests.helpers import null_spec, rank
 
 SEARCH = {"search": "max_batch", "memory_limit_bytes": 10**9, "probes": True, "monitor": True, "evaluate": True}
@@ -26,13 +26,15 @@ Ends = Callable[[RunSpec, Path], Ended]
 def ok(spec: RunSpec, folder: Path) -> Ended:
     for k in range(spec.processes):
         samples = [spec.batch_per_device * 2] * 4
-        write_json(rank_path(folder, k), asdict(rank(k, [1.0] * 4, samples, rss_anon_peak_bytes=spec.global_batch + k)))
+        write_json(
+            rank_record_path(folder, k), asdict(rank(k, [1.0] * 4, samples, rss_anon_peak_bytes=spec.global_batch + k))
+        )
     return Ended([0] * spec.processes, 5.0, 2.0)
 
 
 def oom(spec: RunSpec, folder: Path) -> Ended:
     record = RankRecord(0, "node", 1, status="oom", reason="out of memory: MemoryError", failed_at_s=1.0)
-    write_json(rank_path(folder, 0), asdict(record))
+    write_json(rank_record_path(folder, 0), asdict(record))
     return Ended([1] + [None] * (spec.processes - 1), 5.0, 2.0, [0])
 
 

@@ -17,9 +17,9 @@ from scalebench.curve_records import CurvePoint
 from scalebench.launchers.watch import Ended
 from scalebench.records import write_json
 from scalebench.results import RankRecord
+from scalebench.run_folder import rank_record_path
 from scalebench.spec import DatasetSpec
 from scalebench.train_spec import StopSpec, TrainSpec
-from scalebench.worker import rank_path
 from tests.helpers import MACHINE, null_spec, rank
 
 KILLED, TERMINATED = -signal.SIGKILL, -signal.SIGTERM
@@ -128,7 +128,7 @@ def test_ranks_that_left_no_whole_record_are_none(tmp_path: Path) -> None:
     texts = [json.dumps(whole), None, json.dumps(whole)[:-5], "", "[]", json.dumps(whole | {"pid": "x"})]
     for number, text in enumerate(texts):
         if text is not None:
-            rank_path(tmp_path, number).write_text(text)
+            rank_record_path(tmp_path, number).write_text(text)
     assert read_ranks(tmp_path, len(texts)) == [rank(0, [0.1]), *[None] * 5]
 
 
@@ -286,7 +286,7 @@ def test_the_launch_is_of_one_clock(hosts: list[str], here: bool, launch_s: floa
 
 
 def test_a_rank_file_of_another_scalebench_is_none(tmp_path: Path) -> None:
-    write_json(rank_path(tmp_path, 0), dataclasses.asdict(rank(0)) | {"later": 1})
+    write_json(rank_record_path(tmp_path, 0), dataclasses.asdict(rank(0)) | {"later": 1})
     assert read_ranks(tmp_path, 1) == [None]
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from scalebench import crew
 from scalebench.frame import load
-from scalebench.results import RESULT_FILE
 from scalebench.rows import figures_of
+from scalebench.run_folder import RESULT_FILE
 from scalebench.spec import HardwareSpec
 from tests import sweeps
 from tests.helpers import rank, record

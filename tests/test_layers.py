@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LAYERS = [
-    "spec train_spec curve_records results records probe_records monitor_records merged_trace schema suggest stats "
+    "run_folder process spec train_spec curve_records results records probe_records monitor_records merged_trace schema suggest stats "
     "student steady horovod_build hosts slurm_spec folder_lock sweep_record machine_kind machine gpus nvml gpu_links "
     "fingerprint stage_records system_files cgroups processors nccl_log memory_limit api",
     "figures baselines columns rows crew reading given "

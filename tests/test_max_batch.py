@@ -12,8 +12,9 @@ import pytest
 from scalebench import frame, max_batch, memory_limit
 from scalebench.launchers.watch import Ended
 from scalebench.report import largest_batch
-from scalebench.results import RESULT_FILE, read_result
+from scalebench.results import read_result
 from scalebench.run import run
+from scalebench.run_folder import RESULT_FILE
 from scalebench.spec import RunSpec, StopSpec
 from scalebench.train_spec import TrainSpec
 from tests.batch_tries import Ends, aborted, hung, ok, oom, searching, tried

@@ -18,9 +18,8 @@ from hydra.core.hydra_config import HydraConfig
 import scalebench
 import scalebench.cluster
 from scalebench import __main__ as program
-from scalebench import hydra_launcher, on_cluster, task
+from scalebench import hydra_launcher, on_cluster, process, task
 from scalebench.collect import Outcome
-from scalebench.launchers import watch
 from scalebench.report import console as report_console
 from scalebench.report.console import Console
 from scalebench.run import run
@@ -58,7 +57,7 @@ class Here:
     def _next(self) -> Any:
         if not self._left:
             return None
-        if self._given == Here.interrupt_after or watch.cancelled.is_set():
+        if self._given == Here.interrupt_after or process.cancelled.is_set():
             Here.interrupt_after = None
             raise KeyboardInterrupt
         self._given, self.unfinished = self._given + 1, self.unfinished - 1

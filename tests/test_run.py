@@ -14,17 +14,16 @@ from typing import Any
 
 import pytest
 
-from scalebench import frame, machine
+from scalebench import frame, machine, process
 from scalebench import run as run_module
 from scalebench.launchers import local, mpi, watch
-from scalebench.launchers.surroundings import MPIRUN_LOG
 from scalebench.launchers.watch import Ended
 from scalebench.probe_records import Probes
 from scalebench.records import write_json
-from scalebench.results import RESULT_FILE, RankRecord, Result, read_result
+from scalebench.results import RankRecord, Result, read_result
 from scalebench.run import run
+from scalebench.run_folder import MPIRUN_LOG, RESULT_FILE, rank_record_path
 from scalebench.spec import HardwareSpec, InputError, read_spec
-from scalebench.worker import rank_path
 from tests.helpers import null_spec
 
 
@@ -107,7 +106,7 @@ def test_cancelled_is_a_row_and_passed_on(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_no_processes_to_be_had_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "launch", broken(watch.StartError(errno.EAGAIN, os.strerror(errno.EAGAIN))))
+    monkeypatch.setattr(local, "launch", broken(process.StartError(errno.EAGAIN, os.strerror(errno.EAGAIN))))
     result = run(null_spec(), tmp_path / "run")
     assert result.status == "failed"
     assert result.reason == "the processes could not be started: Resource temporarily unavailable"
@@ -143,7 +142,7 @@ def test_a_launcher_that_went_wrong_is_the_reason_and_not_what_follows(
 
     def stand_in(*args: Any) -> Ended:
         record = RankRecord(0, "here", 1, status="failed", reason="connection lost", failed_at_s=1.0)
-        write_json(rank_path(folder, 0), asdict(record))
+        write_json(rank_record_path(folder, 0), asdict(record))
         if log is not None:
             (folder / log).touch()
         return Ended([1], 5.0, 2.0, [0], broken="mpirun was killed by SIGKILL")
@@ -221,7 +220,7 @@ def traced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Result:
     def stand_in(spec: Any, folder: Path, *args: Any) -> Ended:
         for k in (0, 1):
             probes = Probes(trace=f"trace{k}.json.gz")
-            write_json(rank_path(folder, k), asdict(RankRecord(k, "node", 1, block_s=[1.0], probes=probes)))
+            write_json(rank_record_path(folder, k), asdict(RankRecord(k, "node", 1, block_s=[1.0], probes=probes)))
         (folder / "trace0.json.gz").write_bytes(gzip.compress(b'{"traceEvents": []}'))
         (folder / "trace1.json.gz").write_bytes(b"half")
         return Ended([0, 0], 0.0, 1.0)

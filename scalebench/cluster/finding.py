@@ -8,10 +8,10 @@ from pathlib import Path
 from scalebench.cluster import verdict
 from scalebench.cluster.following import GRACE_S, LOOK_S, Asks, pause
 from scalebench.cluster.queue import Asked, Job
-from scalebench.results import RESULT_FILE
+from scalebench.run_folder import JOB_FILE, RESULT_FILE
 from scalebench.slurm.commands import Slurm, SlurmError
 from scalebench.slurm.states import over
-from scalebench.slurm.submission import JOB_FILE, read_submission
+from scalebench.slurm.submission import read_submission
 from scalebench.slurm.watcher import Watcher
 from scalebench.spec import InputError, read_spec
 

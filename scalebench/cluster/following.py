@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
+from scalebench import process
 from scalebench.cluster import verdict
 from scalebench.cluster.queue import Asked, Job, Queue, queue
 from scalebench.cluster.submitting import Submit, Submitter, adopt
 from scalebench.collect import Outcome
-from scalebench.launchers import watch
 from scalebench.results import Result
 from scalebench.slurm import script
 from scalebench.slurm.commands import Slurm, SlurmError
@@ -38,7 +38,7 @@ class Asks(Protocol):
 
 def pause(seconds: float) -> None:
     """Ctrl-C and SIGTERM end it: KeyboardInterrupt."""
-    if watch.cancelled.wait(seconds):
+    if process.cancelled.wait(seconds):
         raise KeyboardInterrupt
 
 
@@ -93,9 +93,9 @@ class Cluster:
     def cancel(self) -> None:
         """End all jobs, and let the runs that wait be; follow's iterator then yields their rows, and is not interrupted
         by the signal that led to this. A scheduler that does not answer is not waited for for ever."""
-        watch.cancelled.clear()
+        process.cancelled.clear()
         self._cancelled_s = self._clock()
-        with watch.signals_later():
+        with process.signals_later():
             while self._submitter.waiting:
                 asked = self._submitter.waiting.popleft()
                 self._settle(asked, verdict.make(asked, Outcome("cancelled", "cancelled before it was submitted")))
@@ -119,7 +119,7 @@ class Cluster:
         full = self._max_jobs is not None and len(self._jobs) >= self._max_jobs
         if full or not self._submitter.ready:
             return False
-        with watch.signals_later():  # a job whose number got lost would run on unseen
+        with process.signals_later():  # a job whose number got lost would run on unseen
             asked, made = self._submitter.next()
             self._take(asked, made)
         return made is not None
@@ -132,7 +132,7 @@ class Cluster:
 
     def _look(self) -> None:
         self._ask()
-        with watch.signals_later():
+        with process.signals_later():
             for job in list(self._jobs):
                 row = self._row(job)
                 if row is not None:

@@ -10,9 +10,10 @@ from scalebench.cluster import verdict
 from scalebench.cluster.queue import Asked, Job
 from scalebench.collect import Outcome
 from scalebench.results import Result
-from scalebench.run import refuse_results, remove_leftovers
+from scalebench.run import refuse_results
+from scalebench.run_folder import JOB_FILE, JOB_LOG, remove_leftovers
 from scalebench.slurm.commands import Refused, SlurmError, Unreachable
-from scalebench.slurm.submission import JOB_FILE, JOB_LOG, Submission, read_submission
+from scalebench.slurm.submission import Submission, read_submission
 from scalebench.spec import InputError, RunSpec, write_spec
 
 PAUSES_S = (2.0, 5.0, 10.0, 20.0)  # before the controller is tried again; it may just be starting anew

@@ -12,16 +12,15 @@ from pathlib import Path
 from scalebench.cluster.queue import Asked, Job
 from scalebench.collect import Outcome, assemble, of_first, read_ranks
 from scalebench.launchers import srun_words
-from scalebench.results import RESULT_FILE, Result, SchedulerRecord, read_result, write_result
+from scalebench.results import Result, SchedulerRecord, read_result, write_result
 from scalebench.run import leave
+from scalebench.run_folder import JOB_LOG, RESULT_FILE, UNREADABLE_RESULT_FILE
 from scalebench.slurm.commands import Slurm, SlurmError
 from scalebench.slurm.states import ENDS, JobState, judge, over, script_killed
-from scalebench.slurm.submission import JOB_LOG
 from scalebench.spec import InputError, RunSpec
 
 # Ends that come from outside; what ranks say then only follows from it.
 FROM_OUTSIDE = frozenset(ENDS) - {"COMPLETED", "FAILED"}
-UNREADABLE_FILE = "result.unreadable.json"
 LAST_WORDS = 200  # characters of a log's last line
 Names = Callable[[str], list[str]]  # of nodes, from the scheduler's short form
 
@@ -98,7 +97,7 @@ def rewrite(row: Result, folder: Path) -> None:
 def keep_unreadable(folder: Path) -> None:
     """A file that is no whole record makes way for one, and stays to be looked at."""
     if RESULT_FILE in os.listdir(folder):
-        os.replace(folder / RESULT_FILE, folder / UNREADABLE_FILE)
+        os.replace(folder / RESULT_FILE, folder / UNREADABLE_RESULT_FILE)
 
 
 def cause(job: Job) -> Outcome:
@@ -132,8 +131,10 @@ def _unexplained(spec: RunSpec, folder: Path, state: JobState, reason: str | Non
             f"job {state.job_id} ran on {state.node_list} and left nothing in {folder.absolute()}: the "
             "nodes do not see this folder; set hydra.sweep.dir (or hydra.run.dir) to one that they share"
         )
-    if UNREADABLE_FILE in names:
-        return f"job {state.job_id} left a {RESULT_FILE} that is no whole record; it is kept as {UNREADABLE_FILE}"
+    if UNREADABLE_RESULT_FILE in names:
+        return (
+            f"job {state.job_id} left a {RESULT_FILE} that is no whole record; it is kept as {UNREADABLE_RESULT_FILE}"
+        )
     said = last_words(folder / JOB_LOG)
     return (reason or f"job {state.job_id} left no {RESULT_FILE}") + (f": {said}" if said else "")
 

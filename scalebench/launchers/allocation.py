@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from scalebench.launchers.watch import StartError
+from scalebench.process import StartError
 from scalebench.results import SchedulerRecord
 from scalebench.slurm.commands import Slurm, SlurmError, inside
 from scalebench.slurm.states import parse_scontrol

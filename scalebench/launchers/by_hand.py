@@ -17,14 +17,15 @@ from pathlib import Path
 
 from scalebench import hosts as host_lists
 from scalebench.launchers import ports
-from scalebench.launchers.hand_rank import LOOK_S, STOP_FILE, WAITING_FILE, Waiting
+from scalebench.launchers.hand_rank import LOOK_S, Waiting
 from scalebench.launchers.kept_group import LATE_S
 from scalebench.launchers.kept_rank import KeptRank
-from scalebench.launchers.mpi_rank import pids_path
 from scalebench.launchers.surroundings import LOOPBACK, free_ports
-from scalebench.launchers.watch import GRACE_S, Ended, Group, StartError, attend, cancelled, wait_until
+from scalebench.launchers.watch import GRACE_S, Ended, Group, attend
 from scalebench.measure.progress import Progress
+from scalebench.process import StartError, cancelled, wait_until
 from scalebench.records import write_json
+from scalebench.run_folder import STOP_FILE, TORCHRUN_FILE, rank_processes_path
 from scalebench.spec import RunSpec
 
 WORKER = "scalebench.worker"
@@ -46,7 +47,7 @@ def launch(
     group = HandGroup(folder, spec)
     (folder / STOP_FILE).unlink(missing_ok=True)
     *of_ranks, torchrun = addresses(spec, run_id)
-    write_json(folder / WAITING_FILE, asdict(Waiting(run_id, of_ranks, module)))
+    write_json(folder / TORCHRUN_FILE, asdict(Waiting(run_id, of_ranks, module)))
     try:
         print("\n".join(lines(spec, commands(spec, folder, torchrun))), flush=True)
         _wait_for_a_sign(spec, folder, group)
@@ -55,7 +56,7 @@ def launch(
         return replace(ended, broken=ended.broken or group.told) if ended.died_first else ended
     finally:
         group.stop()
-        (folder / WAITING_FILE).unlink(missing_ok=True)
+        (folder / TORCHRUN_FILE).unlink(missing_ok=True)
 
 
 def addresses(spec: RunSpec, run_id: str) -> list[str]:
@@ -102,7 +103,11 @@ def _wait_for_a_sign(spec: RunSpec, folder: Path, group: HandGroup) -> None:
 def _from_the_start(ended: Ended, folder: Path) -> Ended:
     """With the times counted from when the first keeper started its rank, which was seen a while later."""
     started_at_s = min(
-        (path.stat().st_mtime for rank in range(len(ended.exit_codes)) if (path := pids_path(folder, rank)).exists()),
+        (
+            path.stat().st_mtime
+            for rank in range(len(ended.exit_codes))
+            if (path := rank_processes_path(folder, rank)).exists()
+        ),
         default=ended.started_at_s,
     )
     late_s = max(0.0, ended.started_at_s - started_at_s)

@@ -23,12 +23,10 @@ from scalebench.launchers.mpi_rank import PASSED_ON, Keeper
 from scalebench.launchers.surroundings import ADDRESSES, RUN_ID
 from scalebench.launchers.watch import GRACE_S
 from scalebench.records import from_dict, read_json
-from scalebench.results import RESULT_FILE
-from scalebench.spec import SPEC_FILE, InputError, RunSpec, read_spec
+from scalebench.run_folder import RESULT_FILE, SPEC_FILE, STOP_FILE, TORCHRUN_FILE
+from scalebench.spec import InputError, RunSpec, read_spec
 
 LAUNCHER = "by_hand"
-WAITING_FILE = "by_hand.json"  # there as long as somebody waits for the ranks of the folder
-STOP_FILE = "stop.json"  # there when they shall end; whether the run went well
 LOOK_S = 1.0  # between two looks at the folder, which may be on another machine
 THEIRS = ("TORCHELASTIC_", "TORCH_", "GROUP_", "ROLE_")  # torchrun's, for groups that meet at its own store
 MODULE = "scalebench.launchers.hand_rank"
@@ -85,7 +83,7 @@ def rank_of(variables: Mapping[str, str], spec: RunSpec) -> int:
 def read_waiting(folder: Path) -> Waiting:
     """InputError where nobody waits for ranks of this folder."""
     try:
-        return from_dict(Waiting, read_json(folder / WAITING_FILE))
+        return from_dict(Waiting, read_json(folder / TORCHRUN_FILE))
     except FileNotFoundError:
         why = "its run is over" if (folder / RESULT_FILE).exists() else f"start one with strategy.launcher={LAUNCHER}"
         raise InputError(f"no scalebench waits for ranks of {folder}; {why}") from None

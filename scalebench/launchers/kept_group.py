@@ -9,7 +9,8 @@ from pathlib import Path
 
 from scalebench.launchers.kept_rank import KeptRank
 from scalebench.launchers.local import Child
-from scalebench.launchers.watch import GRACE_S, Group, wait_until
+from scalebench.launchers.watch import GRACE_S, Group
+from scalebench.process import wait_until
 
 KEEPER = "scalebench.launchers.mpi_rank"
 LATE_S = 2.0  # that a shared file system may take to show what a rank left

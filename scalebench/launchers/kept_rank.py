@@ -9,8 +9,8 @@ import socket
 from pathlib import Path
 from typing import TypeVar
 
-from scalebench.launchers.mpi_rank import Exit, Pids, exit_path, pids_path
 from scalebench.records import from_dict, read_json
+from scalebench.run_folder import RankProcesses, WorkerExit, rank_processes_path, worker_exit_path
 
 T = TypeVar("T")
 
@@ -19,9 +19,9 @@ class KeptRank:
     """A rank and its keeper (mpi_rank), which waits for its end. One on another host gets no signal from here."""
 
     def __init__(self, folder: Path, rank: int) -> None:
-        self._pids_path, self._exit_path = pids_path(folder, rank), exit_path(folder, rank)
-        self._pids: Pids | None = None
-        self._exit: Exit | None = None
+        self._pids_path, self._exit_path = rank_processes_path(folder, rank), worker_exit_path(folder, rank)
+        self._pids: RankProcesses | None = None
+        self._exit: WorkerExit | None = None
         self.lost = False  # the keeper was killed, and the worker with it
         self._given_up = False
 
@@ -80,15 +80,15 @@ class KeptRank:
                 os.kill(here.keeper, sign)
 
     @property
-    def _here(self) -> Pids | None:
+    def _here(self) -> RankProcesses | None:
         return self._pids if self._pids is not None and self._pids.host == socket.gethostname() else None
 
     def _look(self) -> None:
         if self._exit is not None:
             return
-        self._pids = self._pids or _read(Pids, self._pids_path)
+        self._pids = self._pids or _read(RankProcesses, self._pids_path)
         gone = self._given_up or (self._here is not None and not _exists(self._here.keeper))
-        self._exit = _read(Exit, self._exit_path)  # after the look at the keeper, which writes it at its end
+        self._exit = _read(WorkerExit, self._exit_path)  # after the look at the keeper, which writes it at its end
         self.lost = gone and self._exit is None
 
 

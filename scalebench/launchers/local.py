@@ -10,9 +10,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from scalebench.launchers.surroundings import LOOPBACK, environment, free_ports, log_name
-from scalebench.launchers.watch import Ended, Group, attend, signals_later, start_errors
+from scalebench.launchers.surroundings import LOOPBACK, environment, free_ports
+from scalebench.launchers.watch import Ended, Group, attend
 from scalebench.measure.progress import Progress
+from scalebench.process import signals_later, start_errors
+from scalebench.run_folder import rank_log_name
 from scalebench.spec import RunSpec
 
 
@@ -48,7 +50,7 @@ def _start(
     env = environment(spec, run_id, rank, addresses)
     if spec.config.debug and rank == 0:  # in the foreground, where a debugger can be
         return subprocess.Popen(command, env=env)
-    with open(folder / log_name(rank), "wb") as log:
+    with open(folder / rank_log_name(rank), "wb") as log:
         # A session of its own: Ctrl-C reaches the parent alone, which then ends the group in one way.
         return subprocess.Popen(
             command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True

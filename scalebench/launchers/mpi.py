@@ -20,9 +20,11 @@ from scalebench.launchers.kept_group import KEEPER, KeptGroup
 from scalebench.launchers.kept_group import LATE_S as LATE_S
 from scalebench.launchers.kept_group import start as start_program
 from scalebench.launchers.local import Child
-from scalebench.launchers.surroundings import ADDRESSES, LOOPBACK, MPIRUN_LOG, RUN_ID, free_ports
-from scalebench.launchers.watch import Ended, StartError, attend, signals_later, start_errors
+from scalebench.launchers.surroundings import ADDRESSES, LOOPBACK, RUN_ID, free_ports
+from scalebench.launchers.watch import Ended, attend
 from scalebench.measure.progress import Progress
+from scalebench.process import StartError, signals_later, start_errors
+from scalebench.run_folder import MPIRUN_LOG
 from scalebench.spec import RunSpec
 
 WARNING = re.compile(r"(\[\S+\] plm:rsh: )?Warning: ")  # of ssh on a new host, of mpirun that is quick to start it

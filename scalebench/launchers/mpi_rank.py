@@ -15,16 +15,25 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from scalebench.launchers import leash, pinning
-from scalebench.launchers.surroundings import ADDRESSES, RUN_ID, environment, log_name
-from scalebench.launchers.watch import FOLLOW_S, GRACE_S, wait_until
+from scalebench.launchers.surroundings import ADDRESSES, RUN_ID, environment
+from scalebench.launchers.watch import FOLLOW_S, GRACE_S
 from scalebench.measure.node import attend_node
+from scalebench.process import wait_until
 from scalebench.records import write_json
-from scalebench.spec import SPEC_FILE, RunSpec, read_spec
+from scalebench.run_folder import (
+    SPEC_FILE,
+    RankProcesses,
+    WorkerExit,
+    rank_log_name,
+    rank_processes_path,
+    worker_exit_path,
+)
+from scalebench.spec import RunSpec, read_spec
 
 # SLURM's last: what starts mpirun in a job, and all that follows, is a task of it, too.
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
@@ -32,31 +41,6 @@ STEP, NODE = "SLURM_STEP_ID", "SLURMD_NODENAME"
 ALSO_TOLD_S = 0.5  # between what SIGTERM does to a worker and its keeper, where both get it
 HOLD_S = FOLLOW_S + GRACE_S + 5.0  # the launcher has decided by then; if it is gone, so is mpirun
 PASSED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGCONT)
-
-
-@dataclass
-class Pids:
-    """Where a rank runs."""
-
-    host: str
-    keeper: int  # the process that mpirun or SLURM started
-    worker: int
-
-
-@dataclass
-class Exit:
-    """How a worker ended."""
-
-    code: int  # negative: the signal
-    told: bool  # whether it had been told to end before
-
-
-def pids_path(folder: Path, rank: int) -> Path:
-    return folder / f"pid{rank}.json"
-
-
-def exit_path(folder: Path, rank: int) -> Path:
-    return folder / f"exit{rank}.json"
 
 
 def rank_of(variables: Mapping[str, str]) -> int:
@@ -84,7 +68,7 @@ class Keeper:
         command = [sys.executable, "-m", module, str(self._folder)]
         with attend_node(spec, self._folder, spec.places[self._rank].node, self._rank):
             code = self._run(command, variables, in_foreground=spec.config.debug and self._rank == 0)
-            write_json(exit_path(self._folder, self._rank), asdict(Exit(code, self._told)))
+            write_json(worker_exit_path(self._folder, self._rank), asdict(WorkerExit(code, self._told)))
         if code == 0:
             return 0
         self._hold()
@@ -92,13 +76,14 @@ class Keeper:
         return 0 if self._told else code if code > 0 else 128 - code
 
     def _run(self, command: list[str], variables: dict[str, str], in_foreground: bool) -> int:
-        with open(os.devnull if in_foreground else self._folder / log_name(self._rank), "wb") as log:
+        with open(os.devnull if in_foreground else self._folder / rank_log_name(self._rank), "wb") as log:
             streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
             self._worker = subprocess.Popen(
                 command, env=variables, start_new_session=True, **({} if in_foreground else streams)
             )
         write_json(
-            pids_path(self._folder, self._rank), asdict(Pids(socket.gethostname(), os.getpid(), self._worker.pid))
+            rank_processes_path(self._folder, self._rank),
+            asdict(RankProcesses(socket.gethostname(), os.getpid(), self._worker.pid)),
         )
         if self._told:  # before there was a worker to pass it on to
             self._send(signal.SIGTERM)

@@ -16,14 +16,15 @@ from scalebench.launchers import allocation, leash, ports, srun_words
 from scalebench.launchers.kept_group import LATE_S, KeptGroup
 from scalebench.launchers.kept_group import start as start_program
 from scalebench.launchers.local import Child
-from scalebench.launchers.surroundings import ADDRESSES, RUN_ID, SRUN_LOG
-from scalebench.launchers.watch import STACK_S, Ended, StartError, attend, signals_later, start_errors
+from scalebench.launchers.surroundings import ADDRESSES, RUN_ID
+from scalebench.launchers.watch import STACK_S, Ended, attend
 from scalebench.measure.progress import Progress
+from scalebench.process import StartError, signals_later, start_errors
+from scalebench.run_folder import SRUN_HOSTS_FILE, SRUN_LOG
 from scalebench.slurm.commands import Slurm
 from scalebench.slurm.geometry import rank_command
 from scalebench.spec import RunSpec
 
-HOST_FILE = "srun_hosts.txt"  # the node of each rank, where nodes have unequally many
 # Of the job, and not of this step: srun would take them for its options, or wonder about them.
 OF_THE_JOB = (
     "SLURM_NTASKS_PER_NODE",
@@ -55,7 +56,7 @@ def launch(
         hosts = allocation.hosts_of_ranks(spec)
         command = _dealt(rank_command(spec, folder, module, hosts, bin), hosts)
         with signals_later(), start_errors():
-            (folder / HOST_FILE).write_text("".join(f"{host}\n" for host in hosts))
+            (folder / SRUN_HOSTS_FILE).write_text("".join(f"{host}\n" for host in hosts))
             variables = _variables(hosts, run_id, folder)
             group.starter = Child(
                 start_program(leash.command(os.getpid(), command), variables, folder / SRUN_LOG, spec.config.debug)
@@ -78,7 +79,7 @@ def _variables(hosts: list[str], run_id: str, folder: Path) -> dict[str, str]:
         ADDRESSES: ",".join(ports.addresses(hosts, run_id)),
         RUN_ID: run_id,
         leash.LEASH: leash.ELSEWHERE,  # the daemons of the nodes start the ranks
-        "SLURM_HOSTFILE": str((folder / HOST_FILE).absolute()),  # read where the distribution is arbitrary
+        "SLURM_HOSTFILE": str((folder / SRUN_HOSTS_FILE).absolute()),  # read where the distribution is arbitrary
     }
 
 
@@ -148,6 +149,6 @@ class StepGroup(KeptGroup):
 
     def _drop_empty_log(self) -> None:
         """Nor is one of any use that holds only what is of no account, or follows from our ending the step."""
-        (self._log.parent / HOST_FILE).unlink(missing_ok=True)
+        (self._log.parent / SRUN_HOSTS_FILE).unlink(missing_ok=True)
         if self._log.exists() and srun_words.only_noise(self._before) and self.verdict() is None:
             self._log.unlink()

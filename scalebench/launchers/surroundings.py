@@ -13,11 +13,6 @@ from scalebench.spec import RunSpec
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 ADDRESSES, RUN_ID = "SCALEBENCH_ADDRESSES", "SCALEBENCH_RUN_ID"
 LOOPBACK = "127.0.0.1"
-MPIRUN_LOG, SRUN_LOG = "mpirun.log", "srun.log"
-
-
-def log_name(rank: int) -> str:
-    return f"rank{rank}.log"
 
 
 def free_ports(count: int) -> list[int]:

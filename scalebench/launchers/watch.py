@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from scalebench.measure.progress import Progress, read_progress
+from scalebench.process import POLL_S, cancelled, wait_until
 from scalebench.spec import RunSpec
 
-POLL_S = 0.02
 LOOK_S = 0.5  # between two looks at the progress files
 STACK_S = 0.3  # that a rank has to write its stack
 GRACE_S = 5.0  # between SIGTERM and SIGKILL
@@ -36,13 +35,6 @@ class Ended:
     services: dict[int, str] = field(default_factory=dict)  # role by rank of those that end when the others have
     broken: str | None = None  # how the program that had started the ranks went wrong, where none of them did
     verdict: tuple[str, str] | None = None  # status and reason, where a batch system ended the ranks
-
-
-cancelled = threading.Event()  # set by the program's signal handlers: an exception alone can get lost in a __del__
-
-
-class StartError(OSError):
-    """A process could not be started."""
 
 
 class Member(Protocol):
@@ -175,16 +167,6 @@ class _Clock:
         return None
 
 
-def wait_until(condition: Callable[[], bool], limit_s: float) -> bool:
-    """Sleep until the condition holds, or the time is over. Whether it held."""
-    deadline_s = time.monotonic() + limit_s
-    while not condition():
-        if time.monotonic() >= deadline_s:
-            return False
-        time.sleep(POLL_S)
-    return True
-
-
 def _stopped(members: Sequence[Member]) -> list[int]:
     """Ranks that SIGSTOP or a debugger holds: nothing else tells why they make no progress."""
     import psutil
@@ -195,31 +177,3 @@ def _stopped(members: Sequence[Member]) -> list[int]:
             if member.pid is not None and psutil.Process(member.pid).status() == psutil.STATUS_STOPPED:
                 found.append(rank)
     return found
-
-
-@contextlib.contextmanager
-def start_errors() -> Iterator[None]:
-    """What goes wrong in here is a StartError."""
-    try:
-        yield
-    except OSError as error:
-        raise StartError(*error.args) from error
-
-
-@contextlib.contextmanager
-def signals_later() -> Iterator[None]:
-    """Ctrl-C and SIGTERM wait for the end of this: an interrupted start would lose sight of its process."""
-    if threading.current_thread() is not threading.main_thread():  # where no signal arrives
-        yield
-        return
-    came: list[int] = []
-    before = {sign: signal.getsignal(sign) for sign in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        for sign in before:
-            signal.signal(sign, lambda number, frame: came.append(number))
-        yield
-    finally:
-        for sign, handler in before.items():
-            signal.signal(sign, handler)
-    if came:
-        signal.raise_signal(came[0])

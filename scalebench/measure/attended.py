@@ -6,13 +6,14 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from scalebench.launchers.watch import wait_until
 from scalebench.machine import Machine
 from scalebench.machine_kind import Kind, kind_of
 from scalebench.measure import clocks
-from scalebench.measure.node import NodeFacts, attended_by_nodes, facts_path
+from scalebench.measure.node import NodeFacts, attended_by_nodes
+from scalebench.process import wait_until
 from scalebench.records import from_dict, read_json
 from scalebench.results import Result
+from scalebench.run_folder import node_report_path
 from scalebench.spec import RunSpec
 
 Told = list[NodeFacts | None]  # by node; None where one left nothing
@@ -41,7 +42,7 @@ def wait(spec: RunSpec, folder: Path, went_well: bool) -> Told:
 
 def _read(folder: Path, node: int) -> NodeFacts | None:
     try:
-        return from_dict(NodeFacts, read_json(facts_path(folder, node)))
+        return from_dict(NodeFacts, read_json(node_report_path(folder, node)))
     except (OSError, ValueError):
         return None
 

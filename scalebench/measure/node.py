@@ -17,6 +17,7 @@ from scalebench import gpus, machine
 from scalebench.machine import Machine
 from scalebench.measure.monitor.keeper import Keeper
 from scalebench.records import write_json
+from scalebench.run_folder import node_report_path
 from scalebench.spec import RunSpec
 
 FACTS_S = 10.0  # that facts may still take at the end of the run, where a driver holds them up
@@ -42,10 +43,6 @@ def attended_by_nodes(spec: RunSpec) -> bool:
     return hardware.scheduler == "slurm" or bool(hardware.hosts) or spec.config.strategy.launcher == "by_hand"
 
 
-def facts_path(folder: Path, node: int) -> Path:
-    return folder / f"machine{node}.json"
-
-
 @contextlib.contextmanager
 def attend_node(spec: RunSpec, folder: Path, node: int, rank: int) -> Iterator[None]:
     """Around the worker of `rank`: attends its `node` where that is for this rank to do, and else does nothing.
@@ -58,7 +55,9 @@ def attend_node(spec: RunSpec, folder: Path, node: int, rank: int) -> Iterator[N
         return
     kills_before = machine.oom_kills()
     with Keeper(spec, folder, node=node) as keeper:
-        facts = _Facts(lambda: NodeFacts(node, rank, machine.detect(), gpus.visible_gpus()), facts_path(folder, node))
+        facts = _Facts(
+            lambda: NodeFacts(node, rank, machine.detect(), gpus.visible_gpus()), node_report_path(folder, node)
+        )
         yield
     kills = machine.oom_kills()
     oom_killed = None if kills is None or kills_before is None else kills > kills_before

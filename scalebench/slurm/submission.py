@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scalebench.records import from_dict, read_json, write_json
+from scalebench.run_folder import JOB_FILE
 from scalebench.spec import InputError
-
-JOB_FILE = "job.json"
-JOB_LOG = "job.log"  # what the job prints, beside the logs of its ranks
 
 
 @dataclass

@@ -20,8 +20,9 @@ from scalebench.api import api
 from scalebench.measure.progress import read_progress
 from scalebench.records import write_json
 from scalebench.resolve import resolve
-from scalebench.results import RESULT_FILE, Result, read_result
+from scalebench.results import Result, read_result
 from scalebench.run import run
+from scalebench.run_folder import RESULT_FILE
 from scalebench.testing.contract import WORKLOAD
 from scalebench.testing.faulty import FAULT_FILE
 from scalebench.workloads import datasets

@@ -9,9 +9,10 @@ from typing import Any
 
 from scalebench.cluster import Asked, Cluster, Queue
 from scalebench.results import Result, write_result
+from scalebench.run_folder import JOB_LOG
 from scalebench.slurm.commands import SlurmError, Unreachable
 from scalebench.slurm.states import JobState
-from scalebench.slurm.submission import JOB_LOG, Submission, write_submission
+from scalebench.slurm.submission import Submission, write_submission
 from scalebench.spec import RunSpec
 from tests.helpers import null_spec, record
 

@@ -8,10 +8,11 @@ import pytest
 
 from scalebench import launchers
 from scalebench.launchers import allocation
-from scalebench.launchers.watch import StartError
+from scalebench.process import StartError
 from scalebench.results import SchedulerRecord
+from scalebench.run_folder import JOB_FILE
 from scalebench.slurm.commands import SlurmError
-from scalebench.slurm.submission import JOB_FILE, Submission, write_submission
+from scalebench.slurm.submission import Submission, write_submission
 from tests.helpers import null_spec
 from tests.launchers import slurm_stand_in
 from tests.launchers.slurm_stand_in import StandIn

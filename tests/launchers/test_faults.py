@@ -18,11 +18,12 @@ from pathlib import Path
 
 import pytest
 
+from scalebench import process
 from scalebench.launchers import local, watch
-from scalebench.launchers.surroundings import MPIRUN_LOG
 from scalebench.measure.progress import Progress, read_progress
-from scalebench.results import RESULT_FILE, Result, read_result
+from scalebench.results import Result, read_result
 from scalebench.run import PASSING, run
+from scalebench.run_folder import MPIRUN_LOG, RESULT_FILE
 from scalebench.spec import write_spec
 from scalebench.testing import FaultContract
 from tests.helpers import alive, in_parallel, null_spec, ranks_of, wait_until
@@ -223,7 +224,7 @@ def test_an_interrupt_whose_exception_got_lost_still_ends_the_run(
     def on_look(progress: list[Progress]) -> None:
         pids.extend(p.pid for p in progress)
         if pids:
-            watch.cancelled.set()
+            process.cancelled.set()
 
     spec = null_spec(gpus=2, measure={"min_s": 30.0, "max_s": 30.0})
     write_spec(spec, tmp_path)
@@ -231,7 +232,7 @@ def test_an_interrupt_whose_exception_got_lost_still_ends_the_run(
         with pytest.raises(KeyboardInterrupt):
             local.launch(spec, tmp_path, "an id", on_look)
     finally:
-        watch.cancelled.clear()
+        process.cancelled.clear()
     assert pids and not alive(pids)
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from scalebench.launchers.hand_rank import STOP_FILE, WAITING_FILE, rank_of
+from scalebench.launchers.hand_rank import rank_of
+from scalebench.run_folder import STOP_FILE, TORCHRUN_FILE
 from scalebench.spec import InputError, RunSpec, write_spec
 from tests.helpers import null_spec, wait_until
 
@@ -37,7 +38,7 @@ def by_hand(tmp_path: Path) -> Iterator[Any]:
         write_spec(spec_of(), tmp_path)
         if module is not None:
             waiting = {"run_id": "an id", "addresses": ADDRESSES, "module": module}
-            (tmp_path / WAITING_FILE).write_text(json.dumps(waiting))
+            (tmp_path / TORCHRUN_FILE).write_text(json.dumps(waiting))
         env = {**os.environ, "OMP_NUM_THREADS": "7", "TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": "9"}
         command = [sys.executable, "-m", "scalebench.worker", str(tmp_path)]
         started.append(subprocess.Popen(command, env={**env, **RANK_1, **changes}, stderr=subprocess.PIPE, text=True))

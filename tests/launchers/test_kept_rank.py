@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from scalebench.launchers.kept_rank import KeptRank
-from scalebench.launchers.mpi_rank import Exit, Pids, exit_path, pids_path
 from scalebench.records import write_json
+from scalebench.run_folder import RankProcesses, WorkerExit, rank_processes_path, worker_exit_path
 from tests.helpers import wait_until
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -31,7 +31,7 @@ def pair() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 def started(folder: Path, pair: list[subprocess.Popen[bytes]], host: str = os.uname().nodename) -> KeptRank:
-    write_json(pids_path(folder, 1), asdict(Pids(host, pair[0].pid, pair[1].pid)))
+    write_json(rank_processes_path(folder, 1), asdict(RankProcesses(host, pair[0].pid, pair[1].pid)))
     return KeptRank(folder, 1)
 
 
@@ -53,19 +53,19 @@ def test_while_it_runs(tmp_path: Path, pair: list[subprocess.Popen[bytes]]) -> N
 @pytest.mark.parametrize(
     ("how", "seen"),
     [
-        (Exit(0, False), (0, True, False, False)),
-        (Exit(7, False), (7, True, False, False)),
-        (Exit(-9, False), (-9, True, False, False)),
-        (Exit(-15, True), (None, True, True, False)),
-        (Exit(0, True), (0, True, False, False)),  # it was done all the same
+        (WorkerExit(0, False), (0, True, False, False)),
+        (WorkerExit(7, False), (7, True, False, False)),
+        (WorkerExit(-9, False), (-9, True, False, False)),
+        (WorkerExit(-15, True), (None, True, True, False)),
+        (WorkerExit(0, True), (0, True, False, False)),  # it was done all the same
     ],
 )
 def test_after_its_end(
-    how: Exit, seen: tuple[int | None, bool, bool, bool], tmp_path: Path, pair: list[subprocess.Popen[bytes]]
+    how: WorkerExit, seen: tuple[int | None, bool, bool, bool], tmp_path: Path, pair: list[subprocess.Popen[bytes]]
 ) -> None:
     rank = started(tmp_path, pair)
     assert rank.poll() is None
-    write_json(exit_path(tmp_path, 1), asdict(how))
+    write_json(worker_exit_path(tmp_path, 1), asdict(how))
     assert state(rank) == seen
     assert rank.alive(), "its keeper stays for a while"
 
@@ -111,5 +111,5 @@ def test_a_rank_on_another_host_is_known_by_its_files_alone(
     rank.signal(signal.SIGKILL)
     assert (rank.pid, rank.alive(), *state(rank)) == (None, False, None, False, False, False)
     assert [process.poll() for process in pair] == [None, None]
-    write_json(exit_path(tmp_path, 1), asdict(Exit(3, False)))
+    write_json(worker_exit_path(tmp_path, 1), asdict(WorkerExit(3, False)))
     assert rank.poll() == 3

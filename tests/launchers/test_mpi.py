@@ -15,11 +15,11 @@ import pytest
 
 from scalebench import launchers
 from scalebench.launchers import mpi, mpirun
-from scalebench.launchers.surroundings import MPIRUN_LOG, log_name
 from scalebench.launchers.watch import Ended
 from scalebench.measure.progress import Progress
 from scalebench.resolve import resolve
 from scalebench.run import run
+from scalebench.run_folder import MPIRUN_LOG, rank_log_name
 from scalebench.spec import RunSpec, write_spec
 from tests.helpers import alive, in_parallel, null_config
 from tests.launchers.launching import NEEDS_MPIRUN
@@ -48,7 +48,7 @@ def test_ranks_run_in_their_places(hosts: list[str], tmp_path: Path, program: Ca
     ended = launched(spec_of(3, hosts), tmp_path, module=module)
     assert (ended.exit_codes, ended.died_first, ended.timeout, ended.broken) == ([0, 0, 0], [], None, None)
     for k in range(3):
-        assert (tmp_path / log_name(k)).read_text() == f"{k} {k} 3 3 {k} 127.0.0.1 an id\nerror\n"
+        assert (tmp_path / rank_log_name(k)).read_text() == f"{k} {k} 3 3 {k} 127.0.0.1 an id\nerror\n"
         assert json.loads((tmp_path / f"pid{k}.json").read_text())["worker"] == ended.pids[k]
     assert not alive(ended.pids)
     assert not (tmp_path / MPIRUN_LOG).exists(), "it had nothing to say"
@@ -162,5 +162,5 @@ def test_debugging_keeps_rank_0_in_the_foreground(
     ended = launched(spec, tmp_path, module=program("print('this is', rank); time.sleep(0.5)"))
     assert (ended.timeout, ended.exit_codes) == (None, [0, 0])
     assert "this is 0\n" in capfd.readouterr().out
-    assert not (tmp_path / log_name(0)).exists()
-    assert (tmp_path / log_name(1)).read_text() == "this is 1\n"
+    assert not (tmp_path / rank_log_name(0)).exists()
+    assert (tmp_path / rank_log_name(1)).read_text() == "this is 1\n"

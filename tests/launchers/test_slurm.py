@@ -14,12 +14,18 @@ import pytest
 
 from scalebench import launchers
 from scalebench.launchers import leash, mpi, pinning, slurm, watch
-from scalebench.launchers.mpi_rank import Exit, Pids, exit_path, pids_path
-from scalebench.launchers.surroundings import SRUN_LOG, log_name
 from scalebench.launchers.watch import Ended
 from scalebench.measure.progress import Progress
 from scalebench.records import write_json
 from scalebench.run import run
+from scalebench.run_folder import (
+    SRUN_LOG,
+    RankProcesses,
+    WorkerExit,
+    rank_log_name,
+    rank_processes_path,
+    worker_exit_path,
+)
 from scalebench.spec import RunSpec, write_spec
 from tests.helpers import alive, wait_until
 from tests.launchers.slurm_stand_in import StandIn
@@ -40,7 +46,7 @@ def test_ranks_run_on_the_nodes_of_their_places(job: StandIn, tmp_path: Path, pr
     module = program(f"print(*(os.environ[n] for n in '{names}'.split())); print(os.environ['SCALEBENCH_ADDRESSES'])")
     ended = launched(job.spec(3), tmp_path, module=module)
     assert (ended.exit_codes, ended.died_first, ended.timeout, ended.broken) == ([0, 0, 0], [], None, None)
-    logs = [(tmp_path / log_name(k)).read_text().splitlines() for k in range(3)]
+    logs = [(tmp_path / rank_log_name(k)).read_text().splitlines() for k in range(3)]
     assert [log[0] for log in logs] == ["0 3 0 2 0 n1 n1", "1 3 1 2 0 n1 n1", "2 3 0 1 1 n1 n2"]
     assert {log[1] for log in logs} == {logs[0][1]}
     assert [address.partition(":")[0] for address in logs[0][1].split(",")] == ["n1", "n1", "n2"]
@@ -53,7 +59,7 @@ def test_ranks_of_one_node_meet_over_its_loopback(job: StandIn, tmp_path: Path, 
     """As they do on a machine without SLURM."""
     module = program("print(os.environ['MASTER_ADDR'], os.environ['GLOO_SOCKET_IFNAME'])")
     assert launched(job.spec(2), tmp_path, module=module).exit_codes == [0, 0]
-    assert (tmp_path / log_name(1)).read_text() == "127.0.0.1 lo\n"
+    assert (tmp_path / rank_log_name(1)).read_text() == "127.0.0.1 lo\n"
     assert {"--nodes=1", "--ntasks=2", "--nodelist=n1"} <= set(job.words())
 
 
@@ -61,7 +67,7 @@ def test_ranks_get_cores_of_their_node(job: StandIn, tmp_path: Path, program: Pr
     spec = job.spec(2)
     spec.config.hardware.bind = "numa"
     assert launched(spec, tmp_path, module=program("print(os.environ['SCALEBENCH_CPUS'])")).exit_codes == [0, 0]
-    told = [(tmp_path / log_name(rank)).read_text().strip() for rank in range(2)]
+    told = [(tmp_path / rank_log_name(rank)).read_text().strip() for rank in range(2)]
     assert told == [pinning.variable(spec, rank)[pinning.CPUS] for rank in range(2)]
 
 
@@ -211,7 +217,7 @@ def test_ranks_elsewhere_get_the_request_for_stacks_from_srun(tmp_path: Path, mo
     group.starter = Srun()
     group.ask_for_stacks()
     assert group.starter.sent == [], "nobody has started yet, and srun would end them"
-    write_json(pids_path(tmp_path, 1), vars(Pids("far", 1, 2)))
+    write_json(rank_processes_path(tmp_path, 1), vars(RankProcesses("far", 1, 2)))
     group.ask_for_stacks()
     assert group.starter.sent == [signal.SIGUSR1]
 
@@ -222,7 +228,7 @@ def test_the_killed_are_the_cause_of_lost_connections(
     """Those that lose one may tell it before srun has told of the cause."""
     group: Any = slurm.StepGroup(tmp_path, 3)
     group.starter = Srun()
-    write_json(exit_path(tmp_path, 0), vars(Exit(1, False)))
+    write_json(worker_exit_path(tmp_path, 0), vars(WorkerExit(1, False)))
     assert group.broken() is None
     assert group.first([0]) == [0]
     (tmp_path / SRUN_LOG).write_text(

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from scalebench.results import RESULT_FILE, Result, read_result
+from scalebench.results import Result, read_result
+from scalebench.run_folder import RESULT_FILE
 from scalebench.slurm_spec import SlurmSpec
 from scalebench.spec import HardwareSpec, RunSpec, write_spec
 from tests.cluster.cluster import Cluster

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scalebench.launchers import srun_words
-from scalebench.launchers.surroundings import SRUN_LOG
+from scalebench.run_folder import SRUN_LOG
 
 NOISE = "srun: cluster configuration lacks support for cpu binding\n"
 ENDED = """srun: forcing job termination

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from scalebench import process
 from scalebench.launchers import watch
-from scalebench.launchers.surroundings import log_name
+from scalebench.run_folder import rank_log_name
 from scalebench.spec import RunSpec
 from tests.helpers import alive, null_spec
 from tests.launchers.launching import FOREVER, launched
@@ -56,7 +57,7 @@ def test_a_worker_that_ignores_sigterm_is_killed(
     ended = launched(null_spec(gpus=2), tmp_path, module=module)
     assert time.monotonic() - begin_s < 30
     assert (ended.exit_codes, ended.died_first) == ([None, 3], [1])
-    assert "told to end" in (tmp_path / log_name(0)).read_text()
+    assert "told to end" in (tmp_path / rank_log_name(0)).read_text()
     assert not alive(ended.pids)
 
 
@@ -65,7 +66,7 @@ def test_the_second_ctrl_c_kills_at_once(
 ) -> None:
     """Who presses it again does not want to wait for a worker that is slow to end."""
     monkeypatch.setattr(watch, "GRACE_S", 60.0)
-    wait = watch.wait_until
+    wait = process.wait_until
     module = program("""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         (folder / "deaf").write_text(str(os.getpid()))

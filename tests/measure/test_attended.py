@@ -11,8 +11,9 @@ import pytest
 from scalebench.gpus import Gpu
 from scalebench.machine import Machine
 from scalebench.measure import attended
-from scalebench.measure.node import NodeFacts, facts_path
+from scalebench.measure.node import NodeFacts
 from scalebench.records import write_json
+from scalebench.run_folder import node_report_path
 from scalebench.spec import RunSpec
 from tests.helpers import MACHINE, null_spec, rank, record
 
@@ -31,7 +32,7 @@ def on_nodes(count: int) -> RunSpec:
 
 
 def leave(folder: Path, told: NodeFacts) -> None:
-    write_json(facts_path(folder, told.node), asdict(told))
+    write_json(node_report_path(folder, told.node), asdict(told))
 
 
 def test_the_machine_is_that_of_the_first_node() -> None:
@@ -104,6 +105,6 @@ def test_nodes_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_half_a_file_is_none(tmp_path: Path) -> None:
-    facts_path(tmp_path, 0).write_text('{"node": 0')
+    node_report_path(tmp_path, 0).write_text('{"node": 0')
     assert attended.read_nodes(on_nodes(1), tmp_path) == [None]
     assert attended.read_nodes(null_spec(), tmp_path) == []  # launched here: whatever lies there

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from scalebench.measure import attended, node
-from scalebench.measure.monitor import series_path
 from scalebench.measure.monitor.series import read_series
-from scalebench.measure.node import attend_node, attended_by_nodes, facts_path
+from scalebench.measure.node import attend_node, attended_by_nodes
+from scalebench.run_folder import monitor_path, node_report_path
 from scalebench.spec import Place, RunSpec, write_spec
 from tests.helpers import null_config, null_spec
 
@@ -45,7 +45,7 @@ def test_the_second_node_tells_of_itself(tmp_path: Path) -> None:
     facts = attended.read_nodes(spec, tmp_path)[1]
     assert facts is not None and (facts.node, facts.rank, facts.over, facts.monitor_reason) == (1, 2, True, None)
     assert facts.machine.hostname == platform.node() and facts.oom_killed in (False, None)
-    assert read_series(series_path(tmp_path, 1)).values("memory", "available_bytes")
+    assert read_series(monitor_path(tmp_path, 1)).values("memory", "available_bytes")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["machine1.json", "monitor1.parquet", "spec.json"]
 
 
@@ -74,7 +74,7 @@ def test_a_machine_that_cannot_be_told_is_no_failed_run(tmp_path: Path, monkeypa
     monkeypatch.setattr(node.machine, "detect", broken)
     with attend_node(on_nodes(tmp_path), tmp_path, 0, 0):
         pass
-    assert not facts_path(tmp_path, 0).exists() and series_path(tmp_path).exists()
+    assert not node_report_path(tmp_path, 0).exists() and monitor_path(tmp_path).exists()
 
 
 def test_an_out_of_memory_kill_on_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,11 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scalebench.launchers import leash
-from scalebench.measure.monitor import series_path
 from scalebench.measure.monitor.gpus import Gpus
 from scalebench.measure.monitor.host import Host
 from scalebench.measure.monitor.processes import Processes
 from scalebench.measure.monitor.rows import Rows
+from scalebench.run_folder import monitor_path
 from scalebench.spec import read_spec
 
 GPU_S, HOST_S, FOREIGN_S = 0.1, 0.5, 2.0  # between samples
@@ -102,7 +102,7 @@ def main(argv: list[str]) -> int:
             break
     monitor.last()
     try:
-        monitor.rows.write(series_path(folder, node or 0))
+        monitor.rows.write(monitor_path(folder, node or 0))
     except Exception as error:
         print(f"the series could not be written: {getattr(error, 'strerror', None) or error}", file=sys.stderr)
         return 1

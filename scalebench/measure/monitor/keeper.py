@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from types import TracebackType
 
-from scalebench.launchers.watch import signals_later
+from scalebench.process import signals_later
 from scalebench.spec import RunSpec
 
 END_S = 10.0  # that it has to write its series; a driver that hangs may hold it

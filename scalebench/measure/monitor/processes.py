@@ -16,10 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from scalebench.launchers import leash
-from scalebench.launchers.mpi_rank import Pids, pids_path
 from scalebench.measure.monitor.rows import Rows
-from scalebench.measure.progress import progress_path, read_progress
+from scalebench.measure.progress import read_progress
 from scalebench.records import from_dict, read_json
+from scalebench.run_folder import RankProcesses, progress_path, rank_processes_path
 
 SEARCH_S = 2.0  # between two looks at all processes of the machine, which cost 10 ms where there are many
 
@@ -105,9 +105,9 @@ class Processes:
         return max(0.0, now_s - before_s)
 
 
-def _pids(folder: Path, rank: int) -> Pids | None:
+def _pids(folder: Path, rank: int) -> RankProcesses | None:
     try:
-        return from_dict(Pids, read_json(pids_path(folder, rank)))
+        return from_dict(RankProcesses, read_json(rank_processes_path(folder, rank)))
     except (OSError, ValueError):
         return None
 

@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from scalebench import gpus
-from scalebench.measure.monitor import SERIES_FILE, guards, together
+from scalebench.measure.monitor import guards, together
 from scalebench.measure.monitor.series import read_series
 from scalebench.measure.monitor.summary import measured, summarise
 from scalebench.measure.node import NodeFacts
 from scalebench.monitor_records import Monitor
 from scalebench.results import RankRecord, Result
+from scalebench.run_folder import MONITOR_FILE
 from scalebench.spec import RunSpec
 
 
@@ -25,7 +26,7 @@ def fill(
     wrong here is a reason in the record and no failed run.
     """
     result.monitor = Monitor(reason=reason)
-    if not told and not (folder / SERIES_FILE).exists():
+    if not told and not (folder / MONITOR_FILE).exists():
         return
     try:
         if told:
@@ -38,12 +39,12 @@ def fill(
 
 
 def _fill(result: Result, spec: RunSpec, folder: Path) -> None:
-    series = read_series(folder / SERIES_FILE)
+    series = read_series(folder / MONITOR_FILE)
     used = used_gpus(spec, result.ranks)
     first = next((rank for rank in result.ranks if rank.rank == 0), None)
     window = measured(first)
     monitor = Monitor() if window is None else summarise(series, window, used)
-    monitor.file = SERIES_FILE
+    monitor.file = MONITOR_FILE
     monitor.reason = result.monitor.reason or ("nothing was measured" if window is None else None)
     warmup_s = first.marks_s.get("warmup") if first is not None else None
     told = [gpu for gpu in result.machine.gpus if gpu.index in used]

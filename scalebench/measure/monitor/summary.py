@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from scalebench.measure.monitor import SERIES_FILE
 from scalebench.measure.monitor.gpus import NO_REASON, THROTTLED
 from scalebench.measure.monitor.series import Series, Window
 from scalebench.monitor_records import DeviceMonitor, Monitor
 from scalebench.results import RankRecord
+from scalebench.run_folder import MONITOR_FILE
 
 IDLE = "gpu_idle"
 
@@ -29,7 +29,7 @@ def summarise(series: Series, window: Window, used: Sequence[int], node: int | N
     """What the GPUs `used` (by NVML's index) and the machine did in `window`; `node`: which of several it is."""
     return Monitor(
         **of_devices([_device(series, window, index, node) for index in used]),
-        file=SERIES_FILE,
+        file=MONITOR_FILE,
         **_cores(series, window),
         **_memory(series, window),
         **_traffic(series, window),

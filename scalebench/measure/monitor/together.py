@@ -11,12 +11,13 @@ from pathlib import Path
 
 from scalebench.gpus import Gpu
 from scalebench.measure import clocks
-from scalebench.measure.monitor import guards, series_path
+from scalebench.measure.monitor import guards
 from scalebench.measure.monitor.series import read_series
 from scalebench.measure.monitor.summary import measured, of_devices, smallest_of, sum_of, summarise
 from scalebench.measure.node import NodeFacts
 from scalebench.monitor_records import Monitor
 from scalebench.results import RankRecord
+from scalebench.run_folder import monitor_path
 from scalebench.spec import RunSpec
 
 ADDED_UP = (
@@ -40,7 +41,7 @@ class Seen:
 def of_node(spec: RunSpec, ranks: Sequence[RankRecord], folder: Path, node: int, told: NodeFacts | None) -> Seen:
     """What node's monitor saw, by what the node `told` of itself."""
     reason = told.monitor_reason if told is not None else "its first rank's keeper told nothing of the machine"
-    path = series_path(folder, node)
+    path = monitor_path(folder, node)
     if told is None or not path.exists():
         return Seen(Monitor(reason=reason or "there is no series"))
     here = [rank for rank in ranks if spec.places[rank.rank].node == node]

@@ -12,9 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from scalebench.measure.monitor import SERIES_FILE, keeper
+from scalebench.measure.monitor import keeper
 from scalebench.measure.monitor.keeper import Keeper
 from scalebench.measure.monitor.series import read_series
+from scalebench.run_folder import MONITOR_FILE
 from scalebench.spec import write_spec
 from tests.helpers import alive, null_spec, wait_until
 from tests.nvml_stand_in import put_in
@@ -52,7 +53,7 @@ def test_ten_times_and_twice_a_second(folder: Path, nvml_library: Path, monkeypa
         niceness = psutil.Process(kept._process.pid).nice()
         threads = psutil.Process(kept._process.pid).num_threads()
     assert kept.reason is None and niceness == 10 and threads == 1  # neither numpy nor pyarrow is there yet
-    found = read_series(folder / SERIES_FILE)
+    found = read_series(folder / MONITOR_FILE)
 
     def rate_hz(source: str, quantity: str) -> float:
         times_s = found.times_s(source, quantity)
@@ -71,7 +72,7 @@ def test_an_end_before_it_is_up_leaves_a_series_too(folder: Path) -> None:
     with Keeper(SPEC, folder) as kept:
         pass
     assert kept.reason is None
-    assert read_series(folder / SERIES_FILE).values("memory", "available_bytes")
+    assert read_series(folder / MONITOR_FILE).values("memory", "available_bytes")
 
 
 def test_it_ends_with_a_parent_that_is_killed(folder: Path) -> None:
@@ -90,7 +91,7 @@ def test_it_ends_with_a_parent_that_is_killed(folder: Path) -> None:
         parent.stdout.close()
         if pid and alive([pid]):  # not by the guard's hand: it is nobody's child by now
             os.kill(pid, signal.SIGKILL)
-    assert not (folder / SERIES_FILE).exists()
+    assert not (folder / MONITOR_FILE).exists()
 
 
 @pytest.mark.parametrize(
@@ -152,7 +153,7 @@ def test_it_is_not_started_where_nobody_wants_it(why: str, tmp_path: Path) -> No
 
 
 def test_a_series_that_cannot_be_written_is_a_reason(folder: Path) -> None:
-    (folder / SERIES_FILE).mkdir()
+    (folder / MONITOR_FILE).mkdir()
     with Keeper(SPEC, folder) as kept:
         pass
     assert kept.reason == "the series could not be written: Is a directory"
@@ -169,4 +170,4 @@ def test_gpus_that_cannot_be_asked_are_a_reason_for_a_run_on_gpus(
     with Keeper(spec, folder) as kept:
         pass
     assert kept.reason is not None and kept.reason.startswith("no GPU figures: ") and "Driver Not" in kept.reason
-    assert read_series(folder / SERIES_FILE).names
+    assert read_series(folder / MONITOR_FILE).names

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from scalebench.launchers import leash
-from scalebench.launchers.mpi_rank import Pids, pids_path
 from scalebench.measure.monitor.processes import Processes
 from scalebench.measure.monitor.rows import Rows
 from scalebench.measure.monitor.series import Series, Window, read_series
-from scalebench.measure.progress import Progress, progress_path
+from scalebench.measure.progress import Progress
 from scalebench.records import write_json
+from scalebench.run_folder import RankProcesses, progress_path, rank_processes_path
 
 ROOT_PID = os.getpid()
 SPIN = "print(1, flush=True)\nwhile True: pass"
@@ -129,9 +129,9 @@ def test_ranks_that_stand_beside_each_other_are_all_ours(tmp_path: Path, monkeyp
         processes.sample()
         assert {first} <= processes.ours and not {second, stranger} & processes.ours
         for rank, host, pid in ((1, socket.gethostname(), second), (2, socket.gethostname(), stranger)):
-            write_json(pids_path(tmp_path, rank), asdict(Pids(host, pid, pid)))
+            write_json(rank_processes_path(tmp_path, rank), asdict(RankProcesses(host, pid, pid)))
             is_rank(tmp_path, rank, pid)
-        write_json(pids_path(tmp_path, 0), asdict(Pids("another", stranger, stranger)))
+        write_json(rank_processes_path(tmp_path, 0), asdict(RankProcesses("another", stranger, stranger)))
         processes.sample()
         assert {first, second} <= processes.ours and stranger not in processes.ours
         time.sleep(0.1)
