@@ -19,8 +19,8 @@ import numpy as np
 
 from benchmarks.spread import ratios
 from scalebench import cli, jobs, launchers
-from scalebench.launchers.watch import LOOK_S
-from scalebench.measure.monitor.keeper import Keeper
+from scalebench.launchers.watch import PROGRESS_INTERVAL_S
+from scalebench.measure.monitor.keeper import MonitorProcess
 from scalebench.records import read_json
 from scalebench.resolve import resolve
 from scalebench.run_folder import rank_log_name
@@ -28,7 +28,7 @@ from scalebench.spec import write_spec
 from scalebench.workloads import datasets
 
 LAUNCHES = int(os.environ.get("BENCHMARK_LAUNCHES", "3"))
-LOOKS = round(2.0 / LOOK_S)  # of a turn: as long as the rarest sample takes to come round
+LOOKS = round(2.0 / PROGRESS_INTERVAL_S)  # of a turn: as long as the rarest sample takes to come round
 ADJUSTING_S = 0.1  # left out after each turn's begin
 CASES = (("bare_torch", 1), ("ddp_gloo", 2))
 
@@ -49,7 +49,7 @@ class Turns:
 
 
 @contextlib.contextmanager
-def in_turns(keeper: Keeper) -> Iterator[Turns]:
+def in_turns(keeper: MonitorProcess) -> Iterator[Turns]:
     """The monitor of `keeper` runs in turns; to end, it has to run."""
     if keeper.pid is None:
         raise SystemExit(f"no monitor: {keeper.reason}")
@@ -78,7 +78,7 @@ def measure(strategy: str, gpus: int) -> tuple[list[float], list[float]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_spec(spec, folder)
-        with Keeper(spec, folder) as keeper, in_turns(keeper) as turns:
+        with MonitorProcess(spec, folder) as keeper, in_turns(keeper) as turns:
             ended = launchers.launch(spec, folder, "benchmark", turns.look, module="benchmarks.monitor_worker")
         if set(ended.exit_codes) != {0} or keeper.reason is not None:
             raise SystemExit(keeper.reason or (folder / rank_log_name(0)).read_text())

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from scalebench import memory_limit, registry
-from scalebench.launchers import hand_rank, leash, pinning
+from scalebench.launchers import leash, mpi_rank, pinning
 from scalebench.measure.progress import ProgressFile
 from scalebench.measure.session import Session, finish
 from scalebench.records import write_json
@@ -42,7 +42,7 @@ WHERE = ("Graph execution error", "Detected at node", "File ")  # where TensorFl
 
 def main(argv: list[str]) -> int:
     """Run one rank in FOLDER; 0 when it went well, 1 otherwise."""
-    hand_rank.stand_in(Path(argv[0]))
+    mpi_rank.become_agent(Path(argv[0]))
     return run_rank(Path(argv[0]), lambda *parts: Session(*parts).run())
 
 
@@ -72,10 +72,10 @@ def run_rank(folder: Path, body: Callable[[RunSpec, Strategy, RankRecord, Progre
     except BaseException as error:
         classify(error, record)
         traceback.print_exc()
-        leave(record, progress, folder)
+        write_record(record, progress, folder)
         _close_quietly(strategy)
         return 1
-    leave(record, progress, folder)
+    write_record(record, progress, folder)
     return 0
 
 
@@ -91,7 +91,7 @@ def serve(spec: RunSpec, rank: int, folder: Path) -> int:
     return 1
 
 
-def leave(record: RankRecord, progress: ProgressFile, folder: Path) -> None:
+def write_record(record: RankRecord, progress: ProgressFile, folder: Path) -> None:
     finish(record, progress)
     write_json(rank_record_path(folder, record.rank), asdict(record))
 
@@ -162,7 +162,7 @@ def _close_quietly(strategy: Strategy | None) -> None:
         signal.alarm(0)
 
 
-def leave_process(status: int) -> NoReturn:
+def exit_without_cleanup(status: int) -> NoReturn:
     """End this process with that exit status, past the interpreter's own end.
 
     What frameworks do at the interpreter's end is no part of a run: it takes up to seconds, and native threads that
@@ -176,4 +176,4 @@ def leave_process(status: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    leave_process(main(sys.argv[1:]))
+    exit_without_cleanup(main(sys.argv[1:]))

@@ -155,6 +155,6 @@ def test_a_file_that_only_a_listing_shows_is_found(tmp_path: Path, monkeypatch: 
     """As over NFS, which remembers for a minute that there was none."""
     row()(Scheduler(), "1", tmp_path)
     monkeypatch.setattr(verdict.os.path, "exists", lambda path: False)
-    assert verdict.left_row(tmp_path, fresh=False) is None
-    assert verdict.left_row(tmp_path, fresh=True) is not None
-    assert verdict.left_row(tmp_path / "gone", fresh=True) is None
+    assert verdict.read_left_result(tmp_path, fresh=False) is None
+    assert verdict.read_left_result(tmp_path, fresh=True) is not None
+    assert verdict.read_left_result(tmp_path / "gone", fresh=True) is None

@@ -20,6 +20,7 @@ import pytest
 
 from scalebench import process
 from scalebench.launchers import local, watch
+from scalebench.launchers.watch import LaunchRequest
 from scalebench.measure.progress import Progress, read_progress
 from scalebench.results import Result, read_result
 from scalebench.run import PASSING, run
@@ -218,7 +219,7 @@ def test_an_interrupt_whose_exception_got_lost_still_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Python drops what a signal handler raises within a __del__; the handler's flag stays."""
-    monkeypatch.setattr(watch, "LOOK_S", 0.02)
+    monkeypatch.setattr(watch, "PROGRESS_INTERVAL_S", 0.02)
     pids: list[int] = []
 
     def on_look(progress: list[Progress]) -> None:
@@ -230,7 +231,7 @@ def test_an_interrupt_whose_exception_got_lost_still_ends_the_run(
     write_spec(spec, tmp_path)
     try:
         with pytest.raises(KeyboardInterrupt):
-            local.launch(spec, tmp_path, "an id", on_look)
+            local.launch(LaunchRequest(spec, tmp_path, "an id", on_look))
     finally:
         process.cancelled.clear()
     assert pids and not alive(pids)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.launchers.kept_rank import KeptRank
+from scalebench.launchers.kept_rank import RemoteRank
 from scalebench.records import write_json
 from scalebench.run_folder import RankProcesses, WorkerExit, rank_processes_path, worker_exit_path
 from tests.helpers import wait_until
@@ -22,7 +22,7 @@ SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 @pytest.fixture
 def pair() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Two processes that sleep: keeper and worker, each in a group of its own."""
+    """Two processes that sleep: agent and worker, each in a group of its own."""
     both = [subprocess.Popen(SLEEP, start_new_session=True) for _ in range(2)]
     yield both
     for process in both:
@@ -30,17 +30,17 @@ def pair() -> Iterator[list[subprocess.Popen[bytes]]]:
         process.wait()
 
 
-def started(folder: Path, pair: list[subprocess.Popen[bytes]], host: str = os.uname().nodename) -> KeptRank:
+def started(folder: Path, pair: list[subprocess.Popen[bytes]], host: str = os.uname().nodename) -> RemoteRank:
     write_json(rank_processes_path(folder, 1), asdict(RankProcesses(host, pair[0].pid, pair[1].pid)))
-    return KeptRank(folder, 1)
+    return RemoteRank(folder, 1)
 
 
-def state(rank: KeptRank) -> tuple[int | None, bool, bool, bool]:
-    return rank.poll(), rank.over, rank.told, rank.lost
+def state(rank: RemoteRank) -> tuple[int | None, bool, bool, bool]:
+    return rank.poll(), rank.over, rank.terminated, rank.lost
 
 
 def test_before_its_start(tmp_path: Path) -> None:
-    rank = KeptRank(tmp_path, 1)
+    rank = RemoteRank(tmp_path, 1)
     assert (rank.pid, rank.alive(), *state(rank)) == (None, False, None, False, False, False)
     rank.signal(signal.SIGKILL)
 
@@ -67,10 +67,10 @@ def test_after_its_end(
     assert rank.poll() is None
     write_json(worker_exit_path(tmp_path, 1), asdict(how))
     assert state(rank) == seen
-    assert rank.alive(), "its keeper stays for a while"
+    assert rank.alive(), "its agent stays for a while"
 
 
-def test_a_keeper_that_was_killed_has_lost_its_worker(tmp_path: Path, pair: list[subprocess.Popen[bytes]]) -> None:
+def test_an_agent_that_was_killed_has_lost_its_worker(tmp_path: Path, pair: list[subprocess.Popen[bytes]]) -> None:
     rank = started(tmp_path, pair)
     pair[0].kill()
     pair[0].wait()
@@ -91,7 +91,7 @@ def test_who_has_ended_and_not_been_asked_about_is_not_alive(
     wait_until(lambda: not rank.alive(), 10.0)
 
 
-def test_signals_reach_the_worker_and_its_keeper(tmp_path: Path, pair: list[subprocess.Popen[bytes]]) -> None:
+def test_signals_reach_the_worker_and_its_agent(tmp_path: Path, pair: list[subprocess.Popen[bytes]]) -> None:
     rank = started(tmp_path, pair)
     rank.signal(signal.SIGTERM)
     assert [process.wait(10) for process in pair] == [-signal.SIGTERM] * 2

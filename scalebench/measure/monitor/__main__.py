@@ -1,6 +1,6 @@
 """The process that samples: `python -m scalebench.measure.monitor FOLDER`. SIGTERM has it write its series and end.
 
-With a number of a node behind it, it is that node's, where the keepers of other ranks stand beside its parent.
+With the number of a node it is that node's monitor, where the agents of other ranks run beside its parent.
 
 It ends with the process that started it, imports no framework, and takes what the others leave of the cores.
 """
@@ -37,7 +37,7 @@ class Monitor:
         spec = read_spec(folder)
         ranks = [place.rank for place in spec.places if node in (None, place.node)]
         self._gpus, self._host = Gpus(self.rows), Host(self.rows)
-        self._processes = Processes(self.rows, folder, parent, ranks, kept=node is not None)
+        self._processes = Processes(self.rows, folder, parent, ranks, with_agents=node is not None)
         self.missing = self._gpus.missing if spec.device == "cuda" else None
         self._interval_s: dict[Callable[[], None], float] = {self._host_and_processes: HOST_S}
         if count := len(self._gpus):

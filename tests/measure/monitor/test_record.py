@@ -10,13 +10,12 @@ import pytest
 
 from scalebench import frame
 from scalebench.measure.monitor import record
-from scalebench.measure.monitor.record import fill, used_gpus
+from scalebench.measure.monitor.record import MonitorPart, monitor_part, used_gpus
 from scalebench.results import Monitor, Result, read_result
 from scalebench.run import run
 from scalebench.run_folder import MONITOR_FILE
 from scalebench.spec import Place, RunSpec
-from tests.helpers import null_spec, rank
-from tests.helpers import record as made_record
+from tests.helpers import MACHINE, null_spec, rank
 from tests.nvml_stand_in import put_in
 
 AROUND = {"busy_machine", "swapping"}  # whether others use this machine is not the test's to say
@@ -100,12 +99,11 @@ def test_a_monitor_that_fails_is_no_failed_run(tmp_path: Path, monkeypatch: pyte
 
 
 def test_why_there_is_no_series(tmp_path: Path) -> None:
-    result = made_record()
-    fill(result, null_spec(), tmp_path, "measure.monitor=false")
-    assert (result.monitor, result.flags) == (Monitor(reason="measure.monitor=false"), [])
+    part = monitor_part(null_spec(), tmp_path, [], MACHINE, "measure.monitor=false")
+    assert part == MonitorPart(Monitor(reason="measure.monitor=false"), [])
     (tmp_path / MONITOR_FILE).write_bytes(b"half")
-    fill(result, null_spec(), tmp_path, None)
-    assert result.monitor.file is None and (result.monitor.reason or "").startswith("the series could not be read")
+    part = monitor_part(null_spec(), tmp_path, [], MACHINE, None)
+    assert part.monitor.file is None and (part.monitor.reason or "").startswith("the series could not be read")
 
 
 def test_a_run_that_measured_nothing(tmp_path: Path) -> None:
