@@ -27,8 +27,8 @@ TRY_SPEC_FILE = "try.json"  # the spec of one try of a batch search: under spec.
 _RANK_TRACE = re.compile(r"trace(\d+)\.json\.gz")
 _TRY_FOLDER = re.compile(r"try_\d+(_again)?")
 # By these the parent and its ranks communicate; nothing of them is kept once result.json is written.
-_TRANSIENT = ("progress*.json", "pid*.json", "exit*.json", "machine*.json", TORCHRUN_FILE, STOP_FILE)
-_OUTPUT = (
+TRANSIENT_FILES = ("progress*.json", "pid*.json", "exit*.json", "machine*.json", TORCHRUN_FILE, STOP_FILE)
+OUTPUT_FILES = (
     "rank*.json", "rank*.log", "trace*.json.gz", f"{Path(MONITOR_FILE).stem}*", MPIRUN_LOG, SRUN_LOG, PLUGIN_LOG
 )  # fmt: skip
 
@@ -88,12 +88,12 @@ def launcher_log_name(folder: Path) -> str | None:
 def remove_transient_files(folder: Path) -> None:
     """Remove what parent and ranks communicated by, also in the folders of tries."""
     for where in (folder, *try_folders(folder)):
-        _remove(where, _TRANSIENT)
+        _remove(where, TRANSIENT_FILES)
 
 
 def remove_leftovers(folder: Path) -> None:
     """Remove what the ranks of a run left whose parent was killed before it wrote result.json."""
-    _remove(folder, (*_OUTPUT, *_TRANSIENT))
+    _remove(folder, (*OUTPUT_FILES, *TRANSIENT_FILES))
     for path in try_folders(folder):
         with contextlib.suppress(OSError):
             shutil.rmtree(path)

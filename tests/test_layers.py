@@ -14,8 +14,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LAYERS = [
     "run_folder process spec train_spec curve_records results records probe_records monitor_records merged_trace "
-    "schema suggest stats student steady horovod_build hosts slurm_spec folder_lock sweep_record machine_kind machine gpus "
-    "nvml gpu_links fingerprint stage_records system_files cgroups processors nccl_log memory_limit api",
+    "schema suggest stats student steady horovod_build hosts slurm_spec folder_lock sweep_record machine_kind machine "
+    "gpus nvml gpu_links fingerprint stage_records system_files cgroups processors nccl_log memory_limit api",
     "figures baselines columns rows crew reading given "
     "linear rungs local_batch missing_rungs ladders attributing causes "
     "strategy plugins registry configs workloads frame analysis pooling agreement crossover transfers probed curves "

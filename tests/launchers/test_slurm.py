@@ -370,10 +370,10 @@ ENDED = """srun: forcing job termination
 srun: got SIGCONT
 srun: Job step aborted: Waiting up to 7 seconds for job step to finish.
 """
-CANCELLED_STEP = "slurmstepd-h1: error: *** STEP 88.0 ON h1 CANCELLED_STEP AT 2026-11-21T04:04:19{} ***\n"
+CANCELLED_STEP = "slurmstepd-h1: error: *** STEP 88.0 ON h1 CANCELLED AT 2026-11-21T04:04:19{} ***\n"
 MEMORY_LIMIT = """slurmstepd-h2: error: StepId=48.0 exceeded memory limit (1112723456 > 1048576000), being killed
 srun: Job step aborted: Waiting up to 7 seconds for job step to finish.
-slurmstepd-h1: error: *** STEP 48.0 ON h1 CANCELLED_STEP AT 2026-11-21T03:52:09 ***
+slurmstepd-h1: error: *** STEP 48.0 ON h1 CANCELLED AT 2026-11-21T03:52:09 ***
 srun: error: h2: tasks 2-3: Killed
 """
 CGROUP = (
