@@ -115,8 +115,8 @@ def assemble(spec: RunSpec, run: RunId, outcome: RunOutcome, parts: Parts) -> Re
 
 def with_job_outcome(result: Result, scheduler: SchedulerRecord, outcome: RunOutcome | None) -> Result:
     """Return a job's record with what the scheduler knows of it: `outcome` where that explains its end better."""
-    changes = {} if outcome is None else {"status": outcome.status, "reason": outcome.reason}
-    return dataclasses.replace(result, scheduler=scheduler, **changes)
+    status, reason = (result.status, result.reason) if outcome is None else (outcome.status, outcome.reason)
+    return dataclasses.replace(result, scheduler=scheduler, status=status, reason=reason)
 
 
 def read_ranks(folder: Path, processes: int) -> list[RankRecord | None]:
@@ -132,7 +132,16 @@ def read_ranks(folder: Path, processes: int) -> list[RankRecord | None]:
 
 def classify_exit(ended: GroupExit, ranks: list[RankRecord | None], oom_kill: bool) -> RunOutcome:
     """Return the status of the run, and the reason of the rank that failed first: the others fail after it."""
-    timing = {"launched_at_s": ended.started_at_s, "wall_s": ended.wall_s}
+    if ended.outcome is not None:
+        outcome = RunOutcome(*ended.outcome)
+    elif ended.broken is not None:  # what its ranks report of lost connections follows from it
+        outcome = RunOutcome("failed", ended.broken)
+    else:
+        outcome = _classify_ranks(ended, ranks, oom_kill)
+    return dataclasses.replace(outcome, launched_at_s=ended.started_at_s, wall_s=ended.wall_s)
+
+
+def _classify_ranks(ended: GroupExit, ranks: list[RankRecord | None], oom_kill: bool) -> RunOutcome:
     failed = [r for r in ranks if r is not None and r.status != "ok"]
     if ended.timeout_at_s is not None:  # a rank that failed and then hung in closing a broken group wrote it before
         present = [r for r in ranks if r is not None]
@@ -141,45 +150,41 @@ def classify_exit(ended: GroupExit, ranks: list[RankRecord | None], oom_kill: bo
         silent = [rank for rank, record in enumerate(ranks) if record is None and rank not in ended.services]
         stuck = (ended.stopped or silent or [0])[0]
         why = f"; rank {stuck} is stopped" if ended.stopped else ""
-        return RunOutcome("timeout", f"{ended.timeout}{why}", stuck, **timing)
+        return RunOutcome("timeout", f"{ended.timeout}{why}", stuck)
     # A rank that died without a record is the cause; those that report a lost connection follow it.
     silent = [rank for rank in ended.died_first if ranks[rank] is None]
     if silent:
-        return _unexplained(silent[0], ended, oom_kill, timing)
+        return _unexplained(silent[0], ended, oom_kill)
     if failed:
-        return first_failure(failed, len(ranks), timing, ended.died_first)
+        return first_failure(failed, len(ranks), ended.died_first)
     bad = [
         rank
         for rank, code in enumerate(ended.exit_codes)
         if (code != 0 or ranks[rank] is None) and rank not in ended.services
     ]
-    if bad:
-        return _unexplained(bad[0], ended, oom_kill, timing)
-    return RunOutcome("ok", **timing)
+    return _unexplained(bad[0], ended, oom_kill) if bad else RunOutcome("ok")
 
 
-def first_failure(
-    failed: Sequence[RankRecord], processes: int, timing: dict[str, float], died_first: Sequence[int] = ()
-) -> RunOutcome:
+def first_failure(failed: Sequence[RankRecord], processes: int, died_first: Sequence[int] = ()) -> RunOutcome:
     """Return the outcome of the rank that failed first, by their own records; where their clocks do not compare, of one
     of those that were seen to end first."""
     seen_first = [r for r in failed if r.rank in died_first]
     candidates = failed if clocks.comparable(failed) else seen_first or failed
     first = min(candidates, key=lambda r: clocks.on_rank_0_s(r.failed_at_s or 0.0, r))
     where = f"rank {first.rank}: " if processes > 1 and first.status != "unsupported" else ""
-    return RunOutcome(first.status, f"{where}{first.reason}", first.rank, **timing)
+    return RunOutcome(first.status, f"{where}{first.reason}", first.rank)
 
 
-def _unexplained(rank: int, ended: GroupExit, oom_kill: bool, timing: dict[str, float]) -> RunOutcome:
+def _unexplained(rank: int, ended: GroupExit, oom_kill: bool) -> RunOutcome:
     """Return the outcome of a rank that left no reason of its own."""
     code = ended.exit_codes[rank]
     who = f"rank {rank} ({ended.services[rank]})" if rank in ended.services else f"rank {rank}"
     if code is not None and code < 0:
         name = signal.Signals(-code).name
         if oom_kill and name == "SIGKILL":
-            return RunOutcome("oom", f"{who} was killed by the kernel, which ran out of memory", rank, **timing)
-        return RunOutcome("failed", f"{who} was killed by {name}", rank, **timing)
-    return RunOutcome("failed", f"{who} ended with exit status {code} and no word of why", rank, **timing)
+            return RunOutcome("oom", f"{who} was killed by the kernel, which ran out of memory", rank)
+        return RunOutcome("failed", f"{who} was killed by {name}", rank)
+    return RunOutcome("failed", f"{who} ended with exit status {code} and no word of why", rank)
 
 
 def _training_flags(outcome: RunOutcome, first: RankRecord | None) -> list[str]:

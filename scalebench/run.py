@@ -120,11 +120,8 @@ def _attempt(run_id: str, module: str, spec: RunSpec, folder: Path, on_progress:
     except StartError as error:
         return RunOutcome("failed", f"the processes could not be started: {error.strerror or error}")
     ranks = read_ranks(folder, spec.processes)
-    timing = {"launched_at_s": ended.started_at_s, "wall_s": ended.wall_s}
-    if ended.outcome is not None:
-        return RunOutcome(*ended.outcome, **timing)
-    if ended.broken is not None:  # what its ranks report of lost connections follows from it
-        return RunOutcome("failed", ended.broken, **timing)
+    if ended.outcome is not None or ended.broken is not None:  # which needs no other explanation
+        return classify_exit(ended, ranks, oom_kill=False)
     oom_kill = kills_before is not None and (machine.oom_kills() or 0) > kills_before
     went_well = all(rank is not None and rank.status == "ok" for rank in ranks)
     reports = node.wait_for_reports(spec, folder, went_well)

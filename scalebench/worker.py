@@ -138,7 +138,9 @@ def end_with_parent() -> None:
     if parent is None or not sys.platform.startswith("linux"):
         return
     leash.end_with(int(parent), signal.SIGKILL)
-    faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)  # the launcher asks a rank that hangs where it is
+    faulthandler.register(
+        signal.SIGUSR1, file=sys.__stderr__ or sys.stderr
+    )  # the launcher asks a rank that hangs where it is
 
 
 def _wait_for_the_others(strategy: Strategy) -> None:

@@ -43,8 +43,9 @@ def may_change(result: Result) -> bool:
 
 def amend(result: Result, job: Job, names: Names) -> Result:
     """Add what the scheduler knows to a result that the job left, also in its file where that changes anything."""
-    explained = job.state is not None and may_change(result) and job.state.state in FROM_OUTSIDE
-    outcome = RunOutcome(*judge(job.state)) if explained else None
+    outcome = None
+    if job.state is not None and may_change(result) and job.state.state in FROM_OUTSIDE:
+        outcome = RunOutcome(*judge(job.state))
     amended = with_job_outcome(result, record(job, names, result.scheduler), outcome)
     if amended != result:
         with contextlib.suppress(OSError):  # one that cannot be written again stays as the job left it
@@ -109,7 +110,7 @@ def cause(job: Job) -> RunOutcome:
     failed = [rank for rank in read_ranks(folder, spec.processes) if rank is not None and rank.status != "ok"]
     if not failed:
         return RunOutcome("failed", _unexplained(spec, folder, state, reason))
-    first = first_failure(failed, spec.processes, {})
+    first = first_failure(failed, spec.processes)
     # Without the script its ranks lose each other.
     return replace(first, reason=f"{reason}; {first.reason}") if script_killed(state) else first
 

@@ -91,14 +91,14 @@ def _wait_for_first_rank(spec: RunSpec, folder: Path, group: TorchrunRanks) -> f
     return min(time.time(), *(path.stat().st_mtime for path in paths if path.exists()))
 
 
-class TorchrunRanks(Group):
+class TorchrunRanks(Group[RemoteRank]):
     """Ranks that torchrun started on each node."""
 
     def __init__(self, folder: Path, spec: RunSpec) -> None:
         super().__init__()
         self._stop, self._services = folder / STOP_FILE, spec.services
         self.terminated: str | None = None  # `broken` at the last moment before we end the ranks
-        self.members: list[RemoteRank] = [RemoteRank(folder, rank) for rank in range(spec.processes)]
+        self.members = [RemoteRank(folder, rank) for rank in range(spec.processes)]
 
     def broken(self) -> str | None:
         """Return which ranks were ended, and not from here. An agent stays for a while after its rank failed, so that

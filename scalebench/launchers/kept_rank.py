@@ -104,26 +104,27 @@ class RemoteRank:
         self.lost = gone and self._exit is None
 
 
-class RemoteRanks(Group):
+class RemoteRanks(Group[RemoteRank]):
     """All ranks under one program that started their agents: mpirun or srun."""
 
     def __init__(self, folder: Path, ranks: int, name: str, log: str, reason: Callable[[Path], str | None]) -> None:
         """`name` is the program's, `log` the file with its output, and `reason` finds why it failed in that."""
         super().__init__()
         self._name, self._log, self._reason = name, folder / log, reason
-        self.members: list[RemoteRank] = [RemoteRank(folder, rank) for rank in range(ranks)]
+        self.members = [RemoteRank(folder, rank) for rank in range(ranks)]
         self.starter: Child | None = None
 
     def broken(self) -> str | None:
         """Also when the program ends ranks: it does so by itself only after one of them has ended badly."""
         terminated = [str(rank) for rank, member in enumerate(self.members) if member.terminated]
-        if self.starter is None or not (terminated or self.starter.poll() is not None):
-            return None
-        if terminated:
-            wait_until(lambda: not self.starter.alive(), GRACE_S)
+        starter = self.starter
+        if starter is not None and terminated:
+            wait_until(lambda: not starter.alive(), GRACE_S)
             ranks = ", ".join(terminated)
             return self._reason(self._log) or f"{self._name} told rank {ranks} to end and did not say why"
-        code = self.starter.poll()
+        code = None if starter is None else starter.poll()
+        if code is None:
+            return None
         if code >= 0:
             wait_until(lambda: all(member.over for member in self.members), FS_DELAY_S)
         if any(member.poll() not in (None, 0) and not member.lost for member in self.members):
@@ -137,16 +138,17 @@ class RemoteRanks(Group):
     def end(self, grace_s: float) -> None:
         """End the ranks on this host, then the program: it ends those elsewhere and the ones that just started."""
         super().end(grace_s)
-        if self.starter is None:
+        starter = self.starter
+        if starter is None:
             return
         # Left alone it ends with its ranks, at once if they left in order and within seconds otherwise.
         alone_s = grace_s if all(member.over for member in self.members) else 0.0
         for sign in (None, signal.SIGTERM, signal.SIGKILL):
-            if sign is not None and self.starter.alive():
-                self.starter.signal(sign)
-                self.starter.signal(signal.SIGCONT)
-            wait_until(lambda: not self.starter.alive(), alone_s if sign is None else grace_s)
-        self.starter.reap()
+            if sign is not None and starter.alive():
+                starter.signal(sign)
+                starter.signal(signal.SIGCONT)
+            wait_until(lambda: not starter.alive(), alone_s if sign is None else grace_s)
+        starter.reap()
         super().end(grace_s)  # an agent that had not written the id of its worker at the first time
         self._drop_empty_log()
 

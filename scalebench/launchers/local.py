@@ -78,10 +78,8 @@ class Child:
         self.signal(signal.SIGKILL)
 
 
-class Children(Group):
+class Children(Group[Child]):
     """Ranks that are children of this process."""
-
-    members: list[Child]
 
     def end(self, grace_s: float) -> None:
         super().end(grace_s)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from scalebench.measure.progress import Progress, read_progress
 from scalebench.process import POLL_S, cancelled, wait_until
@@ -77,11 +77,14 @@ class Member(Protocol):
     def signal(self, sign: signal.Signals) -> None: ...  # it, and the processes that it has started
 
 
-class Group:
+M = TypeVar("M", bound=Member)
+
+
+class Group(Generic[M]):
     """The processes of a run. `members` are the ranks in order, those that have been started."""
 
     def __init__(self) -> None:
-        self.members: list[Member] = []
+        self.members: list[M] = []
 
     def broken(self) -> str | None:
         """Return how the program that started the ranks failed, where it has and none of them is the reason."""
@@ -106,15 +109,18 @@ class Group:
     def end(self, grace_s: float) -> None:
         """Send SIGTERM to every rank and its children, and SIGKILL after `grace_s`; stopped ones are woken."""
         for sign in (signal.SIGTERM, signal.SIGKILL):
-            alive = [member for member in self.members if member.alive()]
-            for member in alive:
-                member.signal(sign)
-                member.signal(signal.SIGCONT)
-            wait_until(lambda alive=alive: not any(member.alive() for member in alive), grace_s)
+            self._end_by(sign, grace_s)
+
+    def _end_by(self, sign: signal.Signals, grace_s: float) -> None:
+        alive = [member for member in self.members if member.alive()]
+        for member in alive:
+            member.signal(sign)
+            member.signal(signal.SIGCONT)
+        wait_until(lambda: not any(member.alive() for member in alive), grace_s)
 
 
 def supervise(
-    request: LaunchRequest, group: Group, start: Callable[[], None], started_at_s: float | None = None
+    request: LaunchRequest, group: Group[M], start: Callable[[], None], started_at_s: float | None = None
 ) -> GroupExit:
     """Start the ranks of `group`, watch them, and leave no process, whatever happens.
 
@@ -146,7 +152,7 @@ def supervise(
     )  # fmt: skip
 
 
-def _watch(request: LaunchRequest, group: Group) -> tuple[list[int], str | None, str | None]:
+def _watch(request: LaunchRequest, group: Group[M]) -> tuple[list[int], str | None, str | None]:
     """Wait until all ranks have ended or must end.
 
     Return (ranks that ended badly first, why the group must be ended, how the program that started it failed).

@@ -101,9 +101,9 @@ class _ReportWriter:
     def end(self, oom_killed: bool | None, monitor_reason: str | None) -> None:
         self._thread.join(FACTS_LIMIT_S)
         if self._report is not None and not self._thread.is_alive():
-            changes = {"over": True, "oom_killed": oom_killed, "monitor_reason": monitor_reason}
+            report = dataclasses.replace(self._report, over=True, oom_killed=oom_killed, monitor_reason=monitor_reason)
             with contextlib.suppress(OSError):
-                write_json(self._path, asdict(dataclasses.replace(self._report, **changes)))
+                write_json(self._path, asdict(report))
 
 
 def read_reports(spec: RunSpec, folder: Path) -> NodeReports:

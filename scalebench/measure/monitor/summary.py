@@ -88,7 +88,7 @@ def throttle_reasons(series: Series, gpu: str, window: Window) -> list[str] | No
     return [word for word in words if word not in (NO_REASON, IDLE)] if words else None
 
 
-def _cores(series: Series, window: Window) -> dict[str, float | None]:
+def _cores(series: Series, window: Window) -> dict[str, Any]:
     cores = next(iter(series.values("cpu", "cores")), None)
     busy_s = series.counted("cpu", "busy_s", window)
     ranks = series.sources("process:")
@@ -106,7 +106,7 @@ def others(series: Series, window: Window) -> float | None:
     return None if programs_s is None or ours_s is None else max(0.0, programs_s - ours_s) / window.seconds
 
 
-def _memory(series: Series, window: Window) -> dict[str, int | None]:
+def _memory(series: Series, window: Window) -> dict[str, Any]:
     ranks = series.sources("process:")
     available = series.smallest("memory", "available_bytes", window)
     return {
@@ -118,7 +118,7 @@ def _memory(series: Series, window: Window) -> dict[str, int | None]:
     }
 
 
-def _traffic(series: Series, window: Window) -> dict[str, float | None]:
+def _traffic(series: Series, window: Window) -> dict[str, Any]:
     def rate(sources: Iterable[str], quantity: str) -> float | None:
         return _per_s(sum_of([series.counted(source, quantity, window) for source in sources]), window)
 
