@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from scalebench.cluster import Asked, Cluster
+from scalebench.cluster import Cluster, JobRequest
 from scalebench.cluster.following import pause
 from scalebench.compose import compose_config
 from scalebench.resolve import resolve
@@ -41,7 +41,7 @@ def main() -> None:
 
 def measure(spec: RunSpec, count: int, folder: Path) -> None:
     cluster = Cluster(_slurm(folder, count), submit=_submit, pause=_until())
-    asked = [Asked(number, spec, folder / str(number)) for number in range(1, count + 1)]
+    asked = [JobRequest(number, spec, folder / str(number)) for number in range(1, count + 1)]
     try:
         list(cluster.follow(asked))
     except Over as over:

@@ -17,7 +17,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from scalebench.results import RESULT_FILE, write_result
+from scalebench.results import write_result
+from scalebench.run_folder import RESULT_FILE
 from scalebench.spec import TrainSpec
 from tests import sweeps
 

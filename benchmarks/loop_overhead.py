@@ -13,9 +13,9 @@ import numpy as np
 
 from scalebench import launchers
 from scalebench.compose import compose_config
-from scalebench.launchers.surroundings import log_name
 from scalebench.records import read_json
 from scalebench.resolve import resolve
+from scalebench.run_folder import rank_log_name
 from scalebench.spec import write_spec
 from scalebench.workloads import datasets
 
@@ -65,6 +65,6 @@ def measure(strategy: str, gpus: int) -> dict[str, list[float]]:
         write_spec(spec, folder)
         ended = launchers.launch(spec, folder, "benchmark", module="benchmarks.loop_worker")
         if set(ended.exit_codes) != {0}:
-            raise SystemExit((folder / log_name(0)).read_text())
+            raise SystemExit((folder / rank_log_name(0)).read_text())
         found: dict[str, list[float]] = read_json(folder / "turns.json")
         return found

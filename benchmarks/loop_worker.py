@@ -15,7 +15,7 @@ from scalebench.records import write_json
 from scalebench.results import RankRecord
 from scalebench.spec import RunSpec
 from scalebench.strategy import Strategy
-from scalebench.worker import leave_process, run_rank
+from scalebench.worker import exit_without_cleanup, run_rank
 from scalebench.workloads import datasets
 
 TURNS = 20
@@ -68,4 +68,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    leave_process(main(sys.argv[1:]))
+    exit_without_cleanup(main(sys.argv[1:]))

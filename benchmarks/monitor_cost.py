@@ -20,16 +20,16 @@ import numpy as np
 from benchmarks.spread import ratios
 from scalebench import launchers
 from scalebench.compose import compose_config
-from scalebench.launchers.surroundings import log_name
-from scalebench.launchers.watch import LOOK_S
-from scalebench.measure.monitor.keeper import Keeper
+from scalebench.launchers.watch import PROGRESS_INTERVAL_S
+from scalebench.measure.monitor.keeper import MonitorProcess
 from scalebench.records import read_json
 from scalebench.resolve import resolve
+from scalebench.run_folder import rank_log_name
 from scalebench.spec import write_spec
 from scalebench.workloads import datasets
 
 LAUNCHES = int(os.environ.get("BENCHMARK_LAUNCHES", "3"))
-LOOKS = round(2.0 / LOOK_S)  # of a turn: as long as the rarest sample takes to come round
+LOOKS = round(2.0 / PROGRESS_INTERVAL_S)  # of a turn: as long as the rarest sample takes to come round
 ADJUSTING_S = 0.1  # left out after each turn's begin
 CASES = (("bare_torch", 1), ("ddp_gloo", 2))
 
@@ -50,7 +50,7 @@ class Turns:
 
 
 @contextlib.contextmanager
-def in_turns(keeper: Keeper) -> Iterator[Turns]:
+def in_turns(keeper: MonitorProcess) -> Iterator[Turns]:
     """The monitor of `keeper` runs in turns; to end, it has to run."""
     if keeper.pid is None:
         raise SystemExit(f"no monitor: {keeper.reason}")
@@ -79,10 +79,10 @@ def measure(strategy: str, gpus: int) -> tuple[list[float], list[float]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_spec(spec, folder)
-        with Keeper(spec, folder) as keeper, in_turns(keeper) as turns:
+        with MonitorProcess(spec, folder) as keeper, in_turns(keeper) as turns:
             ended = launchers.launch(spec, folder, "benchmark", turns.look, module="benchmarks.monitor_worker")
         if set(ended.exit_codes) != {0} or keeper.reason is not None:
-            raise SystemExit(keeper.reason or (folder / log_name(0)).read_text())
+            raise SystemExit(keeper.reason or (folder / rank_log_name(0)).read_text())
         blocks = read_json(folder / "blocks.json")
     return paired(turns.begins, blocks["ends_s"], blocks["step_s"])
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from scalebench import registry
 from scalebench.spec import RunSpec, read_spec
-from scalebench.worker import leave_process, pin
+from scalebench.worker import exit_without_cleanup, pin
 from scalebench.workloads import datasets
 
 WARM_UP, UPDATES = 3, 12
@@ -74,4 +74,4 @@ def main(kind: str, folder: str) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
-    leave_process(0)
+    exit_without_cleanup(0)

@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from scalebench.cluster import Asked, Cluster
+from scalebench.cluster import Cluster, JobRequest
 from scalebench.compose import compose_config
 from scalebench.resolve import resolve
 from scalebench.slurm.commands import Slurm
@@ -49,7 +49,7 @@ def main() -> None:
 
 def by_scalebench(spec: RunSpec, slurm: Slurm, folder: Path) -> float:
     begin_s = time.monotonic()
-    ((_, result),) = Cluster(slurm).follow([Asked(0, spec, folder)])
+    ((_, result),) = Cluster(slurm).follow([JobRequest(0, spec, folder)])
     lasted_s = time.monotonic() - begin_s
     assert result.status == "ok", result.reason
     return lasted_s

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from scalebench import analysis
-from scalebench.analysis import Baselines
+from scalebench.baselines import Baselines
 from scalebench.frame import find
 from scalebench.ladders import Ladder, ladder, pooled
 from scalebench.linear import Figure

@@ -16,7 +16,8 @@ from pathlib import Path
 from scalebench.frame import find
 from scalebench.machine_kind import Kind, kind_of
 from scalebench.records import read_record, write_json
-from scalebench.results import RESULT_FILE, read_result
+from scalebench.results import read_result
+from scalebench.run_folder import RESULT_FILE
 from scalebench.spec import InputError
 
 VARIABLE = "SCALEBENCH_BASELINES"

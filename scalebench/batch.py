@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 from typing import Any, NoReturn
 
-from scalebench.launchers import watch
+from scalebench import process
 from scalebench.results import Result
 from scalebench.run import run
 from scalebench.slurm import script
@@ -37,7 +37,7 @@ def run_folder(folder: str) -> None:
 
 
 def _interrupt(number: int, frame: Any) -> None:
-    watch.cancelled.set()
+    process.cancelled.set()
     raise KeyboardInterrupt
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from scalebench.curves import interval
-from scalebench.stats import CONFIDENCE, ratio_interval, student_t
+from scalebench.stats import CONFIDENCE, ratio_interval
+from scalebench.student import student_t
 
 SHARE = 0.9  # of the highest throughput, which the knee has at least
 RATE = "throughput_samples_per_s"

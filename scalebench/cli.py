@@ -14,10 +14,9 @@ from typing import Any, NoReturn
 import hydra
 from hydra._internal.utils import get_args_parser
 
-from scalebench import compose, on_cluster, task
+from scalebench import compose, on_cluster, process, task
 from scalebench.config_errors import FORESEEN, explain
 from scalebench.configs import conf_dir
-from scalebench.launchers import watch
 from scalebench.spec import InputError
 
 _warned: set[str] = set()  # in this process
@@ -113,19 +112,19 @@ def _terminate_as_interrupt() -> Iterator[None]:
     def interrupt(number: int, frame: Any) -> None:
         if number == signal.SIGTERM:
             on_cluster.terminated.set()
-        watch.cancelled.set()
+        process.cancelled.set()
         raise KeyboardInterrupt
 
     before = {sign: signal.getsignal(sign) for sign in (signal.SIGINT, signal.SIGTERM)}
     heard = [sign for sign, handler in before.items() if handler != signal.SIG_IGN]  # nohup keeps its word
-    watch.cancelled.clear()
+    process.cancelled.clear()
     on_cluster.terminated.clear()
     try:
         for sign in heard:
             signal.signal(sign, interrupt)
         yield
     finally:
-        watch.cancelled.clear()
+        process.cancelled.clear()
         for sign in heard:
             signal.signal(sign, before[sign])
 

@@ -1,4 +1,7 @@
-"""Rank files and exit codes -> one status with one reason, and the record. Layer 3."""
+"""The parts of a run's record, put together: the only place that makes or changes a Result. Layer 3.
+
+How the processes ended and what their rank files say becomes one status with one reason.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +9,33 @@ import dataclasses
 import itertools
 import signal
 import socket
+import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
-from scalebench import machine, nccl_log
-from scalebench.launchers.surroundings import log_name
-from scalebench.launchers.watch import Ended
+from scalebench.launchers.watch import GroupExit
 from scalebench.measure import clocks
-from scalebench.measure.node import attended_by_nodes
+from scalebench.measure.monitor.record import MonitorPart
+from scalebench.measure.node import MachinesPart, nodes_report
 from scalebench.records import read_record
 from scalebench.results import (
     SCHEMA_VERSION,
-    Monitor,
+    MaxBatch,
     Phases,
     Quality,
     RankRecord,
     Result,
     Scale,
+    SchedulerRecord,
     Sync,
     Workload,
     first_reached,
     merged_curve,
 )
+from scalebench.run_folder import MERGED_TRACE_FILE, rank_record_path
 from scalebench.spec import RunSpec
-from scalebench.worker import rank_path
 from scalebench.workloads import datasets, networks, own_model
 
 FP32_BYTES = 4
@@ -38,111 +43,153 @@ PHASES = ("launch", "setup", "warmup", "measure", "evaluate", "probes", "close",
 
 
 @dataclass
-class Outcome:
+class RunOutcome:
     """How a run ended."""
 
     status: str
     reason: str | None = None
-    rank: int | None = None  # the one that failed first, whose log tells more
+    rank: int | None = None  # the one that failed first, whose log has more
     launched_at_s: float | None = None
     wall_s: float | None = None
+    log: str | None = None  # the file in the run's folder that has more, where no rank's log does
+
+
+@dataclass(frozen=True)
+class RunId:
+    """What distinguishes one start of a run from others of the same spec."""
+
+    id: str
+    started_at: str  # ISO 8601, UTC
+
+    @classmethod
+    def new(cls, started_at_s: float | None = None) -> RunId:
+        """Make the id of a run that starts now, or started at that time (seconds since the epoch)."""
+        started = datetime.now(UTC) if started_at_s is None else datetime.fromtimestamp(started_at_s, UTC)
+        return cls(uuid.uuid4().hex[:12], started.isoformat(timespec="milliseconds"))
+
+
+@dataclass
+class Parts:
+    """Everything in the record of a run that follows neither from its spec nor from its outcome."""
+
+    ranks: list[RankRecord | None] = field(default_factory=list)
+    machines: MachinesPart = field(default_factory=MachinesPart)
+    monitor: MonitorPart = field(default_factory=MonitorPart)
+    scheduler: SchedulerRecord | None = None
+    transports: dict[str, str] | None = None  # of NCCL, by pair of ranks
+    merged_traces: Sequence[int] = ()  # ranks whose traces are in trace.json.gz
+    max_batch: MaxBatch | None = None
+    log: str | None = None  # that has more, relative to the run's folder
+
+
+def assemble(spec: RunSpec, run: RunId, outcome: RunOutcome, parts: Parts) -> Result:
+    """Put the record of a run together."""
+    ranks = [rank for rank in parts.ranks if rank is not None]
+    first = ranks[0] if ranks else None
+    for rank in ranks:
+        if rank.rank in parts.merged_traces and rank.probes is not None:
+            rank.probes.trace = None
+    training = _training_flags(outcome, first)
+    return Result(
+        schema_version=SCHEMA_VERSION,
+        run_id=run.id,
+        started_at=run.started_at,
+        status=outcome.status,
+        reason=outcome.reason,
+        log=parts.log,
+        fingerprint=spec.fingerprint,
+        spec=dataclasses.asdict(spec.config),
+        workload=_workload(spec, first),
+        scale=_scale(spec, first),
+        phases=_phases(spec, first, outcome),
+        ranks=ranks,
+        sync=_sync(first, parts.transports),
+        monitor=parts.monitor.monitor,
+        quality=_quality(spec, ranks, parts.max_batch),
+        machine=parts.machines.machine,
+        flags=[*spec.flags, *training, *parts.machines.flags, *parts.monitor.flags],
+        scheduler=parts.scheduler,
+        other_machines=parts.machines.others,
+        trace=MERGED_TRACE_FILE if parts.merged_traces else None,
+    )
+
+
+def with_job_outcome(result: Result, scheduler: SchedulerRecord, outcome: RunOutcome | None) -> Result:
+    """Return a job's record with what the scheduler knows of it: `outcome` where that explains its end better."""
+    status, reason = (result.status, result.reason) if outcome is None else (outcome.status, outcome.reason)
+    return dataclasses.replace(result, scheduler=scheduler, status=status, reason=reason)
 
 
 def read_ranks(folder: Path, processes: int) -> list[RankRecord | None]:
-    """Each rank's record; None where it left none, or only half of one."""
-    found: list[RankRecord | None] = []
+    """Return each rank's record; None where it left none, or only half of one."""
+    records: list[RankRecord | None] = []
     for rank in range(processes):
         try:
-            found.append(read_record(rank_path(folder, rank), RankRecord))
+            records.append(read_record(rank_record_path(folder, rank), RankRecord))
         except (OSError, ValueError):
-            found.append(None)
-    return found
+            records.append(None)
+    return records
 
 
-def judge(ended: Ended, ranks: list[RankRecord | None], oom_kill: bool) -> Outcome:
-    """The status of the run, and the reason of the rank that failed first: the others fail after it."""
-    timing = {"launched_at_s": ended.started_at_s, "wall_s": ended.wall_s}
+def classify_exit(ended: GroupExit, ranks: list[RankRecord | None], oom_kill: bool) -> RunOutcome:
+    """Return the status of the run, and the reason of the rank that failed first: the others fail after it."""
+    if ended.outcome is not None:
+        outcome = RunOutcome(*ended.outcome)
+    elif ended.broken is not None:  # what its ranks report of lost connections follows from it
+        outcome = RunOutcome("failed", ended.broken)
+    else:
+        outcome = _classify_ranks(ended, ranks, oom_kill)
+    return dataclasses.replace(outcome, launched_at_s=ended.started_at_s, wall_s=ended.wall_s)
+
+
+def _classify_ranks(ended: GroupExit, ranks: list[RankRecord | None], oom_kill: bool) -> RunOutcome:
     failed = [r for r in ranks if r is not None and r.status != "ok"]
-    if ended.timeout_at_s is not None:  # a rank that failed and then hung in closing a broken group said it before
+    if ended.timeout_at_s is not None:  # a rank that failed and then hung in closing a broken group wrote it before
         present = [r for r in ranks if r is not None]
         failed = [r for r in failed if clocks.here_s(r.failed_at_s or 0.0, r, present) < ended.timeout_at_s]
     if ended.timeout is not None and not failed:
         silent = [rank for rank, record in enumerate(ranks) if record is None and rank not in ended.services]
         stuck = (ended.stopped or silent or [0])[0]
         why = f"; rank {stuck} is stopped" if ended.stopped else ""
-        return Outcome("timeout", f"{ended.timeout}{why}", stuck, **timing)
-    # A rank that died without a word is the cause; those that tell of a lost connection follow it.
+        return RunOutcome("timeout", f"{ended.timeout}{why}", stuck)
+    # A rank that died without a record is the cause; those that report a lost connection follow it.
     silent = [rank for rank in ended.died_first if ranks[rank] is None]
     if silent:
-        return _silent(silent[0], ended, oom_kill, timing)
+        return _unexplained(silent[0], ended, oom_kill)
     if failed:
-        return of_first(failed, len(ranks), timing, ended.died_first)
+        return first_failure(failed, len(ranks), ended.died_first)
     bad = [
         rank
         for rank, code in enumerate(ended.exit_codes)
         if (code != 0 or ranks[rank] is None) and rank not in ended.services
     ]
-    if bad:
-        return _silent(bad[0], ended, oom_kill, timing)
-    return Outcome("ok", **timing)
+    return _unexplained(bad[0], ended, oom_kill) if bad else RunOutcome("ok")
 
 
-def of_first(
-    failed: Sequence[RankRecord], processes: int, timing: dict[str, float], died_first: Sequence[int] = ()
-) -> Outcome:
-    """The outcome of the rank that failed first, by their own word; where their clocks do not compare, of one of those
-    that were seen to end first."""
+def first_failure(failed: Sequence[RankRecord], processes: int, died_first: Sequence[int] = ()) -> RunOutcome:
+    """Return the outcome of the rank that failed first, by their own records; where their clocks do not compare, of one
+    of those that were seen to end first."""
     seen_first = [r for r in failed if r.rank in died_first]
-    of = failed if clocks.comparable(failed) else seen_first or failed
-    first = min(of, key=lambda r: clocks.on_rank_0_s(r.failed_at_s or 0.0, r))
+    candidates = failed if clocks.comparable(failed) else seen_first or failed
+    first = min(candidates, key=lambda r: clocks.on_rank_0_s(r.failed_at_s or 0.0, r))
     where = f"rank {first.rank}: " if processes > 1 and first.status != "unsupported" else ""
-    return Outcome(first.status, f"{where}{first.reason}", first.rank, **timing)
+    return RunOutcome(first.status, f"{where}{first.reason}", first.rank)
 
 
-def _silent(rank: int, ended: Ended, oom_kill: bool, timing: dict[str, float]) -> Outcome:
-    """The outcome of a rank that left no reason of its own."""
+def _unexplained(rank: int, ended: GroupExit, oom_kill: bool) -> RunOutcome:
+    """Return the outcome of a rank that left no reason of its own."""
     code = ended.exit_codes[rank]
     who = f"rank {rank} ({ended.services[rank]})" if rank in ended.services else f"rank {rank}"
     if code is not None and code < 0:
         name = signal.Signals(-code).name
         if oom_kill and name == "SIGKILL":
-            return Outcome("oom", f"{who} was killed by the kernel, which ran out of memory", rank, **timing)
-        return Outcome("failed", f"{who} was killed by {name}", rank, **timing)
-    return Outcome("failed", f"{who} ended with exit status {code} and no word of why", rank, **timing)
+            return RunOutcome("oom", f"{who} was killed by the kernel, which ran out of memory", rank)
+        return RunOutcome("failed", f"{who} was killed by {name}", rank)
+    return RunOutcome("failed", f"{who} ended with exit status {code} and no word of why", rank)
 
 
-def transports(folder: Path, processes: int) -> dict[str, str] | None:
-    """What NCCL wrote into the ranks' logs of how it connects them; None where it did not."""
-    return nccl_log.read(folder / log_name(rank) for rank in range(processes))
-
-
-def assemble(spec: RunSpec, ranks: list[RankRecord | None], started_at: str, run_id: str, outcome: Outcome) -> Result:
-    """The record of a run, with what its ranks left."""
-    present = [rank for rank in ranks if rank is not None]
-    first = present[0] if present else None
-    return Result(
-        schema_version=SCHEMA_VERSION,
-        run_id=run_id,
-        started_at=started_at,
-        status=outcome.status,
-        reason=outcome.reason,
-        log=log_name(outcome.rank) if outcome.rank is not None else None,
-        fingerprint=spec.fingerprint,
-        spec=dataclasses.asdict(spec.config),
-        workload=_workload(spec, first),
-        scale=_scale(spec, first),
-        phases=_phases(spec, first, outcome),
-        ranks=present,
-        sync=Sync(message_bytes=first.message_bytes, timeline=first.timeline) if first else Sync(),
-        monitor=Monitor(),
-        quality=_quality(spec, present),
-        machine=machine.detect(),
-        flags=[*spec.flags, *_of_training(outcome, first)],
-    )
-
-
-def _of_training(outcome: Outcome, first: RankRecord | None) -> list[str]:
-    """A training that was over before the updates that figures are made of has no throughput."""
+def _training_flags(outcome: RunOutcome, first: RankRecord | None) -> list[str]:
+    """Flag a training that was over before the steps that figures are made of: it has no throughput."""
     early = outcome.status == "ok" and first is not None and first.curve and not first.block_s
     return ["over_in_warmup"] if early else []
 
@@ -171,8 +218,14 @@ def _workload(spec: RunSpec, first: RankRecord | None) -> Workload:
     )
 
 
+def _sync(first: RankRecord | None, transports: dict[str, str] | None) -> Sync:
+    if first is None:
+        return Sync(transports=transports)
+    return Sync(message_bytes=first.message_bytes, timeline=first.timeline, transports=transports)
+
+
 def _flops(spec: RunSpec) -> float | None:
-    """Of training on one sample; None of a user's own network, whose layers nobody counts, and of one that fails."""
+    """Return the FLOPs of training on one sample; None for a user's own network, and for one that fails."""
     model = spec.config.model
     if spec.broken is not None or own_model.is_own(model):
         return None
@@ -202,26 +255,26 @@ def _scale(spec: RunSpec, first: RankRecord | None) -> Scale:
     )
 
 
-def _phases(spec: RunSpec, first: RankRecord | None, outcome: Outcome) -> Phases:
+def _phases(spec: RunSpec, first: RankRecord | None, outcome: RunOutcome) -> Phases:
     phases = Phases(wall_s=outcome.wall_s)
     if first is None:
         return phases
     marks = [(name, first.marks_s[name]) for name in PHASES if name in first.marks_s]
-    one_clock = not attended_by_nodes(spec) or first.hostname == socket.gethostname()
+    one_clock = not nodes_report(spec) or first.hostname == socket.gethostname()
     if outcome.launched_at_s is not None and marks and one_clock:
         phases.launch_s = max(0.0, marks[0][1] - outcome.launched_at_s)
     for (name, start_s), (_, end_s) in itertools.pairwise(marks):
         if name != "launch":
             within = sum(point.evaluate_s for point in first.curve if start_s <= point.at_s < end_s)
             setattr(phases, f"{name}_s", end_s - start_s - within)
-    if first.curve:  # evaluated in the midst of the others
+    if first.curve:  # evaluated between the others
         phases.evaluate_s = sum(point.evaluate_s for point in first.curve)
     return phases
 
 
-def _quality(spec: RunSpec, ranks: list[RankRecord]) -> Quality:
-    """The last block's loss over all ranks, and the validation metrics, which every rank has alike."""
-    quality = Quality()
+def _quality(spec: RunSpec, ranks: list[RankRecord], max_batch: MaxBatch | None) -> Quality:
+    """Return the last block's loss over all ranks, and the validation metrics, which are equal on every rank."""
+    quality = Quality(max_batch=max_batch)
     last = [(r.block_losses[-1], r.block_samples[-1]) for r in ranks if r.block_losses]
     parts = [(loss, samples) for loss, samples in last if loss is not None and samples]
     if parts:
@@ -242,5 +295,5 @@ def _fill_training(quality: Quality, spec: RunSpec, ranks: list[RankRecord]) -> 
     if quality.final_loss is None and quality.curve:
         quality.final_loss = quality.curve[-1].loss
     quality.first_update_s = max((r.first_update_s for r in ranks if r.first_update_s is not None), default=None)
-    found = None if target is None else first_reached(quality.curve, metric, target)
-    quality.time_to_target_s = None if found is None else found.train_s
+    point = None if target is None else first_reached(quality.curve, metric, target)
+    quality.time_to_target_s = None if point is None else point.train_s

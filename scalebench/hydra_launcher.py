@@ -62,10 +62,10 @@ class SweepLauncher(Launcher):
         """Have the scheduler do these runs, all at once; yields the place of each whose row is in its folder."""
         if not places:
             return
-        from scalebench.cluster import Asked
+        from scalebench.cluster import JobRequest
 
         folders = {place: self._configured(planned[place], first + place, sweep_dir)[1] for place in places}
-        asked = [Asked(place, planned[place].spec, folder) for place, folder in folders.items()]
+        asked = [JobRequest(place, planned[place].spec, folder) for place, folder in folders.items()]
         root = sweep_dir.absolute().parent if self._config.resume else None
         for run, result in on_cluster.follow(asked, task.state.console, root):
             with on_cluster.undisturbed():

@@ -20,7 +20,8 @@ from omegaconf import DictConfig, OmegaConf
 from scalebench import on_cluster, task
 from scalebench.compose import to_config
 from scalebench.resolve import resolve
-from scalebench.results import RESULT_FILE, read_result
+from scalebench.results import read_result
+from scalebench.run_folder import RESULT_FILE
 from scalebench.search import objective, settings, telling
 from scalebench.search.space import Space, space_of
 from scalebench.search.trials import JOURNAL, Proposed, Search, Verdict, import_optuna, verdict_of

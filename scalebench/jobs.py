@@ -15,7 +15,8 @@ from scalebench import results
 from scalebench.compose import to_config
 from scalebench.configs import option_defaults
 from scalebench.resolve import resolve
-from scalebench.results import RESULT_FILE, Result
+from scalebench.results import Result
+from scalebench.run_folder import RESULT_FILE
 from scalebench.spec import InputError, RunSpec
 
 

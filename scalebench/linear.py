@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from scalebench.stats import CONFIDENCE, Interval, student_t
+from scalebench.stats import CONFIDENCE, Interval
+from scalebench.student import student_t
 
 LEAST = 3  # launches that give an interval
 Terms = Mapping[str, float]  # name of a figure -> what it is multiplied by

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from scalebench.analysis import Baselines
+from scalebench.baselines import Baselines
 from scalebench.results import Result
 from scalebench.rungs import share_of_device
 

@@ -19,10 +19,11 @@ from pathlib import Path
 
 from scalebench import processors, system_files
 from scalebench.cgroups import cpu_quota, memory_limit_bytes
-from scalebench.gpus import Gpu, detect_gpus, or_none
+from scalebench.gpus import Gpu, detect_gpus
 from scalebench.gpus import gpu_count as gpu_count  # asked for next to usable_cpus
 from scalebench.gpus import gpu_numa_nodes as gpu_numa_nodes
 from scalebench.gpus import pair_of_each_link as pair_of_each_link
+from scalebench.nvml import or_none
 from scalebench.processors import NumaNode
 from scalebench.processors import numa_nodes as numa_nodes
 from scalebench.processors import usable_cpus as usable_cpus

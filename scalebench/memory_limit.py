@@ -19,10 +19,10 @@ from pathlib import Path
 from scalebench.cgroups import memory_limit_bytes
 
 SHARE = 0.8  # of the memory that the processes of a node are given together; the rest is the system's and the parent's
-MOST = 0.95  # of it, for a single try with more than that
+MAX_SHARE = 0.95  # of it, for a single try with more than that
 LOG_TAIL_BYTES = 200_000
-# Of a process at its limit: of allocators, of threads that get no stack, and of oneDNN, whose status 1 it is.
-WORDS = re.compile(
+# What a process at its limit prints: allocators, threads that get no stack, and oneDNN, whose status 1 it is.
+OUT_OF_MEMORY = re.compile(
     r"out of memory|bad_alloc|MemoryError|OOM when allocating|RESOURCE_EXHAUSTED|[Cc]an(?:no|')t allocate memory|"
     r"[Uu]nable to (?:map|allocate|alloc)|not enough memory|ALLOC_FAILED|[Mm]emory allocation (?:of \S+ )?failed|"
     r"[Ff]ailed to (?:map|allocate) |can't start new thread|[Tt]hread (?:creation failed|constructor failed)|"
@@ -30,8 +30,8 @@ WORDS = re.compile(
 )
 
 
-def obstacle() -> str | None:
-    """Why a process cannot be held to a limit here; None where it can."""
+def unsupported_reason() -> str | None:
+    """Return why a process cannot be held to a limit here; None where it can."""
     release = re.match(r"(\d+)\.(\d+)", platform.release())
     if sys.platform.startswith("linux") and release and (int(release[1]), int(release[2])) >= (4, 7):
         return None
@@ -42,13 +42,13 @@ def obstacle() -> str | None:
 
 
 def share_bytes(processes: int) -> int:
-    """What each of so many processes on this machine may take: a part of its memory, or of what a cgroup allows."""
+    """Return what each of so many processes on this machine may take of its memory, or of what a cgroup allows."""
     return int(_whole_bytes() * SHARE / processes)
 
 
 def more_bytes(limit_bytes: int, processes: int) -> int:
-    """For a process that may have died of that limit: twice as much, or as there is. So many share this machine."""
-    return int(min(2 * limit_bytes, _whole_bytes() * MOST / processes))
+    """Return twice the limit, or as much as there is, for one of so many processes, which may have died of it."""
+    return int(min(2 * limit_bytes, _whole_bytes() * MAX_SHARE / processes))
 
 
 def hold(limit_bytes: int | None) -> None:
@@ -66,20 +66,20 @@ def _whole_bytes() -> int:
 
 
 def _hard() -> int | None:
-    """The limit that this process itself has been given; None: none."""
+    """Return the limit of this process itself; None: none."""
     import resource
 
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     return None if hard == resource.RLIM_INFINITY else hard
 
 
-def last_words(log: Path) -> str | None:
-    """The line of a log that tells of memory that was not to be had; None without one."""
+def out_of_memory_line(log: Path) -> str | None:
+    """Return the last line of a log by which memory could not be allocated; None without one."""
     try:
         with open(log, "rb") as file:
             file.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
             text = file.read().decode(errors="replace")
     except OSError:
         return None
-    found = [line for line in text.splitlines() if WORDS.search(line)]
-    return " ".join(found[-1].split()) if found else None
+    lines = [line for line in text.splitlines() if OUT_OF_MEMORY.search(line)]
+    return " ".join(lines[-1].split()) if lines else None

@@ -10,7 +10,6 @@ import gzip
 import json
 import math
 import os
-import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,8 +17,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-TRACE_FILE = "trace.json.gz"
-RANK_FILE = re.compile(r"trace(\d+)\.json\.gz")
+from scalebench.run_folder import MERGED_TRACE_FILE, rank_traces
+
 # What a file that was cut short or damaged raises.
 UNREADABLE = (OSError, EOFError, ValueError, zlib.error)
 PROCESS_FACTS = ("process_name", "process_sort_index")  # written anew
@@ -37,15 +36,15 @@ def merge(folder: Path, offsets_s: Mapping[int, float] | None = None) -> list[in
     writable: then nothing has changed.
     """
     offsets_ns = {rank: round(offset_s * 1e9) for rank, offset_s in (offsets_s or {}).items()}
-    found = {int(named[1]): path for path in folder.iterdir() if (named := RANK_FILE.fullmatch(path.name))}
+    found = rank_traces(folder)
     begins: dict[int, int | None] = {}
-    for rank in sorted(found):
+    for rank in found:
         with contextlib.suppress(*UNREADABLE):
             begins[rank] = _begin_ns(*_read(found[rank], offsets_ns.get(rank, 0)))
     if not begins:
         return []
     numbers = _Numbers(min((begin for begin in begins.values() if begin is not None), default=0))
-    temporary = folder / f".{TRACE_FILE}.{os.getpid()}"
+    temporary = folder / f".{MERGED_TRACE_FILE}.{os.getpid()}"
     try:
         with gzip.open(temporary, "wt", encoding="utf-8") as file:
             file.write('{"displayTimeUnit": "ms", "traceEvents": [')
@@ -55,7 +54,7 @@ def merge(folder: Path, offsets_s: Mapping[int, float] | None = None) -> list[in
                     file.write(gap + json.dumps(event, allow_nan=False))
                     gap = ",\n"
             file.write("\n]}\n")
-        os.replace(temporary, folder / TRACE_FILE)
+        os.replace(temporary, folder / MERGED_TRACE_FILE)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

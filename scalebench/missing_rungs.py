@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from scalebench import probed
-from scalebench.analysis import comparison_key
+from scalebench.baselines import comparison_key
 from scalebench.results import Result
 from scalebench.rungs import PARTS, share_of_device
 

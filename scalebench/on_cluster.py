@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING
 
-from scalebench.launchers import watch
+from scalebench import process
 from scalebench.report.console import Console
 from scalebench.results import Result
 from scalebench.slurm.commands import Slurm, inside
@@ -17,7 +17,7 @@ from scalebench.slurm.submission import read_submission
 from scalebench.spec import HardwareSpec, InputError, RunSpec
 
 if TYPE_CHECKING:
-    from scalebench.cluster import Asked
+    from scalebench.cluster import JobRequest
 
 terminated = Event()  # set by the program's handler of SIGTERM: there is nobody to ask then
 
@@ -34,13 +34,13 @@ def submits(spec: RunSpec) -> bool:
 
 def one(spec: RunSpec, folder: Path, console: Console, resume: bool) -> Result:
     """The row of a single run, done by the scheduler in `folder`."""
-    from scalebench.cluster import Asked
+    from scalebench.cluster import JobRequest
 
-    ((_, result),) = follow([Asked(0, spec, folder)], console, folder if resume else None)
+    ((_, result),) = follow([JobRequest(0, spec, folder)], console, folder if resume else None)
     return result
 
 
-def follow(asked: Sequence[Asked], console: Console, root: Path | None) -> Iterator[tuple[Asked, Result]]:
+def follow(requests: Sequence[JobRequest], console: Console, root: Path | None) -> Iterator[tuple[JobRequest, Result]]:
     """Submit these runs and yield each with its row, as they end. Below `root` may be folders of runs whose job still
     goes on after whoever started it was killed: they are waited for, and not submitted once more.
 
@@ -49,28 +49,28 @@ def follow(asked: Sequence[Asked], console: Console, root: Path | None) -> Itera
     """
     from scalebench.cluster import Cluster, find_running
 
-    if not asked:
+    if not requests:
         return
-    hardware = [run.spec.config.hardware for run in asked]
+    hardware = [run.spec.config.hardware for run in requests]
     slurm = Slurm(_common_bin(hardware))
     limits = [spec.max_jobs for spec in hardware if spec.max_jobs is not None]
     if root is not None:
-        asked = _with_running(asked, find_running(root, slurm))
-        for run in asked:
+        requests = _with_running(requests, find_running(root, slurm))
+        for run in requests:
             if not run.adopted and run.folder != root:
                 shutil.rmtree(run.folder, ignore_errors=True)  # of a run that did not go well
     else:
-        _refuse_running([run.folder for run in asked], slurm)
+        _refuse_running([run.folder for run in requests], slurm)
     with console.following() as on_change:
         cluster = Cluster(slurm, min(limits, default=None), on_change)
-        rows = cluster.follow(asked)
+        rows = cluster.follow(requests)
         try:
             yield from rows
             return
         except KeyboardInterrupt:
-            watch.cancelled.clear()  # heard; whoever is in a hurry presses Ctrl-C again
+            process.cancelled.clear()  # heard; whoever is in a hurry presses Ctrl-C again
             if not console.shall_cancel(cluster.unfinished, not terminated.is_set()):
-                raise LeftQueued(_how_to_return(asked, cluster.unfinished)) from None
+                raise LeftQueued(_how_to_return(requests, cluster.unfinished)) from None
             cluster.cancel()
         yield from rows
     raise KeyboardInterrupt
@@ -81,16 +81,16 @@ def undisturbed() -> Iterator[None]:
     """While somebody does something with a row, Ctrl-C waits for its end; who follows the jobs hears of it then, and
     asks."""
     try:
-        with watch.signals_later():
+        with process.signals_later():
             yield
     except KeyboardInterrupt:
-        if not watch.cancelled.is_set():
+        if not process.cancelled.is_set():
             raise
 
 
-def _how_to_return(asked: Sequence[Asked], left: int) -> str:
+def _how_to_return(requests: Sequence[JobRequest], left: int) -> str:
     jobs = "1 job goes" if left == 1 else f"{left} jobs go"
-    where = f"hydra.run.dir={asked[0].folder} " if len(asked) == 1 else ""
+    where = f"hydra.run.dir={requests[0].folder} " if len(requests) == 1 else ""
     return f"{jobs} on without; the same command with {where}resume=true waits for the rest"
 
 
@@ -106,21 +106,21 @@ def _refuse_running(folders: Sequence[Path], slurm: Slurm) -> None:
             )
 
 
-def _with_running(asked: Sequence[Asked], running: dict[tuple[str, int], Path]) -> list[Asked]:
-    from scalebench.cluster import Asked
+def _with_running(requests: Sequence[JobRequest], running: dict[tuple[str, int], Path]) -> list[JobRequest]:
+    from scalebench.cluster import JobRequest
 
     going_on = {key: folder.absolute() for key, folder in running.items()}
     found = []
-    for run in asked:
+    for run in requests:
         folder = going_on.get((run.spec.fingerprint, run.spec.config.repeat))
         if folder is None and run.folder in going_on.values():
             raise InputError(
                 f"{run.folder} is where a job of another run still goes on; choose another hydra.sweep.dir"
             )
-        found.append(run if folder is None else Asked(run.number, run.spec, folder, adopted=True))
-    own = {run.folder for run in asked}
+        found.append(run if folder is None else JobRequest(run.number, run.spec, folder, adopted=True))
+    own = {run.folder for run in requests}
     if any(
-        run.adopted and run.folder in own and run.folder != old.folder for run, old in zip(found, asked, strict=True)
+        run.adopted and run.folder in own and run.folder != old.folder for run, old in zip(found, requests, strict=True)
     ):
         raise InputError(
             "jobs of this sweep still go on in other numbers of it; give its words in the order that they had"

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Iterable
 
-from scalebench.batch_search import tries
+from scalebench.max_batch import try_counts
 from scalebench.spec import RunSpec, goes_to_stop
 from scalebench.workloads import datasets
 
@@ -26,7 +26,7 @@ def estimate_s(spec: RunSpec) -> tuple[float, float]:
         surely = (stop.epochs, stop.steps, stop.target) == (None, None, None)
         most_s = other_s + (math.inf if stop.seconds is None else stop.seconds)
         return most_s if surely else other_s, most_s
-    fewest, most = tries(spec.config, spec.gpus) if settings.search == "max_batch" else (1, 1)
+    fewest, most = try_counts(spec.config, spec.gpus) if settings.search == "max_batch" else (1, 1)
     return fewest * (other_s + settings.min_s), most * (other_s + settings.warmup_max_s + settings.max_s)
 
 

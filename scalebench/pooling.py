@@ -24,7 +24,8 @@ from scalebench.given import Given, find_given
 from scalebench.reading import PathLike, figures_in, find, paths_of
 from scalebench.results import Result
 from scalebench.rows import compared, figures_of, joined, limits, row
-from scalebench.stats import CONFIDENCE, Interval, ratio_interval, student_t
+from scalebench.stats import CONFIDENCE, Interval, ratio_interval
+from scalebench.student import student_t
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from scalebench import configs
 from scalebench.curves import TRAINING, Curve, curves, grouped
-from scalebench.stats import BATCHES, CONFIDENCE, Interval, student_t
+from scalebench.stats import BATCHES, CONFIDENCE, Interval
+from scalebench.student import student_t
 
 if TYPE_CHECKING:
     import pandas as pd

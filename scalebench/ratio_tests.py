@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scalebench.stats import BATCHES, CONFIDENCE, Interval, ratio_interval, student_t
+from scalebench.stats import BATCHES, CONFIDENCE, Interval, ratio_interval
+from scalebench.student import student_t
 
 LEAST = 3  # launches that show how launches vary
 LEVEL = 1 - CONFIDENCE

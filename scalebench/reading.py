@@ -11,8 +11,9 @@ from pathlib import Path
 
 from scalebench.figures import Figures
 from scalebench.processors import usable_cpus
-from scalebench.results import RESULT_FILE, read_result
+from scalebench.results import read_result
 from scalebench.rows import figures_of
+from scalebench.run_folder import RESULT_FILE
 from scalebench.spec import InputError
 
 PathLike = str | os.PathLike[str]

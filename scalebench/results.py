@@ -19,10 +19,10 @@ import msgspec
 from scalebench.api import api
 from scalebench.machine import Machine
 from scalebench.records import read_json, read_record, write_json
+from scalebench.run_folder import RESULT_FILE
 from scalebench.spec import InputError
 
 SCHEMA_VERSION = 1
-RESULT_FILE = "result.json"
 SCHEMA_PATH = Path(__file__).with_name("result.schema.json")
 STATUSES = ("ok", "failed", "oom", "timeout", "unsupported", "cancelled")
 Status = Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(STATUSES)})]

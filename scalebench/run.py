@@ -7,106 +7,125 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import uuid
-from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from scalebench import launchers, machine, max_batch, merged_trace
-from scalebench.collect import Outcome, assemble, judge, read_ranks, transports
-from scalebench.launchers import allocation
-from scalebench.launchers.hand_rank import STOP_FILE, WAITING_FILE
-from scalebench.launchers.surroundings import MPIRUN_LOG, SRUN_LOG
-from scalebench.launchers.watch import StartError
-from scalebench.measure import attended
-from scalebench.measure.monitor import SERIES_FILE, record
-from scalebench.measure.monitor.keeper import Keeper
-from scalebench.measure.node import attended_by_nodes
-from scalebench.measure.progress import Progress
-from scalebench.results import RESULT_FILE, Result, SchedulerRecord, read_result, write_result
+from scalebench import launchers, machine, max_batch, merged_trace, nccl_log
+from scalebench.collect import Parts, RunId, RunOutcome, assemble, classify_exit, read_ranks
+from scalebench.launchers import slurm
+from scalebench.launchers.watch import WORKER, OnProgress
+from scalebench.measure import node
+from scalebench.measure.monitor.keeper import MonitorProcess
+from scalebench.measure.monitor.record import MonitorPart, monitor_part
+from scalebench.process import StartError, signals_ignored
+from scalebench.results import RankRecord, Result, SchedulerRecord, read_result, write_result
+from scalebench.run_folder import (
+    PLUGIN_LOG,
+    RESULT_FILE,
+    launcher_log_name,
+    rank_log_name,
+    remove_leftovers,
+    remove_transient_files,
+)
 from scalebench.spec import InputError, RunSpec, write_spec
 
-# What the parent and its ranks tell each other by.
-PLUGIN_LOG = "plugin.log"  # the traceback of a plugin that failed before there was a process
-PASSING = ("progress*.json", "pid*.json", "exit*.json", "machine*.json", WAITING_FILE, STOP_FILE)
 
-
-def run(
-    spec: RunSpec,
-    folder: Path,
-    on_look: Callable[[list[Progress]], None] = lambda progress: None,
-    module: str = "scalebench.worker",
-) -> Result:
+def run(spec: RunSpec, folder: Path, on_progress: OnProgress = lambda progress: None, module: str = WORKER) -> Result:
     """Run `spec` in `folder` and leave its result.json there.
 
     Raises InputError when the folder already holds a result, OSError when it cannot be written, and
-    KeyboardInterrupt, after the row is written, when it was cancelled.
+    KeyboardInterrupt, after the result is written, when it was cancelled.
     """
     refuse_results(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
-    run_id = uuid.uuid4().hex[:12]
+    started = StartedRun(spec, folder)
     write_spec(spec, folder)
     if spec.broken is not None:
-        return leave(spec, folder, started_at, run_id, Outcome("failed", spec.broken), log=_plugin_log(spec, folder))
-    impossible = spec.unsupported or max_batch.obstacle(spec)
-    if impossible is not None:
-        outcome = Outcome("unsupported", impossible)
-        return leave(spec, folder, started_at, run_id, outcome)
+        return started.finish(RunOutcome("failed", spec.broken, log=_write_plugin_log(spec, folder)))
+    reason = spec.unsupported or max_batch.unsupported_reason(spec)
+    if reason is not None:
+        return started.finish(RunOutcome("unsupported", reason))
     remove_leftovers(folder)
-    search = max_batch.Search(spec, folder) if spec.config.measure.search == max_batch.SEARCH else None
-    keeper = Keeper(spec, folder, here=not attended_by_nodes(spec)) if search is None else None
     try:
-        if search is None:
-            outcome = _attempt(spec, folder, run_id, on_look, module, keeper)
-        else:
-            outcome = search.run(lambda *of_try: _attempt_try(run_id, module, *of_try), on_look)
+        outcome = started.launch(on_progress, module)
     except KeyboardInterrupt:
-        leave(spec, folder, started_at, run_id, Outcome("cancelled", "cancelled while it ran"), keeper, search=search)
+        started.finish(RunOutcome("cancelled", "cancelled while it ran"))
         raise
     except Exception as error:
-        reason = f"the parent failed: {type(error).__name__}: {' '.join(str(error).split())}"
-        leave(spec, folder, started_at, run_id, Outcome("failed", reason), keeper, search=search)
+        text = f"the parent failed: {type(error).__name__}: {' '.join(str(error).split())}"
+        started.finish(RunOutcome("failed", text))
         raise
-    return leave(spec, folder, started_at, run_id, outcome, keeper, search=search)
+    return started.finish(outcome)
 
 
-def _attempt(
-    spec: RunSpec,
-    folder: Path,
-    run_id: str,
-    on_look: Callable[[list[Progress]], None],
-    module: str,
-    keeper: Keeper | None = None,
-) -> Outcome:
+@dataclass
+class StartedRun:
+    """A run whose result.json is still to be written, and what only this process knows of it."""
+
+    spec: RunSpec
+    folder: Path
+    id: RunId = field(default_factory=RunId.new)
+    scheduler: SchedulerRecord | None = None  # of a job that this process is not in
+    monitor: MonitorProcess | None = None
+    search: max_batch.Search | None = None
+
+    def launch(self, on_progress: OnProgress, module: str) -> RunOutcome:
+        """Run the ranks, once or for each try of a batch search."""
+        if self.spec.config.measure.search == max_batch.SEARCH:
+            self.search = max_batch.Search(self.spec, self.folder)
+            return self.search.run(lambda *of_try: _attempt(self.id.id, module, *of_try), on_progress)
+        self.monitor = MonitorProcess(self.spec, self.folder, local=not node.nodes_report(self.spec))
+        with self.monitor:
+            return _attempt(self.id.id, module, self.spec, self.folder, on_progress)
+
+    def finish(self, outcome: RunOutcome) -> Result:
+        """Write result.json, which Ctrl-C and SIGTERM do not interrupt, and return it."""
+        with signals_ignored():
+            spec = self.spec if self.search is None else self.search.spec
+            result = assemble(spec, self.id, outcome, self._parts(spec, outcome))
+            of_tracker = _result_of_job_tracker(self.folder)
+            if of_tracker is None:
+                write_result(result, self.folder)
+            remove_transient_files(self.folder)
+            return of_tracker or result
+
+    def _parts(self, spec: RunSpec, outcome: RunOutcome) -> Parts:
+        where = self.folder if self.search is None else self.search.where
+        records = read_ranks(where, spec.processes)
+        ranks = [rank for rank in records if rank is not None]
+        reports = node.read_reports(spec, where)
+        machines = node.machines_part(reports, ranks)
+        monitor = MonitorPart()
+        if self.search is None and (self.monitor is not None or any(reports)):
+            reason = None if self.monitor is None else self.monitor.reason
+            monitor = monitor_part(spec, self.folder, ranks, machines.machine, reason, reports)
+        return Parts(
+            ranks=records,
+            machines=machines,
+            monitor=monitor,
+            scheduler=self.scheduler or slurm.scheduler_record(spec, self.folder),
+            transports=nccl_log.read(where / rank_log_name(rank) for rank in range(spec.processes)),
+            merged_traces=_merge_traces(self.folder, ranks),
+            max_batch=None if self.search is None else self.search.found,
+            log=_log(self.folder, where, outcome),
+        )
+
+
+def _attempt(run_id: str, module: str, spec: RunSpec, folder: Path, on_progress: OnProgress) -> RunOutcome:
+    """Launch the ranks once and say how that ended."""
     kills_before = machine.oom_kills()
     try:
-        with keeper or contextlib.nullcontext():
-            ended = launchers.launch(spec, folder, run_id, on_look, module)
+        ended = launchers.launch(spec, folder, run_id, on_progress, module)
     except StartError as error:
-        return Outcome("failed", f"the processes could not be started: {error.strerror or error}")
+        return RunOutcome("failed", f"the processes could not be started: {error.strerror or error}")
     ranks = read_ranks(folder, spec.processes)
-    if ended.verdict is not None:
-        return Outcome(*ended.verdict, launched_at_s=ended.started_at_s, wall_s=ended.wall_s)
-    if ended.broken is not None:  # what its ranks say of lost connections follows from it
-        return Outcome("failed", ended.broken, launched_at_s=ended.started_at_s, wall_s=ended.wall_s)
+    if ended.outcome is not None or ended.broken is not None:  # which needs no other explanation
+        return classify_exit(ended, ranks, oom_kill=False)
     oom_kill = kills_before is not None and (machine.oom_kills() or 0) > kills_before
-    told = attended.wait(spec, folder, all(rank is not None and rank.status == "ok" for rank in ranks))
-    return judge(ended, ranks, oom_kill or attended.oom_killed(told))
-
-
-def _plugin_log(spec: RunSpec, folder: Path) -> str | None:
-    """Where the traceback of a plugin's fault is kept; None where nothing was raised in its code."""
-    if not spec.broken_log:
-        return None
-    (folder / PLUGIN_LOG).write_text(spec.broken_log)
-    return PLUGIN_LOG
-
-
-def _attempt_try(run_id: str, module: str, spec: RunSpec, folder: Path, on_look: max_batch.OnLook) -> Outcome:
-    return _attempt(spec, folder, run_id, on_look, module)
+    went_well = all(rank is not None and rank.status == "ok" for rank in ranks)
+    reports = node.wait_for_reports(spec, folder, went_well)
+    return classify_exit(ended, ranks, oom_kill or node.oom_killed(reports))
 
 
 def refuse_results(folder: Path) -> None:
@@ -115,62 +134,27 @@ def refuse_results(folder: Path) -> None:
         raise InputError(f"{folder} already holds a result.json; choose another folder or remove it")
 
 
-def remove_leftovers(folder: Path) -> None:
-    """What the ranks of a run left whose parent was killed before it wrote the row."""
-    logs = ("rank*.log", MPIRUN_LOG, SRUN_LOG, PLUGIN_LOG)
-    for pattern in ("rank*.json", "trace*.json.gz", f"{Path(SERIES_FILE).stem}*", *logs, *PASSING):
-        _remove(folder, pattern)
-    max_batch.remove_leftovers(folder)
+def _write_plugin_log(spec: RunSpec, folder: Path) -> str | None:
+    """Keep the traceback of a plugin's fault, and name the file; None where nothing was raised in its code."""
+    if not spec.broken_log:
+        return None
+    (folder / PLUGIN_LOG).write_text(spec.broken_log)
+    return PLUGIN_LOG
 
 
-def _remove(folder: Path, pattern: str) -> None:
-    for path in folder.glob(pattern):
-        path.unlink(missing_ok=True)
+def _log(folder: Path, where: Path, outcome: RunOutcome) -> str | None:
+    """Name the file that has more on a failure: the rank's that failed first, else that of what started the ranks."""
+    if outcome.rank is None and outcome.log is not None:
+        return outcome.log
+    name = None if outcome.rank is None else rank_log_name(outcome.rank)
+    if name is None and outcome.status in ("failed", "oom"):
+        name = launcher_log_name(where)
+    return name if name is None or where == folder else f"{where.name}/{name}"
 
 
-def leave(
-    spec: RunSpec,
-    folder: Path,
-    started_at: str,
-    run_id: str,
-    outcome: Outcome,
-    keeper: Keeper | None = None,
-    log: str | None = None,
-    scheduler: SchedulerRecord | None = None,
-    search: max_batch.Search | None = None,
-) -> Result:
-    """Write the row. Ctrl-C and SIGTERM have to wait for that long. `log` tells more where no rank's log does."""
-    spec, measured = (spec, folder) if search is None else (search.spec, search.where)
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    _handle(dict.fromkeys(before, signal.SIG_IGN))
-    try:
-        result = assemble(spec, read_ranks(measured, spec.processes), started_at, run_id, outcome)
-        result.sync.transports = transports(measured, spec.processes)
-        result.log = result.log or log
-        if result.status in ("failed", "oom") and result.log is None:
-            result.log = next((name for name in (MPIRUN_LOG, SRUN_LOG) if (measured / name).exists()), None)
-        result.scheduler = scheduler or allocation.record(spec, folder)
-        told = attended.read_nodes(spec, measured)
-        attended.tell(result, told)
-        _merge_traces(result, folder)
-        if search is not None:
-            search.tell(result)
-        elif keeper is not None or any(told):
-            record.fill(result, spec, folder, None if keeper is None else keeper.reason, told)
-        there = _row_of_others(folder)
-        if there is None:
-            write_result(result, folder)
-        for pattern in PASSING:
-            for where in (folder, *max_batch.folders(folder)):
-                _remove(where, pattern)
-        return there or result
-    finally:
-        _handle(before)
-
-
-def _row_of_others(folder: Path) -> Result | None:
-    """What whoever waits for a job wrote in its place: its node was given up for dead, and came back."""
-    if RESULT_FILE not in os.listdir(folder):  # which asks a file server, as a look at the file alone may not
+def _result_of_job_tracker(folder: Path) -> Result | None:
+    """Return the result that the job tracker has written, which had assumed that this node was dead."""
+    if RESULT_FILE not in os.listdir(folder):  # listing asks a file server, as a look at the file alone may not
         return None
     try:
         return read_result(folder / RESULT_FILE)
@@ -178,18 +162,10 @@ def _row_of_others(folder: Path) -> Result | None:
         return None
 
 
-def _merge_traces(result: Result, folder: Path) -> None:
-    """A trace is no figure: where it cannot be written the run has gone well, and the ranks' own traces stay."""
+def _merge_traces(folder: Path, ranks: Sequence[RankRecord]) -> list[int]:
+    """Merge the ranks' traces. A trace is no figure: where it cannot be written the run has gone well, and the ranks'
+    own traces stay."""
     with contextlib.suppress(OSError, ValueError):
-        offsets_s = {rank.rank: rank.clock_offset_s for rank in result.ranks if rank.clock_offset_s is not None}
-        merged = merged_trace.merge(folder, offsets_s)
-        result.trace = merged_trace.TRACE_FILE if merged else None
-        for rank in result.ranks:
-            if rank.rank in merged and rank.probes is not None:
-                rank.probes.trace = None
-
-
-def _handle(handlers: Mapping[signal.Signals, Any]) -> None:
-    with contextlib.suppress(ValueError):  # not in the main thread, where no signal arrives either
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        offsets_s = {rank.rank: rank.clock_offset_s for rank in ranks if rank.clock_offset_s is not None}
+        return merged_trace.merge(folder, offsets_s)
+    return []

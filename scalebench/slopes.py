@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from scalebench.curves import Curve, interval
-from scalebench.stats import CONFIDENCE, Interval, ratio_interval, scale, student_t
+from scalebench.stats import CONFIDENCE, Interval, ratio_interval, scale
+from scalebench.student import student_t
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from typing import Any
 
 from scalebench.api import api
 from scalebench.records import read_record, write_json
+from scalebench.run_folder import SPEC_FILE
 from scalebench.suggest import no_such
 
-SPEC_FILE = "spec.json"
 DEBUG_TIMEOUT_S = 86400.0
 OPTIMIZERS = ("adam", "adamw", "sgd", "momentum", "rmsprop")
 NOTHING_TO_VALIDATE = (

@@ -13,7 +13,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from scalebench.stats import BATCHES, CONFIDENCE, FloatArray, Interval, lag1_autocorrelation, series_of, student_t
+from scalebench.stats import BATCHES, CONFIDENCE, FloatArray, Interval, lag1_autocorrelation, series_of
+from scalebench.student import student_t
 
 FEWEST = 16  # blocks; of fewer nothing is said
 SPREADS = 20.0  # how far from the middle a smoothed block may lie, in standard deviations of the later half

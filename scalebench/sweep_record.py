@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from scalebench.records import read_record, write_json
-from scalebench.results import RESULT_FILE
+from scalebench.run_folder import RESULT_FILE
 from scalebench.spec import InputError
 
 SWEEP_FILE = "sweep.json"

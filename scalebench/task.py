@@ -10,19 +10,19 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from scalebench import on_cluster
+from scalebench import on_cluster, process
 from scalebench.compose import to_config
 from scalebench.configs import conf_dir
 from scalebench.folder_lock import FolderLock
 from scalebench.frame import Survey
 from scalebench.jobs import Job
 from scalebench.jobs import exit_status as jobs_exit_status
-from scalebench.launchers import watch
 from scalebench.report.console import Console
 from scalebench.report.tables import write_tables
 from scalebench.resolve import resolve
-from scalebench.results import RESULT_FILE, Result, read_result
+from scalebench.results import Result, read_result
 from scalebench.run import run
+from scalebench.run_folder import RESULT_FILE
 from scalebench.spec import InputError, RunSpec
 from scalebench.sweeping import Sweep
 from scalebench.workloads import datasets
@@ -141,7 +141,7 @@ def cool_down(seconds: float) -> None:
     """Pause before the next run of a sweep. Ctrl-C and SIGTERM end it as they end a run: KeyboardInterrupt."""
     if seconds > 0:
         with state.console.cooling_down(seconds):
-            if watch.cancelled.wait(seconds):
+            if process.cancelled.wait(seconds):
                 raise KeyboardInterrupt
 
 

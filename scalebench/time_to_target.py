@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from scalebench.curves import cells
 from scalebench.pooling import LEAST, over_launches
 from scalebench.rows import limits
-from scalebench.stats import CONFIDENCE, Interval, student_t
+from scalebench.stats import CONFIDENCE, Interval
+from scalebench.student import student_t
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from scalebench import memory_limit, registry
-from scalebench.launchers import hand_rank, leash, pinning
+from scalebench.launchers import leash, mpi_rank, pinning
 from scalebench.measure.progress import ProgressFile
 from scalebench.measure.session import Session, finish
 from scalebench.records import write_json
 from scalebench.results import RankRecord
+from scalebench.run_folder import rank_record_path
 from scalebench.spec import InputError, RunSpec, read_spec
 from scalebench.strategy import Strategy, Unsupported
 
@@ -38,13 +39,9 @@ OUT_OF_MEMORY = (
 WHERE = ("Graph execution error", "Detected at node", "File ")  # where TensorFlow says an operation was made
 
 
-def rank_path(folder: Path, rank: int) -> Path:
-    return folder / f"rank{rank}.json"
-
-
 def main(argv: list[str]) -> int:
     """Run one rank in FOLDER; 0 when it went well, 1 otherwise."""
-    hand_rank.stand_in(Path(argv[0]))
+    mpi_rank.become_agent(Path(argv[0]))
     return run_rank(Path(argv[0]), lambda *parts: Session(*parts).run())
 
 
@@ -74,10 +71,10 @@ def run_rank(folder: Path, body: Callable[[RunSpec, Strategy, RankRecord, Progre
     except BaseException as error:
         classify(error, record)
         traceback.print_exc()
-        leave(record, progress, folder)
+        write_record(record, progress, folder)
         _close_quietly(strategy)
         return 1
-    leave(record, progress, folder)
+    write_record(record, progress, folder)
     return 0
 
 
@@ -89,13 +86,13 @@ def serve(spec: RunSpec, rank: int, folder: Path) -> int:
         record = RankRecord(rank, socket.gethostname(), os.getpid(), threads=spec.places[rank].threads)
         classify(error, record)
         traceback.print_exc()
-        write_json(rank_path(folder, rank), record)
+        write_json(rank_record_path(folder, rank), record)
     return 1
 
 
-def leave(record: RankRecord, progress: ProgressFile, folder: Path) -> None:
+def write_record(record: RankRecord, progress: ProgressFile, folder: Path) -> None:
     finish(record, progress)
-    write_json(rank_path(folder, record.rank), record)
+    write_json(rank_record_path(folder, record.rank), record)
 
 
 def classify(error: BaseException, record: RankRecord) -> None:
@@ -140,7 +137,9 @@ def end_with_parent() -> None:
     if parent is None or not sys.platform.startswith("linux"):
         return
     leash.end_with(int(parent), signal.SIGKILL)
-    faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)  # the launcher asks a rank that hangs where it is
+    faulthandler.register(
+        signal.SIGUSR1, file=sys.__stderr__ or sys.stderr
+    )  # the launcher asks a rank that hangs where it is
 
 
 def _wait_for_the_others(strategy: Strategy) -> None:
@@ -164,7 +163,7 @@ def _close_quietly(strategy: Strategy | None) -> None:
         signal.alarm(0)
 
 
-def leave_process(status: int) -> NoReturn:
+def exit_without_cleanup(status: int) -> NoReturn:
     """End this process with that exit status, past the interpreter's own end.
 
     What frameworks do at the interpreter's end is no part of a run: it takes up to seconds, and native threads that
@@ -178,4 +177,4 @@ def leave_process(status: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    leave_process(main(sys.argv[1:]))
+    exit_without_cleanup(main(sys.argv[1:]))

@@ -9,43 +9,45 @@ from typing import Any
 import pytest
 
 from scalebench.launchers import local
-from scalebench.launchers.watch import Ended
+from scalebench.launchers.watch import GroupExit, LaunchRequest
 from scalebench.measure.progress import Progress
 from scalebench.records import write_json
 from scalebench.results import RankRecord, Result
+from scalebench.run_folder import rank_record_path
 from scalebench.spec import RunSpec, TrainSpec, read_spec
-from scalebench.worker import rank_path
 from tests.helpers import null_spec, rank
 
 SEARCH = {"search": "max_batch", "memory_limit_bytes": 10**9, "probes": True, "monitor": True, "evaluate": True}
-Ends = Callable[[RunSpec, Path], Ended]
+Ends = Callable[[RunSpec, Path], GroupExit]
 
 
-def ok(spec: RunSpec, folder: Path) -> Ended:
+def ok(spec: RunSpec, folder: Path) -> GroupExit:
     for k in range(spec.processes):
         samples = [spec.batch_per_device * 2] * 4
-        write_json(rank_path(folder, k), rank(k, [1.0] * 4, samples, rss_anon_peak_bytes=spec.global_batch + k))
-    return Ended([0] * spec.processes, 5.0, 2.0)
+        write_json(rank_record_path(folder, k), rank(k, [1.0] * 4, samples, rss_anon_peak_bytes=spec.global_batch + k))
+    return GroupExit([0] * spec.processes, 5.0, 2.0)
 
 
-def oom(spec: RunSpec, folder: Path) -> Ended:
+def oom(spec: RunSpec, folder: Path) -> GroupExit:
     record = RankRecord(0, "node", 1, status="oom", reason="out of memory: MemoryError", failed_at_s=1.0)
-    write_json(rank_path(folder, 0), record)
-    return Ended([1] + [None] * (spec.processes - 1), 5.0, 2.0, [0])
+    write_json(rank_record_path(folder, 0), record)
+    return GroupExit([1] + [None] * (spec.processes - 1), 5.0, 2.0, [0])
 
 
 def aborted(words: str) -> Ends:
-    def end(spec: RunSpec, folder: Path) -> Ended:
+    def end(spec: RunSpec, folder: Path) -> GroupExit:
         (folder / "rank1.log").write_text(f"begun\n{words}\n")
-        return Ended([None, -6], 5.0, 2.0, [1])
+        return GroupExit([None, -6], 5.0, 2.0, [1])
 
     return end
 
 
 def hung(words: str) -> Ends:
-    def end(spec: RunSpec, folder: Path) -> Ended:
+    def end(spec: RunSpec, folder: Path) -> GroupExit:
         (folder / "rank0.log").write_text(f"{words}\n")
-        return Ended([None, None], 5.0, 2.0, timeout="no rank made progress for 9 s (measure.hang_s)", timeout_at_s=9.0)
+        return GroupExit(
+            [None, None], 5.0, 2.0, timeout="no rank made progress for 9 s (measure.hang_s)", timeout_at_s=9.0
+        )
 
     return end
 
@@ -57,11 +59,12 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[RunSpec]]:
     def place(border: int, beyond: Ends = oom) -> list[RunSpec]:
         tries: list[RunSpec] = []
 
-        def launch(spec: RunSpec, folder: Path, run_id: str, on_look: Any, module: str) -> Ended:
+        def launch(request: LaunchRequest) -> GroupExit:
+            spec, folder = request.spec, request.folder
             assert read_spec(folder) == spec
             assert folder.name.removesuffix("_again") == f"try_{spec.batch_per_device}"
             tries.append(spec)
-            on_look([Progress(0, 1, "measure", 0.0)])
+            request.on_progress([Progress(0, 1, "measure", 0.0)])
             return (ok if spec.batch_per_device <= border else beyond)(spec, folder)
 
         monkeypatch.setattr(local, "launch", launch)

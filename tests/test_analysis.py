@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench import analysis
-from scalebench.analysis import Baselines
+from scalebench.baselines import Baselines
 from scalebench.results import Result
 from scalebench.spec import DatasetSpec, HardwareSpec, MeasureSpec, StrategySpec, TrainSpec
 from scalebench.stats import Interval, batch_means_interval, ratio_interval, scale, sum_interval

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from scalebench import baseline_store
-from scalebench.baseline_store import kind_of, load_folder, no_baseline, save, saved, store
+from scalebench.baseline_store import load_folder, no_baseline, save, saved, store
 from scalebench.gpus import Gpu
+from scalebench.machine_kind import kind_of
 from scalebench.pairing import launches
 from scalebench.results import write_result
 from scalebench.spec import InputError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from scalebench.analysis import Baselines
+from scalebench.baselines import Baselines
 from scalebench.frame import frame
 from scalebench.results import Result
 from scalebench.spec import HardwareSpec

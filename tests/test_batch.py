@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from scalebench import batch
-from scalebench.launchers import watch
-from scalebench.results import RESULT_FILE, Result, read_result
-from scalebench.spec import SPEC_FILE, write_spec
+from scalebench import batch, process
+from scalebench.results import Result, read_result
+from scalebench.run_folder import RESULT_FILE, SPEC_FILE
+from scalebench.spec import write_spec
 from tests.helpers import alive, null_spec, ranks_of, record, wait_until
 
 BATCH = "import sys; from scalebench.batch import run_folder; run_folder(sys.argv[1])"
@@ -28,7 +28,7 @@ def handlers() -> Iterator[None]:
     yield
     for sign, handler in before.items():
         signal.signal(sign, handler)
-    watch.cancelled.clear()
+    process.cancelled.clear()
 
 
 def replaced(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
@@ -58,10 +58,10 @@ def test_sigterm_is_an_interrupt(
     """Whatever handler stood there before: submitit's passes it by."""
     write_spec(null_spec(), tmp_path)
     signal.signal(signal.SIGTERM, lambda *_: None)
-    replaced(monkeypatch, lambda *_: os.kill(os.getpid(), signal.SIGTERM) or watch.wait_until(lambda: False, 10.0))
+    replaced(monkeypatch, lambda *_: os.kill(os.getpid(), signal.SIGTERM) or process.wait_until(lambda: False, 10.0))
     batch.run_folder(str(tmp_path))
     assert capsys.readouterr().out == "scalebench: cancelled\n"
-    assert watch.cancelled.is_set()
+    assert process.cancelled.is_set()
 
 
 @pytest.mark.parametrize("lacking", [SPEC_FILE, RESULT_FILE])

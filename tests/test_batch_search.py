@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalebench.batch_search import FINENESS, largest, most_samples, tries
+from scalebench.max_batch import FINENESS, largest_batch, max_samples, try_counts
 from scalebench.spec import Config, DatasetSpec
 from scalebench.workloads import cache, datasets
 from tests.helpers import null_config
@@ -22,7 +22,7 @@ def search(start: int, border: int, most: int, least: int = 1) -> tuple[int | No
         tried.append(batch)
         return batch <= border
 
-    return largest(start, most, least, fits), tried
+    return largest_batch(start, most, least, fits), tried
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_it_ends_within_a_sixteenth_below_the_border_and_tries_nothing_twice(
 @given(st.integers(1, 500), st.integers(0, 2000))
 def test_a_search_takes_no_more_tries_than_were_estimated(start: int, border: int) -> None:
     config = sized(2000, start)
-    fewest, most = tries(config, 2)
-    assert fewest <= len(search(start, border, most_samples(config, 2))[1]) <= most
+    fewest, most = try_counts(config, 2)
+    assert fewest <= len(search(start, border, max_samples(config, 2))[1]) <= most
 
 
 def sized(size: int, batch: int = 10) -> Config:
@@ -73,7 +73,7 @@ def sized(size: int, batch: int = 10) -> Config:
 
 @pytest.mark.parametrize(("gpus", "most"), [(1, 75), (2, 37), (4, 18)])
 def test_the_largest_batch_that_the_training_samples_give(gpus: int, most: int) -> None:
-    assert most_samples(sized(100), gpus) == most
+    assert max_samples(sized(100), gpus) == most
 
 
 def test_of_own_files_the_samples_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,5 +81,5 @@ def test_of_own_files_the_samples_are_counted(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(cache, "open_arrays", lambda folder: ([0] * 40, [0] * 40))
     config = sized(1000)
     config.dataset = DatasetSpec("materials", size=1000, path="own.npz", validation_share=0.25)
-    assert most_samples(config, 3) == 10
-    assert tries(config, 3)[1] < 20, "without a look at the file"
+    assert max_samples(config, 3) == 10
+    assert try_counts(config, 3)[1] < 20, "without a look at the file"

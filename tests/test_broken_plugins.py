@@ -16,7 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 
 from scalebench import budget, jobs, launchers, on_cluster, outlook, run, task
 from scalebench.__main__ import main
-from scalebench.cluster import Asked
+from scalebench.cluster import JobRequest
 from scalebench.cluster.submitting import Submitter
 from scalebench.compose import compose, to_config
 from scalebench.report.console import Console
@@ -211,7 +211,7 @@ def test_its_row_is_made_without_a_process(tmp_path: Path, monkeypatch: pytest.M
 
 def test_its_row_is_made_where_it_would_be_submitted() -> None:
     submitter = Submitter(lambda spec, folder: pytest.fail("it was submitted"), clock=lambda: 0.0)
-    submitter.add([Asked(0, broken(), Path("run"))])
+    submitter.add([JobRequest(0, broken(), Path("run"))])
     _, row = submitter.next()
     assert (row.status, row.reason) == ("failed", LINE)  # type: ignore[union-attr]
 

@@ -21,9 +21,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scalebench import __main__ as program
-from scalebench import cli, compose, configs, task
+from scalebench import cli, compose, configs, process, task
 from scalebench.config_errors import _keys
-from scalebench.launchers import local, watch
+from scalebench.launchers import local
 from scalebench.report.console import Console
 from scalebench.spec import Config, InputError
 from tests.helpers import ranks_of, wait_until
@@ -89,12 +89,12 @@ def test_a_signal_ends_a_pause_between_runs(number: int) -> None:
 def test_no_pause_is_no_line_and_a_lost_signal_still_ends_it(capsys: pytest.CaptureFixture[str]) -> None:
     task.cool_down(0.0)
     assert capsys.readouterr().out == ""
-    watch.cancelled.set()
+    process.cancelled.set()
     try:
         with pytest.raises(KeyboardInterrupt):
             task.cool_down(60.0)
     finally:
-        watch.cancelled.clear()
+        process.cancelled.clear()
 
 
 def break_(*_: object) -> NoReturn:

@@ -6,31 +6,40 @@ import dataclasses
 import json
 import signal
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from scalebench import machine
-from scalebench.collect import Outcome, assemble, judge, read_ranks, transports
-from scalebench.launchers.watch import Ended
+from scalebench.collect import Parts, RunId, RunOutcome, assemble, classify_exit, read_ranks
+from scalebench.launchers.watch import GroupExit
 from scalebench.records import write_json
-from scalebench.results import CurvePoint, RankRecord
-from scalebench.spec import DatasetSpec, StopSpec, TrainSpec
-
-from scalebench.worker import rank_path
+from scalebench.results import CurvePoint, RankRecord, Result
+from scalebench.run_folder import rank_record_path
+from scalebench.spec import DatasetSpec, RunSpec, StopSpec, TrainSpec
 from tests.helpers import MACHINE, null_spec, rank
+
+NOW = RunId("an id", "now")
+
+
+def assembled(spec: RunSpec, ranks: Sequence[RankRecord | None], outcome: RunOutcome, **parts: Any) -> Result:
+    return assemble(spec, NOW, outcome, Parts(ranks=list(ranks), **parts))
+
 
 KILLED, TERMINATED = -signal.SIGKILL, -signal.SIGTERM
 
 
-def ended(*codes: int | None, **changes: Any) -> Ended:
+def ended(*codes: int | None, **changes: Any) -> GroupExit:
     """A group that ended with these codes; the first bad one was seen first."""
     first = [i for i, code in enumerate(codes) if code not in (None, 0)][:1]
-    return Ended(**{"exit_codes": list(codes), "started_at_s": 100.0, "wall_s": 9.0, "died_first": first, **changes})
+    return GroupExit(
+        **{"exit_codes": list(codes), "started_at_s": 100.0, "wall_s": 9.0, "died_first": first, **changes}
+    )
 
 
-def timed_out(*codes: int | None, **changes: Any) -> Ended:
+def timed_out(*codes: int | None, **changes: Any) -> GroupExit:
     return ended(*codes, timeout="no progress", timeout_at_s=109.0, died_first=[], **changes)
 
 
@@ -38,7 +47,7 @@ def failed(number: int, at_s: float, reason: str = "RuntimeError: broke", status
     return rank(number, status=status, reason=reason, failed_at_s=at_s)
 
 
-CASES: dict[str, tuple[Ended, list[RankRecord | None], bool, tuple[str, str | None, int | None]]] = {
+CASES: dict[str, tuple[GroupExit, list[RankRecord | None], bool, tuple[str, str | None, int | None]]] = {
     "all well": (ended(0, 0), [rank(0), rank(1)], False, ("ok", None, None)),
     "all well, some process of the host was killed": (ended(0), [rank(0)], True, ("ok", None, None)),
     "one raised, the other followed": (
@@ -115,9 +124,9 @@ CASES: dict[str, tuple[Ended, list[RankRecord | None], bool, tuple[str, str | No
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_judge(case: Any) -> None:
+def test_classify_exit(case: Any) -> None:
     end, ranks, oom_kill, expected = case
-    outcome = judge(end, ranks, oom_kill)
+    outcome = classify_exit(end, ranks, oom_kill)
     assert (outcome.status, outcome.reason, outcome.rank) == expected
     assert (outcome.launched_at_s, outcome.wall_s) == (100.0, 9.0)
 
@@ -127,7 +136,7 @@ def test_ranks_that_left_no_whole_record_are_none(tmp_path: Path) -> None:
     texts = [json.dumps(whole), None, json.dumps(whole)[:-5], "", "[]", json.dumps(whole | {"pid": "x"})]
     for number, text in enumerate(texts):
         if text is not None:
-            rank_path(tmp_path, number).write_text(text)
+            rank_record_path(tmp_path, number).write_text(text)
     assert read_ranks(tmp_path, len(texts)) == [rank(0, [0.1]), *[None] * 5]
 
 
@@ -150,7 +159,7 @@ def test_a_good_run_as_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
              backend_used="gloo"),
         rank(1, [0.1, 0.2], block_losses=[9.0, 2.0], block_samples=[20, 10]),
     ]  # fmt: skip
-    result = assemble(spec, ranks, "now", "an id", Outcome("ok", launched_at_s=100.0, wall_s=13.0))
+    result = assembled(spec, ranks, RunOutcome("ok", launched_at_s=100.0, wall_s=13.0))
     assert (result.run_id, result.started_at, result.status, result.reason, result.log) == (
         "an id",
         "now",
@@ -174,11 +183,11 @@ def test_a_good_run_as_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_run_without_any_rank_as_a_record() -> None:
-    result = assemble(null_spec(), [None], "now", "an id", Outcome("failed", "rank 0 was killed by SIGKILL", 0))
+    result = assembled(null_spec(), [None], RunOutcome("failed", "rank 0 was killed by SIGKILL", 0))
     assert (result.status, result.reason, result.log, result.ranks) == (
         "failed",
         "rank 0 was killed by SIGKILL",
-        "rank0.log",
+        None,
         [],
     )
     assert (result.workload.model_params, result.scale.framework_version, result.phases.launch_s) == (None, None, None)
@@ -186,7 +195,7 @@ def test_a_run_without_any_rank_as_a_record() -> None:
 
 
 def test_figures_come_from_the_first_rank_that_is_there() -> None:
-    result = assemble(null_spec(2), [None, rank(1, [0.1], params=7)], "now", "an id", Outcome("failed", "gone", 0))
+    result = assembled(null_spec(2), [None, rank(1, [0.1], params=7)], RunOutcome("failed", "gone", 0))
     assert result.workload.model_params == 7 and [r.rank for r in result.ranks] == [1]
 
 
@@ -195,7 +204,7 @@ def test_figures_come_from_the_first_rank_that_is_there() -> None:
 )
 def test_ranks_without_a_loss_do_not_count(losses: list[list[float | None]], expected: float | None) -> None:
     ranks = [rank(k, block_losses=loss, block_samples=[10] * len(loss)) for k, loss in enumerate(losses)]
-    assert assemble(null_spec(2), ranks, "now", "an id", Outcome("ok")).quality.final_loss == expected
+    assert assembled(null_spec(2), ranks, RunOutcome("ok")).quality.final_loss == expected
 
 
 def trained_rank(number: int, train_s: float, blocks: list[float]) -> RankRecord:
@@ -214,7 +223,7 @@ def trained_rank(number: int, train_s: float, blocks: list[float]) -> RankRecord
 def test_a_training_as_a_record() -> None:
     spec = null_spec(2, train=TrainSpec(10, stop=StopSpec(target=0.3), learning_rate_rule="linear", base_batch=10))
     ranks: list[RankRecord | None] = [trained_rank(0, 4.0, [0.1]), trained_rank(1, 8.0, [0.1])]
-    result = assemble(spec, ranks, "now", "an id", Outcome("ok"))
+    result = assembled(spec, ranks, RunOutcome("ok"))
     q, p = result.quality, result.phases
     assert (q.time_to_target_s, q.stopped_by, q.first_update_s) == (8.0, "target", 2.0), "of the slowest rank"
     assert q.learning_rate == 2e-3 and [point.loss_samples for point in q.curve] == [100, 100]
@@ -225,20 +234,20 @@ def test_a_training_as_a_record() -> None:
 
 def test_a_training_that_was_over_in_warmup_is_flagged() -> None:
     spec = null_spec(train=TrainSpec(10, stop=StopSpec(steps=20)))
-    result = assemble(spec, [trained_rank(0, 4.0, [])], "now", "an id", Outcome("ok"))
+    result = assembled(spec, [trained_rank(0, 4.0, [])], RunOutcome("ok"))
     assert (result.flags, result.quality.final_loss) == (["over_in_warmup"], 0.5)
     assert result.quality.time_to_target_s is None, "nobody asked for one"
-    assert assemble(spec, [trained_rank(0, 4.0, [])], "now", "an id", Outcome("failed", "gone", 0)).flags == []
+    assert assembled(spec, [trained_rank(0, 4.0, [])], RunOutcome("failed", "gone", 0)).flags == []
 
 
 def test_a_dataset_of_ones_own_goes_by_its_path(tmp_path: Path) -> None:
     spec = null_spec(dataset=DatasetSpec("materials", size=64, path="/data/mine.npz"))
-    assert assemble(spec, [None], "now", "an id", Outcome("ok")).workload.dataset == "/data/mine.npz"
+    assert assembled(spec, [None], RunOutcome("ok")).workload.dataset == "/data/mine.npz"
 
 
 def test_a_clock_that_was_set_back_gives_no_negative_launch(tmp_path: Path) -> None:
     ranks = [rank(0, marks_s={"launch": 99.0, "setup": 99.5})]
-    assert assemble(null_spec(), list(ranks), "now", "id", Outcome("ok", launched_at_s=100.0)).phases.launch_s == 0.0
+    assert assembled(null_spec(), list(ranks), RunOutcome("ok", launched_at_s=100.0)).phases.launch_s == 0.0
 
 
 def on_hosts(*failures: tuple[str, float, float | None]) -> list[RankRecord | None]:
@@ -262,7 +271,7 @@ def on_hosts(*failures: tuple[str, float, float | None]) -> list[RankRecord | No
 def test_who_failed_first_where_clocks_differ(
     ranks: list[RankRecord | None], died_first: list[int], first: int
 ) -> None:
-    assert judge(ended(*[1] * len(ranks), died_first=died_first), ranks, False).rank == first
+    assert classify_exit(ended(*[1] * len(ranks), died_first=died_first), ranks, False).rank == first
 
 
 @pytest.mark.parametrize(("offset_s", "status"), [(None, "timeout"), (50.0, "failed"), (-50.0, "timeout")])
@@ -270,7 +279,7 @@ def test_a_timeout_by_another_clock(offset_s: float | None, status: str) -> None
     """Seen at 109 s by the clock of this host, which is rank 0's."""
     ranks = [None, *on_hosts(("other", 0.0, None), ("other", 150.0, offset_s))[1:]]
     ranks[0] = rank(0, hostname=socket.gethostname())
-    assert judge(timed_out(None, None), ranks, False).status == status
+    assert classify_exit(timed_out(None, None), ranks, False).status == status
 
 
 @pytest.mark.parametrize(
@@ -281,18 +290,9 @@ def test_the_launch_is_of_one_clock(hosts: list[str], here: bool, launch_s: floa
     spec.config.hardware.hosts = hosts
     host = socket.gethostname() if here else "node"
     ranks: list[RankRecord | None] = [rank(0, hostname=host, marks_s={"launch": 100.5, "setup": 101.0})]
-    assert assemble(spec, ranks, "now", "id", Outcome("ok", launched_at_s=100.0)).phases.launch_s == launch_s
+    assert assembled(spec, ranks, RunOutcome("ok", launched_at_s=100.0)).phases.launch_s == launch_s
 
 
 def test_a_rank_file_of_another_scalebench_is_none(tmp_path: Path) -> None:
-    write_json(rank_path(tmp_path, 0), dataclasses.asdict(rank(0)) | {"later": 1})
+    write_json(rank_record_path(tmp_path, 0), dataclasses.asdict(rank(0)) | {"later": 1})
     assert read_ranks(tmp_path, 1) == [None]
-
-
-def test_the_ranks_logs_tell_how_nccl_connects_them(tmp_path: Path) -> None:
-    told = "host:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> {}[1] via {}\n"
-    (tmp_path / "rank0.log").write_text(told.format(1, "SHM/direct/direct"))
-    (tmp_path / "rank2.log").write_text(told.format(2, "P2P/IPC"))  # rank 1 never started
-    (tmp_path / "rank3.log").write_text(told.format(3, "of an earlier run with more ranks"))
-    assert transports(tmp_path, 3) == {"0-1": "SHM/direct/direct", "0-2": "P2P/IPC"}
-    assert transports(tmp_path / "absent", 3) is None

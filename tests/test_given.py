@@ -16,8 +16,9 @@ from scalebench.columns import COLUMNS
 from scalebench.frame import load, survey
 from scalebench.given import comparable
 from scalebench.pooling import pooled
-from scalebench.results import RESULT_FILE, Result
+from scalebench.results import Result
 from scalebench.rows import figures_of
+from scalebench.run_folder import RESULT_FILE
 from scalebench.spec import DatasetSpec, HardwareSpec, InputError, ModelSpec, TrainSpec
 from scalebench.stats import ratio_interval
 from tests import sweeps

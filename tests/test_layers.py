@@ -19,12 +19,12 @@ LAYERS = [
     "figures baselines columns rows reading given "
     "linear rungs local_batch missing_rungs ladders attributing causes "
     "strategy plugins registry configs workloads frame analysis pooling agreement crossover transfers probed curves "
-    "slopes ranking published outlook budget record_facts ratio_tests pairing key_values comparison_words unpaired "
-    "comparison baseline_store staged trained training_id time_to_target batch_search "
+    "slopes ranking published budget record_facts ratio_tests pairing key_values comparison_words unpaired "
+    "comparison baseline_store staged trained training_id time_to_target "
     "batch_curves batch_knee batch_or_devices footprint "
     "parallel_choice link_rate measured_rates planned_stages data_or_model",
     "training_plan slurm launchers measure adapters resolve placing obstacles binding worker_environment",
-    "run max_batch worker plugin_probe collect cluster batch report testing.checks "
+    "outlook run max_batch worker plugin_probe collect cluster batch report testing.checks "
     "testing.model_checks testing.mapping",
     "__main__ cli callbacks search_path hydra_launcher hydra_namespace jobs task on_cluster config_errors sweep_values "
     "verbs sweeping testing search hydra_sweeper",

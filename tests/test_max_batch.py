@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from scalebench import frame, max_batch, memory_limit
-from scalebench.launchers.watch import Ended
+from scalebench.launchers.watch import GroupExit
 from scalebench.report import largest_batch
-from scalebench.results import RESULT_FILE, read_result
+from scalebench.results import read_result
 from scalebench.run import run
+from scalebench.run_folder import RESULT_FILE
 from scalebench.spec import RunSpec, StopSpec, TrainSpec
 from tests.batch_tries import Ends, aborted, hung, ok, oom, searching, tried
 from tests.batch_tries import stand_in as stand_in  # a fixture
@@ -136,7 +137,7 @@ def test_what_fails_without_a_word_is_tried_once_with_more(
 ) -> None:
     """As TensorFlow does: a null pointer that nobody looks at, and SIGSEGV."""
 
-    def end(spec: RunSpec, folder: Path) -> Ended:
+    def end(spec: RunSpec, folder: Path) -> GroupExit:
         return (then if folder.name.endswith("_again") else aborted("a bug"))(spec, folder)
 
     tries = stand_in(15, end)
@@ -162,7 +163,7 @@ def test_the_tries_share_the_time_of_the_run(stand_in: Any, tmp_path: Path, monk
     now_s = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now_s[0])
 
-    def slow(spec: RunSpec, folder: Path) -> Ended:
+    def slow(spec: RunSpec, folder: Path) -> GroupExit:
         now_s[0] += 20.0
         return oom(spec, folder)
 
@@ -175,7 +176,7 @@ def test_the_tries_share_the_time_of_the_run(stand_in: Any, tmp_path: Path, monk
 
 
 def test_cancelled_is_a_row_that_says_how_far_it_got(stand_in: Any, tmp_path: Path) -> None:
-    def interrupted(spec: RunSpec, folder: Path) -> Ended:
+    def interrupted(spec: RunSpec, folder: Path) -> GroupExit:
         (folder / "progress0.json").touch()
         raise KeyboardInterrupt
 
@@ -226,11 +227,11 @@ def test_what_cannot_be_searched(change: dict[str, Any], words: str, stand_in: A
 def test_where_processes_cannot_be_held_nothing_is_searched(
     stand_in: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory_limit, "obstacle", lambda: "an old kernel")
+    monkeypatch.setattr(memory_limit, "unsupported_reason", lambda: "an old kernel")
     stand_in(100)
     assert run(searching(), tmp_path / "run").reason == "an old kernel"
     plain = searching(measure={"search": "none", "memory_limit_bytes": None})
-    assert max_batch.obstacle(plain) is None
+    assert max_batch.unsupported_reason(plain) is None
 
 
 def test_by_default_it_is_the_share_of_each_process(

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.max_batch import folders
-from scalebench.results import RESULT_FILE, Result, read_result
+from scalebench.results import Result, read_result
+from scalebench.run_folder import RESULT_FILE, try_folders
 from tests.helpers import ranks_of, wait_until
 
 pytestmark = pytest.mark.slow
@@ -50,7 +50,7 @@ def test_a_framework_finds_its_largest_batch(strategy: str, start: int, limit_by
     assert all("out of memory" in str(each.reason) for each in too_large)
     assert f"{strategy} gpus=2: the largest batch is {found.batch_per_device} per device" in said
     assert all(each.rss_anon_bytes_max < limit_bytes for each in found.tried if each.rss_anon_bytes_max is not None)
-    assert all(ranks_of(each) == [] for each in folders(folder))
+    assert all(ranks_of(each) == [] for each in try_folders(folder))
 
 
 @pytest.mark.real

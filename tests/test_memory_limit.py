@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from scalebench import memory_limit
-from scalebench.memory_limit import WORDS, hold, last_words, more_bytes, obstacle, share_bytes
+from scalebench.memory_limit import OUT_OF_MEMORY, hold, more_bytes, out_of_memory_line, share_bytes, unsupported_reason
 
 HELD = """
 import mmap, sys, threading
@@ -87,7 +87,7 @@ def test_more_than_the_limit_is_at_most_what_there_is(
 def test_where_a_process_can_be_held(platform: str, release: str, held: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", platform)
     monkeypatch.setattr("platform.release", lambda: release)
-    reason = obstacle()
+    reason = unsupported_reason()
     assert (reason is None) == held
     assert held or release in str(reason)
 
@@ -110,7 +110,7 @@ def test_where_a_process_can_be_held(platform: str, release: str, held: bool, mo
 )
 def test_words_of_a_process_at_its_limit(line: str) -> None:
     """Each as a framework has written it."""
-    assert WORDS.search(line)
+    assert OUT_OF_MEMORY.search(line)
 
 
 @pytest.mark.parametrize(
@@ -123,13 +123,13 @@ def test_words_of_a_process_at_its_limit(line: str) -> None:
     ],
 )
 def test_words_of_others(line: str) -> None:
-    assert not WORDS.search(line)
+    assert not OUT_OF_MEMORY.search(line)
 
 
 def test_the_last_words_of_a_log(tmp_path: Path) -> None:
     log = tmp_path / "rank0.log"
-    assert last_words(log) is None
+    assert out_of_memory_line(log) is None
     log.write_text("x" * 300_000 + "\nMemoryError\n  what():   std::bad_alloc\nlater\n")
-    assert last_words(log) == "what(): std::bad_alloc"
+    assert out_of_memory_line(log) == "what(): std::bad_alloc"
     log.write_text("MemoryError of old\n" + "x" * 300_000)
-    assert last_words(log) is None
+    assert out_of_memory_line(log) is None

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalebench import merged_trace
-from scalebench.merged_trace import TRACE_FILE, merge
+from scalebench.merged_trace import merge
+from scalebench.run_folder import MERGED_TRACE_FILE
 
 NOON_US = 1_767_268_800_000_000  # of a day in 2026, microseconds since the epoch
 
@@ -41,7 +42,7 @@ def merged(folder: Path) -> list[dict[str, Any]]:
     def refuse(constant: str) -> None:
         raise AssertionError(constant)
 
-    with gzip.open(folder / TRACE_FILE, "rt", encoding="utf-8") as file:
+    with gzip.open(folder / MERGED_TRACE_FILE, "rt", encoding="utf-8") as file:
         content = json.load(file, parse_constant=refuse)
     assert isinstance(content["traceEvents"], list)
     return list(content["traceEvents"])
@@ -59,7 +60,7 @@ def test_what_is_at_the_same_time_stays_so(tmp_path: Path) -> None:
     leave(tmp_path, 0, [slice_("early", NOON_US - 1000.5), slice_("ours", NOON_US + 0.25)])
     leave(tmp_path, 1, [slice_("theirs", NOON_US + 0.25), slice_("late", NOON_US + 2e6)])
     assert merge(tmp_path) == [0, 1]
-    assert os.listdir(tmp_path) == [TRACE_FILE]
+    assert os.listdir(tmp_path) == [MERGED_TRACE_FILE]
     at = {name: event["ts"] for name, event in timed(tmp_path).items()}
     assert at == {"early": 0.0, "ours": 1000.75, "theirs": 1000.75, "late": 2001000.5}
     assert {event["dur"] for event in timed(tmp_path).values()} == {5.25}
@@ -137,12 +138,12 @@ def test_a_broken_file_is_passed_over_and_stays(tmp_path: Path, content: bytes) 
     assert os.listdir(tmp_path) == ["trace0.json.gz"]
     leave(tmp_path, 2, [slice_("whole", NOON_US)])
     assert merge(tmp_path) == [2]
-    assert sorted(os.listdir(tmp_path)) == [TRACE_FILE, "trace0.json.gz"]
+    assert sorted(os.listdir(tmp_path)) == [MERGED_TRACE_FILE, "trace0.json.gz"]
     assert list(timed(tmp_path)) == ["whole"]
 
 
 def test_other_files_are_none_of_its_business(tmp_path: Path) -> None:
-    names = [TRACE_FILE, "trace0.json.gz.part", "trace0.json", "my_trace0.json.gz"]
+    names = [MERGED_TRACE_FILE, "trace0.json.gz.part", "trace0.json", "my_trace0.json.gz"]
     whole = leave(tmp_path, 0, [slice_("a", NOON_US)])
     for name in names:
         (tmp_path / name).write_bytes(whole.read_bytes())

@@ -18,9 +18,8 @@ from hydra.core.hydra_config import HydraConfig
 import scalebench
 import scalebench.cluster
 from scalebench import __main__ as program
-from scalebench import hydra_launcher, on_cluster, task
-from scalebench.collect import Outcome
-from scalebench.launchers import watch
+from scalebench import hydra_launcher, on_cluster, process, task
+from scalebench.collect import RunOutcome
 from scalebench.report import console as report_console
 from scalebench.report.console import Console
 from scalebench.run import run
@@ -40,7 +39,7 @@ class Here:
     """In place of a cluster: the runs are done at once by this machine, the last of them first."""
 
     interrupt_after: int | None = None  # rows
-    seen: list[scalebench.cluster.Asked]
+    seen: list[scalebench.cluster.JobRequest]
     limits: list[int | None]
     cancelled: int
 
@@ -48,7 +47,7 @@ class Here:
         Here.limits.append(max_jobs)
         self.unfinished, self._on_change = 0, on_change
 
-    def follow(self, asked: Sequence[scalebench.cluster.Asked]) -> Iterator[Any]:
+    def follow(self, asked: Sequence[scalebench.cluster.JobRequest]) -> Iterator[Any]:
         Here.seen += asked
         self._left, self._given = list(asked), 0
         self.unfinished = len(asked)
@@ -58,13 +57,13 @@ class Here:
     def _next(self) -> Any:
         if not self._left:
             return None
-        if self._given == Here.interrupt_after or watch.cancelled.is_set():
+        if self._given == Here.interrupt_after or process.cancelled.is_set():
             Here.interrupt_after = None
             raise KeyboardInterrupt
         self._given, self.unfinished = self._given + 1, self.unfinished - 1
         asked = self._left.pop()
         if Here.cancelled:
-            return asked, scalebench.cluster.verdict.make(asked, Outcome("cancelled", "cancelled"))
+            return asked, scalebench.cluster.verdict.make(asked, RunOutcome("cancelled", "cancelled"))
         return asked, run(without_nodes(asked.spec), asked.folder)
 
     def cancel(self) -> None:
@@ -249,7 +248,7 @@ def test_the_question_stands_alone(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 
 def test_clusters_are_not_mixed(tmp_path: Path) -> None:
-    asked = [scalebench.cluster.Asked(number, null_spec(), tmp_path / str(number)) for number in range(2)]
+    asked = [scalebench.cluster.JobRequest(number, null_spec(), tmp_path / str(number)) for number in range(2)]
     asked[1].spec.config.hardware.slurm.bin = "/opt/other/bin"
     with pytest.raises(InputError, match=r"hardware.slurm.bin differs between the runs of one sweep; "):
         list(on_cluster.follow(asked, Console(), None))
@@ -278,7 +277,9 @@ def test_a_dry_sweep_prints_each_script(call: Call) -> None:
 
 def test_a_job_that_goes_on_keeps_its_folder(tmp_path: Path) -> None:
     """Two runs of a sweep change places; the job of the one would be copied over the other."""
-    one, two = (scalebench.cluster.Asked(number, null_spec(seed=number), tmp_path / str(number)) for number in (0, 1))
+    one, two = (
+        scalebench.cluster.JobRequest(number, null_spec(seed=number), tmp_path / str(number)) for number in (0, 1)
+    )
     of_one, of_two = ((run.spec.fingerprint, 0) for run in (one, two))
     kept = on_cluster._with_running([one, two], {of_two: two.folder})
     assert [(run.folder, run.adopted) for run in kept] == [(one.folder, False), (two.folder, True)]

@@ -8,8 +8,9 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 from scalebench import collect, resolve
-from scalebench.collect import Outcome
+from scalebench.collect import RunOutcome
 from scalebench.compose import compose_config
+from scalebench.results import Result
 from scalebench.spec import InputError, RunSpec
 from scalebench.workloads import built
 from tests.plugin_dists import Dists
@@ -73,18 +74,22 @@ def test_a_framework_that_it_is_not_there_for(words: list[str], told: str | None
     assert told is not None or reason is None or "model=" not in reason
 
 
+def assembled(spec: RunSpec, outcome: RunOutcome) -> Result:
+    return collect.assemble(spec, collect.RunId.new(), outcome, collect.Parts())
+
+
 def test_a_fault_of_the_samples_fails_their_runs_only() -> None:
     spec = of(*OWN, *DATA)
     assert spec.broken == "dataset.builder=mydata:build fails: ValueError: empty shelf"
     assert 'mydata.py", line 2' in spec.broken_log
-    row = collect.assemble(spec, [], "2024-01-01T00:00:00", "id", Outcome("failed", spec.broken))
+    row = assembled(spec, RunOutcome("failed", spec.broken))
     assert (row.workload.model, row.workload.dataset) == ("mynet:build", "mydata:build")
     assert row.workload.flops_per_sample is None
 
 
 def test_flops_of_a_network_of_ones_own_are_not_known() -> None:
     def flops(*words: str) -> float | None:
-        row = collect.assemble(of(*words), [], "2024-01-01T00:00:00", "id", Outcome("ok"))
+        row = assembled(of(*words), RunOutcome("ok"))
         return row.workload.flops_per_sample
 
     assert flops(*OWN) is None
@@ -104,7 +109,7 @@ def test_a_network_of_a_plugin_is_counted_as_ours_are(dists: Dists) -> None:
     plugin(dists)
     spec = of("model=tiny", "strategy=bare_torch", "gpus=1", "dataset=cifar10_synthetic")
     assert (spec.config.model.params, spec.config.model.loss) == (32 * 32 * 3 * 10 + 10, "cross_entropy")
-    row = collect.assemble(spec, [], "2024-01-01T00:00:00", "id", Outcome("ok"))
+    row = assembled(spec, RunOutcome("ok"))
     assert row.workload.flops_per_sample == 3 * 2 * 32 * 32 * 3 * 10
 
 
@@ -113,7 +118,7 @@ def test_a_network_of_a_plugin_that_fails(dists: Dists) -> None:
     spec = of("model=tiny", "strategy=bare_torch", "gpus=1")
     assert spec.broken == "model 'tiny' of tiny-net fails: ZeroDivisionError: division by zero"
     assert 'nets.py", line 2' in spec.broken_log
-    row = collect.assemble(spec, [], "2024-01-01T00:00:00", "id", Outcome("failed", spec.broken))
+    row = assembled(spec, RunOutcome("failed", spec.broken))
     assert row.workload.flops_per_sample is None
 
 

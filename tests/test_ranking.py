@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import t, ttest_ind
 
-from scalebench.frame import COLUMNS, typed
+from scalebench.columns import typed
+from scalebench.frame import COLUMNS
 from scalebench.pooling import over_launches, pool
 from scalebench.ranking import Ranking, best_of, joined, rank, ratio, standard_error
 from tests import sweeps

@@ -15,7 +15,7 @@ from scalebench.frame import Survey, find, load, survey
 from scalebench.pooling import pooled
 from scalebench.reading import figures_in, readable
 from scalebench.records import read_json
-from scalebench.results import RESULT_FILE
+from scalebench.run_folder import RESULT_FILE
 from scalebench.spec import InputError
 from tests import sweeps
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from scalebench.results import RESULT_FILE, SCHEMA_VERSION, STATUSES, Result, read_result, write_result
+from scalebench.results import SCHEMA_VERSION, STATUSES, Result, read_result, write_result
+from scalebench.run_folder import RESULT_FILE
 from scalebench.spec import InputError
 from tests.helpers import rank, record
 

@@ -13,16 +13,15 @@ from typing import Any
 
 import pytest
 
-from scalebench import frame, machine
+from scalebench import frame, machine, process
 from scalebench import run as run_module
 from scalebench.launchers import local, mpi, watch
-from scalebench.launchers.surroundings import MPIRUN_LOG
-from scalebench.launchers.watch import Ended
+from scalebench.launchers.watch import GroupExit, LaunchRequest
 from scalebench.records import write_json
-from scalebench.results import RESULT_FILE, Probes, RankRecord, Result, read_result
+from scalebench.results import Probes, RankRecord, Result, read_result
 from scalebench.run import run
+from scalebench.run_folder import MPIRUN_LOG, RESULT_FILE, rank_record_path
 from scalebench.spec import HardwareSpec, InputError, read_spec
-from scalebench.worker import rank_path
 from tests.helpers import null_spec
 
 
@@ -73,7 +72,7 @@ def test_what_is_impossible_here_is_a_row_and_starts_nothing(tmp_path: Path, mon
 
 
 def test_looks_show_the_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "LOOK_S", 0.02)
+    monkeypatch.setattr(watch, "PROGRESS_INTERVAL_S", 0.02)
     phases: list[str] = []
     run(null_spec(), tmp_path / "run", lambda progress: phases.extend(p.phase for p in progress))
     assert "measure" in phases
@@ -82,9 +81,9 @@ def test_looks_show_the_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def launch(action: Any) -> Any:
     """A launcher that does `action` instead."""
 
-    def stand_in(*args: Any) -> Ended:
+    def stand_in(*args: Any) -> GroupExit:
         action()
-        return Ended([0], 0.0, 1.0)
+        return GroupExit([0], 0.0, 1.0)
 
     return stand_in
 
@@ -105,7 +104,7 @@ def test_cancelled_is_a_row_and_passed_on(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_no_processes_to_be_had_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "launch", broken(watch.StartError(errno.EAGAIN, os.strerror(errno.EAGAIN))))
+    monkeypatch.setattr(local, "launch", broken(process.StartError(errno.EAGAIN, os.strerror(errno.EAGAIN))))
     result = run(null_spec(), tmp_path / "run")
     assert result.status == "failed"
     assert result.reason == "the processes could not be started: Resource temporarily unavailable"
@@ -115,7 +114,7 @@ def test_no_processes_to_be_had_is_a_row(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("launcher", ["local", "mpi"])
 def test_the_launcher_of_the_strategy_is_taken(launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (local, mpi):
-        ended = Ended([0], 0.0, 1.0, broken=f"{module.__name__} was taken")
+        ended = GroupExit([0], 0.0, 1.0, broken=f"{module.__name__} was taken")
         monkeypatch.setattr(module, "launch", lambda *args, ended=ended: ended)
     spec = null_spec()
     spec.config.strategy.launcher = launcher
@@ -124,9 +123,9 @@ def test_the_launcher_of_the_strategy_is_taken(launcher: str, tmp_path: Path, mo
 
 
 def test_what_nccl_logged_is_in_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stand_in(spec: Any, folder: Path, *args: Any) -> Ended:
-        (folder / "rank0.log").write_text("host:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/IPC\n")
-        return Ended([0, 0], 5.0, 2.0, [])
+    def stand_in(request: LaunchRequest) -> GroupExit:
+        (request.folder / "rank0.log").write_text("host:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/IPC\n")
+        return GroupExit([0, 0], 5.0, 2.0, [])
 
     monkeypatch.setattr(local, "launch", stand_in)
     run(null_spec(2), tmp_path / "run")
@@ -139,12 +138,12 @@ def test_a_launcher_that_went_wrong_is_the_reason_and_not_what_follows(
 ) -> None:
     folder = tmp_path / "run"
 
-    def stand_in(*args: Any) -> Ended:
+    def stand_in(*args: Any) -> GroupExit:
         record = RankRecord(0, "here", 1, status="failed", reason="connection lost", failed_at_s=1.0)
-        write_json(rank_path(folder, 0), record)
+        write_json(rank_record_path(folder, 0), record)
         if log is not None:
             (folder / log).touch()
-        return Ended([1], 5.0, 2.0, [0], broken="mpirun was killed by SIGKILL")
+        return GroupExit([1], 5.0, 2.0, [0], broken="mpirun was killed by SIGKILL")
 
     monkeypatch.setattr(local, "launch", stand_in)
     result = run(null_spec(), folder)
@@ -158,7 +157,7 @@ def test_a_kill_while_the_kernel_killed_for_memory(
 ) -> None:
     counts = [before, after]
     monkeypatch.setattr(machine, "oom_kills", lambda: counts.pop(0))
-    monkeypatch.setattr(local, "launch", lambda *args: Ended([-signal.SIGKILL], 0.0, 1.0, [0]))
+    monkeypatch.setattr(local, "launch", lambda *args: GroupExit([-signal.SIGKILL], 0.0, 1.0, [0]))
     result = run(null_spec(), tmp_path / "run")
     assert result.status == status and result.reason is not None and "killed by" in result.reason
 
@@ -216,13 +215,13 @@ def test_a_full_disk_is_said_and_leaves_no_half_result(tmp_path: Path, monkeypat
 def traced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Result:
     """A run whose first rank left a trace, and whose second died while it wrote its own."""
 
-    def stand_in(spec: Any, folder: Path, *args: Any) -> Ended:
+    def stand_in(request: LaunchRequest) -> GroupExit:
         for k in (0, 1):
             probes = Probes(trace=f"trace{k}.json.gz")
-            write_json(rank_path(folder, k), RankRecord(k, "node", 1, block_s=[1.0], probes=probes))
+            write_json(rank_record_path(folder, k), RankRecord(k, "node", 1, block_s=[1.0], probes=probes))
         (folder / "trace0.json.gz").write_bytes(gzip.compress(b'{"traceEvents": []}'))
         (folder / "trace1.json.gz").write_bytes(b"half")
-        return Ended([0, 0], 0.0, 1.0)
+        return GroupExit([0, 0], 0.0, 1.0)
 
     monkeypatch.setattr(local, "launch", stand_in)
     return run(null_spec(gpus=2), folder)
@@ -265,11 +264,11 @@ def test_rank_files_of_an_earlier_run_do_not_count(tmp_path: Path, monkeypatch: 
     for name in left:
         (folder / name).touch()
 
-    def stand_in(*args: Any) -> Ended:
+    def stand_in(*args: Any) -> GroupExit:
         assert sorted(os.listdir(folder)) == ["spec.json"]
         for name in left[:-1]:
             (folder / name).touch()
-        return Ended([0], 0.0, 1.0)
+        return GroupExit([0], 0.0, 1.0)
 
     monkeypatch.setattr(local, "launch", stand_in)
     result = run(null_spec(), folder)

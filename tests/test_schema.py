@@ -15,8 +15,9 @@ from jsonschema import Draft202012Validator
 
 from scalebench.frame import frame
 from scalebench.report.tables import summary
-from scalebench.results import RESULT_FILE, SCHEMA_PATH, Result, read_result, result_schema
+from scalebench.results import SCHEMA_PATH, Result, read_result, result_schema
 from scalebench.run import run
+from scalebench.run_folder import RESULT_FILE
 from scalebench.spec import InputError
 from tests.helpers import null_spec, rank, record
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.results import RESULT_FILE
+from scalebench.run_folder import RESULT_FILE
 from scalebench.spec import InputError
 from scalebench.sweep_record import SWEEP_FILE, PlannedRun, beginning, read_sweep, write_sweep
 

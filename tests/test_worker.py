@@ -17,9 +17,10 @@ from scalebench.adapters.null import Null
 from scalebench.launchers.surroundings import environment, free_port
 from scalebench.records import read_record
 from scalebench.results import RankRecord
+from scalebench.run_folder import rank_record_path
 from scalebench.spec import InputError, RunSpec, write_spec
 from scalebench.strategy import Unsupported
-from scalebench.worker import classify, rank_path, run_rank
+from scalebench.worker import classify, run_rank
 from tests.helpers import alive, null_spec, wait_until
 
 
@@ -34,7 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def record_in(folder: Path, rank: int = 0) -> RankRecord:
-    return read_record(rank_path(folder, rank), RankRecord)
+    return read_record(rank_record_path(folder, rank), RankRecord)
 
 
 def test_a_rank_that_goes_well(folder: Path) -> None:
@@ -129,7 +130,7 @@ def test_after_a_failure_the_strategy_is_closed_and_what_that_raises_is_only_pri
     closed = []
 
     def close(self: Null) -> None:
-        closed.append(rank_path(folder, 0).exists())
+        closed.append(rank_record_path(folder, 0).exists())
         raise RuntimeError("the group is broken")
 
     monkeypatch.setattr(Null, "close", close)
@@ -210,7 +211,7 @@ def test_a_worker_whose_parent_is_gone_before_it_looks_ends(tmp_path: Path) -> N
     one = process(tmp_path, null_spec(options={"setup_s": 600.0}), SCALEBENCH_PARENT_PID="1")
     out, _ = one.communicate(timeout=60)
     assert (one.returncode, out) == (1, "")
-    assert not rank_path(tmp_path, 0).exists()
+    assert not rank_record_path(tmp_path, 0).exists()
 
 
 def test_the_kernel_ends_a_worker_whose_parent_was_killed(tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from scalebench.cluster import verdict
 from scalebench.cluster.following import GRACE_S, LOOK_S, Asks, pause
-from scalebench.cluster.queue import Asked, Job
-from scalebench.results import RESULT_FILE
+from scalebench.cluster.queue import Job, JobRequest
+from scalebench.run_folder import JOB_FILE, RESULT_FILE
 from scalebench.slurm.commands import Slurm, SlurmError
 from scalebench.slurm.states import over
-from scalebench.slurm.submission import JOB_FILE, read_submission
+from scalebench.slurm.submission import read_submission
 from scalebench.slurm.watcher import Watcher
 from scalebench.spec import InputError, read_spec
 
@@ -36,8 +36,8 @@ def find_running(
     except SlurmError as error:
         first = jobs[0]
         raise InputError(
-            f"nobody can tell whether job {first.id} of {first.asked.folder} still runs ({error}); try again later, or "
-            f"remove its {JOB_FILE}"
+            f"nobody can tell whether job {first.id} of {first.request.folder} still runs ({error}); "
+            f"try again later, or remove its {JOB_FILE}"
         ) from error
     running, ended = {}, []
     for job in sorted(jobs, key=lambda job: job.submission.submitted_at_s):
@@ -47,7 +47,7 @@ def find_running(
         if over(job.state):
             ended.append(job)
         else:
-            running[job.asked.spec.fingerprint, job.asked.spec.config.repeat] = job.asked.folder
+            running[job.request.spec.fingerprint, job.request.spec.config.repeat] = job.request.folder
     _leave_rows(ended, slurm, pause)
     return running
 
@@ -62,7 +62,7 @@ def _without_rows(root: Path) -> list[Job]:
         except (OSError, ValueError):  # InputError is one
             continue
         if submission is not None and not (folder / RESULT_FILE).exists():
-            found.append(Job(Asked(-1, spec, folder, adopted=True), submission))
+            found.append(Job(JobRequest(-1, spec, folder, adopted=True), submission))
     return found
 
 
@@ -74,10 +74,10 @@ def _is_meant(job: Job) -> bool:
 def _leave_rows(ended: list[Job], slurm: Slurm, pause: Callable[[float], None]) -> None:
     """Those that have just ended may have left one that is not to be seen yet."""
     waited_s = 0.0
-    while ended := [job for job in ended if verdict.left_row(job.asked.folder, fresh=True) is None]:
+    while ended := [job for job in ended if verdict.read_left_result(job.request.folder, fresh=True) is None]:
         if waited_s >= GRACE_S:
             break
         pause(LOOK_S)
         waited_s += LOOK_S
     for job in ended:
-        verdict.missing(job, verdict.names_from(slurm))
+        verdict.write_missing(job, verdict.names_from(slurm))

@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
+from scalebench import process
 from scalebench.cluster import verdict
-from scalebench.cluster.queue import Asked, Job, Queue, queue
+from scalebench.cluster.queue import Job, JobRequest, Queue, queue
 from scalebench.cluster.submitting import Submit, Submitter, adopt
-from scalebench.collect import Outcome
-from scalebench.launchers import watch
+from scalebench.collect import RunOutcome
 from scalebench.results import Result
 from scalebench.slurm import script
 from scalebench.slurm.commands import Slurm, SlurmError
@@ -25,7 +25,7 @@ MOST_UNKNOWN = 8  # answers, one after the other, that do not know a job of whic
 CANCEL_S = 60.0  # that jobs have to end once they are cancelled
 SILENT_S = 3600.0  # that the scheduler may be silent while no row comes in either
 
-Row = tuple[Asked, Result]
+Row = tuple[JobRequest, Result]
 
 
 class Asks(Protocol):
@@ -38,7 +38,7 @@ class Asks(Protocol):
 
 def pause(seconds: float) -> None:
     """Ctrl-C and SIGTERM end it: KeyboardInterrupt."""
-    if watch.cancelled.wait(seconds):
+    if process.cancelled.wait(seconds):
         raise KeyboardInterrupt
 
 
@@ -78,27 +78,28 @@ class Cluster:
         """Jobs that have been submitted and are not over."""
         return len(self._jobs)
 
-    def follow(self, asked: Sequence[Asked] = ()) -> Iterator[Row]:
+    def follow(self, requests: Sequence[JobRequest] = ()) -> Iterator[Row]:
         """Submit these runs, and yield each with its row as soon as that is there; the adopted ones are followed only.
 
         InputError, before anything is submitted, for a folder that holds a result. A KeyboardInterrupt leaves all jobs
-        as they are, and the iterator goes on where it was when it is asked again.
+        as they are, and the iterator goes on where it was when it is called again.
         """
-        self._submitter.add([each for each in asked if not each.adopted])
-        for each in asked:
-            if each.adopted:
-                self._take(each, adopt(each))
+        self._submitter.add([request for request in requests if not request.adopted])
+        for request in requests:
+            if request.adopted:
+                self._take(request, adopt(request))
         return iter(self._next, None)
 
     def cancel(self) -> None:
         """End all jobs, and let the runs that wait be; follow's iterator then yields their rows, and is not interrupted
         by the signal that led to this. A scheduler that does not answer is not waited for for ever."""
-        watch.cancelled.clear()
+        process.cancelled.clear()
         self._cancelled_s = self._clock()
-        with watch.signals_later():
+        with process.signals_later():
             while self._submitter.waiting:
-                asked = self._submitter.waiting.popleft()
-                self._settle(asked, verdict.make(asked, Outcome("cancelled", "cancelled before it was submitted")))
+                request = self._submitter.waiting.popleft()
+                outcome = RunOutcome("cancelled", "cancelled before it was submitted")
+                self._settle(request, verdict.write(request, outcome))
         self._scancel([job for job in self._jobs if job.over_s is None])
 
     def _next(self) -> Row | None:
@@ -119,26 +120,26 @@ class Cluster:
         full = self._max_jobs is not None and len(self._jobs) >= self._max_jobs
         if full or not self._submitter.ready:
             return False
-        with watch.signals_later():  # a job whose number got lost would run on unseen
-            asked, made = self._submitter.next()
-            self._take(asked, made)
+        with process.signals_later():  # a job whose number got lost would run on unseen
+            request, made = self._submitter.next()
+            self._take(request, made)
         return made is not None
 
-    def _take(self, asked: Asked, made: Job | Result | None) -> None:
+    def _take(self, request: JobRequest, made: Job | Result | None) -> None:
         if isinstance(made, Job):
             self._jobs.append(made)
         elif made is not None:
-            self._settle(asked, made)
+            self._settle(request, made)
 
     def _look(self) -> None:
         self._ask()
-        with watch.signals_later():
+        with process.signals_later():
             for job in list(self._jobs):
                 row = self._row(job)
                 if row is not None:
-                    script.clean(job.asked.folder)
+                    script.clean(job.request.folder)
                     self._jobs.remove(job)
-                    self._settle(job.asked, row)
+                    self._settle(job.request, row)
 
     def _ask(self) -> None:
         """The scheduler's word on every job, where it is time for it."""
@@ -175,36 +176,32 @@ class Cluster:
         """The row of a job, once there is one and nothing is to come that would change it."""
         now_s = self._clock()
         if job.row is None:
-            job.row, job.row_s = verdict.left_row(job.asked.folder, fresh=not job.pending), now_s
+            job.row, job.row_s = verdict.read_left_result(job.request.folder, fresh=not job.pending), now_s
         row = job.row
         if row is not None:
             waits = verdict.may_change(row) and job.over_s is None and now_s - job.row_s < WORD_S
-            return None if waits else self._amended(job, row)
+            return None if waits else verdict.amend(row, job, self._names)
         if job.never is not None:
-            return self._made(job, Outcome("unsupported", job.never))
+            return self._made(job, RunOutcome("unsupported", job.never))
         if job.over_s is not None:  # and that never ran has nothing to leave
             in_time = job.state is None or not over(job.state) or job.ran
-            return None if in_time and now_s - job.over_s < GRACE_S else verdict.missing(job, self._names)
+            return None if in_time and now_s - job.over_s < GRACE_S else verdict.write_missing(job, self._names)
         return self._given_up(job, now_s)
-
-    def _amended(self, job: Job, row: Result) -> Result:
-        if verdict.amend(row, job, self._names):
-            verdict.rewrite(row, job.asked.folder)
-        return row
 
     def _given_up(self, job: Job, now_s: float) -> Result | None:
         """The row of a job that nobody tells anything of any more."""
         if self._cancelled_s is not None and now_s - self._cancelled_s >= CANCEL_S:
             words = f"cancelled; after {CANCEL_S:g} s SLURM had not said that job {job.id} is over: scancel {job.id}"
-            outcome = Outcome("cancelled", words)
+            outcome = RunOutcome("cancelled", words)
         elif self._trouble is not None and now_s - self._silent_since_s >= SILENT_S:
-            outcome = Outcome("failed", f"nothing was heard of job {job.id} for {SILENT_S / 60:g} min: {self._trouble}")
+            words = f"nothing was heard of job {job.id} for {SILENT_S / 60:g} min: {self._trouble}"
+            outcome = RunOutcome("failed", words)
         else:
             return None
         return self._made(job, outcome)
 
-    def _made(self, job: Job, outcome: Outcome) -> Result:
-        return verdict.make(job.asked, outcome, scheduler=verdict.record(job, self._names, None))
+    def _made(self, job: Job, outcome: RunOutcome) -> Result:
+        return verdict.write(job.request, outcome, scheduler=verdict.record(job, self._names, None))
 
     def _scancel(self, jobs: Sequence[Job]) -> bool:
         """Whether the scheduler took it."""
@@ -219,9 +216,9 @@ class Cluster:
             job.cancelled = True
         return True
 
-    def _settle(self, asked: Asked, row: Result) -> None:
+    def _settle(self, request: JobRequest, row: Result) -> None:
         self._done += 1
-        self._ready.append((asked, row))
+        self._ready.append((request, row))
 
     def _tell(self) -> None:
         now = queue(len(self._submitter.waiting), self._jobs, self._done, self._trouble)

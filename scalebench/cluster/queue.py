@@ -14,7 +14,7 @@ from scalebench.spec import RunSpec
 
 
 @dataclass(eq=False)
-class Asked:
+class JobRequest:
     """A run that shall be a job, in the folder that is its own."""
 
     number: int
@@ -27,7 +27,7 @@ class Asked:
 class Job:
     """What is known of a run that has been submitted and has no row yet. `_s` are of the follower's clock."""
 
-    asked: Asked
+    request: JobRequest
     submission: Submission
     state: JobState | None = None  # the scheduler's last word
     unknown: int = 0  # answers of the scheduler since then that did not know it
@@ -59,7 +59,7 @@ class Queue:
     waiting: int  # not submitted yet
     pending: int
     reason: str | None  # the scheduler's commonest one for that
-    runs: tuple[Asked, ...]  # that run now
+    runs: tuple[JobRequest, ...]  # that run now
     over: int
     trouble: str | None = None  # why nothing is heard of the scheduler
 
@@ -72,4 +72,4 @@ def queue(waiting: int, jobs: Collection[Job], over: int, trouble: str | None) -
     pending = [job for job in jobs if job.pending]
     reasons = Counter(job.state.reason for job in pending if job.state is not None and job.state.reason)
     reason = reasons.most_common(1)[0][0] if reasons else None
-    return Queue(waiting, len(pending), reason, tuple(job.asked for job in jobs if not job.pending), over, trouble)
+    return Queue(waiting, len(pending), reason, tuple(job.request for job in jobs if not job.pending), over, trouble)

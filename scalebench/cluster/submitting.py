@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from scalebench.cluster import verdict
-from scalebench.cluster.queue import Asked, Job
-from scalebench.collect import Outcome
+from scalebench.cluster.queue import Job, JobRequest
+from scalebench.collect import RunOutcome
 from scalebench.results import Result
-from scalebench.run import refuse_results, remove_leftovers
+from scalebench.run import refuse_results
+from scalebench.run_folder import JOB_FILE, JOB_LOG, remove_leftovers
 from scalebench.slurm.commands import Refused, SlurmError, Unreachable
-from scalebench.slurm.submission import JOB_FILE, JOB_LOG, Submission, read_submission
+from scalebench.slurm.submission import Submission, read_submission
 from scalebench.spec import InputError, RunSpec, write_spec
 
 PAUSES_S = (2.0, 5.0, 10.0, 20.0)  # before the controller is tried again; it may just be starting anew
@@ -24,49 +25,49 @@ class Submitter:
     """Runs that wait to be submitted, in order."""
 
     def __init__(self, submit: Submit, clock: Callable[[], float]) -> None:
-        self.waiting: deque[Asked] = deque()
+        self.waiting: deque[JobRequest] = deque()
         self._submit, self._clock = submit, clock
         self._tries, self._not_before_s = 0, clock()
 
-    def add(self, asked: Sequence[Asked]) -> None:
+    def add(self, requests: Sequence[JobRequest]) -> None:
         """InputError for a folder that holds a result."""
-        for each in asked:
-            refuse_results(each.folder)
-        self.waiting += asked
+        for request in requests:
+            refuse_results(request.folder)
+        self.waiting += requests
 
     @property
     def ready(self) -> bool:
         return bool(self.waiting) and self._clock() >= self._not_before_s
 
-    def next(self) -> tuple[Asked, Job | Result | None]:
+    def next(self) -> tuple[JobRequest, Job | Result | None]:
         """The first that waits: its job, or its row where it cannot become one; None: it is to be tried again later."""
-        asked = self.waiting[0]
-        made = self._made(asked)
+        request = self.waiting[0]
+        made = self._made(request)
         if made is not None:
             self.waiting.popleft()
-        return asked, made
+        return request, made
 
-    def _made(self, asked: Asked) -> Job | Result | None:
-        if asked.spec.broken is not None:
-            return verdict.make(asked, Outcome("failed", asked.spec.broken))
-        if asked.spec.unsupported is not None:
-            return verdict.make(asked, Outcome("unsupported", asked.spec.unsupported))
+    def _made(self, request: JobRequest) -> Job | Result | None:
+        if request.spec.broken is not None:
+            return verdict.write(request, RunOutcome("failed", request.spec.broken))
+        if request.spec.unsupported is not None:
+            return verdict.write(request, RunOutcome("unsupported", request.spec.unsupported))
         try:
-            prepare(asked)
-            submission = self._submit(asked.spec, asked.folder)
+            prepare(request)
+            submission = self._submit(request.spec, request.folder)
         except Refused as error:
-            made = verdict.make(asked, Outcome("unsupported", str(error)))
+            made = verdict.write(request, RunOutcome("unsupported", str(error)))
         except Unreachable as error:
             if self._later():
                 return None
-            made = verdict.make(asked, Outcome("failed", f"it could not be submitted: {error}"))
+            made = verdict.write(request, RunOutcome("failed", f"it could not be submitted: {error}"))
         except (SlurmError, InputError) as error:
-            made = verdict.make(asked, Outcome("failed", f"it could not be submitted: {error}"))
+            made = verdict.write(request, RunOutcome("failed", f"it could not be submitted: {error}"))
         except OSError as error:
-            made = verdict.unwritten(asked, Outcome("failed"), error)
+            made = verdict.unwritten(request, RunOutcome("failed"), error)
         else:
             self._tries = 0
-            return Job(asked, submission)
+            return Job(request, submission)
         return made
 
     def _later(self) -> bool:
@@ -78,22 +79,22 @@ class Submitter:
         return True
 
 
-def adopt(asked: Asked) -> Job | Result:
+def adopt(request: JobRequest) -> Job | Result:
     """The job that an earlier program submitted; a row where it left no word of it."""
-    reason = f"{asked.folder} holds no {JOB_FILE}, so that its job cannot be followed"
+    reason = f"{request.folder} holds no {JOB_FILE}, so that its job cannot be followed"
     try:
-        found = read_submission(asked.folder)
+        found = read_submission(request.folder)
     except InputError as error:
         found, reason = None, str(error)
     if found is not None:
-        return Job(asked, found)
-    return verdict.make(asked, Outcome("failed", reason))
+        return Job(request, found)
+    return verdict.write(request, RunOutcome("failed", reason))
 
 
-def prepare(asked: Asked) -> None:
+def prepare(request: JobRequest) -> None:
     """Its folder as the job shall find it, and without what an earlier job left there. OSError."""
-    asked.folder.mkdir(parents=True, exist_ok=True)
-    write_spec(asked.spec, asked.folder)
-    remove_leftovers(asked.folder)
+    request.folder.mkdir(parents=True, exist_ok=True)
+    write_spec(request.spec, request.folder)
+    remove_leftovers(request.folder)
     for name in (JOB_FILE, JOB_LOG):
-        (asked.folder / name).unlink(missing_ok=True)
+        (request.folder / name).unlink(missing_ok=True)

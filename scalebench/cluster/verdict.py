@@ -1,33 +1,31 @@
-"""The row of a job: the one that it left, or one made of what its ranks left and the scheduler's word. Layer 3."""
+"""The result of a job: the one that it left, or one made of what its ranks left and the scheduler reports. Layer 3."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import uuid
 from collections.abc import Callable
-from datetime import UTC, datetime
+from dataclasses import replace
 from pathlib import Path
 
-from scalebench.cluster.queue import Asked, Job
-from scalebench.collect import Outcome, assemble, of_first, read_ranks
-from scalebench.launchers import srun_words
-from scalebench.results import RESULT_FILE, Result, SchedulerRecord, read_result, write_result
-from scalebench.run import leave
+from scalebench.cluster.queue import Job, JobRequest
+from scalebench.collect import Parts, RunId, RunOutcome, assemble, first_failure, read_ranks, with_job_outcome
+from scalebench.launchers import slurm as srun
+from scalebench.results import Result, SchedulerRecord, read_result, write_result
+from scalebench.run import StartedRun
+from scalebench.run_folder import JOB_LOG, RESULT_FILE, UNREADABLE_RESULT_FILE
 from scalebench.slurm.commands import Slurm, SlurmError
 from scalebench.slurm.states import ENDS, JobState, judge, over, script_killed
-from scalebench.slurm.submission import JOB_LOG
 from scalebench.spec import InputError, RunSpec
 
-# Ends that come from outside; what ranks say then only follows from it.
+# Ends that come from outside; what ranks report then only follows from it.
 FROM_OUTSIDE = frozenset(ENDS) - {"COMPLETED", "FAILED"}
-UNREADABLE_FILE = "result.unreadable.json"
-LAST_WORDS = 200  # characters of a log's last line
+MAX_LINE_LENGTH = 200  # characters of a log's last line
 Names = Callable[[str], list[str]]  # of nodes, from the scheduler's short form
 
 
-def left_row(folder: Path, fresh: bool) -> Result | None:
-    """What the job left; None before that, and for half of one.
+def read_left_result(folder: Path, fresh: bool) -> Result | None:
+    """Return the result that the job left; None before that, and for half of one.
 
     `fresh`: list the folder, which makes NFS ask its server; to look at one file may answer from memory for a minute.
     """
@@ -38,90 +36,83 @@ def left_row(folder: Path, fresh: bool) -> Result | None:
         return None
 
 
-def may_change(row: Result) -> bool:
-    """Whether the scheduler's word may explain it better: whoever is killed does not know by whom."""
-    return row.status in ("failed", "cancelled")
+def may_change(result: Result) -> bool:
+    """Whether the scheduler may explain it better: a process that is killed does not know by whom."""
+    return result.status in ("failed", "cancelled")
 
 
-def amend(row: Result, job: Job, names: Names) -> bool:
-    """Put the scheduler's word into a row that the job left. Whether that changed it."""
-    before = (row.status, row.reason, row.scheduler)
-    row.scheduler = record(job, names, row.scheduler)
-    if job.state is not None and may_change(row) and job.state.state in FROM_OUTSIDE:
-        row.status, row.reason = judge(job.state)
-    return (row.status, row.reason, row.scheduler) != before
+def amend(result: Result, job: Job, names: Names) -> Result:
+    """Add what the scheduler knows to a result that the job left, also in its file where that changes anything."""
+    outcome = None
+    if job.state is not None and may_change(result) and job.state.state in FROM_OUTSIDE:
+        outcome = RunOutcome(*judge(job.state))
+    amended = with_job_outcome(result, record(job, names, result.scheduler), outcome)
+    if amended != result:
+        with contextlib.suppress(OSError):  # one that cannot be written again stays as the job left it
+            write_result(amended, job.request.folder)
+    return amended
 
 
-def missing(job: Job, names: Names) -> Result:
-    """The row of a job that is over and left none; written."""
-    folder = job.asked.folder
+def write_missing(job: Job, names: Names) -> Result:
+    """Write the result of a job that is over and left none."""
+    folder = job.request.folder
     try:
         keep_unreadable(folder)
         outcome = cause(job)
     except OSError as error:
-        return unwritten(job.asked, Outcome("failed"), error)
+        return unwritten(job.request, RunOutcome("failed"), error)
     log = JOB_LOG if (folder / JOB_LOG).exists() else None
-    begun_s = job.state.started_at_s if job.state is not None and job.ran else None
-    return make(job.asked, outcome, log, record(job, names, None), begun_s)
+    started_at_s = job.state.started_at_s if job.state is not None and job.ran else None
+    return write(job.request, replace(outcome, log=log), record(job, names, None), started_at_s)
 
 
-def make(
-    asked: Asked,
-    outcome: Outcome,
-    log: str | None = None,
+def write(
+    request: JobRequest,
+    outcome: RunOutcome,
     scheduler: SchedulerRecord | None = None,
     started_at_s: float | None = None,
 ) -> Result:
-    """A row that the run itself did not write. Where it cannot be written it says so, and is in no file."""
-    begun = datetime.now(UTC) if started_at_s is None else datetime.fromtimestamp(started_at_s, UTC)
-    started_at, run_id = begun.isoformat(timespec="milliseconds"), uuid.uuid4().hex[:12]
+    """Write a result that the run itself did not write. Where it cannot be written its reason says so."""
     try:
-        asked.folder.mkdir(parents=True, exist_ok=True)
-        return leave(asked.spec, asked.folder, started_at, run_id, outcome, log=log, scheduler=scheduler)
+        request.folder.mkdir(parents=True, exist_ok=True)
+        return StartedRun(request.spec, request.folder, RunId.new(started_at_s), scheduler).finish(outcome)
     except OSError as error:
-        return unwritten(asked, outcome, error)
+        return unwritten(request, outcome, error)
 
 
-def unwritten(asked: Asked, outcome: Outcome, error: OSError) -> Result:
-    why = f"{asked.folder} cannot be written: {error.strerror or error}"
+def unwritten(request: JobRequest, outcome: RunOutcome, error: OSError) -> Result:
+    """Make a result that is in no file, since its folder cannot be written."""
+    why = f"{request.folder} cannot be written: {error.strerror or error}"
     reason = f"{outcome.reason}; {why}" if outcome.reason else why
-    begun = datetime.now(UTC).isoformat(timespec="milliseconds")
-    return assemble(asked.spec, [], begun, uuid.uuid4().hex[:12], Outcome("failed", reason))
-
-
-def rewrite(row: Result, folder: Path) -> None:
-    """A row that was amended; one that cannot be written anew stays as the job left it."""
-    with contextlib.suppress(OSError):
-        write_result(row, folder)
+    return assemble(request.spec, RunId.new(), RunOutcome("failed", reason), Parts())
 
 
 def keep_unreadable(folder: Path) -> None:
-    """A file that is no whole record makes way for one, and stays to be looked at."""
+    """Rename a file that is no whole record, so that it stays to be looked at."""
     if RESULT_FILE in os.listdir(folder):
-        os.replace(folder / RESULT_FILE, folder / UNREADABLE_FILE)
+        os.replace(folder / RESULT_FILE, folder / UNREADABLE_RESULT_FILE)
 
 
-def cause(job: Job) -> Outcome:
-    """Why a job that left no row is over."""
-    spec, folder, state = job.asked.spec, job.asked.folder, job.state
+def cause(job: Job) -> RunOutcome:
+    """Return why a job that left no result is over."""
+    spec, folder, state = job.request.spec, job.request.folder, job.state
     if state is None or not over(state):
         if job.cancelled:
-            return Outcome("cancelled", f"cancelled with its job {job.id}")
-        return Outcome("failed", f"SLURM knows nothing of job {job.id} any more, and it left no {RESULT_FILE}")
+            return RunOutcome("cancelled", f"cancelled with its job {job.id}")
+        return RunOutcome("failed", f"SLURM knows nothing of job {job.id} any more, and it left no {RESULT_FILE}")
     status, reason = judge(state)
     if state.state in FROM_OUTSIDE or status == "unsupported":
-        return Outcome(status, reason)
-    # Without cgroups SLURM tells that nowhere else.
-    memory = srun_words.memory(srun_words.read(folder / JOB_LOG)) if state.state == "FAILED" else None
+        return RunOutcome(status, reason)
+    # Without cgroups SLURM reports that nowhere else.
+    memory = srun.memory_outcome(srun.read_log(folder / JOB_LOG)) if state.state == "FAILED" else None
     if memory is not None:
-        return Outcome(*memory)
+        return RunOutcome(*memory)
     failed = [rank for rank in read_ranks(folder, spec.processes) if rank is not None and rank.status != "ok"]
     if not failed:
-        return Outcome("failed", _unexplained(spec, folder, state, reason))
-    first = of_first(failed, spec.processes, {})
-    if script_killed(state):  # its ranks then lose each other
-        first.reason = f"{reason}; {first.reason}"
-    return first
+        return RunOutcome("failed", _unexplained(spec, folder, state, reason))
+    first = first_failure(failed, spec.processes)
+    # Without the script its ranks lose each other.
+    return replace(first, reason=f"{reason}; {first.reason}") if script_killed(state) else first
 
 
 def _unexplained(spec: RunSpec, folder: Path, state: JobState, reason: str | None) -> str:
@@ -132,29 +123,29 @@ def _unexplained(spec: RunSpec, folder: Path, state: JobState, reason: str | Non
             f"job {state.job_id} ran on {state.node_list} and left nothing in {folder.absolute()}: the "
             "nodes do not see this folder; set hydra.sweep.dir (or hydra.run.dir) to one that they share"
         )
-    if UNREADABLE_FILE in names:
-        return f"job {state.job_id} left a {RESULT_FILE} that is no whole record; it is kept as {UNREADABLE_FILE}"
-    said = last_words(folder / JOB_LOG)
-    return (reason or f"job {state.job_id} left no {RESULT_FILE}") + (f": {said}" if said else "")
+    if UNREADABLE_RESULT_FILE in names:
+        return (
+            f"job {state.job_id} left a {RESULT_FILE} that is no whole record; it is kept as {UNREADABLE_RESULT_FILE}"
+        )
+    line = last_line(folder / JOB_LOG)
+    return (reason or f"job {state.job_id} left no {RESULT_FILE}") + (f": {line}" if line else "")
 
 
-def last_words(log: Path) -> str:
-    """The last line of a log that says anything of why it ends; submitit tells of its own doings there."""
+def last_line(log: Path) -> str:
+    """Return the last line of a log but for what submitit reports of itself."""
     try:
         with open(log, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return ""
-    told = [line.strip() for line in lines if line.strip() and not line.startswith("submitit INFO ")]
-    return told[-1][:LAST_WORDS] if told else ""
+    lines = [line.strip() for line in lines if line.strip() and not line.startswith("submitit INFO ")]
+    return lines[-1][:MAX_LINE_LENGTH] if lines else ""
 
 
-def record(job: Job, names: Names, known: SchedulerRecord | None) -> SchedulerRecord:
-    """The scheduler's facts, and what the job itself knew where it does not tell them."""
-    made = SchedulerRecord("slurm", job.id, job.submission.partition)
-    if known is not None:
-        made = SchedulerRecord(**vars(known))
+def record(job: Job, names: Names, by_job: SchedulerRecord | None) -> SchedulerRecord:
+    """Return the scheduler's facts, and what the job itself recorded where the scheduler does not have them."""
+    made = replace(by_job) if by_job is not None else SchedulerRecord("slurm", job.id, job.submission.partition)
     state = job.state
     if state is None:
         return made
@@ -168,7 +159,7 @@ def record(job: Job, names: Names, known: SchedulerRecord | None) -> SchedulerRe
 
 
 def names_from(slurm: Slurm) -> Names:
-    """`h[1-2]` -> h1, h2; none where nobody can tell. SLURM's own command does it, and asks nobody for it."""
+    """Expand `h[1-2]` to h1, h2; none where that fails. SLURM's own command does it, without its controller."""
 
     def names(node_list: str) -> list[str]:
         if not any(sign in node_list for sign in "[,"):

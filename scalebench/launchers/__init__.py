@@ -1,15 +1,13 @@
-"""Who starts the processes of a run, and ends them: strategy.launcher names one of these modules. Layer 2."""
+"""Starts the processes of a run, and ends them: strategy.launcher names one of these modules. Layer 2."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
-    from scalebench.launchers.watch import Ended
-    from scalebench.measure.progress import Progress
+    from scalebench.launchers.watch import GroupExit, Launcher
     from scalebench.spec import RunSpec
 
 LAUNCHERS = {
@@ -20,27 +18,21 @@ LAUNCHERS = {
 }
 
 
-def launch(
-    spec: RunSpec,
-    folder: Path,
-    run_id: str,
-    on_look: Callable[[list[Progress]], None] = lambda progress: None,
-    module: str = "scalebench.worker",
-) -> Ended:
+def launch(spec: RunSpec, folder: Path, run_id: str, *options: Any, **more: Any) -> GroupExit:
     """Run all ranks of `spec` in `folder` to their end, by the launcher of its strategy, or as a step of this job.
 
-    `module` is what each rank runs, with the folder as its argument. Whatever happens, also an exception or Ctrl-C
-    here, no process is left. StartError (of launchers.watch) when processes cannot be started.
+    The arguments are those of watch.LaunchRequest; watch.Launcher describes how this ends.
     """
-    launcher = importlib.import_module(LAUNCHERS[of(spec)])
-    ended: Ended = launcher.launch(spec, folder, run_id, on_look, module)
-    return ended
+    from scalebench.launchers.watch import LaunchRequest
+
+    launcher = cast("Launcher", importlib.import_module(LAUNCHERS[launcher_of(spec)]))
+    return launcher.launch(LaunchRequest(spec, folder, run_id, *options, **more))
 
 
-def of(spec: RunSpec) -> str:
-    """The launcher of a run: on the nodes of a job SLURM starts the ranks, but for those that mpirun is to start."""
-    from scalebench.launchers.allocation import gives_nodes
+def launcher_of(spec: RunSpec) -> str:
+    """Name the launcher of a run: on the nodes of a job SLURM starts the ranks, unless mpirun must."""
+    from scalebench.launchers.slurm import uses_allocation
 
     name, slurm = spec.config.strategy.launcher, spec.config.hardware.slurm
     by_step = name == "local" or (name == "mpi" and slurm.mpi != "mpirun")
-    return "slurm" if by_step and gives_nodes(spec) else name
+    return "slurm" if by_step and uses_allocation(spec) else name

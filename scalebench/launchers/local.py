@@ -7,51 +7,45 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-from scalebench.launchers.surroundings import LOOPBACK, environment, free_ports, log_name
-from scalebench.launchers.watch import Ended, Group, attend, signals_later, start_errors
-from scalebench.measure.progress import Progress
-from scalebench.spec import RunSpec
+from scalebench.launchers.surroundings import LOOPBACK, environment, free_ports
+from scalebench.launchers.watch import Group, GroupExit, LaunchRequest, supervise
+from scalebench.process import signals_later, start_errors
+from scalebench.run_folder import rank_log_name
 
 
-def launch(
-    spec: RunSpec,
-    folder: Path,
-    run_id: str,
-    on_look: Callable[[list[Progress]], None] = lambda progress: None,
-    module: str = "scalebench.worker",
-) -> Ended:
-    """Run all ranks of `spec` in `folder` to their end.
-
-    A rank that ends badly, no progress for `hang_s`, or `timeout_s` in all end the group; so does the good end of
-    all ranks that measure, for those that serve them. Whatever happens, also an exception or Ctrl-C here, no
-    process is left. StartError when processes cannot be started.
-    """
-    addresses = [f"{LOOPBACK}:{port}" for port in free_ports(spec.processes)]
+def launch(request: LaunchRequest) -> GroupExit:
+    """Run all ranks to their end; see watch.Launcher."""
+    addresses = [f"{LOOPBACK}:{port}" for port in free_ports(request.spec.processes)]
     group = Children()
 
     def start() -> None:
         # One by one, so that an exception half-way leaves the started ones where they are found and ended.
-        for rank in range(spec.processes):
+        for rank in range(request.spec.processes):
             with signals_later(), start_errors():
-                group.members.append(Child(_start(spec, folder, run_id, rank, addresses, module)))
+                group.members.append(Child(_start(request, rank, addresses)))
 
-    return attend(spec, folder, group, start, on_look)
+    return supervise(request, group, start)
 
 
-def _start(
-    spec: RunSpec, folder: Path, run_id: str, rank: int, addresses: list[str], module: str
+def _start(request: LaunchRequest, rank: int, addresses: list[str]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", request.module, str(request.folder)]
+    variables = environment(request.spec, request.run_id, rank, addresses)
+    in_foreground = request.spec.config.debug and rank == 0  # where a debugger can be
+    return start_program(command, variables, request.folder / rank_log_name(rank), in_foreground)
+
+
+def start_program(
+    command: list[str], variables: dict[str, str], log: Path, in_foreground: bool
 ) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", module, str(folder)]
-    env = environment(spec, run_id, rank, addresses)
-    if spec.config.debug and rank == 0:  # in the foreground, where a debugger can be
-        return subprocess.Popen(command, env=env)
-    with open(folder / log_name(rank), "wb") as log:
+    """Start a program whose output goes to `log`, or to where ours goes."""
+    if in_foreground:
+        return subprocess.Popen(command, env=variables)
+    with open(log, "wb") as file:
         # A session of its own: Ctrl-C reaches the parent alone, which then ends the group in one way.
         return subprocess.Popen(
-            command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            command, env=variables, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
         )
 
 
@@ -84,10 +78,8 @@ class Child:
         self.signal(signal.SIGKILL)
 
 
-class Children(Group):
+class Children(Group[Child]):
     """Ranks that are children of this process."""
-
-    members: list[Child]
 
     def end(self, grace_s: float) -> None:
         super().end(grace_s)

@@ -1,48 +1,67 @@
-"""Watches the processes of a run, whoever started them, and ends them, all of them. Layer 2."""
+"""Supervises the processes of a run, whoever started them, and ends all of them. Layer 2."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from scalebench.measure.progress import Progress, read_progress
+from scalebench.process import POLL_S, cancelled, wait_until
 from scalebench.spec import RunSpec
 
-POLL_S = 0.02
-LOOK_S = 0.5  # between two looks at the progress files
+PROGRESS_INTERVAL_S = 0.5  # between two reads of the progress files
 STACK_S = 0.3  # that a rank has to write its stack
 GRACE_S = 5.0  # between SIGTERM and SIGKILL
-FOLLOW_S = 5.0  # that the other ranks have to notice a dead one and say so
+FOLLOW_S = 5.0  # that the other ranks have to notice a dead one and write why they fail
+WORKER = "scalebench.worker"
+
+OnProgress = Callable[[list[Progress]], None]
+
+
+@dataclass(frozen=True)
+class LaunchRequest:
+    """One group of processes to start: all ranks of `spec`, in a folder that every host of them sees."""
+
+    spec: RunSpec
+    folder: Path
+    run_id: str
+    on_progress: OnProgress = lambda progress: None  # called now and then while they run
+    module: str = WORKER  # that each rank runs, with the folder as its argument
+
+
+class Launcher(Protocol):
+    """A module of this package that can start the processes of a run."""
+
+    def launch(self, request: LaunchRequest) -> GroupExit:
+        """Run all ranks to their end.
+
+        A rank that ends badly, no progress for `hang_s`, or `timeout_s` in all end the group; so does the good end of
+        all ranks that measure, for those that serve them. Whatever happens, also an exception or Ctrl-C here, no
+        process is left. StartError when processes cannot be started.
+        """
+        ...
 
 
 @dataclass
-class Ended:
+class GroupExit:
     """How a group of processes ended."""
 
     exit_codes: list[int | None]  # by rank; negative: the signal; None: still running when it was ended
     started_at_s: float
     wall_s: float
-    died_first: list[int] = field(default_factory=list)  # ranks that were seen to end badly at the first glance
+    died_first: list[int] = field(default_factory=list)  # the ranks that had ended badly when any had
     timeout: str | None = None  # why the group was ended from here
-    timeout_at_s: float | None = None  # seconds since the epoch; what ranks say later is only about being ended
+    timeout_at_s: float | None = None  # seconds since the epoch; what ranks report later only follows from being ended
     stopped: list[int] = field(default_factory=list)  # ranks that a signal had put to sleep then
     pids: list[int] = field(default_factory=list)
     services: dict[int, str] = field(default_factory=dict)  # role by rank of those that end when the others have
-    broken: str | None = None  # how the program that had started the ranks went wrong, where none of them did
-    verdict: tuple[str, str] | None = None  # status and reason, where a batch system ended the ranks
-
-
-cancelled = threading.Event()  # set by the program's signal handlers: an exception alone can get lost in a __del__
-
-
-class StartError(OSError):
-    """A process could not be started."""
+    broken: str | None = None  # how the program that started the ranks failed, where none of them did
+    outcome: tuple[str, str] | None = None  # status and reason, where a batch system ended the ranks
 
 
 class Member(Protocol):
@@ -58,26 +77,29 @@ class Member(Protocol):
     def signal(self, sign: signal.Signals) -> None: ...  # it, and the processes that it has started
 
 
-class Group:
+M = TypeVar("M", bound=Member)
+
+
+class Group(Generic[M]):
     """The processes of a run. `members` are the ranks in order, those that have been started."""
 
     def __init__(self) -> None:
-        self.members: list[Member] = []
+        self.members: list[M] = []
 
     def broken(self) -> str | None:
-        """How the program that started the ranks went wrong, where it has and none of them is the reason."""
+        """Return how the program that started the ranks failed, where it has and none of them is the reason."""
         return None
 
     def first(self, bad: list[int]) -> list[int]:
-        """The ranks that ended badly first, `bad` being those at the first glance."""
+        """Return the ranks that ended badly first; `bad` are those that had when any had."""
         return bad
 
-    def verdict(self) -> tuple[str, str] | None:
-        """Status and reason where a batch system ended the ranks; asked before they are ended from here, and after."""
+    def batch_outcome(self) -> tuple[str, str] | None:
+        """Return status and reason where a batch system ended the ranks; called before they are ended, and after."""
         return None
 
-    def ask_for_stacks(self) -> None:
-        """Have ranks that hang write where they are into their logs; worker.py listens to SIGUSR1."""
+    def request_stacks(self) -> None:
+        """Have ranks that hang write where they are into their logs; worker.py handles SIGUSR1."""
         for member in self.members:
             if member.alive():
                 member.signal(signal.SIGUSR1)
@@ -85,89 +107,98 @@ class Group:
         time.sleep(STACK_S)
 
     def end(self, grace_s: float) -> None:
-        """SIGTERM to every rank and its children, SIGKILL after `grace_s` to what is left; stopped ones are woken."""
+        """Send SIGTERM to every rank and its children, and SIGKILL after `grace_s`; stopped ones are woken."""
         for sign in (signal.SIGTERM, signal.SIGKILL):
-            alive = [member for member in self.members if member.alive()]
-            for member in alive:
-                member.signal(sign)
-                member.signal(signal.SIGCONT)
-            wait_until(lambda alive=alive: not any(member.alive() for member in alive), grace_s)
+            self._end_by(sign, grace_s)
+
+    def _end_by(self, sign: signal.Signals, grace_s: float) -> None:
+        alive = [member for member in self.members if member.alive()]
+        for member in alive:
+            member.signal(sign)
+            member.signal(signal.SIGCONT)
+        wait_until(lambda: not any(member.alive() for member in alive), grace_s)
 
 
-def attend(
-    spec: RunSpec, folder: Path, group: Group, start: Callable[[], None], on_look: Callable[[list[Progress]], None]
-) -> Ended:
-    """Have `start` start the ranks of `group`, watch them, and leave no process, whatever happens."""
-    started_at_s, start_s = time.time(), time.monotonic()
+def supervise(
+    request: LaunchRequest, group: Group[M], start: Callable[[], None], started_at_s: float | None = None
+) -> GroupExit:
+    """Start the ranks of `group`, watch them, and leave no process, whatever happens.
+
+    `started_at_s`: when they were started, where that was before this call.
+    """
+    started_at_s = time.time() if started_at_s is None else started_at_s
+    start_s = time.monotonic() - (time.time() - started_at_s)
     try:
         start()
-        died_first, timeout, broken = _watch(spec, folder, group, on_look)
+        died_first, timeout, broken = _watch(request, group)
         timeout_at_s = None if timeout is None else time.time()
         stopped = [] if timeout is None else _stopped(group.members)
         if timeout is not None:
-            group.ask_for_stacks()
+            group.request_stacks()
         badly = bool(died_first) or timeout is not None or broken is not None
-        verdict = group.verdict() if badly else None
+        outcome = group.batch_outcome() if badly else None
     finally:
         codes = [member.poll() for member in group.members]
         pids = [member.pid for member in group.members if member.pid is not None]
         try:
             group.end(GRACE_S)
-        except KeyboardInterrupt:  # again: somebody is in a hurry
+        except KeyboardInterrupt:  # again: the user is in a hurry
             group.end(0.0)
             raise
     wall_s = time.monotonic() - start_s
-    return Ended(
-        codes, started_at_s, wall_s, died_first, timeout, timeout_at_s, stopped, pids, spec.services, broken,
-        verdict or (group.verdict() if badly else None),
+    return GroupExit(
+        codes, started_at_s, wall_s, died_first, timeout, timeout_at_s, stopped, pids, request.spec.services, broken,
+        outcome or (group.batch_outcome() if badly else None),
     )  # fmt: skip
 
 
-def _watch(
-    spec: RunSpec, folder: Path, group: Group, on_look: Callable[[list[Progress]], None]
-) -> tuple[list[int], str | None, str | None]:
-    """(ranks that ended badly first, why the group must be ended, how it broke) when all have ended or shall end."""
-    members, services = group.members, spec.services
+def _watch(request: LaunchRequest, group: Group[M]) -> tuple[list[int], str | None, str | None]:
+    """Wait until all ranks have ended or must end.
+
+    Return (ranks that ended badly first, why the group must be ended, how the program that started it failed).
+    """
+    members, services = group.members, request.spec.services
     measuring = [member for rank, member in enumerate(members) if rank not in services]
-    clock = _Clock(spec, folder, on_look)
+    limits = _Limits(request)
     while True:
         if cancelled.is_set():
             raise KeyboardInterrupt
         codes = [member.poll() for member in members]
         if all(code == 0 for rank, code in enumerate(codes) if rank not in services):
             return [], None, None
-        broken = group.broken()  # asked after the ranks, which it takes along
+        broken = group.broken()  # after the ranks, which the program takes along when it ends
         if broken is not None:
             return [], None, broken
         bad = [rank for rank, code in enumerate(codes) if code is not None and (code != 0 or rank in services)]
         if bad:
             wait_until(lambda: all(member.poll() is not None for member in measuring), FOLLOW_S)
             return group.first(bad), None, None
-        timeout = clock.look()
+        timeout = limits.exceeded()
         if timeout is not None:
             return [], timeout, None
         time.sleep(POLL_S)
 
 
-class _Clock:
-    """Looks at the progress of the ranks now and then, and tells when they have had their time."""
+class _Limits:
+    """Reads the progress of the ranks now and then, and knows when they have had their time."""
 
-    def __init__(self, spec: RunSpec, folder: Path, on_look: Callable[[list[Progress]], None]) -> None:
-        self._settings, self._limited, self._ranks = spec.config.measure, not spec.config.debug, spec.processes
-        self._folder, self._on_look = folder, on_look
-        self._begin_s = self._changed_s = self._looked_s = time.monotonic()
+    def __init__(self, request: LaunchRequest) -> None:
+        self._request, self._settings = request, request.spec.config.measure
+        self._limited = not request.spec.config.debug
+        self._begin_s = self._changed_s = self._read_s = time.monotonic()
         self._seen: list[tuple[int, float]] = []
 
-    def look(self) -> str | None:
-        """Why the group must be ended, if it must."""
+    def exceeded(self) -> str | None:
+        """Return why the group must be ended, if it must."""
         now_s = time.monotonic()
-        if now_s - self._looked_s >= LOOK_S:
-            self._looked_s = now_s
-            progress = [p for p in (read_progress(self._folder, rank) for rank in range(self._ranks)) if p is not None]
+        if now_s - self._read_s >= PROGRESS_INTERVAL_S:
+            self._read_s = now_s
+            ranks = [read_progress(self._request.folder, rank) for rank in range(self._request.spec.processes)]
+            progress = [p for p in ranks if p is not None]
             seen = [(p.rank, p.at_s) for p in progress]
             if seen != self._seen:
                 self._seen, self._changed_s = seen, now_s
-            self._on_look(progress)
+            self._request.on_progress(progress)
         if self._limited and now_s - self._changed_s > self._settings.hang_s:
             return f"no rank made progress for {self._settings.hang_s:g} s (measure.hang_s)"
         if self._limited and now_s - self._begin_s > self._settings.timeout_s:
@@ -175,51 +206,13 @@ class _Clock:
         return None
 
 
-def wait_until(condition: Callable[[], bool], limit_s: float) -> bool:
-    """Sleep until the condition holds, or the time is over. Whether it held."""
-    deadline_s = time.monotonic() + limit_s
-    while not condition():
-        if time.monotonic() >= deadline_s:
-            return False
-        time.sleep(POLL_S)
-    return True
-
-
 def _stopped(members: Sequence[Member]) -> list[int]:
-    """Ranks that SIGSTOP or a debugger holds: nothing else tells why they make no progress."""
+    """Return the ranks that SIGSTOP or a debugger holds: nothing else tells why they make no progress."""
     import psutil
 
-    found = []
+    stopped = []
     for rank, member in enumerate(members):
         with contextlib.suppress(psutil.Error):
             if member.pid is not None and psutil.Process(member.pid).status() == psutil.STATUS_STOPPED:
-                found.append(rank)
-    return found
-
-
-@contextlib.contextmanager
-def start_errors() -> Iterator[None]:
-    """What goes wrong in here is a StartError."""
-    try:
-        yield
-    except OSError as error:
-        raise StartError(*error.args) from error
-
-
-@contextlib.contextmanager
-def signals_later() -> Iterator[None]:
-    """Ctrl-C and SIGTERM wait for the end of this: an interrupted start would lose sight of its process."""
-    if threading.current_thread() is not threading.main_thread():  # where no signal arrives
-        yield
-        return
-    came: list[int] = []
-    before = {sign: signal.getsignal(sign) for sign in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        for sign in before:
-            signal.signal(sign, lambda number, frame: came.append(number))
-        yield
-    finally:
-        for sign, handler in before.items():
-            signal.signal(sign, handler)
-    if came:
-        signal.raise_signal(came[0])
+                stopped.append(rank)
+    return stopped

@@ -18,6 +18,7 @@ from scalebench.measure.alone import Clock, how_many, timed_blocks, warm_up
 from scalebench.measure.loop import Series, Stage, TimedLoop, one_iterator
 from scalebench.measure.switching import Condition, SwitchedLoop
 from scalebench.results import Probes
+from scalebench.run_folder import rank_trace_name
 from scalebench.spec import RunSpec
 from scalebench.strategy import PARTS, Strategy, Unsupported
 from scalebench.workloads.source import Source
@@ -192,7 +193,7 @@ class Probing:
 
     def _profile(self, folder: Path) -> None:
         updates = how_many(self.settings.probe_s, self.step_s, *PROFILED_UPDATES)
-        trace = f"trace{self.strategy.place.rank}.json.gz" if self.settings.trace else None
+        trace = rank_trace_name(self.strategy.place.rank) if self.settings.trace else None
         self.strategy.broadcast(0.0)
         self.found.profile = self.strategy.profile(updates, folder / trace if trace else None)
         self.found.trace = trace

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scalebench.records import read_json, write_json
+from scalebench.run_folder import progress_path
 
 INTERVAL_S = 0.5
 
@@ -60,10 +61,6 @@ class ProgressFile:
         seen = rss_anon_bytes()
         if seen is not None:
             self.rss_anon_peak_bytes = max(seen, self.rss_anon_peak_bytes or 0)
-
-
-def progress_path(folder: Path, rank: int) -> Path:
-    return folder / f"progress{rank}.json"
 
 
 def read_progress(folder: Path, rank: int) -> Progress | None:

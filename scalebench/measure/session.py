@@ -16,12 +16,12 @@ from scalebench.measure.loop import Series, Stage, TimedLoop, one_iterator
 from scalebench.measure.probing import Probing
 from scalebench.measure.progress import ProgressFile, rss_peak_bytes
 from scalebench.results import RankRecord, Timeline
+from scalebench.run_folder import TIMELINE_FILE
 from scalebench.spec import NOTHING_TO_VALIDATE, InputError, RunSpec, goes_to_stop
 from scalebench.strategy import Strategy, Unsupported
 from scalebench.workloads import datasets
 from scalebench.workloads.source import Source
 
-TIMELINE_FILE = "timeline.json"
 TIMELINE_UPDATES = 20  # enough for a mean, few enough for a large network on a slow machine
 
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from scalebench.measure.progress import Progress
 from scalebench.outlook import between, estimate_s
 from scalebench.report import queue_line
-from scalebench.results import RESULT_FILE, Result, read_result
+from scalebench.results import Result, read_result
+from scalebench.run_folder import RESULT_FILE
 from scalebench.spec import RunSpec
 from scalebench.sweep_record import SweepRecord, labels
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from scalebench import curves as drawn
 from scalebench import frame as frames
-from scalebench.results import RESULT_FILE, Result, read_result
+from scalebench.results import Result, read_result
+from scalebench.run_folder import RESULT_FILE
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,8 +10,7 @@ from typing import Any
 
 from scalebench.measure.progress import Progress, read_progress
 from scalebench.records import read_json
-from scalebench.results import RESULT_FILE
-from scalebench.spec import SPEC_FILE
+from scalebench.run_folder import RESULT_FILE, SPEC_FILE
 
 MOST_RANKS = 64  # of whose files the last sign is looked for
 

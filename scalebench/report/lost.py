@@ -13,7 +13,8 @@ from scalebench.ladders import Ladder, Part, ladder
 from scalebench.linear import Figure
 from scalebench.report import units
 from scalebench.report.evidence import Evidence
-from scalebench.results import RESULT_FILE, Result, read_result
+from scalebench.results import Result, read_result
+from scalebench.run_folder import RESULT_FILE
 from scalebench.rungs import PARTS, share_of_device
 from scalebench.stats import Interval
 

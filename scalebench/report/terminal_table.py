@@ -12,7 +12,8 @@ from rich.text import Text
 
 from scalebench.report import choice_tables
 from scalebench.report.blocks import Table
-from scalebench.results import RESULT_FILE, read_result
+from scalebench.results import read_result
+from scalebench.run_folder import RESULT_FILE
 
 if TYPE_CHECKING:
     import pandas as pd

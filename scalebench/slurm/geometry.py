@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from scalebench.launchers.kept_group import KEEPER
 from scalebench.slurm import container
 from scalebench.slurm.options import STEP_OURS, parse
 from scalebench.slurm.options import check as check
 from scalebench.spec import RunSpec
 
+RANK_AGENT = "scalebench.launchers.mpi_rank"  # the module that srun and mpirun start for each rank
 STARTING_S = 120.0  # that a job takes beside its run: starting Python on all nodes, and writing the row
 
 
@@ -70,7 +70,7 @@ def rank_command(
     hosts: Sequence[str] | None = None,
     bin: str | None = None,
 ) -> list[str]:
-    """The srun that starts the keepers of all ranks of `spec`, each of which runs `module`, from within the job.
+    """The srun that starts the agents of all ranks of `spec`, each of which runs `module`, from within the job.
 
     `hosts`: the node of each rank, in order; None: the job's nodes, which are not known yet. Where nodes have unequally
     many ranks, srun reads the hosts from the file that SLURM_HOSTFILE names.
@@ -95,7 +95,7 @@ def rank_command(
     for name, value in parse(slurm.srun, "hardware.slurm.srun", STEP_OURS).items():
         words.append(f"--{name}" if value is True else f"--{name}={value}")
     words += container.srun_words(spec, folder)
-    return [*words, *container.python(spec, folder), "-m", KEEPER, str(folder.absolute()), module]
+    return [*words, *container.python(spec, folder), "-m", RANK_AGENT, str(folder.absolute()), module]
 
 
 def _gpus_per_node(spec: RunSpec) -> int | None:

@@ -16,11 +16,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalebench.launchers.watch import signals_later
+from scalebench.process import signals_later
+from scalebench.run_folder import JOB_LOG
 from scalebench.slurm.commands import Slurm, SlurmError
 from scalebench.slurm.geometry import geometry, time_minutes
 from scalebench.slurm.options import parse
-from scalebench.slurm.submission import JOB_LOG, Submission, write_submission
+from scalebench.slurm.submission import Submission, write_submission
 from scalebench.spec import InputError, RunSpec
 
 if TYPE_CHECKING:

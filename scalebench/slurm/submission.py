@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scalebench.records import read_record, write_json
+from scalebench.run_folder import JOB_FILE
 from scalebench.spec import InputError
-
-JOB_FILE = "job.json"
-JOB_LOG = "job.log"  # what the job prints, beside the logs of its ranks
 
 
 @dataclass

@@ -20,10 +20,11 @@ from scalebench.compose import compose_config
 from scalebench.measure.progress import read_progress
 from scalebench.records import write_json
 from scalebench.resolve import resolve
-from scalebench.results import RESULT_FILE, Result, read_result
+from scalebench.results import Result, read_result
 from scalebench.run import run
-from scalebench.testing.contract import WORKLOAD
+from scalebench.run_folder import RESULT_FILE
 from scalebench.testing.faulty import FAULT_FILE
+from scalebench.testing.group import WORKLOAD
 from scalebench.workloads import datasets
 
 # fault -> (status, words of the reason)

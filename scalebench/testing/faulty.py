@@ -15,7 +15,7 @@ from scalebench.measure.session import Session
 from scalebench.records import read_json
 from scalebench.spec import RunSpec
 from scalebench.strategy import Strategy
-from scalebench.worker import leave_process, run_rank
+from scalebench.worker import exit_without_cleanup, run_rank
 from scalebench.workloads.source import Source
 
 FAULT_FILE = "fault.json"
@@ -50,4 +50,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    leave_process(main(sys.argv[1:]))
+    exit_without_cleanup(main(sys.argv[1:]))

@@ -11,12 +11,11 @@ import pytest
 
 from scalebench import launchers
 from scalebench.compose import compose_config
-from scalebench.launchers.surroundings import log_name
 from scalebench.records import read_json, read_record
 from scalebench.resolve import resolve
+from scalebench.run_folder import rank_log_name, rank_record_path
 from scalebench.spec import RunSpec, write_spec
 from scalebench.testing.checks import Checks
-from scalebench.worker import rank_path
 from scalebench.workloads import datasets
 
 COMMON = ("scaling=strong", "measure.hang_s=60", "seed=3", "train.dropout=false")  # devices draw apart
@@ -99,12 +98,16 @@ def launch_any(overrides: list[str], folder: Path) -> Group:
 
 
 def _failed(spec: RunSpec, folder: Path, ended: str) -> None:
-    records = [read_json(rank_path(folder, rank)) for rank in range(spec.processes) if rank_path(folder, rank).exists()]
+    records = [
+        read_json(rank_record_path(folder, rank))
+        for rank in range(spec.processes)
+        if rank_record_path(folder, rank).exists()
+    ]
     for record in records:
         if record.get("status") == "unsupported":
             raise Refused(record["reason"])
     reasons = [record["reason"] for record in records if record.get("reason")]
-    logs = [folder / log_name(rank) for rank in range(spec.processes)]
+    logs = [folder / rank_log_name(rank) for rank in range(spec.processes)]
     texts = [path.read_text(errors="replace")[-LOG_CHARS:] for path in logs if path.exists()]
     pytest.fail("\n".join([*reasons[:1], ended, *texts]), pytrace=False)
 

@@ -23,7 +23,7 @@ from scalebench.spec import RunSpec
 from scalebench.strategy import FORWARD, Strategy
 from scalebench.testing.checks import CountedLoop, normalises
 from scalebench.testing.mapping import CannotMap, mapped
-from scalebench.worker import leave_process, run_rank
+from scalebench.worker import exit_without_cleanup, run_rank
 from scalebench.workloads import datasets
 
 UPDATES = 2
@@ -103,4 +103,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    leave_process(main(sys.argv[1:]))
+    exit_without_cleanup(main(sys.argv[1:]))

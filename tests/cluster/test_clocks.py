@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.measure.monitor import series_path
 from scalebench.measure.monitor.series import read_series
 from scalebench.results import Result, read_result
+from scalebench.run_folder import monitor_path
 from tests.cluster import clocks
 from tests.cluster.cluster import Cluster
 
@@ -65,7 +65,7 @@ def test_each_node_tells_of_itself_by_its_own_clock(skewed: Cluster, tmp_path: P
     m = result.monitor
     assert m.reason is None and m.cpu_util_ours_mean is not None and m.cpu_util_ours_mean > 0
     assert m.net_sent_bytes_per_s is not None and m.net_sent_bytes_per_s > 0
-    begin_s = [read_series(series_path(folder, node)).times_s("cpu", "cores")[0] for node in range(2)]
+    begin_s = [read_series(monitor_path(folder, node)).times_s("cpu", "cores")[0] for node in range(2)]
     assert begin_s[1] - begin_s[0] == pytest.approx(AHEAD_S, abs=AHEAD_S / 2)
     assert not list(folder.glob("machine*.json")) and not list(folder.glob("pid*.json"))
 

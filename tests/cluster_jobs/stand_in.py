@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from scalebench.cluster import Asked, Cluster, Queue
+from scalebench.cluster import Cluster, JobRequest, Queue
 from scalebench.results import Result, write_result
+from scalebench.run_folder import JOB_LOG
 from scalebench.slurm.commands import SlurmError, Unreachable
 from scalebench.slurm.states import JobState
-from scalebench.slurm.submission import JOB_LOG, Submission, write_submission
+from scalebench.slurm.submission import Submission, write_submission
 from scalebench.spec import RunSpec
 from tests.helpers import null_spec, record
 
@@ -148,11 +149,13 @@ class Sweep:
             pause=s.pause,  # type: ignore
         )
 
-    def asked(self, count: int | None = None, gpus: int = 1) -> list[Asked]:
+    def asked(self, count: int | None = None, gpus: int = 1) -> list[JobRequest]:
         count = len(self.scheduler.plays) if count is None else count
-        return [Asked(number, null_spec(gpus, repeat=number), self.folder / str(number)) for number in range(count)]
+        return [
+            JobRequest(number, null_spec(gpus, repeat=number), self.folder / str(number)) for number in range(count)
+        ]
 
-    def ends(self, asked: list[Asked] | None = None) -> list[tuple[int, Result]]:
+    def ends(self, asked: list[JobRequest] | None = None) -> list[tuple[int, Result]]:
         asked = self.asked() if asked is None else asked
         return [(each.number, result) for each, result in self.cluster.follow(asked)]
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from scalebench import process
 from scalebench.cluster import following
-from scalebench.launchers import watch
-from scalebench.results import RESULT_FILE, read_result
+from scalebench.results import read_result
+from scalebench.run_folder import RESULT_FILE
 from scalebench.slurm.states import JobState, never
 from tests.cluster_jobs.stand_in import GOOD, Play, Scheduler, Sweep, end_of, forgotten, row, runs, state
 
@@ -39,7 +40,7 @@ def cancelled_at(sweep: Sweep, after_s: float) -> list[tuple[int, str, str | Non
         real(seconds)
         if sweep.scheduler.now_s >= after_s and not pressed:
             pressed.append(True)
-            watch.cancelled.set()
+            process.cancelled.set()
             raise KeyboardInterrupt
 
     pressed: list[bool] = []
@@ -51,7 +52,7 @@ def cancelled_at(sweep: Sweep, after_s: float) -> list[tuple[int, str, str | Non
             return found
         except KeyboardInterrupt:
             sweep.cluster.cancel()
-            assert not watch.cancelled.is_set(), "another Ctrl-C is heard again"
+            assert not process.cancelled.is_set(), "another Ctrl-C is heard again"
 
 
 def test_cancelling_leaves_a_row_of_every_run(tmp_path: Path) -> None:

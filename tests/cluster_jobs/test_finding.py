@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from scalebench.cluster import find_running
-from scalebench.results import RESULT_FILE, read_result
-from scalebench.slurm.submission import JOB_FILE, Submission, write_submission
+from scalebench.results import read_result
+from scalebench.run_folder import JOB_FILE, RESULT_FILE
+from scalebench.slurm.submission import Submission, write_submission
 from scalebench.spec import InputError, write_spec
 from tests.cluster_jobs.stand_in import BEGUN_S, Play, Scheduler, forgotten, leaves, row, runs, state
 from tests.helpers import null_spec

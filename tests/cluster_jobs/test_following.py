@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from scalebench import process
 from scalebench import run as run_module
 from scalebench.cluster import Cluster, following, verdict
-from scalebench.launchers import watch
-from scalebench.results import RESULT_FILE, SchedulerRecord, read_result
+from scalebench.results import SchedulerRecord, read_result
+from scalebench.run_folder import RESULT_FILE
 from scalebench.slurm.states import JobState
 from scalebench.slurm.watcher import Watcher
 from scalebench.spec import InputError, read_spec
@@ -218,8 +219,8 @@ def test_a_full_disk_costs_one_row_and_not_the_sweep(tmp_path: Path, monkeypatch
 
 
 def test_waiting_hears_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "cancelled", watch.threading.Event())
+    monkeypatch.setattr(process, "cancelled", process.threading.Event())
     following.pause(0.001)
-    watch.cancelled.set()
+    process.cancelled.set()
     with pytest.raises(KeyboardInterrupt):
         following.pause(60.0)

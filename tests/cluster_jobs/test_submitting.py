@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from scalebench.cluster.submitting import PAUSES_S
-from scalebench.results import RESULT_FILE, read_result
+from scalebench.results import read_result
+from scalebench.run_folder import JOB_FILE, JOB_LOG, RESULT_FILE
 from scalebench.slurm.commands import Refused, SlurmError, Unreachable
-from scalebench.slurm.submission import JOB_FILE, JOB_LOG, read_submission
+from scalebench.slurm.submission import read_submission
 from scalebench.spec import InputError
 from tests.cluster_jobs.stand_in import GOOD, Scheduler, Sweep
 

@@ -9,10 +9,9 @@ import pytest
 
 from scalebench.cluster import verdict
 from scalebench.records import write_json
-from scalebench.results import RESULT_FILE, read_result
+from scalebench.results import read_result
+from scalebench.run_folder import JOB_LOG, RESULT_FILE, UNREADABLE_RESULT_FILE, rank_record_path
 from scalebench.slurm.states import JobState, judge
-from scalebench.slurm.submission import JOB_LOG
-from scalebench.worker import rank_path
 from tests.cluster_jobs.stand_in import BEGUN_S, Happening, Play, Scheduler, end_of, forgotten, leaves, row, runs, state
 from tests.helpers import rank
 
@@ -27,7 +26,7 @@ def says(number: int, reason: str, at_s: float = 1.0) -> Happening:
 
     def happens(scheduler: Scheduler, job_id: str, folder: Path) -> None:
         failed = rank(number, status="failed", reason=reason, failed_at_s=at_s)
-        write_json(rank_path(folder, number), failed)
+        write_json(rank_record_path(folder, number), failed)
         leaves(f"rank{number}.log")(scheduler, job_id, folder)
 
     return happens
@@ -146,8 +145,8 @@ def test_a_job_that_nobody_knows_any_more(start: float, tmp_path: Path) -> None:
 
 def test_half_a_row_is_kept_beside_the_one_that_takes_its_place(tmp_path: Path) -> None:
     result = end_of(tmp_path, runs((20.0, leaves(RESULT_FILE, '{"schema')), (22.0, state("FAILED"))))
-    assert result.status == "failed" and result.reason is not None and verdict.UNREADABLE_FILE in result.reason
-    assert (tmp_path / "0" / verdict.UNREADABLE_FILE).read_text() == '{"schema'
+    assert result.status == "failed" and result.reason is not None and UNREADABLE_RESULT_FILE in result.reason
+    assert (tmp_path / "0" / UNREADABLE_RESULT_FILE).read_text() == '{"schema'
     assert read_result(tmp_path / "0" / RESULT_FILE) == result
 
 
@@ -155,6 +154,6 @@ def test_a_file_that_only_a_listing_shows_is_found(tmp_path: Path, monkeypatch: 
     """As over NFS, which remembers for a minute that there was none."""
     row()(Scheduler(), "1", tmp_path)
     monkeypatch.setattr(verdict.os.path, "exists", lambda path: False)
-    assert verdict.left_row(tmp_path, fresh=False) is None
-    assert verdict.left_row(tmp_path, fresh=True) is not None
-    assert verdict.left_row(tmp_path / "gone", fresh=True) is None
+    assert verdict.read_left_result(tmp_path, fresh=False) is None
+    assert verdict.read_left_result(tmp_path, fresh=True) is not None
+    assert verdict.read_left_result(tmp_path / "gone", fresh=True) is None

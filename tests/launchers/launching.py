@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from scalebench.launchers.local import launch
-from scalebench.launchers.watch import Ended
+from scalebench.launchers import local
+from scalebench.launchers.watch import GroupExit, LaunchRequest
 from scalebench.spec import RunSpec, write_spec
 
 FOREVER = {"measure": {"min_s": 600.0, "max_s": 600.0, "timeout_s": 600.0}}
@@ -20,6 +20,6 @@ class Interrupted(Exception):
     """In place of KeyboardInterrupt, which pytest would take for its own."""
 
 
-def launched(spec: RunSpec, folder: Path, **options: Any) -> Ended:
+def launched(spec: RunSpec, folder: Path, **options: Any) -> GroupExit:
     write_spec(spec, folder)
-    return launch(spec, folder, "an id", **options)
+    return local.launch(LaunchRequest(spec, folder, "an id", **options))

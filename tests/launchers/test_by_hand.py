@@ -13,11 +13,11 @@ import pytest
 
 from scalebench import launchers
 from scalebench.launchers import by_hand
-from scalebench.launchers.hand_rank import STOP_FILE, WAITING_FILE
-from scalebench.launchers.watch import StartError
+from scalebench.process import StartError
 from scalebench.resolve import resolve
 from scalebench.results import read_result
 from scalebench.run import run
+from scalebench.run_folder import STOP_FILE, TORCHRUN_FILE
 from scalebench.spec import RunSpec, write_spec
 from tests.hands import Hands
 from tests.helpers import null_config, null_spec, ranks_of, wait_until
@@ -80,7 +80,7 @@ def test_whoever_starts_a_rank_later_finds_that_nobody_waits(tmp_path: Path) -> 
     write_spec(spec, tmp_path)
     with pytest.raises(StartError):
         launchers.launch(spec, tmp_path, "an id")
-    assert not (tmp_path / WAITING_FILE).exists() and json.loads((tmp_path / STOP_FILE).read_text()) is False
+    assert not (tmp_path / TORCHRUN_FILE).exists() and json.loads((tmp_path / STOP_FILE).read_text()) is False
 
 
 WORDS = (
@@ -100,7 +100,7 @@ def test_torchrun_starts_the_ranks_of_every_framework(strategy: str, tmp_path: P
     assert (result.status, result.reason, result.scale.nodes) == ("ok", None, 2)
     assert {rank.threads for rank in result.ranks} == {1} and result.phases.launch_s
     left = {path.name for path in (tmp_path / "run").iterdir()}
-    assert not left & {STOP_FILE, WAITING_FILE} and not [name for name in left if name.startswith(("pid", "exit"))]
+    assert not left & {STOP_FILE, TORCHRUN_FILE} and not [name for name in left if name.startswith(("pid", "exit"))]
 
 
 @pytest.mark.slow
@@ -141,7 +141,7 @@ def _phase(folder: Path, rank: int) -> str | None:
 @pytest.mark.slow
 def test_nobody_is_waited_for_after_ctrl_c(tmp_path: Path) -> None:
     with Hands(["strategy=null", *WORDS], tmp_path, willing=False) as hands:
-        wait_until((tmp_path / "run" / WAITING_FILE).exists, 60.0)
+        wait_until((tmp_path / "run" / TORCHRUN_FILE).exists, 60.0)
         hands.program.send_signal(signal.SIGINT)
         assert hands.end() == (1, [])
     assert read_result(tmp_path / "run" / "result.json").status == "cancelled"

@@ -18,11 +18,13 @@ from pathlib import Path
 
 import pytest
 
+from scalebench import process
 from scalebench.launchers import local, watch
-from scalebench.launchers.surroundings import MPIRUN_LOG
+from scalebench.launchers.watch import LaunchRequest
 from scalebench.measure.progress import Progress, read_progress
-from scalebench.results import RESULT_FILE, Result, read_result
-from scalebench.run import PASSING, run
+from scalebench.results import Result, read_result
+from scalebench.run import run
+from scalebench.run_folder import MPIRUN_LOG, RESULT_FILE, TRANSIENT_FILES
 from scalebench.spec import write_spec
 from scalebench.testing import FaultContract
 from tests.helpers import alive, in_parallel, null_spec, ranks_of, wait_until
@@ -112,7 +114,7 @@ def test_a_rank_that_goes_wrong(cases: list[Case], tmp_path: Path, monkeypatch: 
         wanted[str(case)] = status, reason, log or result.log
         assert read_result(folder / RESULT_FILE) == result
         assert result.log is not None and (folder / result.log).is_file(), case
-        assert not [name for pattern in PASSING for name in folder.glob(pattern)] and not ranks_of(folder), case
+        assert not [name for pattern in TRANSIENT_FILES for name in folder.glob(pattern)] and not ranks_of(folder), case
         assert took_s < LIMIT_S, case
         if case.fault in ("raise", "oom", "unsupported"):
             text = (folder / result.log).read_text()
@@ -210,28 +212,28 @@ def test_the_parent_is_ended(endings: list[Ended], tmp_path: Path) -> None:
         assert out.splitlines()[-1] == "scalebench: cancelled" and "Traceback" not in out, (str(ending), out)
         result = read_result(folder / RESULT_FILE)
         assert (result.status, result.reason) == ("cancelled", "cancelled while it ran"), ending
-        assert not [name for pattern in PASSING for name in folder.glob(pattern)], ending
+        assert not [name for pattern in TRANSIENT_FILES for name in folder.glob(pattern)], ending
 
 
 def test_an_interrupt_whose_exception_got_lost_still_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Python drops what a signal handler raises within a __del__; the handler's flag stays."""
-    monkeypatch.setattr(watch, "LOOK_S", 0.02)
+    monkeypatch.setattr(watch, "PROGRESS_INTERVAL_S", 0.02)
     pids: list[int] = []
 
     def on_look(progress: list[Progress]) -> None:
         pids.extend(p.pid for p in progress)
         if pids:
-            watch.cancelled.set()
+            process.cancelled.set()
 
     spec = null_spec(gpus=2, measure={"min_s": 30.0, "max_s": 30.0})
     write_spec(spec, tmp_path)
     try:
         with pytest.raises(KeyboardInterrupt):
-            local.launch(spec, tmp_path, "an id", on_look)
+            local.launch(LaunchRequest(spec, tmp_path, "an id", on_look))
     finally:
-        watch.cancelled.clear()
+        process.cancelled.clear()
     assert pids and not alive(pids)
 
 

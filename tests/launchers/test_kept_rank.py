@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.launchers.kept_rank import KeptRank
-from scalebench.launchers.mpi_rank import Exit, Pids, exit_path, pids_path
+from scalebench.launchers.kept_rank import RemoteRank
 from scalebench.records import write_json
+from scalebench.run_folder import RankProcesses, WorkerExit, rank_processes_path, worker_exit_path
 from tests.helpers import wait_until
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -21,7 +21,7 @@ SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 @pytest.fixture
 def pair() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Two processes that sleep: keeper and worker, each in a group of its own."""
+    """Two processes that sleep: agent and worker, each in a group of its own."""
     both = [subprocess.Popen(SLEEP, start_new_session=True) for _ in range(2)]
     yield both
     for process in both:
@@ -29,17 +29,17 @@ def pair() -> Iterator[list[subprocess.Popen[bytes]]]:
         process.wait()
 
 
-def started(folder: Path, pair: list[subprocess.Popen[bytes]], host: str = os.uname().nodename) -> KeptRank:
-    write_json(pids_path(folder, 1), Pids(host, pair[0].pid, pair[1].pid))
-    return KeptRank(folder, 1)
+def started(folder: Path, pair: list[subprocess.Popen[bytes]], host: str = os.uname().nodename) -> RemoteRank:
+    write_json(rank_processes_path(folder, 1), RankProcesses(host, pair[0].pid, pair[1].pid))
+    return RemoteRank(folder, 1)
 
 
-def state(rank: KeptRank) -> tuple[int | None, bool, bool, bool]:
-    return rank.poll(), rank.over, rank.told, rank.lost
+def state(rank: RemoteRank) -> tuple[int | None, bool, bool, bool]:
+    return rank.poll(), rank.over, rank.terminated, rank.lost
 
 
 def test_before_its_start(tmp_path: Path) -> None:
-    rank = KeptRank(tmp_path, 1)
+    rank = RemoteRank(tmp_path, 1)
     assert (rank.pid, rank.alive(), *state(rank)) == (None, False, None, False, False, False)
     rank.signal(signal.SIGKILL)
 
@@ -52,24 +52,24 @@ def test_while_it_runs(tmp_path: Path, pair: list[subprocess.Popen[bytes]]) -> N
 @pytest.mark.parametrize(
     ("how", "seen"),
     [
-        (Exit(0, False), (0, True, False, False)),
-        (Exit(7, False), (7, True, False, False)),
-        (Exit(-9, False), (-9, True, False, False)),
-        (Exit(-15, True), (None, True, True, False)),
-        (Exit(0, True), (0, True, False, False)),  # it was done all the same
+        (WorkerExit(0, False), (0, True, False, False)),
+        (WorkerExit(7, False), (7, True, False, False)),
+        (WorkerExit(-9, False), (-9, True, False, False)),
+        (WorkerExit(-15, True), (None, True, True, False)),
+        (WorkerExit(0, True), (0, True, False, False)),  # it was done all the same
     ],
 )
 def test_after_its_end(
-    how: Exit, seen: tuple[int | None, bool, bool, bool], tmp_path: Path, pair: list[subprocess.Popen[bytes]]
+    how: WorkerExit, seen: tuple[int | None, bool, bool, bool], tmp_path: Path, pair: list[subprocess.Popen[bytes]]
 ) -> None:
     rank = started(tmp_path, pair)
     assert rank.poll() is None
-    write_json(exit_path(tmp_path, 1), how)
+    write_json(worker_exit_path(tmp_path, 1), how)
     assert state(rank) == seen
-    assert rank.alive(), "its keeper stays for a while"
+    assert rank.alive(), "its agent stays for a while"
 
 
-def test_a_keeper_that_was_killed_has_lost_its_worker(tmp_path: Path, pair: list[subprocess.Popen[bytes]]) -> None:
+def test_an_agent_that_was_killed_has_lost_its_worker(tmp_path: Path, pair: list[subprocess.Popen[bytes]]) -> None:
     rank = started(tmp_path, pair)
     pair[0].kill()
     pair[0].wait()
@@ -90,7 +90,7 @@ def test_who_has_ended_and_not_been_asked_about_is_not_alive(
     wait_until(lambda: not rank.alive(), 10.0)
 
 
-def test_signals_reach_the_worker_and_its_keeper(tmp_path: Path, pair: list[subprocess.Popen[bytes]]) -> None:
+def test_signals_reach_the_worker_and_its_agent(tmp_path: Path, pair: list[subprocess.Popen[bytes]]) -> None:
     rank = started(tmp_path, pair)
     rank.signal(signal.SIGTERM)
     assert [process.wait(10) for process in pair] == [-signal.SIGTERM] * 2
@@ -110,5 +110,5 @@ def test_a_rank_on_another_host_is_known_by_its_files_alone(
     rank.signal(signal.SIGKILL)
     assert (rank.pid, rank.alive(), *state(rank)) == (None, False, None, False, False, False)
     assert [process.poll() for process in pair] == [None, None]
-    write_json(exit_path(tmp_path, 1), Exit(3, False))
+    write_json(worker_exit_path(tmp_path, 1), WorkerExit(3, False))
     assert rank.poll() == 3

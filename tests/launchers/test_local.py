@@ -15,11 +15,10 @@ import pytest
 
 from scalebench import machine
 from scalebench.launchers import local, watch
-from scalebench.launchers.surroundings import log_name
 from scalebench.records import read_record
 from scalebench.results import RankRecord
 from scalebench.run import run
-from scalebench.worker import rank_path
+from scalebench.run_folder import rank_log_name, rank_record_path
 from tests.helpers import alive, null_spec, ranks_of, wait_until
 from tests.launchers.launching import FOREVER, Interrupted, launched
 
@@ -39,7 +38,7 @@ def test_ranks_run_in_their_places(tmp_path: Path) -> None:
     ended = launched(spec, tmp_path)
     assert (ended.exit_codes, ended.died_first, ended.timeout, ended.stopped) == ([0, 0], [], None, [])
     assert begin_s <= ended.started_at_s <= time.time() and ended.wall_s > 0
-    records = [read_record(rank_path(tmp_path, rank), RankRecord) for rank in range(2)]
+    records = [read_record(rank_record_path(tmp_path, rank), RankRecord) for rank in range(2)]
     assert [r.affinity for r in records] == [[cores[-1]], [cores[0]]]
     assert [r.threads for r in records] == [5, 5]
     assert [r.pid for r in records] == ended.pids
@@ -50,7 +49,7 @@ def test_output_goes_to_the_log_of_the_rank(tmp_path: Path, program: Callable[[s
     module = program("print('out of', rank); print('error of', rank, file=sys.stderr)")
     launched(null_spec(gpus=2), tmp_path, module=module)
     for rank in range(2):
-        assert (tmp_path / log_name(rank)).read_text() == f"out of {rank}\nerror of {rank}\n"
+        assert (tmp_path / rank_log_name(rank)).read_text() == f"out of {rank}\nerror of {rank}\n"
 
 
 def test_a_start_that_fails_half_way_ends_those_that_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,8 +128,8 @@ def test_debugging_knows_no_limits_and_keeps_rank_0_in_the_foreground(
     ended = launched(spec, tmp_path, module=module)
     assert (ended.timeout, ended.exit_codes) == (None, [0, 0])
     assert capfd.readouterr().out == "this is 0 True\n"
-    assert not (tmp_path / log_name(0)).exists()
-    assert (tmp_path / log_name(1)).read_text() == "this is 1 False\n"
+    assert not (tmp_path / rank_log_name(0)).exists()
+    assert (tmp_path / rank_log_name(1)).read_text() == "this is 1 False\n"
 
 
 def test_a_port_in_use_is_a_failed_row_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,12 +14,12 @@ import psutil
 import pytest
 
 from scalebench import launchers
-from scalebench.launchers import mpi, mpirun
-from scalebench.launchers.surroundings import MPIRUN_LOG, log_name
-from scalebench.launchers.watch import Ended
+from scalebench.launchers import mpi
+from scalebench.launchers.watch import GroupExit
 from scalebench.measure.progress import Progress
 from scalebench.resolve import resolve
 from scalebench.run import run
+from scalebench.run_folder import MPIRUN_LOG, rank_log_name
 from scalebench.spec import RunSpec, write_spec
 from tests.helpers import alive, in_parallel, null_config
 from tests.launchers.launching import NEEDS_MPIRUN
@@ -34,7 +34,7 @@ def spec_of(gpus: int = 2, hosts: list[str] | None = None, **changes: Any) -> Ru
     return resolve(made)
 
 
-def launched(spec: RunSpec, folder: Path, **options: Any) -> Ended:
+def launched(spec: RunSpec, folder: Path, **options: Any) -> GroupExit:
     write_spec(spec, folder)
     return launchers.launch(spec, folder, "an id", **options)
 
@@ -48,7 +48,7 @@ def test_ranks_run_in_their_places(hosts: list[str], tmp_path: Path, program: Ca
     ended = launched(spec_of(3, hosts), tmp_path, module=module)
     assert (ended.exit_codes, ended.died_first, ended.timeout, ended.broken) == ([0, 0, 0], [], None, None)
     for k in range(3):
-        assert (tmp_path / log_name(k)).read_text() == f"{k} {k} 3 3 {k} 127.0.0.1 an id\nerror\n"
+        assert (tmp_path / rank_log_name(k)).read_text() == f"{k} {k} 3 3 {k} 127.0.0.1 an id\nerror\n"
         assert json.loads((tmp_path / f"pid{k}.json").read_text())["worker"] == ended.pids[k]
     assert not alive(ended.pids)
     assert not (tmp_path / MPIRUN_LOG).exists(), "it had nothing to say"
@@ -85,7 +85,7 @@ def test_no_mpirun_is_a_failed_row(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @NEEDS_MPIRUN
 def test_what_mpirun_says_is_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """More ranks than slots, which it was not told to allow."""
-    monkeypatch.setattr(mpirun, "slots_here", lambda found: None)
+    monkeypatch.setattr(mpi, "local_slots", lambda found: None)
     monkeypatch.setenv("OMPI_MCA_rmaps_base_oversubscribe", "0")
     ranks = 2 * (os.cpu_count() or 1) + 1
     begin_s = time.monotonic()
@@ -101,7 +101,7 @@ def test_what_mpirun_says_is_the_reason(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_the_first_thing_it_says(tmp_path: Path) -> None:
     log = tmp_path / MPIRUN_LOG
-    assert mpi.words(log) is None
+    assert mpi.failure_reason(log) is None
     for text, said in {
         "": None,
         "------\n\n": None,
@@ -113,7 +113,7 @@ def test_the_first_thing_it_says(tmp_path: Path) -> None:
         "x" * 1000: "mpirun: " + "x" * 300,
     }.items():
         log.write_text(text)
-        assert mpi.words(log) == said
+        assert mpi.failure_reason(log) == said
 
 
 # (who gets it, the signal, what the row says): of a rank what its own end would have said
@@ -162,5 +162,5 @@ def test_debugging_keeps_rank_0_in_the_foreground(
     ended = launched(spec, tmp_path, module=program("print('this is', rank); time.sleep(0.5)"))
     assert (ended.timeout, ended.exit_codes) == (None, [0, 0])
     assert "this is 0\n" in capfd.readouterr().out
-    assert not (tmp_path / log_name(0)).exists()
-    assert (tmp_path / log_name(1)).read_text() == "this is 1\n"
+    assert not (tmp_path / rank_log_name(0)).exists()
+    assert (tmp_path / rank_log_name(1)).read_text() == "this is 1\n"

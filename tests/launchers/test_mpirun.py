@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from scalebench.launchers import mpirun
-from scalebench.launchers.mpirun import HYDRA, OPEN_MPI, UNKNOWN, Mpirun, command
+from scalebench.launchers import mpi
+from scalebench.launchers.mpi import HYDRA, OPEN_MPI, UNKNOWN, Mpirun, mpirun_command
 
 OPEN_MPI_4, OPEN_MPI_5 = Mpirun("mpirun", OPEN_MPI, 4), Mpirun("mpirun", OPEN_MPI, 5)
 VERSIONS = {
@@ -27,12 +27,12 @@ VERSIONS = {
 @pytest.fixture(autouse=True)
 def nobody_special(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    mpirun.identify.cache_clear()
-    mpirun.slots_here.cache_clear()
+    mpi.identify.cache_clear()
+    mpi.local_slots.cache_clear()
 
 
 def words(found: Mpirun, ranks: int = 2, **more: Any) -> str:
-    return " ".join(command(found, ranks, ["program"], **more))
+    return " ".join(mpirun_command(found, ranks, ["program"], **more))
 
 
 @pytest.mark.parametrize("found", [OPEN_MPI_4, OPEN_MPI_5])
@@ -81,22 +81,22 @@ def stand_in(tmp_path: Path) -> Any:
 @pytest.mark.parametrize("said", VERSIONS)
 def test_which_one_it_is(said: str, stand_in: Any) -> None:
     path = stand_in(f"cat <<'END'\n{said}\nEND")
-    found = mpirun.identify(path)
+    found = mpi.identify(path)
     assert (found.path, found.kind, found.major) == (path, *VERSIONS[said])
 
 
 def test_it_is_asked_once(stand_in: Any, tmp_path: Path) -> None:
     path = stand_in(f"echo asked >>{tmp_path}/asked; echo 'mpirun (Open MPI) 4.1.4'")
-    assert mpirun.identify(path) == mpirun.identify(path) == Mpirun(path, OPEN_MPI, 4)
+    assert mpi.identify(path) == mpi.identify(path) == Mpirun(path, OPEN_MPI, 4)
     assert (tmp_path / "asked").read_text() == "asked\n"
 
 
 def test_one_that_does_not_answer(stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mpirun, "ASK_S", 0.2)
+    monkeypatch.setattr(mpi, "QUERY_LIMIT_S", 0.2)
     begin_s = time.monotonic()
-    assert mpirun.identify(path := stand_in("exec sleep 60")) == Mpirun(path, UNKNOWN)
+    assert mpi.identify(path := stand_in("exec sleep 60")) == Mpirun(path, UNKNOWN)
     assert time.monotonic() - begin_s < 30
-    assert mpirun.identify("/missing/mpirun").kind == UNKNOWN
+    assert mpi.identify("/missing/mpirun").kind == UNKNOWN
 
 
 ALLOCATION = """
@@ -108,11 +108,11 @@ ALLOCATION = """
 
 def test_slots_are_those_that_open_mpi_shows(stand_in: Any, tmp_path: Path) -> None:
     path = stand_in(f"echo \"$@\" >>{tmp_path}/asked\ncat <<'END'\n{ALLOCATION}\nEND")
-    assert mpirun.slots_here(Mpirun(path, OPEN_MPI, 4)) == 5
-    assert mpirun.slots_here(Mpirun(path, OPEN_MPI, 5)) == 5
+    assert mpi.local_slots(Mpirun(path, OPEN_MPI, 4)) == 5
+    assert mpi.local_slots(Mpirun(path, OPEN_MPI, 5)) == 5
     assert (tmp_path / "asked").read_text() == "--display-allocation -n 1 true\n--display allocation -n 1 true\n"
-    assert mpirun.slots_here(Mpirun(path, HYDRA)) is None
-    assert mpirun.slots_here(Mpirun(stand_in("exit 1"), OPEN_MPI)) is None
+    assert mpi.local_slots(Mpirun(path, HYDRA)) is None
+    assert mpi.local_slots(Mpirun(stand_in("exit 1"), OPEN_MPI)) is None
 
 
 def test_waiting_for_an_answer_leaves_no_process(stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,6 +125,6 @@ def test_waiting_for_an_answer_leaves_no_process(stand_in: Any, monkeypatch: pyt
         return started[-1]
 
     monkeypatch.setattr(subprocess, "Popen", noted)
-    monkeypatch.setattr(mpirun, "ASK_S", 0.2)
-    mpirun.identify(stand_in("exec sleep 60"))
+    monkeypatch.setattr(mpi, "QUERY_LIMIT_S", 0.2)
+    mpi.identify(stand_in("exec sleep 60"))
     assert len(started) == 1 and started[0].poll() is not None

@@ -14,14 +14,27 @@ import pytest
 
 from scalebench import launchers
 from scalebench.launchers import leash, mpi, pinning, slurm, watch
-from scalebench.launchers.mpi_rank import Exit, Pids, exit_path, pids_path
-from scalebench.launchers.surroundings import SRUN_LOG, log_name
-from scalebench.launchers.watch import Ended
+from scalebench.launchers.watch import GroupExit
 from scalebench.measure.progress import Progress
+from scalebench.process import StartError
 from scalebench.records import write_json
+from scalebench.results import SchedulerRecord
 from scalebench.run import run
+from scalebench.run_folder import (
+    JOB_FILE,
+    SRUN_HOSTS_FILE,
+    SRUN_LOG,
+    RankProcesses,
+    WorkerExit,
+    rank_log_name,
+    rank_processes_path,
+    worker_exit_path,
+)
+from scalebench.slurm.commands import SlurmError
+from scalebench.slurm.submission import Submission, write_submission
 from scalebench.spec import RunSpec, write_spec
-from tests.helpers import alive, wait_until
+from tests.helpers import alive, null_spec, wait_until
+from tests.launchers import slurm_stand_in
 from tests.launchers.slurm_stand_in import StandIn
 from tests.launchers.slurm_stand_in import job as job  # a fixture
 
@@ -30,7 +43,7 @@ NOISE = "srun: cluster configuration lacks support for cpu binding\n"
 Program = Callable[[str], str]
 
 
-def launched(spec: RunSpec, folder: Path, **options: Any) -> Ended:
+def launched(spec: RunSpec, folder: Path, **options: Any) -> GroupExit:
     write_spec(spec, folder)
     return launchers.launch(spec, folder, "an id", **options)
 
@@ -40,20 +53,20 @@ def test_ranks_run_on_the_nodes_of_their_places(job: StandIn, tmp_path: Path, pr
     module = program(f"print(*(os.environ[n] for n in '{names}'.split())); print(os.environ['SCALEBENCH_ADDRESSES'])")
     ended = launched(job.spec(3), tmp_path, module=module)
     assert (ended.exit_codes, ended.died_first, ended.timeout, ended.broken) == ([0, 0, 0], [], None, None)
-    logs = [(tmp_path / log_name(k)).read_text().splitlines() for k in range(3)]
+    logs = [(tmp_path / rank_log_name(k)).read_text().splitlines() for k in range(3)]
     assert [log[0] for log in logs] == ["0 3 0 2 0 n1 n1", "1 3 1 2 0 n1 n1", "2 3 0 1 1 n1 n2"]
     assert {log[1] for log in logs} == {logs[0][1]}
     assert [address.partition(":")[0] for address in logs[0][1].split(",")] == ["n1", "n1", "n2"]
     assert not alive(ended.pids) and len(ended.pids) == 3
     assert "--distribution=arbitrary" in job.words(), "unequally many on the nodes"
-    assert not {SRUN_LOG, slurm.HOST_FILE} & set(os.listdir(tmp_path)), "srun had nothing to say"
+    assert not {SRUN_LOG, SRUN_HOSTS_FILE} & set(os.listdir(tmp_path)), "srun had nothing to say"
 
 
 def test_ranks_of_one_node_meet_over_its_loopback(job: StandIn, tmp_path: Path, program: Program) -> None:
     """As they do on a machine without SLURM."""
     module = program("print(os.environ['MASTER_ADDR'], os.environ['GLOO_SOCKET_IFNAME'])")
     assert launched(job.spec(2), tmp_path, module=module).exit_codes == [0, 0]
-    assert (tmp_path / log_name(1)).read_text() == "127.0.0.1 lo\n"
+    assert (tmp_path / rank_log_name(1)).read_text() == "127.0.0.1 lo\n"
     assert {"--nodes=1", "--ntasks=2", "--nodelist=n1"} <= set(job.words())
 
 
@@ -61,17 +74,17 @@ def test_ranks_get_cores_of_their_node(job: StandIn, tmp_path: Path, program: Pr
     spec = job.spec(2)
     spec.config.hardware.bind = "numa"
     assert launched(spec, tmp_path, module=program("print(os.environ['SCALEBENCH_CPUS'])")).exit_codes == [0, 0]
-    told = [(tmp_path / log_name(rank)).read_text().strip() for rank in range(2)]
+    told = [(tmp_path / rank_log_name(rank)).read_text().strip() for rank in range(2)]
     assert told == [pinning.variable(spec, rank)[pinning.CPUS] for rank in range(2)]
 
 
 def test_a_job_with_other_tasks_on_its_nodes(job: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     even = ["srun", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--nodelist=n1,n2", "python"]
     hosts = ["n1", "n1", "n2", "n2"]
-    assert slurm._dealt(even, hosts) == even
+    assert slurm._with_layout(even, hosts) == even
     monkeypatch.setenv("SLURM_TASKS_PER_NODE", "3,1")
-    assert slurm._dealt(even, hosts) == ["srun", "--distribution=arbitrary", "--nodes=2", "--ntasks=4", "python"]
-    assert slurm._dealt(even, ["n1", "n1"]) == even
+    assert slurm._with_layout(even, hosts) == ["srun", "--distribution=arbitrary", "--nodes=2", "--ntasks=4", "python"]
+    assert slurm._with_layout(even, ["n1", "n1"]) == even
 
 
 def test_the_jobs_own_options_are_not_those_of_the_step(
@@ -81,7 +94,7 @@ def test_the_jobs_own_options_are_not_those_of_the_step(
     found = slurm._variables(["n1", "n2"], "an id", tmp_path)
     assert "SLURM_NTASKS_PER_NODE" not in found
     assert found[leash.LEASH] == leash.ELSEWHERE, "ranks descend from a daemon of SLURM, and not from srun"
-    assert (found["SLURM_HOSTFILE"], found["SLURM_JOB_ID"]) == (str(tmp_path / slurm.HOST_FILE), "12")
+    assert (found["SLURM_HOSTFILE"], found["SLURM_JOB_ID"]) == (str(tmp_path / SRUN_HOSTS_FILE), "12")
 
 
 def test_a_run_in_a_job_leaves_the_jobs_record(job: StandIn, tmp_path: Path) -> None:
@@ -126,14 +139,14 @@ FAILURES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("case", FAILURES)
 def test_a_step_that_goes_wrong(case: str, job: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm, "LATE_S", 0.2)
-    monkeypatch.setattr("scalebench.launchers.kept_group.LATE_S", 0.2)
+    monkeypatch.setattr(slurm, "FS_DELAY_S", 0.2)
+    monkeypatch.setattr("scalebench.launchers.kept_rank.FS_DELAY_S", 0.2)
     monkeypatch.setattr("scalebench.launchers.watch.FOLLOW_S", 0.2)
     script, row = FAILURES[case]
     job.script("srun", script)
     result = run(job.spec(2), tmp_path / "run")
     assert (result.status, result.reason) == row
-    assert not (tmp_path / "run" / slurm.HOST_FILE).exists()
+    assert not (tmp_path / "run" / SRUN_HOSTS_FILE).exists()
 
 
 def test_no_srun_is_a_failed_row(job: StandIn, tmp_path: Path) -> None:
@@ -147,7 +160,7 @@ def test_a_rank_that_slurm_puts_elsewhere(
     job: StandIn, tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its figures would be those of another layout."""
-    monkeypatch.setattr(slurm, "LATE_S", 0.2)
+    monkeypatch.setattr(slurm, "FS_DELAY_S", 0.2)
     told = '"$@" || echo "srun: error: $node: task $task: Exited with exit code $?" >&2; } &'
     all_on_one = _body(job).replace('"$((task + 1))p"', "1p")
     job.script("srun", all_on_one.replace("SLURM_PROCID=", "{ SLURM_PROCID=").replace('"$@" &', told))
@@ -171,14 +184,14 @@ def _body(job: StandIn) -> str:
     return (job.bin / "srun").read_text().removeprefix("#!/bin/sh\n")
 
 
-@pytest.mark.parametrize("victim", ["worker", "keeper", "parent's srun"])
+@pytest.mark.parametrize("victim", ["worker", "agent", "parent's srun"])
 def test_whoever_is_killed_nobody_is_left(victim: str, job: StandIn, tmp_path: Path) -> None:
     folder, pids = tmp_path / "run", []
 
     def on_look(progress: list[Progress]) -> None:
         if not pids and {p.phase for p in progress} == {"measure"} and len(progress) == 2:
             found = json.loads((folder / "pid1.json").read_text())
-            srun = psutil.Process(found["keeper"]).parent()
+            srun = psutil.Process(found["agent"]).parent()
             assert srun is not None
             pids.extend(process.pid for process in [*srun.children(recursive=True), srun])
             os.kill(found.get(victim, srun.pid), signal.SIGKILL)
@@ -207,12 +220,12 @@ class Srun:
 
 def test_ranks_elsewhere_get_the_request_for_stacks_from_srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm, "STACK_S", 0.0)
-    group: Any = slurm.StepGroup(tmp_path, 2)
+    group: Any = slurm.StepRanks(tmp_path, 2)
     group.starter = Srun()
-    group.ask_for_stacks()
+    group.request_stacks()
     assert group.starter.sent == [], "nobody has started yet, and srun would end them"
-    write_json(pids_path(tmp_path, 1), vars(Pids("far", 1, 2)))
-    group.ask_for_stacks()
+    write_json(rank_processes_path(tmp_path, 1), vars(RankProcesses("far", 1, 2)))
+    group.request_stacks()
     assert group.starter.sent == [signal.SIGUSR1]
 
 
@@ -220,9 +233,9 @@ def test_the_killed_are_the_cause_of_lost_connections(
     job: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that lose one may tell it before srun has told of the cause."""
-    group: Any = slurm.StepGroup(tmp_path, 3)
+    group: Any = slurm.StepRanks(tmp_path, 3)
     group.starter = Srun()
-    write_json(exit_path(tmp_path, 0), vars(Exit(1, False)))
+    write_json(worker_exit_path(tmp_path, 0), vars(WorkerExit(1, False)))
     assert group.broken() is None
     assert group.first([0]) == [0]
     (tmp_path / SRUN_LOG).write_text(
@@ -231,7 +244,8 @@ def test_the_killed_are_the_cause_of_lost_connections(
     assert group.first([0]) == [2]
     assert [member.poll() for member in group.members] == [1, None, -9]
     monkeypatch.setattr(watch, "FOLLOW_S", 0.0)
-    assert watch._watch(job.spec(3), tmp_path, group, lambda progress: None) == ([2], None, None)
+    request = watch.LaunchRequest(job.spec(3), tmp_path, "an id")
+    assert watch._watch(request, group) == ([2], None, None)
 
 
 @pytest.mark.slow
@@ -254,3 +268,189 @@ def test_mpirun_in_a_job_goes_to_the_nodes_of_the_places(
     run(job.spec(4, size=160, strategy=spec.config.strategy), tmp_path / "even")
     words = (tmp_path / "even" / "mpirun.log").read_text()
     assert "--host n1:2,n2:2 " in words and words.endswith("tasks=2(x2)\n")
+
+
+def test_names_are_scontrols(job: StandIn) -> None:
+    assert slurm.job_nodes(str(job.bin)) == ["n1", "n2"]
+    assert (job.folder / "asked").read_text() == "show hostnames n[1-2]\n"
+
+
+def test_a_single_name_needs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm_stand_in.variables(monkeypatch, nodes="gpu-07")
+    assert slurm.job_nodes("/missing") == ["gpu-07"]
+
+
+def test_outside_a_job_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in slurm.NODE_LISTS:
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(SlurmError, match="SLURM_JOB_NODELIST is not set"):
+        slurm.job_nodes()
+
+
+def test_a_run_takes_the_first_nodes(job: StandIn) -> None:
+    assert slurm.rank_nodes(job.spec(2)) == ["n1", "n1"]
+    assert slurm.rank_nodes(job.spec(3)) == ["n1", "n1", "n2"]
+
+
+def test_too_few_nodes_are_told(job: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
+    with pytest.raises(StartError) as caught:
+        slurm.rank_nodes(job.spec(3))
+    assert str(caught.value) == "job 12 has 1 node and gpus=3 wants 2; ask for more nodes, or lower gpus"
+
+
+def test_what_scontrol_says_is_the_reason(job: StandIn) -> None:
+    job.script("scontrol", "echo 'scontrol: error: host list is empty' >&2; exit 1")
+    with pytest.raises(StartError, match="host list is empty"):
+        slurm.rank_nodes(job.spec(2))
+
+
+@pytest.mark.parametrize(
+    ("tasks", "hosts", "same"),
+    [
+        ("2(x2)", "aabb", True),
+        ("2(x3)", "aabb", True),
+        ("2", "aa", True),
+        ("3,1", "aabb", False),
+        ("3,1", "aaab", True),
+        ("1(x2)", "aabb", False),
+        ("", "ab", False),
+    ],
+)
+def test_where_slurm_deals_as_the_places_are(
+    tasks: str, hosts: str, same: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_TASKS_PER_NODE", tasks)
+    assert slurm.has_task_layout(list(hosts)) == same
+
+
+def test_tasks_of_a_job_as_the_ranks_are_to_stand(job: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of its nodes has some, also those that this run leaves alone."""
+    monkeypatch.setenv("SLURM_TASKS_PER_NODE", "3,1")
+    assert slurm.task_layout(["n1", "n1", "n2", "n2"], str(job.bin)) == {"SLURM_TASKS_PER_NODE": "2,2"}
+    assert slurm.task_layout(["n1", "n1"], str(job.bin)) == {"SLURM_TASKS_PER_NODE": "2,1"}
+    assert slurm.task_layout(["n1", "n1", "n1", "n2"], "/missing") == {}
+
+
+def test_who_starts_the_ranks(job: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = job.spec(2)
+    assert launchers.launcher_of(spec) == "slurm"
+    spec.config.strategy.launcher = "mpi"
+    assert launchers.launcher_of(spec) == "mpi"
+    spec.config.hardware.slurm.mpi = "pmix"
+    assert launchers.launcher_of(spec) == "slurm"
+    assert launchers.launcher_of(null_spec(gpus=2)) == "local", "the hardware is this machine, whatever job this is"
+    monkeypatch.delenv("SLURM_JOB_ID")
+    assert launchers.launcher_of(job.spec(2)) == "local"
+
+
+def test_the_record_of_a_job(job: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = SchedulerRecord("slurm", "12", "main", ["n1", "n2"])
+    assert slurm.scheduler_record(job.spec(3), tmp_path) == here, "by hand: nobody knows how long it was queued"
+    write_submission(Submission("12", 990.5), tmp_path)
+    assert slurm.scheduler_record(job.spec(3), tmp_path) == SchedulerRecord("slurm", "12", "main", ["n1", "n2"], 9.0)
+    write_submission(Submission("11", 990.5), tmp_path)
+    assert slurm.scheduler_record(job.spec(3), tmp_path) == here, "an earlier job of this folder"
+    (tmp_path / JOB_FILE).write_text("{")
+    assert slurm.scheduler_record(job.spec(3), tmp_path) == here
+    assert slurm.scheduler_record(null_spec(), tmp_path) is None
+    monkeypatch.delenv("SLURM_JOB_ID")
+    assert slurm.scheduler_record(job.spec(3), tmp_path) is None
+
+
+def test_slurm_that_does_not_say_when_a_job_started(job: StandIn, tmp_path: Path) -> None:
+    job.script("scontrol", "exit 1")
+    write_submission(Submission("12", 990.5), tmp_path)
+    found = slurm.scheduler_record(job.spec(3), tmp_path)
+    assert found is not None and found.queued_s is None
+
+
+NOISE = "srun: cluster configuration lacks support for cpu binding\n"
+ENDED = """srun: forcing job termination
+srun: got SIGCONT
+srun: Job step aborted: Waiting up to 7 seconds for job step to finish.
+"""
+CANCELLED_STEP = "slurmstepd-h1: error: *** STEP 88.0 ON h1 CANCELLED AT 2026-11-21T04:04:19{} ***\n"
+MEMORY_LIMIT = """slurmstepd-h2: error: StepId=48.0 exceeded memory limit (1112723456 > 1048576000), being killed
+srun: Job step aborted: Waiting up to 7 seconds for job step to finish.
+slurmstepd-h1: error: *** STEP 48.0 ON h1 CANCELLED AT 2026-11-21T03:52:09 ***
+srun: error: h2: tasks 2-3: Killed
+"""
+CGROUP = (
+    "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.0. Some of your processes may have been killed by "
+    "the cgroup out-of-memory handler.\nsrun: error: n1: task 0: Out Of Memory\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", None),
+        (NOISE + ENDED, None),
+        (NOISE + "srun: error: h2: task 3: Killed\n", None),  # which is told of the rank
+        (
+            NOISE + "srun: error: Unable to create step for job 92: More processors requested than permitted\n",
+            "srun: Unable to create step for job 92: More processors requested than permitted",
+        ),
+        (
+            "slurmstepd-h1: error: execve(): /x/python: No such file or directory\n"
+            "srun: error: h1: tasks 0-1: Exited with exit code 2\n",
+            "slurmstepd-h1: execve(): /x/python: No such file or directory",
+        ),
+        ("Traceback:\n  File x\nImportError: No module named 'y'\n", "srun: ImportError: No module named 'y'"),
+        ("slurmstepd: error: couldn't chdir\nscalebench: h2 cannot read it\n", "h2 cannot read it"),
+        ("srun: error: No gres\nand more\n", "srun: No gres"),
+        (
+            "srun: unrecognized option '--x'\nTry \"srun --help\" for more information\n",
+            "srun: unrecognized option '--x'",
+        ),
+        ("x" * 1000, "srun: " + "x" * 300),
+    ],
+)  # fmt: skip
+def test_the_reason(text: str, said: str | None, tmp_path: Path) -> None:
+    log = tmp_path / SRUN_LOG
+    assert slurm.failure_reason(log) is None
+    log.write_text(text)
+    assert slurm.failure_reason(log) == said
+
+
+@pytest.mark.parametrize(
+    ("text", "outcome"),
+    [
+        (NOISE, None),
+        ("srun: error: h2: task 3: Killed\n", None),
+        (NOISE + CANCELLED_STEP.format(""), ("cancelled", "SLURM: the job was cancelled")),
+        (CANCELLED_STEP.format(" DUE TO TIME LIMIT"), ("timeout", "SLURM: the job was ended, due to time limit")),
+        (CANCELLED_STEP.format(" DUE TO PREEMPTION"), ("cancelled", "SLURM: the job was ended, due to preemption")),
+        (
+            "srun: error: Node failure on h2\n" + CANCELLED_STEP.format(" DUE TO NODE FAILURE"),
+            ("failed", "SLURM: node failure on h2"),
+        ),
+        (
+            NOISE + MEMORY_LIMIT,
+            ("oom", "SLURM: StepId=48.0 exceeded memory limit (1112723456 > 1048576000), being killed"),
+        ),
+    ],
+)
+def test_outcome_of_a_step(text: str, outcome: tuple[str, str] | None) -> None:
+    assert slurm.step_outcome(text) == outcome
+
+
+def test_memory_is_the_only_thing_that_counts_after_the_end() -> None:
+    assert slurm.memory_outcome(ENDED + CANCELLED_STEP.format("")) is None
+    for text in (MEMORY_LIMIT, CGROUP, "srun: error: n1: task 0: Out Of Memory\n"):
+        found = slurm.memory_outcome(text)
+        assert found is not None and found[0] == "oom"
+
+
+def test_which_tasks_ended_badly_and_how() -> None:
+    text = NOISE + "srun: error: h1: tasks 0-1,4: Killed\nsrun: error: h2: task 3: Exited with exit code 2\n"
+    killed = dict.fromkeys((0, 1, 4), "Killed")
+    assert slurm.ended_tasks(text) == {**killed, 3: "Exited with exit code 2"}
+    assert slurm.ended_tasks(NOISE) == {}
+    assert [bool(slurm.EXITED.match(how)) for how in ("Exited with exit code 2", "Killed")] == [True, False]
+
+
+def test_what_is_of_no_account() -> None:
+    assert slurm.only_noise("") and slurm.only_noise(NOISE + ENDED)
+    assert not slurm.only_noise(NOISE + "srun: error: h2: task 3: Killed\n")

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from scalebench.results import RESULT_FILE, Result, read_result
+from scalebench.results import Result, read_result
+from scalebench.run_folder import RESULT_FILE
 from scalebench.spec import HardwareSpec, RunSpec, SlurmSpec, write_spec
 from tests.cluster.cluster import Cluster
 from tests.helpers import alive, null_spec, wait_until

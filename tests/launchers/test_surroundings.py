@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
+from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
-from scalebench.launchers import interface
+from scalebench import system_files
+from scalebench.launchers import surroundings
 from scalebench.launchers.surroundings import THREAD_VARIABLES, environment, free_port, free_ports
+from scalebench.spec import HardwareSpec
 from tests.helpers import null_spec
 
 
@@ -42,7 +48,7 @@ def test_each_rank_knows_the_addresses_of_all() -> None:
 
 def test_gloo_takes_the_loopback_where_all_ranks_are_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    monkeypatch.setattr(interface, "towards", {"10.0.0.1": "eth1", "127.0.0.1": "eth2"}.get)
+    monkeypatch.setattr(surroundings, "interface_to", {"10.0.0.1": "eth1", "127.0.0.1": "eth2"}.get)
     here, there = "127.0.0.1:5000", "10.0.0.1:5001"
     assert environment(null_spec(gpus=2), "an id", 0, [here, here])["GLOO_SOCKET_IFNAME"] == "lo"
     names = [environment(null_spec(gpus=2), "an id", rank, [here, there])["GLOO_SOCKET_IFNAME"] for rank in range(2)]
@@ -66,3 +72,104 @@ def test_a_free_port_can_be_bound() -> None:
 
 def test_free_ports_are_all_different() -> None:
     assert len(set(free_ports(50))) == 50
+
+
+HARDWARE = HardwareSpec("cluster")
+
+
+@pytest.fixture(autouse=True)
+def unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(surroundings.GLOO_INTERFACE, raising=False)
+
+
+def test_ranks_of_one_host_need_none() -> None:
+    assert surroundings.network_interface(HardwareSpec("cluster", interface="ib0"), ["a", "a"], 0) == {}
+
+
+def test_the_one_that_leads_to_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(surroundings, "interface_to", lambda host: asked.append(host) or f"to_{host}")
+    assert surroundings.network_interface(HARDWARE, ["a", "a", "b"], 1) == {"GLOO_SOCKET_IFNAME": "to_b"}
+    assert surroundings.network_interface(HARDWARE, ["a", "a", "b"], 2) == {"GLOO_SOCKET_IFNAME": "to_a"}
+    monkeypatch.setenv(surroundings.GLOO_INTERFACE, "eth7")
+    assert surroundings.network_interface(HARDWARE, ["a", "b"], 0) == {}, "the shell says which"
+    assert asked == ["b", "a"]
+
+
+def test_none_where_it_cannot_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(surroundings, "interface_to", lambda host: None)
+    assert surroundings.network_interface(HARDWARE, ["a", "b"], 0) == {}
+
+
+def test_one_that_is_named_is_for_all_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(surroundings.GLOO_INTERFACE, "eth7")
+    named = surroundings.network_interface(HardwareSpec("cluster", interface="ib0"), ["a", "b"], 0)
+    assert named == {
+        "GLOO_SOCKET_IFNAME": "ib0",
+        "NCCL_SOCKET_IFNAME": "ib0",
+        "HOROVOD_GLOO_IFACE": "ib0",
+        "OMPI_MCA_btl_tcp_if_include": "ib0",
+    }
+
+
+def test_this_host_is_reached_over_its_loopback() -> None:
+    assert surroundings.interface_to("127.0.0.1") == "lo"
+    assert surroundings.interface_to("127.0.0.300") is None
+
+
+def test_addresses_of_version_6_carry_their_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = [SimpleNamespace(address="127.0.0.1%eth3")]
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"other": [SimpleNamespace(address="10.0.0.1")], "eth3": own})
+    assert surroundings.interface_to("127.0.0.1") == "eth3"
+
+
+def test_ranks_of_one_host_have_different_ports() -> None:
+    hosts = ["a"] * 50 + ["b"] * 50
+    found = surroundings.likely_free_ports(hosts, "a run")
+    assert len(set(zip(hosts, found, strict=True))) == 100
+    assert found == surroundings.likely_free_ports(hosts, "a run")
+    assert found != surroundings.likely_free_ports(hosts, "another")
+
+
+@pytest.mark.parametrize(
+    ("told", "low", "high"),
+    [
+        ("32768\t60999\n", 20_000, 32_767),
+        ("1024\t60999\n", 61_000, 65_535),
+        ("1024\t65535\n", 20_000, 65_535),  # there is nothing outside
+        ("", 20_000, 32_767),
+    ],
+)
+def test_they_lie_outside_what_a_system_gives_away(
+    told: str, low: int, high: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(system_files, "ROOT", tmp_path)
+    path = tmp_path / surroundings.EPHEMERAL_PORTS
+    path.parent.mkdir(parents=True)
+    path.write_text(told)
+    found = surroundings.likely_free_ports(["a"] * 500, "a run")
+    assert low <= min(found) < low + (high - low) / 10
+    assert high - (high - low) / 10 < max(found) <= high
+
+
+def test_more_ranks_than_ports_on_different_hosts() -> None:
+    hosts = [f"n{k // 100}" for k in range(50_000)]
+    found = surroundings.likely_free_ports(hosts, "a run")
+    assert len(set(zip(hosts, found, strict=True))) == 50_000
+
+
+def test_a_port_that_is_taken_here_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = socket.gethostname()
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(surroundings, "_port_range", lambda: range(port, port + 3))
+        monkeypatch.setattr(random.Random, "shuffle", lambda self, found: None)
+        assert port not in surroundings.likely_free_ports([here, here], "a run")
+        assert surroundings.likely_free_ports(["far", "far"], "a run") == [port, port + 1]
+
+
+def test_ranks_of_one_host_meet_over_its_loopback() -> None:
+    assert {address.rpartition(":")[0] for address in surroundings.rank_addresses(["far", "far"], "")} == {"127.0.0.1"}
+    assert [address.rpartition(":")[0] for address in surroundings.rank_addresses(["a", "b"], "")] == ["a", "b"]

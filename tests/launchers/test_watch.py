@@ -9,17 +9,18 @@ from typing import Any
 
 import pytest
 
+from scalebench import process
 from scalebench.launchers import watch
-from scalebench.launchers.surroundings import log_name
+from scalebench.run_folder import rank_log_name
 from scalebench.spec import RunSpec
 from tests.helpers import alive, null_spec
 from tests.launchers.launching import FOREVER, launched
 
 
 def test_progress_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "LOOK_S", 0.02)
+    monkeypatch.setattr(watch, "PROGRESS_INTERVAL_S", 0.02)
     seen: list[tuple[int, str]] = []
-    launched(null_spec(gpus=2), tmp_path, on_look=lambda progress: seen.extend((p.rank, p.phase) for p in progress))
+    launched(null_spec(gpus=2), tmp_path, on_progress=lambda progress: seen.extend((p.rank, p.phase) for p in progress))
     assert {(0, "measure"), (1, "measure")} <= set(seen)
 
 
@@ -33,7 +34,7 @@ def test_an_exception_while_watching_ends_the_group(error: BaseException, tmp_pa
             raise error
 
     with pytest.raises(type(error)):
-        launched(null_spec(gpus=2, **FOREVER), tmp_path, on_look=on_look)
+        launched(null_spec(gpus=2, **FOREVER), tmp_path, on_progress=on_look)
     assert len(pids) == 2 and not alive(pids)
 
 
@@ -56,7 +57,7 @@ def test_a_worker_that_ignores_sigterm_is_killed(
     ended = launched(null_spec(gpus=2), tmp_path, module=module)
     assert time.monotonic() - begin_s < 30
     assert (ended.exit_codes, ended.died_first) == ([None, 3], [1])
-    assert "told to end" in (tmp_path / log_name(0)).read_text()
+    assert "told to end" in (tmp_path / rank_log_name(0)).read_text()
     assert not alive(ended.pids)
 
 
@@ -65,7 +66,7 @@ def test_the_second_ctrl_c_kills_at_once(
 ) -> None:
     """Who presses it again does not want to wait for a worker that is slow to end."""
     monkeypatch.setattr(watch, "GRACE_S", 60.0)
-    wait = watch.wait_until
+    wait = process.wait_until
     module = program("""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         (folder / "deaf").write_text(str(os.getpid()))
@@ -84,7 +85,7 @@ def test_the_second_ctrl_c_kills_at_once(
     monkeypatch.setattr(watch, "wait_until", interrupted)
     begin_s = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        launched(null_spec(), tmp_path, module=module, on_look=on_look)
+        launched(null_spec(), tmp_path, module=module, on_progress=on_look)
     assert time.monotonic() - begin_s < 30
     assert not alive([int((tmp_path / "deaf").read_text())])
 
@@ -100,7 +101,7 @@ def test_no_progress_for_hang_s_ends_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_progress_postpones_hang_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "LOOK_S", 0.05)
+    monkeypatch.setattr(watch, "PROGRESS_INTERVAL_S", 0.05)
     spec = null_spec(measure={"hang_s": 2.5, "min_s": 3.5, "max_s": 3.5})
     ended = launched(spec, tmp_path)
     assert ended.timeout is None and ended.exit_codes == [0]

@@ -15,7 +15,7 @@ from scalebench.records import write_json
 from scalebench.results import COLLECTIVES, Probes, RankRecord
 from scalebench.spec import RunSpec
 from scalebench.strategy import Strategy, Unsupported
-from scalebench.worker import leave_process, run_rank
+from scalebench.worker import exit_without_cleanup, run_rank
 
 SIZES = (4, 16, 4096, 65536)
 TRANSFERS = (65536, 262144)
@@ -51,4 +51,4 @@ def body(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: Any) -
 
 
 if __name__ == "__main__":
-    leave_process(run_rank(Path(sys.argv[1]), body))
+    exit_without_cleanup(run_rank(Path(sys.argv[1]), body))

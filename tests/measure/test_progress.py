@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from scalebench.measure import progress
-from scalebench.measure.progress import Progress, ProgressFile, progress_path, read_progress, rss_peak_bytes
+from scalebench.measure.progress import Progress, ProgressFile, read_progress, rss_peak_bytes
 from scalebench.measure.session import Session
+from scalebench.run_folder import progress_path
 from tests.helpers import null_spec, rank
 from tests.trainings import curve
 

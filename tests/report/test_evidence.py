@@ -10,7 +10,7 @@ from scalebench.frame import load
 from scalebench.pooling import pooled
 from scalebench.report import evidence
 from scalebench.report.evidence import gather
-from scalebench.results import RESULT_FILE
+from scalebench.run_folder import RESULT_FILE
 from scalebench.spec import InputError
 from tests import sweeps
 

@@ -10,7 +10,7 @@ from scalebench.report import flag_advice
 
 ROOT = Path(__file__).parents[2]
 # Where flags are given, and the functions that do; what else they hold in quotes is no flag.
-GIVING = ("analysis", "steady", "resolve", "measure/monitor/guards", "measure/attended")
+GIVING = ("analysis", "steady", "resolve", "measure/monitor/guards", "measure/node")
 FUNCTIONS = re.compile(r"_?(flags|unsteady|unsteadiness|superlinear|resolve)")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.cluster import Asked, Queue
+from scalebench.cluster import JobRequest, Queue
 from scalebench.measure.progress import ProgressFile
 from scalebench.report import queue_line
 from tests.helpers import null_spec
@@ -36,7 +36,7 @@ def test_the_first_that_run_tell_their_phase(tmp_path: Path) -> None:
     for number, gpus in enumerate((1, 2, 4)):
         folder = tmp_path / str(number)
         folder.mkdir()
-        runs.append(Asked(number, null_spec(gpus=gpus), folder))
+        runs.append(JobRequest(number, null_spec(gpus=gpus), folder))
         if number:
             ProgressFile(folder, 0, 1).phase("warmup")
     assert queue_line.words(queue(runs=tuple(runs))) == "0 of 3 runs over, 3 running; null gpus=2: warmup"

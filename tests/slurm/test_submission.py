@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.slurm.submission import JOB_FILE, Submission, read_submission, write_submission
+from scalebench.run_folder import JOB_FILE
+from scalebench.slurm.submission import Submission, read_submission, write_submission
 from scalebench.spec import InputError
 
 

@@ -24,4 +24,4 @@ def enter(path: str) -> None:
 if __name__ == "__main__":
     enter(os.environ[NAMESPACES].split(",")[int(os.environ["RANK"])])
     os.environ.update(MASTER_ADDR=ADDRESS.format(1), GLOO_SOCKET_IFNAME="eth0")
-    worker.leave_process(worker.main(sys.argv[1:]))
+    worker.exit_without_cleanup(worker.main(sys.argv[1:]))

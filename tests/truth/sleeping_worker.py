@@ -51,4 +51,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    worker.leave_process(main(sys.argv[1:]))
+    worker.exit_without_cleanup(main(sys.argv[1:]))

@@ -11,38 +11,38 @@ import sys
 from pathlib import Path
 from types import TracebackType
 
-from scalebench.launchers.watch import signals_later
+from scalebench.process import signals_later
 from scalebench.spec import RunSpec
 
-END_S = 10.0  # that it has to write its series; a driver that hangs may hold it
-KILLED_S = 2.0  # that the kernel has to end it
+END_LIMIT_S = 10.0  # that it has to write its series; a driver that hangs may hold it
+KILL_LIMIT_S = 2.0  # that the kernel has to end it
 MODULE = "scalebench.measure.monitor"
 
 
-class Keeper:
-    """Around the launch of a run: `with Keeper(spec, folder) as kept: ...`, and then `kept.reason`.
+class MonitorProcess:
+    """The monitor of a run, as a context around its launch; `reason` says afterwards what is missing and why.
 
-    `node`: which of the run's nodes this is, where each has a monitor of its own. With `here` false nothing is done
-    here, for the nodes see to it.
+    `node`: which of the run's nodes this is, where each has a monitor of its own. With `local` false none is started on
+    this host, for the nodes do it.
     """
 
     def __init__(
-        self, spec: RunSpec, folder: Path, module: str = MODULE, node: int | None = None, here: bool = True
+        self, spec: RunSpec, folder: Path, module: str = MODULE, node: int | None = None, local: bool = True
     ) -> None:
-        self._words = [sys.executable, "-m", module, str(folder), *([] if node is None else [str(node)])]
+        self._command = [sys.executable, "-m", module, str(folder), *([] if node is None else [str(node)])]
         self._process: subprocess.Popen[bytes] | None = None
-        asked = spec.config.measure.monitor and not spec.config.debug
-        self._wanted = asked and here
+        requested = spec.config.measure.monitor and not spec.config.debug
+        self._wanted = requested and local
         self.reason: str | None = None  # why there is no series, or no part of it
-        if not asked:
+        if not requested:
             self.reason = "debug=true" if spec.config.debug else "measure.monitor=false"
 
     @property
     def pid(self) -> int | None:
-        """Of the monitor; None where there is none."""
+        """The process id of the monitor; None where there is none."""
         return None if self._process is None else self._process.pid
 
-    def __enter__(self) -> Keeper:
+    def __enter__(self) -> MonitorProcess:
         if self._wanted:
             try:
                 with signals_later():
@@ -57,7 +57,7 @@ class Keeper:
         if self._process is not None:
             try:
                 self._end(self._process)
-            except BaseException:  # Ctrl-C again: somebody is in a hurry
+            except BaseException:  # Ctrl-C again: the user is in a hurry
                 self._kill(self._process)
                 raise
             finally:
@@ -70,7 +70,7 @@ class Keeper:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         try:
             return subprocess.Popen(
-                self._words, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                self._command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                 start_new_session=True,
             )  # fmt: skip
         finally:
@@ -81,12 +81,12 @@ class Keeper:
         with contextlib.suppress(ImportError):
             importlib.import_module("pyarrow.parquet")  # which both need next: at the same time, it is half the wait
         try:
-            said = process.communicate(timeout=END_S)[1]
+            output = process.communicate(timeout=END_LIMIT_S)[1]
         except subprocess.TimeoutExpired:
             self._kill(process)
-            self.reason = f"the monitor did not end within {END_S:g} s"
+            self.reason = f"the monitor did not end within {END_LIMIT_S:g} s"
             return
-        last = said.decode(errors="replace").strip().rpartition("\n")[2]
+        last = output.decode(errors="replace").strip().rpartition("\n")[2]
         if process.returncode < 0:
             self.reason = f"the monitor was killed by {signal.Signals(-process.returncode).name}"
         elif process.returncode or last:
@@ -95,4 +95,4 @@ class Keeper:
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
         process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # where a driver holds it, the kernel ends it later
-            process.wait(KILLED_S)
+            process.wait(KILL_LIMIT_S)

@@ -1,7 +1,7 @@
 """Samples of the processes of the run: their time on the cores and their memory. Layer 2.
 
 Ours are the program that started the monitor and all that it started; a rank is its process and what that started.
-Where a keeper started the monitor (launchers.mpi_rank), ours are those of the other ranks of this node as well, and the
+Where an agent started the monitor (launchers.mpi_rank), ours are those of the other ranks of this node as well, and the
 program that launched the run, where that is here.
 Read from /proc directly: the list of all processes is long, and psutil opens several files for each of them.
 """
@@ -16,10 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from scalebench.launchers import leash
-from scalebench.launchers.mpi_rank import Pids, pids_path
 from scalebench.measure.monitor.rows import Rows
-from scalebench.measure.progress import progress_path, read_progress
+from scalebench.measure.progress import read_progress
 from scalebench.records import read_record
+from scalebench.run_folder import RankProcesses, progress_path, rank_processes_path
 
 SEARCH_S = 2.0  # between two looks at all processes of the machine, which cost 10 ms where there are many
 
@@ -27,13 +27,13 @@ SEARCH_S = 2.0  # between two looks at all processes of the machine, which cost 
 class Processes:
     """The family of process `parent`, with those of `ranks` of the run in `folder` that are known.
 
-    `kept`: each rank has a keeper that stands beside `parent`.
+    `with_agents`: each rank has an agent that runs beside `parent`.
     """
 
-    def __init__(self, rows: Rows, folder: Path, parent: int, ranks: Sequence[int], kept: bool = False) -> None:
+    def __init__(self, rows: Rows, folder: Path, parent: int, ranks: Sequence[int], with_agents: bool = False) -> None:
         self._rows, self._folder, self._ranks = rows, folder, ranks
-        self._roots = {parent, *(_launching() if kept else [])}
-        self._unkept = set(ranks if kept else [])  # ranks whose keeper has not told its number yet
+        self._roots = {parent, *(_launching() if with_agents else [])}
+        self._without_agent = set(ranks if with_agents else [])  # ranks whose agent has not written its process id yet
         self._tick_s = 1 / os.sysconf("SC_CLK_TCK")
         self._seen_s: dict[int, float] = {}  # time on the cores by process, when last looked at
         self._spent_s: dict[str, float] = {"ours": 0.0}
@@ -43,7 +43,7 @@ class Processes:
         self.ours: set[int] = set()
 
     def sample(self) -> None:
-        if self._new_keepers() | self._new_ranks() or time.monotonic() >= self._next_search_s:
+        if self._new_agents() | self._new_ranks() or time.monotonic() >= self._next_search_s:
             self.search()
         at_s = time.time()
         memory: dict[str, dict[str, int]] = {}
@@ -88,10 +88,10 @@ class Processes:
                     self._rank_pids[rank] = progress.pid
         return len(self._rank_pids) > before
 
-    def _new_keepers(self) -> bool:
-        found = {rank: pids for rank in self._unkept if (pids := _pids(self._folder, rank)) is not None}
-        self._unkept -= set(found)
-        self._roots |= {pids.keeper for pids in found.values() if pids.host == socket.gethostname()}
+    def _new_agents(self) -> bool:
+        found = {rank: pids for rank in self._without_agent if (pids := _pids(self._folder, rank)) is not None}
+        self._without_agent -= set(found)
+        self._roots |= {pids.agent for pids in found.values() if pids.host == socket.gethostname()}
         return bool(found)
 
     def _spent(self, pid: int) -> float:
@@ -105,9 +105,9 @@ class Processes:
         return max(0.0, now_s - before_s)
 
 
-def _pids(folder: Path, rank: int) -> Pids | None:
+def _pids(folder: Path, rank: int) -> RankProcesses | None:
     try:
-        return read_record(pids_path(folder, rank), Pids)
+        return read_record(rank_processes_path(folder, rank), RankProcesses)
     except (OSError, ValueError):
         return None
 

@@ -11,11 +11,10 @@ import re
 from typing import Any
 from urllib.parse import quote
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 CONTROLS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")  # colours of a terminal, bells
 FOR_SCRIPT = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&"}
-FOR_PLOTLY = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
 
 def clean(value: Any) -> Any:
@@ -33,7 +32,7 @@ def for_script(data: Any) -> Markup:
 
 def for_plotly(text: str) -> str:
     """Plotly reads <b> and <a href> in texts, and their entities; so everything becomes entities."""
-    return str(clean(text)).translate(FOR_PLOTLY)
+    return str(escape(str(clean(text))))
 
 
 def relative(link: str, home: str | os.PathLike[str], beside: str | os.PathLike[str]) -> str:

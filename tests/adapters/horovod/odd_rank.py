@@ -14,7 +14,7 @@ from scalebench.records import read_json
 from scalebench.results import RankRecord
 from scalebench.spec import RunSpec
 from scalebench.strategy import Strategy
-from scalebench.worker import leave_process, run_rank
+from scalebench.worker import exit_without_cleanup, run_rank
 
 
 def body(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: Any) -> None:
@@ -36,4 +36,4 @@ def body(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: Any) -
 
 
 if __name__ == "__main__":
-    leave_process(run_rank(Path(sys.argv[1]), body))
+    exit_without_cleanup(run_rank(Path(sys.argv[1]), body))

@@ -22,7 +22,7 @@ from scalebench.results import Result
 from scalebench.run import run
 from scalebench.spec import RunSpec
 from scalebench.strategy import Unsupported
-from scalebench.testing.contract import WORKLOAD
+from scalebench.testing.group import WORKLOAD
 from scalebench.workloads.source import Source
 from tests.helpers import alive
 

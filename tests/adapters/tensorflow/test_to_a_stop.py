@@ -13,7 +13,7 @@ from scalebench.compose import compose_config
 from scalebench.measure.loop import Block, TimedLoop, fixed
 from scalebench.resolve import resolve
 from scalebench.run import run
-from scalebench.testing.contract import WORKLOAD
+from scalebench.testing.group import WORKLOAD
 from scalebench.workloads import datasets
 from scalebench.workloads.source import Source
 

@@ -18,7 +18,7 @@ from scalebench.records import write_json
 from scalebench.results import RankRecord
 from scalebench.spec import RunSpec
 from scalebench.strategy import FORWARD, OPTIMIZER, PARTS
-from scalebench.worker import leave_process, run_rank
+from scalebench.worker import exit_without_cleanup, run_rank
 
 UPDATES = 3
 
@@ -53,4 +53,4 @@ def total(strategy: Any) -> float:
 
 
 if __name__ == "__main__":
-    leave_process(run_rank(Path(sys.argv[1]), body))
+    exit_without_cleanup(run_rank(Path(sys.argv[1]), body))

@@ -15,7 +15,7 @@ from scalebench.adapters.torch.feeding import TorchBatch
 from scalebench.records import write_json
 from scalebench.results import RankRecord
 from scalebench.spec import RunSpec
-from scalebench.worker import leave_process, run_rank
+from scalebench.worker import exit_without_cleanup, run_rank
 from scalebench.workloads.source import Source
 from tests.lessons import features
 
@@ -57,4 +57,4 @@ def sent(action: Any) -> list[tuple[str, int]]:
 
 
 if __name__ == "__main__":
-    leave_process(run_rank(Path(sys.argv[1]), body))
+    exit_without_cleanup(run_rank(Path(sys.argv[1]), body))

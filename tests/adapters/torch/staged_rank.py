@@ -15,7 +15,7 @@ from scalebench.adapters.torch.feeding import TorchBatch
 from scalebench.records import write_json
 from scalebench.results import RankRecord
 from scalebench.spec import ModelSpec, RunSpec
-from scalebench.worker import leave_process, run_rank
+from scalebench.worker import exit_without_cleanup, run_rank
 
 SIZES = (12, 12, 4, 12, 4)  # of the batches; the smaller ones are the last of an epoch
 
@@ -71,4 +71,4 @@ def carried(profiler: Any) -> list[str]:
 
 
 if __name__ == "__main__":
-    leave_process(run_rank(Path(sys.argv[1]), body))
+    exit_without_cleanup(run_rank(Path(sys.argv[1]), body))

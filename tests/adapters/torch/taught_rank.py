@@ -12,7 +12,7 @@ from scalebench.adapters.torch import profiling
 from scalebench.records import write_json
 from scalebench.results import RankRecord
 from scalebench.spec import RunSpec
-from scalebench.worker import leave_process, run_rank
+from scalebench.worker import exit_without_cleanup, run_rank
 from scalebench.workloads.source import Source
 from tests.lessons import features, scheduled, taught
 
@@ -46,4 +46,4 @@ def body(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any) -> Non
 
 
 if __name__ == "__main__":
-    leave_process(run_rank(Path(sys.argv[1]), body))
+    exit_without_cleanup(run_rank(Path(sys.argv[1]), body))

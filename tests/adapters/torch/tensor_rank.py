@@ -23,7 +23,7 @@ from scalebench.adapters.torch.tensor_parallel import TensorParallel, TensorPara
 from scalebench.records import write_json
 from scalebench.results import RankRecord
 from scalebench.spec import RunSpec, read_spec
-from scalebench.worker import leave_process, run_rank
+from scalebench.worker import exit_without_cleanup, run_rank
 
 UPDATES, SAMPLES = 4, 22
 SENT = {"_c10d_functional::all_reduce": 1, "_c10d_functional::all_gather_into_tensor": 0}
@@ -112,4 +112,4 @@ def digest(*tensors: Tensor) -> str:
 
 
 if __name__ == "__main__":
-    leave_process(run_rank(Path(sys.argv[1]), body))
+    exit_without_cleanup(run_rank(Path(sys.argv[1]), body))

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from scalebench import horovod_build, launchers
-from scalebench.launchers.surroundings import log_name
 from scalebench.records import read_json
+from scalebench.run_folder import rank_log_name
 from scalebench.spec import write_spec
 from tests.adapters.torch.conftest import OWN_MODULES as HERE
 from tests.adapters.torch.conftest import own, spec_of
@@ -33,5 +33,5 @@ def test_both_ranks_tell(name: str, function: str, tmp_path: Path) -> None:
     for record in records:
         assert record["status"] == "failed"
         assert record["reason"].startswith(f"model.torch={HERE}:{function} {REASONS[function]}")
-        log = (tmp_path / log_name(record["rank"])).read_text()
+        log = (tmp_path / rank_log_name(record["rank"])).read_text()
         assert "Traceback" in log and ("in fails" in log or function == "unseeded")

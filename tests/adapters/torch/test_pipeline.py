@@ -9,8 +9,8 @@ import pytest
 
 from scalebench import launchers, registry
 from scalebench.adapters.torch import stage_costs
-from scalebench.launchers.surroundings import log_name
 from scalebench.records import read_json
+from scalebench.run_folder import rank_log_name
 from scalebench.spec import InputError, write_spec
 from scalebench.strategy import Unsupported
 from tests.adapters.torch import staged_rank
@@ -25,7 +25,7 @@ def staged(name: str, processes: int, folder: Path, **changes: Any) -> list[dict
     spec.global_batch = 12
     write_spec(spec, folder)
     ended = launchers.launch(spec, folder, "staged", module=RANK)
-    assert set(ended.exit_codes) == {0}, (folder / log_name(ended.died_first[0])).read_text()
+    assert set(ended.exit_codes) == {0}, (folder / rank_log_name(ended.died_first[0])).read_text()
     return [read_json(folder / f"staged{rank}.json") for rank in range(processes)]
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from scalebench import launchers
-from scalebench.launchers.surroundings import log_name
 from scalebench.records import read_json
+from scalebench.run_folder import rank_log_name
 from scalebench.spec import write_spec
 from tests.adapters.torch.conftest import spec_of
 
@@ -23,7 +23,7 @@ def launched(folder: Path, name: str, **changes: Any) -> list[dict[str, Any]]:
     spec = spec_of(name, 2, **changes)
     write_spec(spec, folder)
     ended = launchers.launch(spec, folder, "sharded", module="tests.adapters.torch.sharded_rank")
-    assert ended.exit_codes == [0, 0], [(folder / log_name(rank)).read_text() for rank in range(2)]
+    assert ended.exit_codes == [0, 0], [(folder / rank_log_name(rank)).read_text() for rank in range(2)]
     zero, one = ranks = [read_json(folder / f"sharded{rank}.json") for rank in range(2)]
     assert zero["weights"] == one["weights"] and sorted(zero["sizes"].values()) == sorted(TENSORS)
     assert zero["metrics"] == one["metrics"] and (zero["batches"], one["batches"]) == (2, 1)

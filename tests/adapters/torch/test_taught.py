@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from scalebench import horovod_build, launchers
-from scalebench.launchers.surroundings import log_name
 from scalebench.records import read_json
+from scalebench.run_folder import rank_log_name
 from scalebench.spec import write_spec
 from tests.adapters.torch.conftest import spec_of
 from tests.adapters.torch.taught_rank import GLOBAL_BATCH, LOOKS, lesson
@@ -40,7 +40,7 @@ def of_two(name: str, folder: Path, **settings: Any) -> list[dict[str, Any]]:
         pytest.skip(reason)
     write_spec(spec, folder)
     ended = launchers.launch(spec, folder, "taught", module=RANK)
-    assert ended.exit_codes == [0, 0], (folder / log_name(ended.died_first[0])).read_text()
+    assert ended.exit_codes == [0, 0], (folder / rank_log_name(ended.died_first[0])).read_text()
     return [read_json(folder / f"taught{rank}.json") for rank in range(2)]
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from scalebench import launchers
-from scalebench.launchers.surroundings import log_name
 from scalebench.records import read_json
+from scalebench.run_folder import rank_log_name
 from scalebench.spec import write_spec
 from scalebench.strategy import FORWARD, Unsupported
 from tests.adapters.torch.conftest import own, spec_of
@@ -41,7 +41,7 @@ def seen(processes: int, folder: Path) -> dict[str, list[dict[str, Any]]]:
         (folder / f"case{number}").mkdir()
         write_spec(spec_of("tensor_parallel", processes, **case), folder / f"case{number}")
     ended = launchers.launch(spec, folder, "tensor", module=RANK)
-    assert ended.exit_codes == [0] * processes, (folder / log_name(ended.died_first[0])).read_text()
+    assert ended.exit_codes == [0] * processes, (folder / rank_log_name(ended.died_first[0])).read_text()
     ranks = [read_json(folder / f"tensor{rank}.json") for rank in range(processes)]
     return dict(zip(CASES, map(list, zip(*ranks, strict=True)), strict=True))
 

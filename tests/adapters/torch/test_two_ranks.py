@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from scalebench import launchers
-from scalebench.launchers.surroundings import log_name
 from scalebench.records import read_json
+from scalebench.run_folder import rank_log_name
 from scalebench.spec import write_spec
 from tests.adapters.torch.conftest import spec_of
 from tests.adapters.torch.probed_rank import UPDATES
@@ -27,7 +27,7 @@ def probed(name: str, folder: Path) -> list[dict[str, Any]]:
     spec = spec_of(name, 2, **options)
     write_spec(spec, folder)
     ended = launchers.launch(spec, folder, "probed", module=RANK)
-    assert ended.exit_codes == [0, 0], (folder / log_name(ended.died_first[0])).read_text()
+    assert ended.exit_codes == [0, 0], (folder / rank_log_name(ended.died_first[0])).read_text()
     return [read_json(folder / f"probed{rank}.json") for rank in range(2)]
 
 

@@ -12,9 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from scalebench.measure.monitor import SERIES_FILE, keeper
-from scalebench.measure.monitor.keeper import Keeper
+from scalebench.measure.monitor import keeper
+from scalebench.measure.monitor.keeper import MonitorProcess
 from scalebench.measure.monitor.series import read_series
+from scalebench.run_folder import MONITOR_FILE
 from scalebench.spec import write_spec
 from tests.helpers import alive, null_spec, wait_until
 from tests.nvml_stand_in import put_in
@@ -23,9 +24,9 @@ SPEC = null_spec(measure={"monitor": True})
 PARENT = """
 import sys, time
 from pathlib import Path
-from scalebench.measure.monitor.keeper import Keeper
+from scalebench.measure.monitor.keeper import MonitorProcess
 from scalebench.spec import read_spec
-with Keeper(read_spec(Path(".")), Path(".")) as kept:
+with MonitorProcess(read_spec(Path(".")), Path(".")) as kept:
     print(kept._process.pid, flush=True)
     time.sleep(600)
 """
@@ -46,13 +47,13 @@ def stand_in(folder: Path, code: str) -> str:
 @pytest.mark.slow
 def test_ten_times_and_twice_a_second(folder: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_in(monkeypatch, nvml_library, LOST_AFTER=100)
-    with Keeper(SPEC, folder) as kept:
+    with MonitorProcess(SPEC, folder) as kept:
         assert kept._process is not None
         time.sleep(2.5)
         niceness = psutil.Process(kept._process.pid).nice()
         threads = psutil.Process(kept._process.pid).num_threads()
     assert kept.reason is None and niceness == 10 and threads == 1  # neither numpy nor pyarrow is there yet
-    found = read_series(folder / SERIES_FILE)
+    found = read_series(folder / MONITOR_FILE)
 
     def rate_hz(source: str, quantity: str) -> float:
         times_s = found.times_s(source, quantity)
@@ -68,10 +69,10 @@ def test_ten_times_and_twice_a_second(folder: Path, nvml_library: Path, monkeypa
 
 
 def test_an_end_before_it_is_up_leaves_a_series_too(folder: Path) -> None:
-    with Keeper(SPEC, folder) as kept:
+    with MonitorProcess(SPEC, folder) as kept:
         pass
     assert kept.reason is None
-    assert read_series(folder / SERIES_FILE).values("memory", "available_bytes")
+    assert read_series(folder / MONITOR_FILE).values("memory", "available_bytes")
 
 
 def test_it_ends_with_a_parent_that_is_killed(folder: Path) -> None:
@@ -90,7 +91,7 @@ def test_it_ends_with_a_parent_that_is_killed(folder: Path) -> None:
         parent.stdout.close()
         if pid and alive([pid]):  # not by the guard's hand: it is nobody's child by now
             os.kill(pid, signal.SIGKILL)
-    assert not (folder / SERIES_FILE).exists()
+    assert not (folder / MONITOR_FILE).exists()
 
 
 @pytest.mark.parametrize(
@@ -103,16 +104,16 @@ def test_it_ends_with_a_parent_that_is_killed(folder: Path) -> None:
     ],
 )
 def test_a_monitor_that_crashes_is_a_reason(code: str, reason: str, folder: Path) -> None:
-    with Keeper(SPEC, folder, stand_in(folder, code)) as kept:
+    with MonitorProcess(SPEC, folder, stand_in(folder, code)) as kept:
         assert kept._process is not None
         wait_until(lambda: not alive([kept._process.pid]))
     assert kept.reason == reason
 
 
 def test_a_monitor_that_hangs_is_killed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "END_S", 0.3)
+    monkeypatch.setattr(keeper, "END_LIMIT_S", 0.3)
     # SIGTERM is blocked from the start, so it need not do anything to pass it over.
-    with Keeper(SPEC, folder, stand_in(folder, "import time; time.sleep(600)")) as kept:
+    with MonitorProcess(SPEC, folder, stand_in(folder, "import time; time.sleep(600)")) as kept:
         assert kept._process is not None
         pid = kept._process.pid
     assert kept.reason == "the monitor did not end within 0.3 s" and not alive([pid])
@@ -122,7 +123,10 @@ def test_ctrl_c_while_it_ends_kills_it(folder: Path, monkeypatch: pytest.MonkeyP
     def interrupted(*args: object, **more: object) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), Keeper(SPEC, folder, stand_in(folder, "import time; time.sleep(600)")) as k:
+    with (
+        pytest.raises(KeyboardInterrupt),
+        MonitorProcess(SPEC, folder, stand_in(folder, "import time; time.sleep(600)")) as k,
+    ):
         assert k._process is not None
         monkeypatch.setattr(k._process, "communicate", interrupted)
     assert not alive([k._process.pid])
@@ -133,27 +137,27 @@ def test_no_process_to_be_had_is_a_reason(folder: Path, monkeypatch: pytest.Monk
         raise BlockingIOError(11, os.strerror(11))
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
-    with Keeper(SPEC, folder) as kept:
+    with MonitorProcess(SPEC, folder) as kept:
         pass
     assert kept.reason == f"the monitor could not be started: {os.strerror(11)}"
 
 
 def test_signals_are_as_before_when_it_runs(folder: Path) -> None:
-    with Keeper(SPEC, folder, stand_in(folder, "")):
+    with MonitorProcess(SPEC, folder, stand_in(folder, "")):
         assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 @pytest.mark.parametrize("why", ["measure.monitor=false", "debug=true"])
 def test_it_is_not_started_where_nobody_wants_it(why: str, tmp_path: Path) -> None:
     spec = null_spec(measure={"monitor": why == "debug=true"}, debug=why == "debug=true")
-    with Keeper(spec, tmp_path) as kept:
+    with MonitorProcess(spec, tmp_path) as kept:
         assert kept._process is None
     assert kept.reason == why
 
 
 def test_a_series_that_cannot_be_written_is_a_reason(folder: Path) -> None:
-    (folder / SERIES_FILE).mkdir()
-    with Keeper(SPEC, folder) as kept:
+    (folder / MONITOR_FILE).mkdir()
+    with MonitorProcess(SPEC, folder) as kept:
         pass
     assert kept.reason == "the series could not be written: Is a directory"
 
@@ -166,7 +170,7 @@ def test_gpus_that_cannot_be_asked_are_a_reason_for_a_run_on_gpus(
     put_in(monkeypatch, nvml_library, INIT=9)
     spec = replace(SPEC, device="cuda")
     write_spec(spec, folder)
-    with Keeper(spec, folder) as kept:
+    with MonitorProcess(spec, folder) as kept:
         pass
     assert kept.reason is not None and kept.reason.startswith("no GPU figures: ") and "Driver Not" in kept.reason
-    assert read_series(folder / SERIES_FILE).names
+    assert read_series(folder / MONITOR_FILE).names

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from scalebench.launchers import leash
-from scalebench.launchers.mpi_rank import Pids, pids_path
 from scalebench.measure.monitor.processes import Processes
 from scalebench.measure.monitor.rows import Rows
 from scalebench.measure.monitor.series import Series, Window, read_series
-from scalebench.measure.progress import Progress, progress_path
+from scalebench.measure.progress import Progress
 from scalebench.records import write_json
+from scalebench.run_folder import RankProcesses, progress_path, rank_processes_path
 
 ROOT_PID = os.getpid()
 SPIN = "print(1, flush=True)\nwhile True: pass"
@@ -120,17 +120,17 @@ def test_half_a_progress_file_waits_for_the_next_look(tmp_path: Path) -> None:
 
 
 def test_ranks_that_stand_beside_each_other_are_all_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a node each rank has a keeper; a number of another host means nothing here, nor do other nodes' ranks."""
+    """On a node each rank has a agent; a number of another host means nothing here, nor do other nodes' ranks."""
     monkeypatch.delenv(leash.LEASH, raising=False)
     rows = Rows()
     with running(SPIN) as first, running(SPIN) as second, running(SPIN) as stranger:
-        processes = Processes(rows, tmp_path, first, [0, 1], kept=True)
+        processes = Processes(rows, tmp_path, first, [0, 1], with_agents=True)
         processes.sample()
         assert {first} <= processes.ours and not {second, stranger} & processes.ours
         for rank, host, pid in ((1, socket.gethostname(), second), (2, socket.gethostname(), stranger)):
-            write_json(pids_path(tmp_path, rank), Pids(host, pid, pid))
+            write_json(rank_processes_path(tmp_path, rank), RankProcesses(host, pid, pid))
             is_rank(tmp_path, rank, pid)
-        write_json(pids_path(tmp_path, 0), Pids("another", stranger, stranger))
+        write_json(rank_processes_path(tmp_path, 0), RankProcesses("another", stranger, stranger))
         processes.sample()
         assert {first, second} <= processes.ours and stranger not in processes.ours
         time.sleep(0.1)
@@ -143,6 +143,6 @@ def test_who_launched_the_run_is_ours_where_it_is_here(tmp_path: Path, monkeypat
     with running(SPIN) as alone, running("print(1, flush=True)\nimport time; time.sleep(60)") as launched:
         for host, ours in ((socket.gethostname(), True), ("another", False)):
             monkeypatch.setenv(leash.LEASH, f"{host}:{launched}")
-            processes = Processes(Rows(), tmp_path, alone, [0], kept=True)
+            processes = Processes(Rows(), tmp_path, alone, [0], with_agents=True)
             processes.sample()
             assert (launched in processes.ours) == ours and alone in processes.ours

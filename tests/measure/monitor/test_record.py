@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from scalebench import frame
-from scalebench.measure.monitor import SERIES_FILE, record
-from scalebench.measure.monitor.record import fill, used_gpus
+from scalebench.measure.monitor import record
+from scalebench.measure.monitor.record import MonitorPart, monitor_part, used_gpus
 from scalebench.results import Monitor, Result, read_result
 from scalebench.run import run
+from scalebench.run_folder import MONITOR_FILE
 from scalebench.spec import Place, RunSpec
-from tests.helpers import null_spec, rank
-from tests.helpers import record as made_record
+from tests.helpers import MACHINE, null_spec, rank
 from tests.nvml_stand_in import put_in
 
 AROUND = {"busy_machine", "swapping"}  # whether others use this machine is not the test's to say
@@ -40,8 +40,8 @@ def test_a_run_on_cores(tmp_path: Path) -> None:
     spec = null_spec(options={"step_s": 0.002}, measure={"monitor": True, "min_s": 1.0, "max_s": 1.0})
     result = run(spec, tmp_path / "run")
     m = result.monitor
-    assert (result.status, m.file, m.reason) == ("ok", SERIES_FILE, None)
-    assert (tmp_path / "run" / SERIES_FILE).exists()
+    assert (result.status, m.file, m.reason) == ("ok", MONITOR_FILE, None)
+    assert (tmp_path / "run" / MONITOR_FILE).exists()
     assert m.cpu_util_mean is not None and 0 < m.cpu_util_mean <= 1.05
     assert m.cpu_util_ours_mean is not None and 0 <= m.cpu_util_ours_mean < 0.9
     assert m.rss_bytes_max is not None and m.rss_anon_bytes_max is not None
@@ -99,19 +99,18 @@ def test_a_monitor_that_fails_is_no_failed_run(tmp_path: Path, monkeypatch: pyte
 
 
 def test_why_there_is_no_series(tmp_path: Path) -> None:
-    result = made_record()
-    fill(result, null_spec(), tmp_path, "measure.monitor=false")
-    assert (result.monitor, result.flags) == (Monitor(reason="measure.monitor=false"), [])
-    (tmp_path / SERIES_FILE).write_bytes(b"half")
-    fill(result, null_spec(), tmp_path, None)
-    assert result.monitor.file is None and (result.monitor.reason or "").startswith("the series could not be read")
+    part = monitor_part(null_spec(), tmp_path, [], MACHINE, "measure.monitor=false")
+    assert part == MonitorPart(Monitor(reason="measure.monitor=false"), [])
+    (tmp_path / MONITOR_FILE).write_bytes(b"half")
+    part = monitor_part(null_spec(), tmp_path, [], MACHINE, None)
+    assert part.monitor.file is None and (part.monitor.reason or "").startswith("the series could not be read")
 
 
 def test_a_run_that_measured_nothing(tmp_path: Path) -> None:
     result = run(
         null_spec(options={"fault": "raise", "fault_phase": "setup"}, measure={"monitor": True}), tmp_path / "r"
     )
-    assert (result.status, result.monitor) == ("failed", Monitor(file=SERIES_FILE, reason="nothing was measured"))
+    assert (result.status, result.monitor) == ("failed", Monitor(file=MONITOR_FILE, reason="nothing was measured"))
 
 
 def test_the_gpus_of_a_run() -> None:

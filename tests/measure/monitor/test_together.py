@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from scalebench.gpus import Gpu
-from scalebench.measure.monitor import record, together
+from scalebench.measure.monitor import record
+from scalebench.measure.monitor.record import MonitorPart
 from scalebench.measure.monitor.series import Series
-from scalebench.measure.node import NodeFacts
-from scalebench.results import Monitor, RankRecord, Result
+from scalebench.measure.node import NodeReport
+from scalebench.results import Monitor, RankRecord
+from scalebench.run_folder import monitor_path
 from scalebench.spec import Place, RunSpec
 from tests.helpers import MACHINE, null_spec, rank
-from tests.helpers import record as made_record
 from tests.measure.monitor.making import BEGIN_S, Curve, series
 
 AHEAD_S = 15.0  # of node 1's clock: by that of node 0 its measured phase would be another part of its series
@@ -57,7 +58,7 @@ def spec_of(device: str = "cuda") -> RunSpec:
 
 
 TOLD = [
-    NodeFacts(node, 2 * node, dataclasses.replace(MACHINE, hostname=f"n{node}", gpus=GPUS), [1, 2], over=True)
+    NodeReport(node, 2 * node, dataclasses.replace(MACHINE, hostname=f"n{node}", gpus=GPUS), [1, 2], over=True)
     for node in range(2)
 ]
 
@@ -66,19 +67,18 @@ def filled(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     made: list[Series | None],
-    told: list[NodeFacts | None] | None = None,
+    told: list[NodeReport | None] | None = None,
     device: str = "cuda",
-) -> Result:
+) -> MonitorPart:
     found = {}
     for node, one in enumerate(made):
         if one is not None:
-            path = together.series_path(tmp_path, node)
+            path = monitor_path(tmp_path, node)
             path.touch()
             found[path] = one
-    monkeypatch.setattr(together, "read_series", found.__getitem__)
-    result = made_record(ranks=[measured_rank(number) for number in range(4)])
-    record.fill(result, spec_of(device), tmp_path, None, TOLD if told is None else told)
-    return result
+    monkeypatch.setattr(record, "read_series", found.__getitem__)
+    ranks = [measured_rank(number) for number in range(4)]
+    return record.monitor_part(spec_of(device), tmp_path, ranks, MACHINE, None, TOLD if told is None else told)
 
 
 def both(**changes: float) -> list[Series | None]:
@@ -108,7 +108,7 @@ def test_a_part_never_stands_for_the_whole(tmp_path: Path, monkeypatch: pytest.M
         assert m.reason == "node 1: the monitor was killed by SIGKILL"
     else:
         m = filled(tmp_path, monkeypatch, both(), [TOLD[0], None]).monitor
-        assert m.reason == "node 1: its first rank's keeper told nothing of the machine"
+        assert m.reason == "node 1: the agent of its first rank reported no machine"
     assert [(d.node, d.index, d.sm_clock_mhz_min) for d in m.devices] == [(0, 1, 1400.0), (0, 2, 1400.0)]
     assert Monitor(file=m.file, reason=m.reason, devices=m.devices) == m
 

@@ -23,7 +23,7 @@ def test_what_is_no_number_is_no_json() -> None:
 
 
 def test_plotly_gets_entities() -> None:
-    assert for_plotly("<a href='x'>&amp;</a>") == "&lt;a href='x'&gt;&amp;amp;&lt;/a&gt;"
+    assert for_plotly("<a href='x'>&amp;</a>") == "&lt;a href=&#39;x&#39;&gt;&amp;amp;&lt;/a&gt;"
 
 
 def test_control_characters_go_and_lines_stay() -> None:
