@@ -95,7 +95,7 @@ class Strategy(ABC):
     def broadcast(self, value: float) -> float:
         """Rank 0's value on every rank, so that all stop at the same step; comes back when every rank has called it."""
 
-    def exchange(self, on: bool) -> None:
+    def set_gradient_sync(self, on: bool) -> None:
         """Gradient exchange off and on again, called between blocks; Unsupported if impossible."""
         raise Unsupported(f"{self.spec.config.strategy.name} cannot train without its exchange")
 
@@ -109,7 +109,7 @@ class Strategy(ABC):
         """Bytes of each message of one update after fusion; read after warm-up."""
         return []
 
-    def run_exchange(self, sizes: list[int]) -> None:
+    def run_isolated_sync(self, sizes: list[int]) -> None:
         """The strategy's own kind of exchange on buffers of these sizes (bytes)."""
         raise Unsupported(f"{self.spec.config.strategy.name} has no exchange of its own")
 
@@ -156,7 +156,7 @@ class Strategy(ABC):
         assumed; what cannot be told is left out. Read after the training, which it may go on with."""
         return {}
 
-    def keep_timeline(self, path: Path, updates: int) -> dict[str, float]:
+    def record_timeline(self, path: Path, updates: int) -> dict[str, float]:
         """Train so many updates more while the framework writes a timeline of their exchange, which one rank keeps at
         `path`; seconds of each phase of an update, by the fields of results.Timeline. Spoils the weights."""
         raise Unsupported(f"{self.spec.config.strategy.name} has no timeline of its own")

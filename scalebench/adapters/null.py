@@ -116,7 +116,7 @@ class Null(Strategy):
         self._group[0].send_bytes(NUMBER.pack(value))
         return float(NUMBER.unpack(self._group[0].recv_bytes())[0])
 
-    def exchange(self, on: bool) -> None:
+    def set_gradient_sync(self, on: bool) -> None:
         self._exchanging = on
 
     def message_sizes(self) -> list[int]:
@@ -140,7 +140,7 @@ class Null(Strategy):
         straggles = self.place.rank == self.options.straggler_rank
         return float(self.options.step_s) + (self.options.straggler_s if straggles else 0.0)
 
-    def run_exchange(self, sizes: list[int]) -> None:
+    def run_isolated_sync(self, sizes: list[int]) -> None:
         self.broadcast(0.0)
         time.sleep(self.options.exchange_s)
 

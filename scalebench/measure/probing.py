@@ -17,7 +17,7 @@ from scalebench.measure import bandwidth, collectives
 from scalebench.measure.alone import Clock, how_many, timed_blocks, warm_up
 from scalebench.measure.loop import Series, Stage, TimedLoop, one_iterator
 from scalebench.measure.switching import Condition, SwitchedLoop
-from scalebench.probe_records import Probes
+from scalebench.probe_records import ProbeRecord
 from scalebench.spec import RunSpec
 from scalebench.strategy import PARTS, Strategy, Unsupported
 from scalebench.workloads.source import Source
@@ -49,7 +49,7 @@ class Probing:
         self.spec, self.strategy, self.settings, self.clock = spec, strategy, spec.config.measure, clock
         self.step_s = strategy.broadcast(step_s)
         self.messages, self.report = message_bytes, report
-        self.found = Probes()
+        self.found = ProbeRecord()
         self.batch: Any = None
 
     def run(self, train: Source, folder: Path) -> None:
@@ -65,10 +65,10 @@ class Probing:
         self._isolated()
         if not slow:
             if switches:
-                self.strategy.exchange(False)
+                self.strategy.set_gradient_sync(False)
             self._parts()
             if switches:
-                self.strategy.exchange(True)
+                self.strategy.set_gradient_sync(True)
         self._try("copy", self._copy)
         self._try("profile", partial(self._profile, folder))
 
@@ -103,8 +103,8 @@ class Probing:
             raise Unsupported(ALONE)
         if not self.spec.config.strategy.lockstep:
             raise Unsupported(APART)
-        self.strategy.exchange(False)
-        self.strategy.exchange(True)
+        self.strategy.set_gradient_sync(False)
+        self.strategy.set_gradient_sync(True)
 
     def _switched(self, batches: Iterator[Any], switches: bool) -> None:
         conditions = [Condition("on"), Condition("off", exchange=False)] if switches else [Condition("on")]
@@ -118,7 +118,7 @@ class Probing:
         loop = SwitchedLoop(self.strategy, batches, conditions, steps, rounds, self.clock, self.report)
         self.strategy.train(loop)
         if switches:
-            self.strategy.exchange(True)
+            self.strategy.set_gradient_sync(True)
         self.batch = loop.held
         self.found.steps = steps
         for condition in conditions:
@@ -139,9 +139,9 @@ class Probing:
                 return len(series.seconds) >= updates
 
             stage = Stage("straggling", lambda before: 1, decide)
-            self.strategy.exchange(False)
+            self.strategy.set_gradient_sync(False)
             self.strategy.train(TimedLoop(self.strategy, batches, [stage], clock=self.clock))
-            self.strategy.exchange(True)
+            self.strategy.set_gradient_sync(True)
             self.found.local_step_s = [stage.series.seconds[1:]]
 
     def _local_steps(self, updates: int) -> None:
@@ -161,7 +161,7 @@ class Probing:
             self._try("isolated", self._exchange_alone)
 
     def _exchange_alone(self) -> None:
-        exchange = partial(self.strategy.run_exchange, self.messages)
+        exchange = partial(self.strategy.run_isolated_sync, self.messages)
         self.found.exchange_repeats, self.found.exchange_s = self._repeated(exchange)
 
     def _copy(self) -> None:

@@ -136,7 +136,7 @@ class Session:
     def _timeline(self) -> Timeline:
         path = self.progress.folder / TIMELINE_FILE
         try:
-            phases_s = self.strategy.keep_timeline(path, TIMELINE_UPDATES)
+            phases_s = self.strategy.record_timeline(path, TIMELINE_UPDATES)
         except Unsupported as reason:
             return Timeline(reason=str(reason))
         return Timeline(TIMELINE_FILE, None, TIMELINE_UPDATES, **phases_s)

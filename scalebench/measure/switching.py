@@ -82,5 +82,5 @@ class SwitchedLoop:
     def _begin(self, block: int) -> None:
         self._report()
         if self._switches:  # a strategy may have no switch
-            self._strategy.exchange(self._plan[block].exchange)
+            self._strategy.set_gradient_sync(self._plan[block].exchange)
         self._strategy.broadcast(0.0)  # nobody goes on before all have come

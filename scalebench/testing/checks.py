@@ -48,7 +48,7 @@ class Checks:
     metrics: dict[str, float] = field(default_factory=dict)
     message_bytes: list[int] = field(default_factory=list)
     exchange_off: str | None = None  # "done", or why it is unsupported
-    run_exchange: str | None = None
+    run_isolated_sync: str | None = None
     parts: dict[str, str] = field(default_factory=dict)  # of an update: "kept" or "changed" the weights, or unsupported
     backend_used: str | None = None
     has_weights: bool = True
@@ -105,7 +105,7 @@ def examine(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: Pro
         seen.metrics = strategy.evaluate(validation)
     seen.message_bytes = strategy.message_sizes()
     seen.peak_memory_bytes, seen.devices = strategy.peak_memory_bytes(), len(strategy.place.devices)
-    seen.run_exchange = _outcome(lambda: strategy.run_exchange(seen.message_bytes or [1024]))
+    seen.run_isolated_sync = _outcome(lambda: strategy.run_isolated_sync(seen.message_bytes or [1024]))
     seen.exchange_off = _outcome(lambda: _train_apart(strategy, batches))
     _keep_weights(strategy, folder / f"apart{record.rank}.npz", seen)
     seen.backend_used = strategy.backend_used()
@@ -145,14 +145,14 @@ def _epochs(train: ListeningSource, seen: Checks) -> None:
 
 def _train_apart(strategy: Strategy, batches: Iterator[Any]) -> None:
     """A few updates with the exchange off, and one with it on again."""
-    strategy.exchange(False)
+    strategy.set_gradient_sync(False)
     strategy.train(CountedLoop(batches, LOCAL_STEPS))
-    strategy.exchange(True)
+    strategy.set_gradient_sync(True)
 
 
 def _parts(strategy: Strategy, batch: Any, seen: Checks) -> None:
     """Each part of an update as the probes take it, and whether it changed the weights."""
-    switches = _outcome(lambda: strategy.exchange(False)) == "done"
+    switches = _outcome(lambda: strategy.set_gradient_sync(False)) == "done"
     for part in PARTS:
         before = _weights(strategy)
         seen.parts[part] = _outcome(partial(strategy.partial_step, batch, part))
@@ -162,7 +162,7 @@ def _parts(strategy: Strategy, batch: Any, seen: Checks) -> None:
             same = all(np.array_equal(before[name], after[name]) for name in before)
             seen.parts[part] = "kept" if same else "changed"
     if switches:
-        strategy.exchange(True)
+        strategy.set_gradient_sync(True)
 
 
 def _weights(strategy: Strategy) -> dict[str, Any] | None:

@@ -180,8 +180,8 @@ class StrategyContract(StatedContract):
             assert rank.message_bytes
             assert all(size > 0 for size in rank.message_bytes)
             assert sum(rank.message_bytes) >= least * params
-            assert rank.run_exchange is not None
-            assert rank.run_exchange == "done" or len(rank.run_exchange) > len("unsupported: ") + 10
+            assert rank.run_isolated_sync is not None
+            assert rank.run_isolated_sync == "done" or len(rank.run_isolated_sync) > len("unsupported: ") + 10
 
     def test_parts_of_an_update(self, group: Group) -> None:
         """Forward and backward leave the weights as they are, and only the optimizer's part changes them."""

@@ -28,7 +28,7 @@ class Trainer:
             self.now_s += LOADING_S
             yield number
 
-    def exchange(self, on: bool) -> None:
+    def set_gradient_sync(self, on: bool) -> None:
         self.events.append("on" if on else "off")
         self.exchanging, self._switched = on, True
 

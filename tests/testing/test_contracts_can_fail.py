@@ -29,7 +29,7 @@ FAULTS = {
     "evaluation": "def evaluate(self, source): return {'mse': float(self.place.rank)}",
     "backend is what was asked for": "def backend_used(self): return 'pigeons'",
     "parts of an update": "def partial_step(self, batch, until): raise Unsupported('no')",
-    "exchange off exchanges nothing": "def exchange(self, on): raise Unsupported('no')",
+    "exchange off exchanges nothing": "def set_gradient_sync(self, on): raise Unsupported('no')",
     "peak memory": "def peak_memory_bytes(self): return [0]",
     "parameter count": "def num_params(self): return 7",
     "closes twice": "def close(self): self.closed = self.closed + [1] if hasattr(self, 'closed') else 1",

@@ -105,13 +105,13 @@ class Simulated(Strategy):
             return value
         return next(self._heard)
 
-    def exchange(self, on: bool) -> None:
+    def set_gradient_sync(self, on: bool) -> None:
         self._exchanging = on
 
     def message_sizes(self) -> list[int]:
         return [MESSAGE_BYTES] if self.spec.processes > 1 else []
 
-    def run_exchange(self, sizes: list[int]) -> None:
+    def run_isolated_sync(self, sizes: list[int]) -> None:
         self._meet(self._draws.exchange_s[self._at])
         self._at += 1
 

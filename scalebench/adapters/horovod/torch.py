@@ -99,7 +99,7 @@ class InHorovodGroup(TorchStrategy):
         """From a few more updates under the timeline, which spoil the weights."""
         return self._observed().message_bytes
 
-    def run_exchange(self, sizes: list[int]) -> None:
+    def run_isolated_sync(self, sizes: list[int]) -> None:
         assert self.group is not None, "setup comes first"
         self.group.all_reduce_buffers(sizes)
 
@@ -109,7 +109,7 @@ class InHorovodGroup(TorchStrategy):
     def backend_used(self) -> str | None:
         return self._observed().backend
 
-    def keep_timeline(self, path: Path, updates: int) -> dict[str, float]:
+    def record_timeline(self, path: Path, updates: int) -> dict[str, float]:
         return self.group.observer.keep(self._again, updates, path)
 
     def profile(self, updates: int, trace: Path | None) -> Profile:
@@ -172,7 +172,7 @@ class HorovodTorch(InHorovodGroup):
         with self.optimizer.skip_synchronize():
             super().partial_step(batch, until)
 
-    def exchange(self, on: bool) -> None:
+    def set_gradient_sync(self, on: bool) -> None:
         if self._adasum:
             raise Unsupported("Adasum adds up what the optimizer did, and cannot do without")
         self._exchanging = on

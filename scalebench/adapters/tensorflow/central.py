@@ -114,7 +114,7 @@ class OneCopy(TensorFlowStrategy):
     def total(self, of_devices: Sequence[Tensors]) -> list[tf.Tensor]:
         """The sum over the devices of each gradient, where the weights are."""
 
-    def exchange(self, on: bool) -> None:
+    def set_gradient_sync(self, on: bool) -> None:
         raise no_switch(self.spec.config)
 
     def message_sizes(self) -> list[int]:
@@ -130,7 +130,7 @@ class OneCopy(TensorFlowStrategy):
             raise no_switch(self.spec.config)
         super().partial_step(batch, until)
 
-    def run_exchange(self, sizes: list[int]) -> None:
+    def run_isolated_sync(self, sizes: list[int]) -> None:
         if len(self.devices) == 1:  # nobody to exchange with, and nothing is exchanged
             return
         if self._round_trip is None or self._round_trip[0] != sizes:

@@ -74,13 +74,13 @@ class Replicated(TensorFlowStrategy):
 
         return of_replica(0), of_replica(1)
 
-    def exchange(self, on: bool) -> None:
+    def set_gradient_sync(self, on: bool) -> None:
         self.exchanging = on
 
     def message_sizes(self) -> list[int]:
         return evidence.message_bytes(self.update_function().get_concrete_function())
 
-    def run_exchange(self, sizes: list[int]) -> None:
+    def run_isolated_sync(self, sizes: list[int]) -> None:
         if self.strategy.num_replicas_in_sync == 1:  # nobody to exchange with, and nothing is exchanged
             return
         if self._exchange is None or self._exchange[0] != sizes:

@@ -96,7 +96,7 @@ class ModelParallel(TensorFlowStrategy):
         ((loss_sum, gradients),) = super().each_device(parts, global_samples, back)
         return [Share(loss_sum, stage_work.one_of_each(gradients))]
 
-    def exchange(self, on: bool) -> None:
+    def set_gradient_sync(self, on: bool) -> None:
         raise Unsupported(
             f"{self.spec.config.strategy.name} has one model over all devices, and there is no update without what its "
             f"stages pass on"
@@ -106,7 +106,7 @@ class ModelParallel(TensorFlowStrategy):
         """The activations at the cuts, and behind them their gradients, of a whole global batch."""
         return [self._bytes(tensor) for tensor in crossings.tensors(self._traced())]
 
-    def run_exchange(self, sizes: list[int]) -> None:
+    def run_isolated_sync(self, sizes: list[int]) -> None:
         if len(self.devices) == 1:  # nobody to pass anything on to
             return
         if self._exchange is None or self._exchange[0] != sizes:

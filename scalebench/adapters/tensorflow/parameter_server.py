@@ -121,7 +121,7 @@ class ParameterServer(TensorFlowStrategy):
         """The gradients that one worker sends, each a message of its own; as many weights come to it."""
         return [v.value.dtype.size * v.value.shape.num_elements() for v in self.model.trainable_variables]
 
-    def run_exchange(self, sizes: list[int]) -> None:
+    def run_isolated_sync(self, sizes: list[int]) -> None:
         raise Unsupported("workers of a parameter server exchange while they compute: it cannot be run alone")
 
     def partial_step(self, batch: Any, until: str) -> None:

@@ -41,7 +41,7 @@ class SingleProcess(TorchStrategy):
         for device in self._devices():
             torch.cuda.synchronize(device)
 
-    def exchange(self, on: bool) -> None:
+    def set_gradient_sync(self, on: bool) -> None:
         if not on:
             raise Unsupported("data_parallel has one copy of the weights, which goes out to all GPUs in each update")
 
@@ -50,7 +50,7 @@ class SingleProcess(TorchStrategy):
         together: computed from the model. Parts of the batch and outputs are not in it."""
         return [*self._out(), *self._back()]
 
-    def run_exchange(self, sizes: list[int]) -> None:
+    def run_isolated_sync(self, sizes: list[int]) -> None:
         """Out to all GPUs, and back to the first one with a sum."""
         devices, out = [device.index for device in self._devices()], len(self._out())
         for number, size in enumerate(sizes):

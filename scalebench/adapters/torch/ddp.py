@@ -73,7 +73,7 @@ class Ddp(TorchStrategy):
         """Begin the exchange of a bucket, where a communication hook does it; gives the bucket's own buffer."""
         return after_backward.averaged(bucket)
 
-    def exchange(self, on: bool) -> None:
+    def set_gradient_sync(self, on: bool) -> None:
         self.net.require_backward_grad_sync = on
 
     def unsent(self) -> AbstractContextManager[Any]:
@@ -88,7 +88,7 @@ class Ddp(TorchStrategy):
     def message_sizes(self) -> list[int]:
         return bucket_bytes(self.net)
 
-    def run_exchange(self, sizes: list[int]) -> None:
+    def run_isolated_sync(self, sizes: list[int]) -> None:
         assert self.group is not None, "setup comes first"
         self.group.all_reduce_buffers(sizes)
 

@@ -96,7 +96,7 @@ class Fsdp(TorchStrategy):
         finally:
             self.net.set_requires_gradient_sync(True)
 
-    def exchange(self, on: bool) -> None:
+    def set_gradient_sync(self, on: bool) -> None:
         if not on:
             raise Unsupported(
                 f"{self.spec.config.strategy.name} keeps shards of the weights, which no process can use alone"
@@ -110,7 +110,7 @@ class Fsdp(TorchStrategy):
         included; noted as they were sent."""
         return [size for _, size in self._account.of_update]
 
-    def run_exchange(self, sizes: list[int]) -> None:
+    def run_isolated_sync(self, sizes: list[int]) -> None:
         """One after the other, as they are sent; gathering where the strategy sent nothing of those sizes."""
         assert self.group is not None, "setup comes first"
         key = tuple(sizes)

@@ -141,7 +141,7 @@ class ModelParallel(TorchStrategy):
         summed = range(self.stage_count) if self.replicas > 1 else ()
         return sizes + [self._parameter_bytes(index) for index in summed]
 
-    def run_exchange(self, sizes: list[int]) -> None:
+    def run_isolated_sync(self, sizes: list[int]) -> None:
         """All of one update, whose sizes they are."""
         if self._transfers is None:
             samples, parameters = self._micro_samples(self.chain.replica), list(self.model.parameters())

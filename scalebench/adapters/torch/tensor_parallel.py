@@ -70,7 +70,7 @@ class TensorParallel(TorchStrategy):
         part = super().step(batch)
         return part if self.place.rank == 0 else None
 
-    def exchange(self, on: bool) -> None:
+    def set_gradient_sync(self, on: bool) -> None:
         raise Unsupported(f"{self.spec.config.strategy.name} has no output of a split layer without its exchange")
 
     def partial_step(self, batch: TorchBatch, until: str) -> None:
@@ -82,7 +82,7 @@ class TensorParallel(TorchStrategy):
         """Of the activations and their gradients, from their shapes."""
         return [size for _, size in self._messages()]
 
-    def run_exchange(self, sizes: list[int]) -> None:
+    def run_isolated_sync(self, sizes: list[int]) -> None:
         """One after the other, as layers wait for them; sizes of other updates as all-reduces."""
         sent = self._messages()
         if sizes != [size for _, size in sent]:

@@ -66,7 +66,7 @@ class Zero1(Ddp):
         self._buffers: dict[tuple[int, ...], list[Tensor]] = {}
         return net
 
-    def exchange(self, on: bool) -> None:
+    def set_gradient_sync(self, on: bool) -> None:
         if not on:
             raise Unsupported("zero1 updates only some weights on each process, and needs those of the others")
 
@@ -83,7 +83,7 @@ class Zero1(Ddp):
         """The buckets of gradients, then the broadcasts of weights, in the order in which they are sent."""
         return [*bucket_bytes(self.net), *(size for _, size in self._broadcasts())]
 
-    def run_exchange(self, sizes: list[int]) -> None:
+    def run_isolated_sync(self, sizes: list[int]) -> None:
         """Buckets first, all under way at once, then the broadcasts, as in an update."""
         assert self.group is not None, "setup comes first"
         buckets = bucket_bytes(self.net)

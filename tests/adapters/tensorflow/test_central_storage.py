@@ -86,4 +86,4 @@ def test_the_compiler_is_refused() -> None:
 
 def test_the_exchange_stays() -> None:
     with pytest.raises(Unsupported, match="one copy of the weights"):
-        strategy().exchange(False)
+        strategy().set_gradient_sync(False)

@@ -103,7 +103,7 @@ def test_the_compiler_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_exchange_stays(name: str) -> None:
     with pytest.raises(Unsupported, match="one copy of the weights"):
-        strategy(name).exchange(False)
+        strategy(name).set_gradient_sync(False)
 
 
 def test_a_batch_that_does_not_divide() -> None:

@@ -140,4 +140,4 @@ def test_more_stages_than_there_are_places_to_cut(made: Any) -> None:
 
 def test_the_exchange_stays(made: Any) -> None:
     with pytest.raises(Unsupported, match="one model over all devices"):
-        made(*TWO).exchange(False)
+        made(*TWO).set_gradient_sync(False)

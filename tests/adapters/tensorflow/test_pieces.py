@@ -65,7 +65,7 @@ def test_each_piece_runs_to_its_end_and_no_further(strategy: Any, source: Callab
         with pytest.raises(Unsupported, match="one copy of the weights"):
             one.partial_step(first, "optimizer")
     else:
-        one.exchange(False)
+        one.set_gradient_sync(False)
         one.partial_step(first, "optimizer")
         assert all(np.abs(now - then).max() > 0 for now, then in zip(weights(one), before, strict=True))
 
@@ -75,12 +75,12 @@ def test_replicas_go_apart_and_an_exchange_keeps_them_so(strategy: Any, source: 
     one = made(strategy, "mirrored", "train.learning_rate=0.1")
     batch = next(iter(one.feed(source())))
     one.step(batch)
-    one.exchange(False)
+    one.set_gradient_sync(False)
     assert apart(one) == 0
     one.partial_step(batch, "optimizer")
     away = apart(one)
     assert away > 1e-3
-    one.exchange(True)
+    one.set_gradient_sync(True)
     before = weights(one)
     one.step(batch)
     assert apart(one) == pytest.approx(away, abs=1e-6)
@@ -159,7 +159,7 @@ def test_under_fit_a_batch_is_put_on_the_devices_once(
     monkeypatch.setattr(feeding, "place", lambda *words: placed.append(words) or place(*words))
     batch = next(iter(one.feed(source())))
     assert isinstance(batch, Batch)
-    one.exchange(False)
+    one.set_gradient_sync(False)
     for until in ("forward", "backward", "optimizer"):
         one.partial_step(batch, until)
     assert apart(one) > 0

@@ -99,8 +99,8 @@ def test_contract_of_one_rank(strategy: Any, source: Callable[..., Source], name
     batch = next(iter(one.feed(source())))
     assert one.step(batch).samples == 20
     one.synchronize()
-    one.exchange(False)
-    one.exchange(True)
+    one.set_gradient_sync(False)
+    one.set_gradient_sync(True)
     assert one.broadcast(2.5) == 2.5
     assert one.peak_memory_bytes() == [None]
     assert one.versions()["torch"] == torch.__version__

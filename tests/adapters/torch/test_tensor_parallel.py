@@ -113,7 +113,7 @@ def test_what_it_cannot_do(strategy: Callable[..., Any], changes: dict[str, Any]
 def test_no_part_of_an_update_is_without_its_exchange(strategy: Callable[..., Any]) -> None:
     made = strategy("tensor_parallel")
     with pytest.raises(Unsupported, match="without its exchange"):
-        made.exchange(False)
+        made.set_gradient_sync(False)
     with pytest.raises(Unsupported, match="no part of an update"):
         made.partial_step(None, FORWARD)
     assert made.message_sizes() == []

@@ -69,7 +69,7 @@ class CompressedDdp(Ddp):
     def message_sizes(self) -> list[int]:
         return list(self.account.of_update)
 
-    def run_exchange(self, sizes: list[int]) -> None:
+    def run_isolated_sync(self, sizes: list[int]) -> None:
         """All messages under way at once, as far as the strategy itself has them so."""
         key = tuple(sizes)
         if key not in self._buffers:
