@@ -7,10 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from scalebench.api import api
 
-
-@api(since=1)
 @dataclass
 class Operation:
     """One kind of operation in the profile of some updates, all its calls together."""
@@ -22,7 +19,6 @@ class Operation:
     device: str = "cpu"  # cpu | cuda: where it ran
 
 
-@api(since=1)
 @dataclass
 class Profile:
     """Some updates as the framework's own profiler saw them. It slows them down: times are shares of each other."""
@@ -38,7 +34,6 @@ COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatte
 IN_PARTS = ("all_gather", "reduce_scatter", "gather", "scatter", "all_to_all")  # of which each rank has one
 
 
-@api(since=1)
 @dataclass
 class Collective:
     """One collective operation on one size of message."""
@@ -49,7 +44,6 @@ class Collective:
     block_s: list[float] = field(default_factory=list)
 
 
-@api(since=1)
 @dataclass
 class Transfer:
     """Bytes on one way between devices, or between them and host memory; ranks stand for their devices."""

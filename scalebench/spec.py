@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scalebench.api import api
 from scalebench.records import from_dict, read_json, write_json
 from scalebench.slurm_spec import SlurmSpec
 from scalebench.train_spec import StopSpec as StopSpec  # part of it
@@ -22,12 +21,10 @@ DEBUG_TIMEOUT_S = 86400.0
 CHIEF = "chief"  # the role of the one process that measures, where there are roles
 
 
-@api(since=1)
 class InputError(ValueError):
     """A user's mistake, said in one line: the thing, the reason and the way out. Exit status 2."""
 
 
-@api(since=1)
 @dataclass
 class ModelSpec:
     """A network, the same in every framework, and the training settings that its study used."""
@@ -51,7 +48,6 @@ class ModelSpec:
     sources: list[str] = field(default_factory=list)
 
 
-@api(since=1)
 @dataclass
 class DatasetSpec:
     """Samples, where they are kept, and how they reach the device."""
@@ -73,7 +69,6 @@ class DatasetSpec:
     prefetch: str = "none"  # none | queue | device
 
 
-@api(since=1)
 @dataclass
 class StrategySpec:
     """What must be known of a strategy before a process of it exists."""
@@ -162,7 +157,6 @@ class SweepSpec:
     report: bool = True  # leave report.html in its folder at the end
 
 
-@api(since=1)
 @dataclass
 class Config:
     """The typed spine: what `python -m scalebench` composes from conf/ and the command line."""
@@ -184,7 +178,6 @@ class Config:
     debug: bool = False
 
 
-@api(since=1)
 @dataclass
 class Place:
     """Where one process of a run stands."""
@@ -198,7 +191,6 @@ class Place:
     role: str = ""  # where the processes of a strategy differ: chief, or what it serves the chief as
 
 
-@api(since=1)
 @dataclass
 class RunSpec:
     """One run, resolved: what spec.json holds."""

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scalebench.api import api
 
-
-@api(since=1)
 @dataclass
 class StageRecord:
     """One stage of a model that is cut into several, one behind the other. Bytes and seconds are of one update."""

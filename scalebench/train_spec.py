@@ -7,8 +7,6 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from scalebench.api import api
-
 RULES = ("none", "linear", "sqrt")
 SCHEDULES = ("constant", "linear", "cosine", "step")
 OPTIMIZERS = ("adam", "adamw", "sgd", "momentum", "rmsprop")
@@ -24,7 +22,6 @@ class StopSpec:
     target: float | None = None  # of the validation metric of the model, reached from its worse side
 
 
-@api(since=1)
 @dataclass
 class TrainSpec:
     """How one update is made, how its learning rate goes on, and when there is enough of it."""

@@ -15,17 +15,17 @@ ROOT = Path(__file__).parents[1]
 LAYERS = [
     "spec train_spec curve_records results records probe_records monitor_records merged_trace schema suggest stats "
     "student steady horovod_build hosts slurm_spec folder_lock sweep_record machine_kind machine gpus nvml gpu_links "
-    "fingerprint stage_records system_files cgroups processors nccl_log memory_limit api",
+    "fingerprint stage_records system_files cgroups processors nccl_log memory_limit",
     "figures baselines columns rows crew reading given "
     "linear rungs local_batch missing_rungs ladders attributing causes "
+    "plugin_api "
     "strategy plugins registry configs workloads frame analysis pooling agreement crossover transfers probed curves "
     "slopes ranking published outlook budget record_facts ratio_tests pairing key_values comparison_words unpaired "
     "comparison baseline_store staged trained training_id time_to_target batch_search "
     "batch_curves batch_knee batch_or_devices footprint "
     "parallel_choice link_rate measured_rates planned_stages data_or_model",
     "training_plan slurm launchers measure adapters resolve placing obstacles binding worker_environment",
-    "run max_batch worker plugin_probe collect cluster batch report testing.checks "
-    "testing.model_checks testing.mapping",
+    "run max_batch worker collect cluster batch report testing.checks testing.model_checks testing.mapping",
     "__main__ cli callbacks search_path hydra_launcher hydra_namespace jobs task on_cluster config_errors sweep_values "
     "verbs sweeping testing search hydra_sweeper",
 ]

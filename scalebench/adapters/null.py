@@ -13,7 +13,7 @@ from multiprocessing.connection import Client, Connection, Listener, wait
 from typing import Any
 
 from scalebench.spec import RunSpec
-from scalebench.strategy import BACKWARD, FORWARD, OPTIMIZER, LossPart, Strategy, Unsupported
+from scalebench.strategy import BACKWARD, FORWARD, OPTIMIZER, LossPart, Probes, Strategy, Unsupported
 from scalebench.workloads.source import Source
 
 JOIN_S = 30.0  # ranks that have not met by then never will
@@ -51,7 +51,7 @@ class Options:
     fault_step: int = 0
 
 
-class Null(Strategy):
+class Null(Strategy, Probes):
     """Does nothing for a known time. Its ranks meet at the end of each update, as gradients would make them.
 
     With lockstep=false they are independent replicas, which only meet between stages.

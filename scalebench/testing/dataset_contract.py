@@ -17,7 +17,6 @@ import pytest
 from numpy.typing import NDArray
 
 from scalebench import cli, jobs
-from scalebench.api import api
 from scalebench.resolve import resolve
 from scalebench.spec import Config
 from scalebench.testing.words import DATA_ONLY, of_dataset
@@ -43,7 +42,6 @@ def make(words: list[str], folder: Path) -> Made:
     return Made(spec.config, *cache.open_arrays(datasets.prepare(spec.config)))
 
 
-@api(since=1)
 class DatasetContract:
     """Subclass it, name the data set, and pytest finds the tests."""
 

@@ -16,7 +16,6 @@ import psutil
 import pytest
 
 from scalebench import cli, jobs
-from scalebench.api import api
 from scalebench.measure.progress import read_progress
 from scalebench.records import write_json
 from scalebench.resolve import resolve
@@ -36,7 +35,6 @@ EXPECTED = {
 }
 
 
-@api(since=1)
 class FaultContract:
     """Subclass it, name the strategy, and pytest finds the tests."""
 

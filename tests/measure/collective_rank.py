@@ -16,7 +16,7 @@ from scalebench.probe_records import COLLECTIVES, ProbeRecord
 from scalebench.records import write_json
 from scalebench.results import RankRecord
 from scalebench.spec import RunSpec
-from scalebench.strategy import Strategy, Unsupported
+from scalebench.strategy import NotMeasured, Strategy
 from scalebench.worker import leave_process, run_rank
 
 SIZES = (4, 16, 4096, 65536)
@@ -36,7 +36,7 @@ def body(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: Any) -
         for size in usable_sizes(name, spec.gpus, SIZES):
             try:
                 action: Any = strategy.collective(name, size)
-            except Unsupported:
+            except NotMeasured:
                 break
             action.put(lambda rank, name=name, size=size: sent(name, size, spec.gpus, rank))
             action()

@@ -13,7 +13,7 @@ from scalebench.adapters.null import Null
 from scalebench.measure.probing import ALONE, APART, Probing
 from scalebench.probe_records import ProbeRecord, Profile
 from scalebench.spec import RunSpec, StrategySpec
-from scalebench.strategy import PARTS, LossPart, Unsupported
+from scalebench.strategy import PARTS, LossPart, NotMeasured
 from scalebench.workloads import datasets
 from tests.helpers import null_spec
 
@@ -32,7 +32,7 @@ class Timed(Null):
 
     def passes(self, hook: str, seconds: float) -> None:
         if hook in self.cannot:
-            raise Unsupported(f"no {hook} here")
+            raise NotMeasured(f"no {hook} here")
         self.during.setdefault(hook, set()).add(self.exchanging)
         self.now_s += seconds
 
@@ -168,7 +168,7 @@ def test_replicas_without_an_exchange_wait_for_nobody(tmp_path: Path) -> None:
 
 def test_unknown_messages_cannot_be_sent(tmp_path: Path) -> None:
     found, _, _ = probed(tmp_path, messages=())
-    assert found.reasons == {"isolated": "the sizes of its messages are not known"}
+    assert found.reasons == {"isolated": "null does not know the sizes of its messages"}
 
 
 def test_samples_that_others_read_are_not_told_apart(tmp_path: Path) -> None:

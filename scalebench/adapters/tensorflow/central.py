@@ -11,7 +11,7 @@ import tensorflow as tf
 from scalebench.adapters.tensorflow import evidence
 from scalebench.adapters.tensorflow.base import TensorFlowStrategy
 from scalebench.spec import Config
-from scalebench.strategy import OPTIMIZER, Unsupported
+from scalebench.strategy import OPTIMIZER, NotMeasured, Unsupported
 
 SCOPE = "sum_of_gradients"  # in the names of the operations that carry gradients between devices
 Tensors = Sequence[tf.Tensor]
@@ -36,9 +36,9 @@ def refuse_parts(config: Config) -> None:
         )
 
 
-def no_switch(config: Config) -> Unsupported:
+def no_switch(config: Config) -> NotMeasured:
     """Why the exchange cannot be switched off."""
-    return Unsupported(
+    return NotMeasured(
         f"{config.strategy.name} has one copy of the weights, and there is no update without the gradients' way to it"
     )
 

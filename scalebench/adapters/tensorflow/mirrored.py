@@ -14,7 +14,6 @@ from scalebench.adapters.tensorflow.base import TensorFlowStrategy
 from scalebench.adapters.tensorflow.feeding import Part
 from scalebench.adapters.tensorflow.fit import WithFit
 from scalebench.adapters.tensorflow.pieces import Share
-from scalebench.api import api
 
 
 @dataclass
@@ -38,7 +37,6 @@ def cross_device_ops(options: MirroredOptions, devices: list[str]) -> tf.distrib
     return known[options.cross_device_ops]()
 
 
-@api(since=1)
 class Replicated(TensorFlowStrategy):
     """Runs the replica's update through a tf.distribute.Strategy, `self.strategy`."""
 

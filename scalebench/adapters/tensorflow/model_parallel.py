@@ -17,7 +17,7 @@ from scalebench.adapters.tensorflow.pieces import Share
 from scalebench.adapters.tensorflow.stage_optimizers import StageOptimizers
 from scalebench.spec import InputError
 from scalebench.stage_records import StageRecord
-from scalebench.strategy import Unsupported
+from scalebench.strategy import NotMeasured, Unsupported
 from scalebench.workloads import own_model, partitioner
 from scalebench.workloads.network import Network
 from scalebench.workloads.partitioner import Stage
@@ -97,7 +97,7 @@ class ModelParallel(TensorFlowStrategy):
         return [Share(loss_sum, stage_work.one_of_each(gradients))]
 
     def set_gradient_sync(self, on: bool) -> None:
-        raise Unsupported(
+        raise NotMeasured(
             f"{self.spec.config.strategy.name} has one model over all devices, and there is no update without what its "
             f"stages pass on"
         )
@@ -114,7 +114,7 @@ class ModelParallel(TensorFlowStrategy):
         self._exchange[1]()
 
     def local_step(self, batch: Any) -> list[float]:
-        raise Unsupported("each stage waits for the one before it; `stages` of the record tells how long each works")
+        raise NotMeasured("each stage waits for the one before it; `stages` of the record tells how long each works")
 
     def backend_used(self) -> str | None:
         return crossings.observed_backend(self.train, self._traced(), self.last_batch)

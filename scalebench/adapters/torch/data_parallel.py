@@ -13,7 +13,7 @@ from scalebench.adapters.torch.base import TorchStrategy
 from scalebench.adapters.torch.evidence import COPIES, UPDATES, ProfiledReplay, backend_of
 from scalebench.adapters.torch.memory import peaks
 from scalebench.spec import RunSpec
-from scalebench.strategy import Unsupported
+from scalebench.strategy import NotMeasured, Unsupported
 
 FUSED_BYTES = 10 << 20  # that torch.nn.parallel sends at a time of what is smaller (comm.broadcast_coalesced)
 
@@ -43,7 +43,7 @@ class SingleProcess(TorchStrategy):
 
     def set_gradient_sync(self, on: bool) -> None:
         if not on:
-            raise Unsupported("data_parallel has one copy of the weights, which goes out to all GPUs in each update")
+            raise NotMeasured("data_parallel has one copy of the weights, which goes out to all GPUs in each update")
 
     def message_sizes(self) -> list[int]:
         """Weights and moving statistics on their way out, then gradients on their way back, as torch puts them

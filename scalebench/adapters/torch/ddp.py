@@ -16,10 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 from scalebench.adapters.torch import after_backward, collectives
 from scalebench.adapters.torch.base import TorchStrategy
 from scalebench.adapters.torch.feeding import TorchBatch
-from scalebench.api import api
 
 
-@api(since=1)
 @dataclass
 class DdpOptions:
     """Passed on to DistributedDataParallel, but for `overlap`."""
@@ -34,7 +32,6 @@ class DdpOptions:
     overlap: bool = True  # false: buckets are exchanged when backward is over, all of them at once
 
 
-@api(since=1)
 class Ddp(TorchStrategy):
     """One process per device; gradients are averaged bucket by bucket while backward still runs, or with overlap=false
     after it."""

@@ -22,7 +22,7 @@ from scalebench.adapters.torch.feeding import TorchBatch
 from scalebench.adapters.torch.network import NetworkModule
 from scalebench.adapters.torch.shard_units import units
 from scalebench.adapters.torch.sharded_messages import Account
-from scalebench.strategy import LossPart, Unsupported
+from scalebench.strategy import LossPart, NotMeasured, Unsupported
 from scalebench.workloads.source import Source
 
 
@@ -98,12 +98,12 @@ class Fsdp(TorchStrategy):
 
     def set_gradient_sync(self, on: bool) -> None:
         if not on:
-            raise Unsupported(
+            raise NotMeasured(
                 f"{self.spec.config.strategy.name} keeps shards of the weights, which no process can use alone"
             )
 
     def partial_step(self, batch: TorchBatch, until: str) -> None:
-        raise Unsupported(f"{self.spec.config.strategy.name} gathers weights within each part of an update")
+        raise NotMeasured(f"{self.spec.config.strategy.name} gathers weights within each part of an update")
 
     def message_sizes(self) -> list[int]:
         """Of each gathering the whole that comes together, of each averaging the whole that is shared out, padding

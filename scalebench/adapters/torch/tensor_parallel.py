@@ -15,7 +15,7 @@ from scalebench.adapters.torch.own import OwnModule
 from scalebench.adapters.torch.precision import HALF
 from scalebench.adapters.torch.tensor_plan import Split, plan
 from scalebench.spec import RunSpec
-from scalebench.strategy import LossPart, Unsupported
+from scalebench.strategy import LossPart, NotMeasured, Unsupported
 from scalebench.workloads import own_model
 
 NEEDS = (2, 7)  # PyTorch, whose parallelize_module takes each part from what is there on every process
@@ -71,10 +71,10 @@ class TensorParallel(TorchStrategy):
         return part if self.place.rank == 0 else None
 
     def set_gradient_sync(self, on: bool) -> None:
-        raise Unsupported(f"{self.spec.config.strategy.name} has no output of a split layer without its exchange")
+        raise NotMeasured(f"{self.spec.config.strategy.name} has no output of a split layer without its exchange")
 
     def partial_step(self, batch: TorchBatch, until: str) -> None:
-        raise Unsupported(
+        raise NotMeasured(
             f"{self.spec.config.strategy.name} exchanges within its passes: no part of an update is without"
         )
 

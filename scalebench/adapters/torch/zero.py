@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from scalebench.adapters.torch import training
 from scalebench.adapters.torch.ddp import Ddp, DdpOptions, bucket_bytes
 from scalebench.adapters.torch.feeding import TorchBatch
-from scalebench.strategy import BACKWARD, FORWARD, Unsupported
+from scalebench.strategy import BACKWARD, FORWARD, NotMeasured, Unsupported
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # what PyTorch thinks of its own optimizers beside this one
@@ -68,7 +68,7 @@ class Zero1(Ddp):
 
     def set_gradient_sync(self, on: bool) -> None:
         if not on:
-            raise Unsupported("zero1 updates only some weights on each process, and needs those of the others")
+            raise NotMeasured("zero1 updates only some weights on each process, and needs those of the others")
 
     def partial_step(self, batch: TorchBatch, until: str) -> None:
         """With the optimizer's step of this process' own weights alone; the next whole update sends them."""

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from scalebench.adapters.tensorflow import feeding, xplane
-from scalebench.strategy import Unsupported
+from scalebench.strategy import NotMeasured
 from scalebench.workloads.batch import Batch
 from scalebench.workloads.source import Source
 from tests.adapters.tensorflow.conftest import DEVICES
@@ -62,7 +62,7 @@ def test_each_piece_runs_to_its_end_and_no_further(strategy: Any, source: Callab
     for now, then in zip(weights(one), before, strict=True):
         np.testing.assert_array_equal(now, then)
     if name in ONE_COPY:
-        with pytest.raises(Unsupported, match="one copy of the weights"):
+        with pytest.raises(NotMeasured, match="one copy of the weights"):
             one.partial_step(first, "optimizer")
     else:
         one.set_gradient_sync(False)
@@ -137,7 +137,7 @@ def before(operation: tf.Operation) -> set[tf.Operation]:
 
 
 def test_one_device_is_no_probe(strategy: Any) -> None:
-    with pytest.raises(Unsupported, match=r"one device.* without the exchange"):
+    with pytest.raises(NotMeasured, match=r"one device.* without the exchange"):
         made(strategy, "bare_tensorflow").local_step(None)
 
 

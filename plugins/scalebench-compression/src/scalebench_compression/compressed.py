@@ -12,9 +12,8 @@ from torch import Tensor
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from scalebench.adapters.torch.ddp import Ddp, DdpOptions
-from scalebench.spec import RunSpec
-from scalebench.strategy import Unsupported
+from scalebench.adapters.torch import Ddp, DdpOptions
+from scalebench.plugin_api import RunSpec, Unsupported
 
 DISTRIBUTION = "scalebench-compression"
 Buffers = tuple[Tensor, ...]
