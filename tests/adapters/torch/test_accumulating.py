@@ -112,7 +112,7 @@ def test_the_exchange_goes_off_and_on(strategy: Any, source: Callable[..., Sourc
 
     def decide(series: Any) -> bool:
         seen.append(len(series.seconds))
-        one.exchange(len(series.seconds) % 2 == 0)
+        one.set_gradient_sync(len(series.seconds) % 2 == 0)
         return len(series.seconds) == 4
 
     one.train(TimedLoop(one, one.feed(source()), [Stage("some", lambda before: 2, decide)]))
