@@ -57,7 +57,7 @@ class Transfer:
 
 
 @dataclass
-class ProbeRecord:
+class Probes:
     """Blocks of wall seconds, as this process saw them. Blocks of all ranks begin together."""
 
     reasons: dict[str, str] = field(default_factory=dict)  # quantity -> why it was not measured

@@ -15,7 +15,7 @@ from typing import Any
 from scalebench.curve_records import CurvePoint
 from scalebench.machine import Machine
 from scalebench.monitor_records import Monitor as Monitor  # it is part of the record
-from scalebench.probe_records import ProbeRecord
+from scalebench.probe_records import Probes
 from scalebench.records import from_dict, read_json, write_json
 from scalebench.spec import InputError
 from scalebench.stage_records import StageRecord
@@ -67,7 +67,7 @@ class RankRecord:
     first_update_s: float | None = None  # of such a training: what compiling takes is in it
     message_bytes: list[int] = field(default_factory=list)
     timeline: Timeline | None = None
-    probes: ProbeRecord | None = None
+    probes: Probes | None = None
     backend_used: str | None = None
     settings_used: dict[str, str] = field(default_factory=dict)  # precision, data_format, compiler
     params: int | None = None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from scalebench.monitor_records import Monitor
-from scalebench.probe_records import ProbeRecord
+from scalebench.probe_records import Probes
 from scalebench.results import Quality, Result, Sync, write_result
 from tests.helpers import null_config, rank, record
 from tests.report.probed_run import OPERATIONS, probes
@@ -94,10 +94,10 @@ def strong(batch: int, gpus: int) -> dict[str, Any]:
                                                               batch_per_device=batch // gpus)}  # fmt: skip
 
 
-def _probes(strategy: str, gpus: int) -> ProbeRecord:
+def _probes(strategy: str, gpus: int) -> Probes:
     """Half of what is lost over devices is exposed sync, a tenth of the bare update is data."""
     if gpus == 1 or strategy.startswith("bare_"):
-        return ProbeRecord(reasons={"exposed": "one device has nobody to exchange with"}, steps=2,
+        return Probes(reasons={"exposed": "one device has nobody to exchange with"}, steps=2,
                       on_s=[2 * step_s(strategy, 1)] * 8, fixed_s=[1.8 * step_s(strategy, 1)] * 8)  # fmt: skip
     on_s, one_s = step_s(strategy, gpus), step_s(strategy, 1)
     off_s = on_s - (on_s - one_s) / 2

@@ -19,7 +19,7 @@ from scalebench import run as run_module
 from scalebench.launchers import local, mpi, watch
 from scalebench.launchers.surroundings import MPIRUN_LOG
 from scalebench.launchers.watch import Ended
-from scalebench.probe_records import ProbeRecord
+from scalebench.probe_records import Probes
 from scalebench.records import write_json
 from scalebench.results import RESULT_FILE, RankRecord, Result, read_result
 from scalebench.run import run
@@ -220,7 +220,7 @@ def traced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Result:
 
     def stand_in(spec: Any, folder: Path, *args: Any) -> Ended:
         for k in (0, 1):
-            probes = ProbeRecord(trace=f"trace{k}.json.gz")
+            probes = Probes(trace=f"trace{k}.json.gz")
             write_json(rank_path(folder, k), asdict(RankRecord(k, "node", 1, block_s=[1.0], probes=probes)))
         (folder / "trace0.json.gz").write_bytes(gzip.compress(b'{"traceEvents": []}'))
         (folder / "trace1.json.gz").write_bytes(b"half")

@@ -17,7 +17,7 @@ from scalebench.measure import bandwidth, collectives
 from scalebench.measure.alone import Clock, how_many, timed_blocks, warm_up
 from scalebench.measure.loop import Series, Stage, TimedLoop, one_iterator
 from scalebench.measure.switching import Condition, SwitchedLoop
-from scalebench.probe_records import ProbeRecord
+from scalebench.probe_records import Probes
 from scalebench.spec import RunSpec
 from scalebench.strategy import PARTS, NotMeasured, Strategy, probes_of
 from scalebench.workloads.source import Source
@@ -49,7 +49,7 @@ class Probing:
         self.spec, self.strategy, self.settings, self.clock = spec, strategy, spec.config.measure, clock
         self.step_s = strategy.broadcast(step_s)
         self.probes, self.messages, self.report = probes_of(strategy), message_bytes, report
-        self.found = ProbeRecord()
+        self.found = Probes()
         self.batch: Any = None
 
     def run(self, train: Source, folder: Path) -> None:

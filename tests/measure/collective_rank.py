@@ -12,7 +12,7 @@ import numpy as np
 
 from scalebench.measure import bandwidth, collectives
 from scalebench.measure.collectives import usable_sizes
-from scalebench.probe_records import COLLECTIVES, ProbeRecord
+from scalebench.probe_records import COLLECTIVES, Probes
 from scalebench.records import write_json
 from scalebench.results import RankRecord
 from scalebench.spec import RunSpec
@@ -45,7 +45,7 @@ def body(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: Any) -
     np.savez(progress.folder / f"results{record.rank}.npz", **arrays)
     settings = spec.config.measure
     collectives.SLOWEST_S = 600.0  # sizes here are far apart, and the machine may be busy
-    found = ProbeRecord()
+    found = Probes()
     found.collectives, found.reasons = collectives.measure(strategy, settings, sizes=SIZES)
     found.bandwidth, reasons = bandwidth.measure(strategy, settings, sizes=TRANSFERS)
     found.reasons |= reasons

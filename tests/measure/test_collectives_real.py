@@ -11,7 +11,7 @@ import pytest
 
 from scalebench import cli, jobs, launchers
 from scalebench.measure.collectives import usable_sizes
-from scalebench.probe_records import COLLECTIVES, ProbeRecord
+from scalebench.probe_records import COLLECTIVES, Probes
 from scalebench.records import from_dict, read_json
 from scalebench.resolve import resolve
 from scalebench.spec import write_spec
@@ -28,7 +28,7 @@ class Left:
     """What the processes left."""
 
     arrays: dict[str, np.ndarray]  # by operation, size and rank
-    probes: list[ProbeRecord]
+    probes: list[Probes]
 
     def operations(self) -> set[str]:
         return {key.partition(" ")[0] for key in self.arrays}
@@ -46,7 +46,7 @@ def launch(strategy: str, folder: Path) -> Left:
     for rank in range(spec.processes):
         with np.load(folder / f"results{rank}.npz") as found:
             arrays |= dict(found)
-    return Left(arrays, [from_dict(ProbeRecord, read_json(folder / f"probes{k}.json")) for k in range(spec.processes)])
+    return Left(arrays, [from_dict(Probes, read_json(folder / f"probes{k}.json")) for k in range(spec.processes)])
 
 
 def expected(name: str, size: int, rank: int) -> np.ndarray | None:

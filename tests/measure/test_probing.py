@@ -11,7 +11,7 @@ import pytest
 
 from scalebench.adapters.null import Null
 from scalebench.measure.probing import ALONE, APART, Probing
-from scalebench.probe_records import ProbeRecord, Profile
+from scalebench.probe_records import Probes, Profile
 from scalebench.spec import RunSpec, StrategySpec
 from scalebench.strategy import PARTS, LossPart, NotMeasured
 from scalebench.workloads import datasets
@@ -65,7 +65,7 @@ class Timed(Null):
 
 def probed(
     folder: Path, kind: type[Timed] = Timed, gpus: int = 2, messages: tuple[int, ...] = (8, 8), **changes: Any
-) -> tuple[ProbeRecord, Timed, list[float]]:
+) -> tuple[Probes, Timed, list[float]]:
     measure = {"block_s": 0.05, "probe_s": 2.0, **changes.pop("measure", {})}
     spec = null_spec(gpus, measure=measure, **changes)
     strategy, lives = kind(spec), []

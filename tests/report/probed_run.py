@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from scalebench.probe_records import Operation, ProbeRecord, Profile
+from scalebench.probe_records import Operation, Probes, Profile
 from scalebench.results import Result, Sync
 from tests.helpers import rank, record
 
@@ -21,7 +21,7 @@ def series(step_s: float, steps: int, wobble_s: float = 0.0) -> list[float]:
     return [steps * (step_s + wobble_s * (-1) ** block) for block in range(8)]
 
 
-def probes(**changes: Any) -> ProbeRecord:
+def probes(**changes: Any) -> Probes:
     found = {
         "steps": 4,
         "on_s": series(0.0095, 4),
@@ -38,10 +38,10 @@ def probes(**changes: Any) -> ProbeRecord:
         "copy_s": series(0.00000123, 100),
         "profile": Profile(3, 0.02, 0.01, 0.004, OPERATIONS),
     }
-    return ProbeRecord(**{**found, **changes})
+    return Probes(**{**found, **changes})
 
 
-def probed_run(first: ProbeRecord | None, second: ProbeRecord | None, **changes: Any) -> Result:
+def probed_run(first: Probes | None, second: Probes | None, **changes: Any) -> Result:
     """Of two updates a block, after a warm-up of single ones, of which the first three were slow."""
     blocks = [2 * STEP_S * (1 + 0.01 * (-1) ** (block // 2)) for block in range(32)]
     warmup = {"warmup_found_steps": 3, "warmup_block_steps": 1, "warmup_block_s": [0.5, 0.2, 0.1] + [0.01] * 20}

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from scalebench.crossover import collectives
-from scalebench.probe_records import Collective, ProbeRecord, Transfer
+from scalebench.probe_records import Collective, Probes, Transfer
 from scalebench.report.collectives import bandwidth_table, rate_words, sentences, tables, time_words
 from scalebench.results import Result
 from scalebench.transfers import transfers
@@ -24,7 +24,7 @@ def run(strategy: str, **times_s: dict[int, float]) -> Result:
         for name, by_size in times_s.items()
         for size, taken_s in by_size.items()
     ]
-    return record(strategy, 2, ranks=[rank(k, probes=ProbeRecord(collectives=measured)) for k in range(2)])
+    return record(strategy, 2, ranks=[rank(k, probes=Probes(collectives=measured)) for k in range(2)])
 
 
 def printed(table: Table) -> list[str]:
@@ -64,7 +64,7 @@ def test_bandwidth() -> None:
         Transfer("memcpy", 1, 1, 10**9, 1, [1.0, 1.0]),
         Transfer("memcpy_all", None, None, 10**9, 1, [0.1, 1.0]),
     ]
-    result = record("ddp_gloo", 2, ranks=[rank(k, probes=ProbeRecord(bandwidth=measured)) for k in range(2)])
+    result = record("ddp_gloo", 2, ranks=[rank(k, probes=Probes(bandwidth=measured)) for k in range(2)])
     lines = printed(bandwidth_table(transfers([result])))
     assert [line.split()[2:4] for line in lines[-4:]] == [
         ["send_both_ways", "0"], ["send_one_way", "1"], ["memcpy", "1"], ["memcpy_all", "all"],
