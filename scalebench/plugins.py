@@ -1,6 +1,6 @@
-"""Entry points of other packages: which there are, what is wrong with them, their code under guard. Layer 1.
+"""Entry points of other packages: which there are, what is wrong with them, and their import.
 
-Nothing of a plugin runs until a run asks for it. What is wrong with one fails the runs that use it, and no others.
+Nothing of a plugin runs until a run needs it. What is wrong with one fails the runs that use it, and no others.
 """
 
 from __future__ import annotations
@@ -10,25 +10,22 @@ import importlib
 import os
 import re
 import sys
-import threading
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, NoReturn, TextIO
+from typing import Any, TextIO
 
-from scalebench import api
 from scalebench.spec import InputError
 
+# The version of what docs/plugin-api.md lists. It goes up when something there changes its meaning or goes away; what
+# is added keeps it. A plugin states the version it was written for as the name of an entry point `scalebench.api`.
+API_VERSION = 1
+API = "api"  # the kind of that entry point
 KINDS = ("strategies", "models", "datasets", "configs")
-API = "api"  # the kind of entry point whose name is a version of the API
 OURS = "scalebench"
 VARIABLE = "SCALEBENCH_PLUGINS"
 WORDS_AT_MOST = 300
-# What would take this process with it, or double it, with its sockets, locks and files.
-REFUSED = {"fork": "forks", "forkpty": "forks", "_exit": "ends the process"}
-IMPORTED = "while it is imported"
 
 
 class PluginError(InputError):
@@ -73,11 +70,6 @@ def not_installed() -> list[str]:
     return [name for name in _chosen() or [] if name not in there]
 
 
-def forget() -> None:
-    """Look at what is installed anew."""
-    _installed.cache_clear()
-
-
 def api_version(origin: str) -> str | None:
     """The version of the plugin API that a distribution says it was written for, as it says it."""
     told = (point.name for point in _installed() if point.kind == API and point.origin == origin)
@@ -87,26 +79,27 @@ def api_version(origin: str) -> str | None:
 def api_problem(origin: str) -> str | None:
     """Why a plugin cannot go with this scalebench: it was written for a later version of the API."""
     told = api_version(origin)
-    if told is None or (told.isdigit() and int(told) <= api.VERSION):
+    if told is None or (told.isdigit() and int(told) <= API_VERSION):
         return None
     if not told.isdigit():
         return f"{origin} says that it is written for version '{told}' of the plugin API, which is no number"
     return (
         f"{origin} is written for version {told} of the plugin API, and this scalebench has "
-        f"{api.VERSION}: upgrade scalebench, or install an earlier {origin}"
+        f"{API_VERSION}: upgrade scalebench, or install an earlier {origin}"
     )
 
 
 def load(target: str, what: str, output: TextIO | None = None) -> Any:
-    """The object "module:name", imported under guard. PluginError, with the traceback as its log, where that fails.
+    """Import the object "module:name". PluginError, with the traceback as its log, where that fails.
 
-    `what` stands before the reason: "strategy 'mine' of my-plugin". `output` as in `guarded`.
+    `what` stands before the reason: "strategy 'mine' of my-plugin". What the import prints goes to `output`, by
+    default the error output, where it spoils no table.
     """
     module_name, _, name = target.partition(":")
     if not name:
         raise PluginError(f"{what} cannot be loaded from {target}: it should be MODULE:NAME")
     try:
-        with guarded(what, output):
+        with redirect_stdout(output or sys.stderr):
             return getattr(importlib.import_module(module_name), name)
     except (PluginError, KeyboardInterrupt):
         raise
@@ -115,57 +108,11 @@ def load(target: str, what: str, output: TextIO | None = None) -> Any:
         raise PluginError(reason, traceback.format_exc()) from error
 
 
-@contextmanager
-def guarded(what: str, output: TextIO | None = None, when: str = IMPORTED) -> Iterator[None]:
-    """Around code of others in this process: what it prints goes to `output`, or else to the error output, where it
-    spoils no table; and it can neither fork nor end the process (PluginError). Programs of their own it may start."""
-    refused: list[PluginError] = []
-
-    def refuse(name: str) -> NoReturn:
-        place = "setup()" if what.startswith("strategy ") else "its function"
-        way_out = f"; move that into {place}" if when == IMPORTED else ", which it cannot do there"
-        line = f"{what} {REFUSED[name]} {when}{way_out}"
-        refused.append(PluginError(line, "Traceback (most recent call last):\n" + "".join(traceback.format_stack())))
-        raise refused[-1]
-
-    try:
-        with redirect_stdout(output or sys.stderr), _without_forks(refuse):
-            yield
-    except Exception as error:
-        if refused and error is not refused[0]:  # which follows from it
-            raise refused[0] from error
-        raise
-    if refused:  # and it went on
-        raise refused[0]
-
-
 def said(error: BaseException) -> str:
     text = " ".join(str(error).split())[:WORDS_AT_MOST]
     if isinstance(error, (ImportError, AttributeError)) and text:
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-@contextmanager
-def _without_forks(refuse: Callable[[str], NoReturn]) -> Iterator[None]:
-    """Has `refuse` stand in for what this thread must not call. Whoever keeps hold of it has the real one later."""
-    before: dict[str, Callable[..., Any]] = {name: getattr(os, name) for name in REFUSED if hasattr(os, name)}
-    thread: int | None = threading.get_ident()
-
-    def stand_in(name: str) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            return refuse(name) if threading.get_ident() == thread else before[name](*arguments)
-
-        return call
-
-    for name in before:
-        setattr(os, name, stand_in(name))
-    try:
-        yield
-    finally:
-        thread = None
-        for name, real in before.items():
-            setattr(os, name, real)
 
 
 @functools.lru_cache(maxsize=1)

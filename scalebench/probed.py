@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 
-from scalebench.results import Probes, Result
+from scalebench.results import ProbeRecord, Result
 from scalebench.stats import Interval, mean_interval
 
 Series = Sequence[float]
@@ -116,7 +116,7 @@ def collective_shares(result: Result) -> tuple[float | None, float | None]:
     )
 
 
-def _probes(result: Result) -> list[Probes] | None:
+def _probes(result: Result) -> list[ProbeRecord] | None:
     """Of all ranks; None where one has none."""
     found = [rank.probes for rank in result.ranks]
     if result.status != "ok" or not found or any(probes is None for probes in found):
@@ -124,26 +124,26 @@ def _probes(result: Result) -> list[Probes] | None:
     return [probes for probes in found if probes is not None]
 
 
-def _mean(probes: list[Probes] | None, name: str, count: str, over: Over = statistics.median) -> Interval | None:
+def _mean(probes: list[ProbeRecord] | None, name: str, count: str, over: Over = statistics.median) -> Interval | None:
     blocks = _over_ranks(probes, lambda one: getattr(one, name), over)
     return _per(blocks, probes[0], count) if probes else None
 
 
-def _difference(probes: list[Probes] | None, more: str, less: str, count: str = "steps") -> Interval | None:
+def _difference(probes: list[ProbeRecord] | None, more: str, less: str, count: str = "steps") -> Interval | None:
     """The median rank's difference of blocks that took turns, block by block."""
 
-    def differences(one: Probes) -> list[float]:
+    def differences(one: ProbeRecord) -> list[float]:
         return [a - b for a, b in zip(getattr(one, more), getattr(one, less), strict=False)]
 
     blocks = _over_ranks(probes, differences, statistics.median)
     return _per(blocks, probes[0], count) if probes else None
 
 
-def _over_ranks(probes: list[Probes] | None, series: Callable[[Probes], Series], over: Over) -> list[float]:
+def _over_ranks(probes: list[ProbeRecord] | None, series: Callable[[ProbeRecord], Series], over: Over) -> list[float]:
     ranks = [series(one) for one in probes or []]
     return list(ranks[0]) if len(ranks) == 1 else [over(block) for block in zip(*ranks, strict=False)]
 
 
-def _per(blocks: list[float], first: Probes, count: str) -> Interval | None:
+def _per(blocks: list[float], first: ProbeRecord, count: str) -> Interval | None:
     repeats = getattr(first, count)
     return mean_interval([seconds / repeats for seconds in blocks]) if repeats and len(blocks) > 1 else None

@@ -160,7 +160,7 @@ def load(name: str) -> type[Strategy]:
     what = f"strategy '{name}' of {entry.origin}"
     found = plugins.load(entry.target, what)
     if not (isinstance(found, type) and issubclass(found, Strategy)):
-        raise PluginError(f"{what}: {entry.target} is no subclass of scalebench.strategy.Strategy")
+        raise PluginError(f"{what}: {entry.target} is no subclass of scalebench.plugin_api.Strategy")
     if inspect.isabstract(found):
         missing = ", ".join(sorted(found.__abstractmethods__))
         raise PluginError(f"{what}: {entry.target} lacks what each strategy has: {missing}")

@@ -16,7 +16,6 @@ from typing import Annotated, Any
 
 import msgspec
 
-from scalebench.api import api
 from scalebench.machine import Machine
 from scalebench.records import read_json, read_record, write_json
 from scalebench.run_folder import RESULT_FILE
@@ -29,7 +28,6 @@ Status = Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(STATUSES)})
 Version = Annotated[int, msgspec.Meta(extra_json_schema={"const": SCHEMA_VERSION})]
 
 
-@api(since=1)
 @dataclass
 class Operation:
     """One kind of operation in the profile of some updates, all its calls together."""
@@ -41,7 +39,6 @@ class Operation:
     device: str = "cpu"  # cpu | cuda: where it ran
 
 
-@api(since=1)
 @dataclass
 class Profile:
     """Some updates as the framework's own profiler saw them. It slows them down: times are shares of each other."""
@@ -57,7 +54,6 @@ COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatte
 IN_PARTS = ("all_gather", "reduce_scatter", "gather", "scatter", "all_to_all")  # of which each rank has one
 
 
-@api(since=1)
 @dataclass
 class Collective:
     """One collective operation on one size of message."""
@@ -68,7 +64,6 @@ class Collective:
     block_s: list[float] = field(default_factory=list)
 
 
-@api(since=1)
 @dataclass
 class Transfer:
     """Bytes on one way between devices, or between them and host memory; ranks stand for their devices."""
@@ -82,7 +77,7 @@ class Transfer:
 
 
 @dataclass
-class Probes:
+class ProbeRecord:
     """Blocks of wall seconds, as this process saw them. Blocks of all ranks begin together."""
 
     reasons: dict[str, str] = field(default_factory=dict)  # quantity -> why it was not measured
@@ -181,7 +176,6 @@ class CurvePoint:
     at_s: float = 0.0  # when it began, seconds since the epoch
 
 
-@api(since=1)
 @dataclass
 class StageRecord:
     """One stage of a model that is cut into several, one behind the other. Bytes and seconds are of one update."""
@@ -238,7 +232,7 @@ class RankRecord:
     first_update_s: float | None = None  # of such a training: what compiling takes is in it
     message_bytes: list[int] = field(default_factory=list)
     timeline: Timeline | None = None
-    probes: Probes | None = None
+    probes: ProbeRecord | None = None
     backend_used: str | None = None
     settings_used: dict[str, str] = field(default_factory=dict)  # precision, data_format, compiler
     params: int | None = None

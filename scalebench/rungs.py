@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from scalebench import analysis, probed
 from scalebench.linear import Figure, Terms, figure, inverse
-from scalebench.results import Probes, Result
+from scalebench.results import ProbeRecord, Result
 from scalebench.stats import mean_interval
 
 PARTS = ("batch", "overhead", "contention", "data", "straggler", "transfer", "drift")
@@ -45,7 +45,7 @@ def of_probes(result: Result) -> Figures:
     off = "off_s" if "exposed" in found else "on_s"
     low = "fixed_s" if base == "held" else off
     level = _level(result, [lambda probes: getattr(probes, low)])
-    pieces: list[Callable[[Probes], Sequence[float]]] = [lambda probes: getattr(probes, low)]
+    pieces: list[Callable[[ProbeRecord], Sequence[float]]] = [lambda probes: getattr(probes, low)]
     if base == "held":
         pieces.append(lambda probes: _difference(getattr(probes, off), probes.fixed_s))
     if "exposed" in found:
@@ -118,7 +118,7 @@ def _minus(terms: Terms, others: Sequence[Terms]) -> Terms:
     return {name: factor for name, factor in found.items() if factor != 0}
 
 
-def _level(result: Result, pieces: Sequence[Callable[[Probes], Sequence[float]]]) -> Figure | None:
+def _level(result: Result, pieces: Sequence[Callable[[ProbeRecord], Sequence[float]]]) -> Figure | None:
     """Of each piece the median rank's, block by block, added up; seconds of one update."""
     probes = [rank.probes for rank in result.ranks if rank.probes is not None]
     if result.status != "ok" or not probes or len(probes) < len(result.ranks) or not probes[0].steps:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scalebench.api import api
 from scalebench.records import read_record, write_json
 from scalebench.run_folder import SPEC_FILE
 from scalebench.suggest import no_such
@@ -26,7 +25,6 @@ NOTHING_TO_VALIDATE = (
 CHIEF = "chief"  # the role of the one process that measures, where there are roles
 
 
-@api(since=1)
 class InputError(ValueError):
     """A user's mistake, said in one line: the thing, the reason and the way out. Exit status 2."""
 
@@ -44,7 +42,6 @@ def number(
     return field(default=default, metadata={"at_least": at_least, "at_most": at_most, "positive": positive})
 
 
-@api(since=1)
 @dataclass
 class ModelSpec:
     """A network, the same in every framework, and the training settings that its study used."""
@@ -68,7 +65,6 @@ class ModelSpec:
     sources: list[str] = field(default_factory=list)
 
 
-@api(since=1)
 @dataclass
 class DatasetSpec:
     """Samples, where they are kept, and how they reach the device."""
@@ -90,7 +86,6 @@ class DatasetSpec:
     prefetch: str = one_of("none", "queue", "device")
 
 
-@api(since=1)
 @dataclass
 class StrategySpec:
     """What must be known of a strategy before a process of it exists."""
@@ -205,7 +200,6 @@ class StopSpec:
     target: float | None = number(None, positive=True)  # of the model's validation metric, reached from its worse side
 
 
-@api(since=1)
 @dataclass
 class TrainSpec:
     """How one update is made, how its learning rate goes on, and when there is enough of it."""
@@ -243,7 +237,6 @@ class SweepSpec:
     report: bool = True  # leave report.html in its folder at the end
 
 
-@api(since=1)
 @dataclass
 class Config:
     """The typed spine: what `python -m scalebench` composes from conf/ and the command line."""
@@ -265,7 +258,6 @@ class Config:
     debug: bool = False
 
 
-@api(since=1)
 @dataclass
 class Place:
     """Where one process of a run stands."""
@@ -279,7 +271,6 @@ class Place:
     role: str = ""  # where the processes of a strategy differ: chief, or what it serves the chief as
 
 
-@api(since=1)
 @dataclass
 class RunSpec:
     """One run, resolved: what spec.json holds."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from scalebench.api import api
-
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known name most like `word`, or None when none is near."""
@@ -14,7 +12,6 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return found[0] if found else None
 
 
-@api(since=1)
 def no_such(kind: str, word: str, known: Iterable[str]) -> str:
     """`no strategy 'mirorred'; did you mean 'mirrored'?`, or the known names when none is near."""
     names = sorted(known)

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from scalebench.results import Probes, Result, StageRecord, Sync
+from scalebench.results import ProbeRecord, Result, StageRecord, Sync
 from scalebench.spec import ModelSpec
 from tests.helpers import null_config, rank, record
 
@@ -30,7 +30,7 @@ def made(
     batch: int,
     step_s: float | None,
     gpus: int = 2,
-    probes: Probes | None = None,
+    probes: ProbeRecord | None = None,
     model: ModelSpec = MLP,
     **changes: Any,
 ) -> Result:
@@ -54,7 +54,7 @@ def made(
 def bare(batch: int, probed: bool = True, pass_s: float = 0.0, **changes: Any) -> Result:
     """`pass_s`: what it takes before its first sample."""
     worked_s = pass_s + work_s(batch)
-    parts = Probes(part_steps=1, forward_s=[worked_s / 3] * 8, backward_s=[worked_s] * 8,
+    parts = ProbeRecord(part_steps=1, forward_s=[worked_s / 3] * 8, backward_s=[worked_s] * 8,
                    optimizer_s=[worked_s + OPTIMIZER_S] * 8)  # fmt: skip
     return made("bare_torch", batch, worked_s + OPTIMIZER_S, 1, parts if probed else None, **changes)
 
@@ -62,7 +62,7 @@ def bare(batch: int, probed: bool = True, pass_s: float = 0.0, **changes: Any) -
 def ddp(batch: int, step_s: float, messages: int = 1, **changes: Any) -> Result:
     """Its exchange alone is that of the link."""
     taken_s = EXCHANGE_S + 2 * (messages - 1) * LATENCY_S
-    probes = Probes(exchange_repeats=2, exchange_s=[2 * taken_s] * 8)
+    probes = ProbeRecord(exchange_repeats=2, exchange_s=[2 * taken_s] * 8)
     sizes = [GRADIENT_BYTES // messages] * messages
     return made("ddp_gloo", batch, step_s, probes=probes, sync=Sync(message_bytes=sizes), **changes)
 

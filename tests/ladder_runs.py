@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from scalebench.results import Probes, Result
+from scalebench.results import ProbeRecord, Result
 from tests.helpers import null_config, rank, record
 
 STEPS = 2  # updates in each block
@@ -35,7 +35,7 @@ def alone(
 ) -> Result:
     """One device, of which `data_s` is loading; None: not measured."""
     fixed = [] if data_s is None else series(step_s - data_s)
-    probes = Probes(steps=STEPS, on_s=series(step_s), fixed_s=fixed)
+    probes = ProbeRecord(steps=STEPS, on_s=series(step_s), fixed_s=fixed)
     ranks = [rank(0, blocks(step_s), [STEPS * batch] * 32, probes=probes, threads=1)]
     return one(strategy, 1, ranks, batch, scaling, **changes)
 
@@ -54,7 +54,7 @@ def together(scaling: str = "weak", strategy: str = "ddp", **changes: Any) -> Re
     for number in range(2):
         # The median of two is half way: the slower one takes two waits longer.
         local_s = [0.01 + 0.00001 * (n % 3) + 2 * STRAGGLER_S * number for n in range(30)]
-        probes = None if asked is None else Probes(**{**told, "local_step_s": [local_s], **asked})
+        probes = None if asked is None else ProbeRecord(**{**told, "local_step_s": [local_s], **asked})
         ranks.append(rank(number, blocks(on_s + DRIFT_S), [STEPS * BATCH] * 32, probes=probes, threads=1))
     return one(strategy, 2, ranks, BATCH, scaling, **changes)
 

@@ -37,7 +37,7 @@ def yaml_of(name: str, **keys: Any) -> str:
 
 def forget() -> None:
     """Look at what is installed anew."""
-    plugins.forget()
+    plugins._installed.cache_clear()
     for cached in (registry.table, configs.found, configs.option_defaults):
         cached.cache_clear()
 

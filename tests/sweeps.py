@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from scalebench.results import Monitor, Probes, Quality, Result, Sync, write_result
+from scalebench.results import Monitor, ProbeRecord, Quality, Result, Sync, write_result
 from tests.helpers import null_config, rank, record
 from tests.report.probed_run import OPERATIONS, probes
 
@@ -92,10 +92,10 @@ def strong(batch: int, gpus: int) -> dict[str, Any]:
                                                               batch_per_device=batch // gpus)}  # fmt: skip
 
 
-def _probes(strategy: str, gpus: int) -> Probes:
+def _probes(strategy: str, gpus: int) -> ProbeRecord:
     """Half of what is lost over devices is exposed sync, a tenth of the bare update is data."""
     if gpus == 1 or strategy.startswith("bare_"):
-        return Probes(reasons={"exposed": "one device has nobody to exchange with"}, steps=2,
+        return ProbeRecord(reasons={"exposed": "one device has nobody to exchange with"}, steps=2,
                       on_s=[2 * step_s(strategy, 1)] * 8, fixed_s=[1.8 * step_s(strategy, 1)] * 8)  # fmt: skip
     on_s, one_s = step_s(strategy, gpus), step_s(strategy, 1)
     off_s = on_s - (on_s - one_s) / 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scalebench.agreement import Sum, made_by_all, refused
-from scalebench.strategy import Unsupported
+from scalebench.strategy import NotMeasured
 
 
 def with_others(failed: float) -> Sum:
@@ -23,7 +23,7 @@ def test_made_where_all_can() -> None:
 
 def test_nobody_has_it_where_one_fails() -> None:
     for make, others in ((lambda: 3, 1.0), (fails, 0.0), (fails, 2.0)):
-        with pytest.raises(Unsupported, match=r"^no room$"):
+        with pytest.raises(NotMeasured, match=r"^no room$"):
             made_by_all(make, with_others(others), (MemoryError,), "no room")
 
 

@@ -1,112 +1,96 @@
-"""What plugins may use: marked in the code, listed in docs/plugin-api.md, and enough for our own plugins."""
+"""What plugins may use: exported, listed in docs/plugin-api.md, and enough for the plugins of this repository."""
 
 from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from scalebench import api, plugins
-from scalebench.strategy import Strategy
+from scalebench import plugin_api, plugins, testing
+from scalebench.strategy import Probes, Strategy
 from scalebench.verbs import new
 from tests.conftest import ROOT
 
 PAGE = (ROOT / "docs/plugin-api.md").read_text(encoding="utf-8")
-LISTED = {name: int(since) for name, since in re.findall(r"^\| `(scalebench\.[\w.]+)` \| (\d+) \|", PAGE, re.MULTILINE)}
-MODULES = {
-    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): ast.parse(path.read_text())
-    for path in sorted((ROOT / "scalebench").rglob("*.py"))
-}
+TORCH, TENSORFLOW = "scalebench.adapters.torch", "scalebench.adapters.tensorflow"
+HEADINGS = {TORCH: "## With PyTorch", TENSORFLOW: "## With TensorFlow", "scalebench.testing": "## Tests"}
 
 
-def marks() -> dict[str, int]:
-    """Name -> since, of every `@api(since=N)` in the code; imports none of it."""
-    found = {}
-    for module, tree in MODULES.items():
-        for node in ast.walk(tree):
-            for mark in getattr(node, "decorator_list", []):
-                if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "api":
-                    found[f"{module}.{getattr(node, 'name', '')}"] = int(ast.unparse(mark.keywords[0].value))
-    return found
+def exported(package: str) -> set[str]:
+    """The names in `__all__` of a package of a framework, without importing it."""
+    tree = ast.parse((ROOT / package.replace(".", "/") / "__init__.py").read_text())
+    (names,) = [n.value for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__"]
+    return set(ast.literal_eval(names))
 
 
-MARKED = marks()
-USABLE = MARKED | api.CONSTANTS
+EXPORTED = {package: exported(package) for package in HEADINGS} | {"scalebench.plugin_api": set(plugin_api.__all__)}
 
 
-def foreign(tree: ast.Module) -> set[str]:
-    """What a file takes of scalebench that is no part of the API."""
-    names, modules = set(), {}
+def listed(section: str) -> set[str]:
+    return set(re.findall(r"^\| `(\w+)` \| ", section, re.MULTILINE))
+
+
+def private_imports(tree: ast.Module) -> set[str]:
+    """The names of scalebench that a file imports and that are no part of the API."""
+    names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names if alias.name.split(".")[0] == "scalebench"}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "scalebench":
-            for alias in node.names:
-                name = f"{node.module}.{alias.name}"
-                if name in MODULES:
-                    modules[alias.asname or alias.name] = name
-                else:
-                    names.add(name)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
-            names.add(f"{modules[node.value.id]}.{node.attr}")
-    contracts = {f"scalebench.testing.{name.rpartition('.')[2]}" for name in MARKED if ".testing." in name}
-    return names - USABLE.keys() - contracts
+            exports = EXPORTED.get(node.module or "", set())
+            names |= {f"{node.module}.{alias.name}" for alias in node.names if alias.name not in exports}
+    return names
 
 
-def test_the_page_lists_what_is_marked_and_nothing_else() -> None:
-    assert LISTED == USABLE
-    assert len(MARKED) > 30 and {1} <= set(USABLE.values()) <= set(range(1, api.VERSION + 1))
+def test_the_page_lists_what_is_exported_and_nothing_else() -> None:
+    sections = dict.fromkeys(EXPORTED, "")
+    for section in re.split(r"^(?=## )", PAGE, flags=re.MULTILINE):
+        package = next((name for name, heading in HEADINGS.items() if section.startswith(heading)), None)
+        sections[package or "scalebench.plugin_api"] += section
+    assert {package: listed(section) for package, section in sections.items()} == EXPORTED
 
 
-def test_constants_are_there() -> None:
-    for name in api.CONSTANTS:
-        module, _, constant = name.rpartition(".")
-        assigned = {n.id for n in ast.walk(MODULES[module]) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-        assert constant in assigned, name
-
-
-def test_the_page_names_every_method_of_a_strategy() -> None:
-    """Those that a subclass has to bring in bold."""
-    section = PAGE.split("Methods of `Strategy`")[1].split("\n\n")[0]
-    methods = [name for name, thing in vars(Strategy).items() if callable(thing) and not name.startswith("_")]
-    methods.remove("Options")
+@pytest.mark.parametrize("kind", [Strategy, Probes])
+def test_the_page_names_every_method(kind: type) -> None:
+    """Those that a subclass has to define in bold."""
+    section = PAGE.split(f"Methods of `{kind.__name__}`")[1].split("\n\n")[0]
+    methods = [name for name, method in vars(kind).items() if inspect.isfunction(method) and not name.startswith("_")]
     assert re.findall(r"`(\w+)`", section) == methods
-    assert set(re.findall(r"\*\*`(\w+)`\*\*", section)) == Strategy.__abstractmethods__
+    assert set(re.findall(r"\*\*`(\w+)`\*\*", section)) == set(getattr(kind, "__abstractmethods__", ()))
 
 
 def test_the_page_names_the_groups_and_the_version() -> None:
     groups = set(re.findall(r"^\| `(scalebench\.\w+)` \| (?:of|any|the)", PAGE, re.MULTILINE))
-    assert groups == {f"scalebench.{kind}" for kind in (*plugins.KINDS, "api")}
-    assert f"now **{api.VERSION}**" in PAGE
+    assert groups == {f"scalebench.{kind}" for kind in (*plugins.KINDS, plugins.API)}
+    assert f"now **{plugins.API_VERSION}**" in PAGE
 
 
-def test_a_mark_leaves_things_as_they_are() -> None:
-    def thing() -> None: ...
+def test_every_exported_name_is_there() -> None:
+    packages: list[ModuleType] = [plugin_api, testing]
+    packages += [importlib.import_module(name) for name in (TORCH,)]
+    for package in packages:
+        assert all(hasattr(package, name) for name in package.__all__), package.__name__
 
-    assert api.api(since=3)(thing) is thing
-    assert vars(thing)["__scalebench_api__"] == 3
-    assert vars(Strategy)["__scalebench_api__"] == MARKED["scalebench.strategy.Strategy"]
 
-
-@pytest.mark.parametrize("name", sorted(name for name in MARKED if ".testing." in name))
-def test_contracts_come_from_one_package(name: str) -> None:
-    assert name.rpartition(".")[2] in importlib.import_module("scalebench.testing").__all__
+def test_private_imports_are_seen() -> None:
+    code = "from scalebench import run\nimport scalebench.frame\nfrom scalebench.plugin_api import Strategy, Ddp\n"
+    assert private_imports(ast.parse(code)) == {"scalebench.run", "scalebench.frame", "scalebench.plugin_api.Ddp"}
 
 
 def test_the_template_keeps_to_the_api() -> None:
     texts = {path: text for path, text in new.rendered("strategy", "mine").items() if path.suffix == ".py"}
     assert len(texts) == 3
-    assert {path: taken for path, text in texts.items() if (taken := foreign(ast.parse(text)))} == {}
-    assert foreign(ast.parse("from scalebench import run\nrun.run()")) == {"scalebench.run.run"}
+    assert {path: names for path, text in texts.items() if (names := private_imports(ast.parse(text)))} == {}
 
 
 @pytest.mark.parametrize("folder", sorted(ROOT.glob("plugins/*/src")), ids=lambda folder: folder.parent.name)
-def test_our_own_plugins_keep_to_the_api(folder: Path) -> None:
+def test_the_plugins_here_keep_to_the_api(folder: Path) -> None:
     files = sorted(folder.rglob("*.py"))
     assert files
-    taken = {str(path.relative_to(folder)): foreign(ast.parse(path.read_text())) for path in files}
-    assert {path: names for path, names in taken.items() if names} == {}
+    imports = {str(path.relative_to(folder)): private_imports(ast.parse(path.read_text())) for path in files}
+    assert {path: names for path, names in imports.items() if names} == {}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import scalebench
 from scalebench.crossover import COLUMNS, Comparison, bus_factor, collectives, crossing_bytes, crossovers, size_words
 from scalebench.measure.collectives import SIZES
-from scalebench.results import COLLECTIVES, Collective, Probes, Result, write_result
+from scalebench.results import COLLECTIVES, Collective, ProbeRecord, Result, write_result
 from scalebench.spec import InputError
 from tests.helpers import rank, record
 
@@ -33,7 +33,7 @@ def series(latency_s: float, bytes_per_s: float, noise: float = 1.0, name: str =
 
 def run(strategy: str, measured: list[Collective], gpus: int = 2, **changes: Any) -> Result:
     """A run whose rank 1 is the slower one by nothing but rounding: it measured the same."""
-    ranks = [rank(k, probes=Probes(collectives=measured)) for k in range(gpus)]
+    ranks = [rank(k, probes=ProbeRecord(collectives=measured)) for k in range(gpus)]
     return record(strategy, gpus, ranks=ranks, **changes)
 
 
@@ -58,7 +58,7 @@ def test_a_known_operation() -> None:
 
 def test_the_slowest_rank_of_each_block_counts() -> None:
     zero, one = [Collective("reduce", 64, 2, [2.0, 4.0])], [Collective("reduce", 64, 2, [6.0, 2.0])]
-    ranks = [rank(k, probes=Probes(collectives=c)) for k, c in enumerate((zero, one))]
+    ranks = [rank(k, probes=ProbeRecord(collectives=c)) for k, c in enumerate((zero, one))]
     (row,) = collectives([record(gpus=2, ranks=ranks)]).to_dict("records")
     assert row["time_s"] == (6.0 / 2 + 4.0 / 2) / 2
     assert row["time_low"] == 0.0  # and not less, wide as the interval of two blocks is

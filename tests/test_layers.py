@@ -18,6 +18,7 @@ LAYERS = [
     "fingerprint system_files cgroups processors nccl_log memory_limit api",
     "figures baselines columns rows reading given "
     "linear rungs local_batch missing_rungs ladders attributing causes "
+    "plugin_api "
     "strategy plugins registry configs workloads frame analysis pooling agreement crossover transfers probed curves "
     "slopes ranking published budget record_facts ratio_tests pairing key_values comparison_words unpaired "
     "comparison baseline_store staged trained training_id time_to_target "

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench import probed
-from scalebench.results import Probes, Profile, Result, Sync
+from scalebench.results import ProbeRecord, Profile, Result, Sync
 from scalebench.stats import Interval, mean_interval
 from tests.helpers import rank, record
 
 BLOCKS = 8
 
 
-def probes(**changes: Any) -> Probes:
+def probes(**changes: Any) -> ProbeRecord:
     """Of blocks of two updates that take 10 ms with everything."""
     known: dict[str, Any] = {
         "steps": 2, "on_s": [0.020] * BLOCKS, "off_s": [0.014] * BLOCKS, "fixed_s": [0.012] * BLOCKS,
@@ -25,10 +25,10 @@ def probes(**changes: Any) -> Probes:
         "forward_s": [0.010] * BLOCKS, "backward_s": [0.025] * BLOCKS, "optimizer_s": [0.030] * BLOCKS,
         "copy_repeats": 10, "copy_s": [0.001] * BLOCKS,
     }  # fmt: skip
-    return Probes(**(known | changes))
+    return ProbeRecord(**(known | changes))
 
 
-def group(*of_ranks: Probes | None, **changes: Any) -> Result:
+def group(*of_ranks: ProbeRecord | None, **changes: Any) -> Result:
     ranks = [rank(number, [0.1] * 20, probes=one) for number, one in enumerate(of_ranks)]
     return record(gpus=len(ranks), ranks=ranks, **changes)
 
@@ -83,8 +83,8 @@ def test_data_without_a_switch_of_the_exchange() -> None:
     assert found is not None and found.value == pytest.approx(0.001)
 
 
-@pytest.mark.parametrize("empty", [Probes(), None])
-def test_what_was_not_measured_is_null(empty: Probes | None) -> None:
+@pytest.mark.parametrize("empty", [ProbeRecord(), None])
+def test_what_was_not_measured_is_null(empty: ProbeRecord | None) -> None:
     result = group(empty, empty)
     assert {figure(result) for figure in probed.COLUMNS.values()} == {None}
     cells = probed.cells(result, 0.01)

@@ -170,8 +170,8 @@ def test_the_baseline_that_a_plugin_names(dists: Dists, baseline: str | None, re
         ("not_there:Mine", " cannot be loaded from not_there:Mine: No module named 'not_there'"),
         ("{package}.code:Null.setup", " cannot be loaded from my_plugin.code:Null.setup: "),
         ("{package}.code", " cannot be loaded from my_plugin.code: it should be MODULE:NAME"),
-        ("{package}.code:Stranger", ": my_plugin.code:Stranger is no subclass of scalebench.strategy.Strategy"),
-        ("{package}.code:name", ": my_plugin.code:name is no subclass of scalebench.strategy.Strategy"),
+        ("{package}.code:Stranger", ": my_plugin.code:Stranger is no subclass of scalebench.plugin_api.Strategy"),
+        ("{package}.code:name", ": my_plugin.code:name is no subclass of scalebench.plugin_api.Strategy"),
         (
             "{package}.code:Half",
             ": my_plugin.code:Half lacks what each strategy has: backend_used, broadcast, evaluate, setup, step, sync",

@@ -18,7 +18,7 @@ from scalebench import run as run_module
 from scalebench.launchers import local, mpi, watch
 from scalebench.launchers.watch import GroupExit, LaunchRequest
 from scalebench.records import write_json
-from scalebench.results import Probes, RankRecord, Result, read_result
+from scalebench.results import ProbeRecord, RankRecord, Result, read_result
 from scalebench.run import run
 from scalebench.run_folder import MPIRUN_LOG, RESULT_FILE, rank_record_path
 from scalebench.spec import HardwareSpec, InputError, read_spec
@@ -217,7 +217,7 @@ def traced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Result:
 
     def stand_in(request: LaunchRequest) -> GroupExit:
         for k in (0, 1):
-            probes = Probes(trace=f"trace{k}.json.gz")
+            probes = ProbeRecord(trace=f"trace{k}.json.gz")
             write_json(rank_record_path(folder, k), RankRecord(k, "node", 1, block_s=[1.0], probes=probes))
         (folder / "trace0.json.gz").write_bytes(gzip.compress(b'{"traceEvents": []}'))
         (folder / "trace1.json.gz").write_bytes(b"half")

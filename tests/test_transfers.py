@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import scalebench
-from scalebench.results import Probes, Transfer, write_result
+from scalebench.results import ProbeRecord, Transfer, write_result
 from scalebench.transfers import COLUMNS, moved_bytes, transfers
 from tests.helpers import rank, record
 
@@ -21,7 +21,7 @@ def made(kind: str, source: int | None, target: int | None, block_s: list[float]
 def test_a_known_transfer() -> None:
     """The receiver is the slower one, by a factor that differs from block to block."""
     zero, one = made("send_one_way", 0, 1, [0.001, 0.001]), made("send_one_way", 0, 1, [0.0039, 0.0041])
-    ranks = [rank(k, probes=Probes(bandwidth=[t])) for k, t in enumerate((zero, one))]
+    ranks = [rank(k, probes=ProbeRecord(bandwidth=[t])) for k, t in enumerate((zero, one))]
     (row,) = transfers([record(gpus=2, ranks=ranks)]).to_dict("records")
     assert row["bytes_per_s"] == pytest.approx(MEBIBYTE / 0.001)
     # Two blocks of 0.975 and 1.025 ms: standard error 0.025 ms, Student's t with one degree of freedom 12.706.
@@ -47,7 +47,7 @@ def test_nothing_measured() -> None:
 
 def test_all_at_once_and_limits_that_the_blocks_do_not_give(tmp_path: Path) -> None:
     wide = made("memcpy_all", None, None, [0.001, 0.1])
-    write_result(record(gpus=2, ranks=[rank(k, probes=Probes(bandwidth=[wide])) for k in range(2)]), tmp_path)
+    write_result(record(gpus=2, ranks=[rank(k, probes=ProbeRecord(bandwidth=[wide])) for k in range(2)]), tmp_path)
     frame = scalebench.bandwidth(tmp_path)
     assert frame["source"].isna().all() and frame["bytes_per_s_high"].isna().all()
     assert frame["bytes_per_s_low"].notna().all()

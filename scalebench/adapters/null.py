@@ -13,7 +13,7 @@ from multiprocessing.connection import Client, Connection, Listener, wait
 from typing import Any
 
 from scalebench.spec import RunSpec
-from scalebench.strategy import BACKWARD, FORWARD, OPTIMIZER, LossPart, Strategy, Unsupported
+from scalebench.strategy import BACKWARD, FORWARD, OPTIMIZER, LossPart, Probes, Strategy, Unsupported
 from scalebench.workloads.source import Source
 
 JOIN_S = 30.0  # ranks that have not met by then never will
@@ -51,7 +51,7 @@ class Options:
     fault_step: int = 0
 
 
-class Null(Strategy):
+class Null(Strategy, Probes):
     """Does nothing for a known time. Its ranks meet at the end of each update, as gradients would make them.
 
     With lockstep=false they are independent replicas, which only meet between stages.
@@ -116,7 +116,7 @@ class Null(Strategy):
         self._group[0].send_bytes(NUMBER.pack(value))
         return float(NUMBER.unpack(self._group[0].recv_bytes())[0])
 
-    def exchange(self, on: bool) -> None:
+    def set_gradient_sync(self, on: bool) -> None:
         self._exchanging = on
 
     def message_sizes(self) -> list[int]:
@@ -140,7 +140,7 @@ class Null(Strategy):
         straggles = self.place.rank == self.options.straggler_rank
         return float(self.options.step_s) + (self.options.straggler_s if straggles else 0.0)
 
-    def run_exchange(self, sizes: list[int]) -> None:
+    def run_isolated_sync(self, sizes: list[int]) -> None:
         self.broadcast(0.0)
         time.sleep(self.options.exchange_s)
 

@@ -15,7 +15,7 @@ from scalebench.measure.alone import Clock, how_many, timed_blocks
 from scalebench.measure.collectives import check_memory, slowest_s
 from scalebench.results import Transfer
 from scalebench.spec import MeasureSpec
-from scalebench.strategy import Strategy, Unsupported
+from scalebench.strategy import NotMeasured, Strategy, probes_of
 
 MEBIBYTE = 2**20
 SIZE_BYTES = 64 * MEBIBYTE  # far beyond what latency or a socket's buffers show in
@@ -75,8 +75,8 @@ def measure(
         share_s = settings.probe_s / sum(other.kind == route.kind for other in planned)
         try:
             check_memory(strategy, COPIES * size_bytes, f"{route.kind} of {size_words(size_bytes)}")
-            action = strategy.transfer(route.kind, route.source, route.target, size_bytes)
-        except Unsupported as reason:
+            action = probes_of(strategy).transfer(route.kind, route.source, route.target, size_bytes)
+        except NotMeasured as reason:
             reasons.setdefault(route.kind, str(reason))
             continue
         once_s = slowest_s(strategy, action, 1, clock)

@@ -17,10 +17,10 @@ from scalebench.measure import bandwidth, collectives
 from scalebench.measure.alone import Clock, how_many, timed_blocks, warm_up
 from scalebench.measure.loop import Series, Stage, TimedLoop, one_iterator
 from scalebench.measure.switching import Condition, SwitchedLoop
-from scalebench.results import Probes
+from scalebench.results import ProbeRecord
 from scalebench.run_folder import rank_trace_name
 from scalebench.spec import RunSpec
-from scalebench.strategy import PARTS, Strategy, Unsupported
+from scalebench.strategy import PARTS, NotMeasured, Strategy, probes_of
 from scalebench.workloads.source import Source
 
 ALONE = "one device has nobody to exchange with"
@@ -49,8 +49,8 @@ class Probing:
         probes, for whoever waits for a sign of life."""
         self.spec, self.strategy, self.settings, self.clock = spec, strategy, spec.config.measure, clock
         self.step_s = strategy.broadcast(step_s)
-        self.messages, self.report = message_bytes, report
-        self.found = Probes()
+        self.probes, self.messages, self.report = probes_of(strategy), message_bytes, report
+        self.found = ProbeRecord()
         self.batch: Any = None
 
     def run(self, train: Source, folder: Path) -> None:
@@ -66,10 +66,10 @@ class Probing:
         self._isolated()
         if not slow:
             if switches:
-                self.strategy.exchange(False)
+                self.probes.set_gradient_sync(False)
             self._parts()
             if switches:
-                self.strategy.exchange(True)
+                self.probes.set_gradient_sync(True)
         self._try("copy", self._copy)
         self._try("profile", partial(self._profile, folder))
 
@@ -94,22 +94,22 @@ class Probing:
         self.report()
         try:
             probe()
-        except Unsupported as reason:
+        except NotMeasured as reason:
             self.found.reasons[quantity] = str(reason)
             return False
         return True
 
     def _switch_off(self) -> None:
         if self.spec.gpus == 1:
-            raise Unsupported(ALONE)
+            raise NotMeasured(ALONE)
         if not self.spec.config.strategy.lockstep:
-            raise Unsupported(APART)
-        self.strategy.exchange(False)
-        self.strategy.exchange(True)
+            raise NotMeasured(APART)
+        self.probes.set_gradient_sync(False)
+        self.probes.set_gradient_sync(True)
 
     def _switched(self, batches: Iterator[Any], switches: bool) -> None:
         conditions = [Condition("on"), Condition("off", exchange=False)] if switches else [Condition("on")]
-        if self.strategy.reads_in_step:
+        if self.probes.reads_in_step:
             self.found.reasons["data"] = "samples are read within the update, by other processes"
         else:
             conditions.append(Condition("fixed", exchange=not switches, fresh=False))
@@ -119,7 +119,7 @@ class Probing:
         loop = SwitchedLoop(self.strategy, batches, conditions, steps, rounds, self.clock, self.report)
         self.strategy.train(loop)
         if switches:
-            self.strategy.exchange(True)
+            self.probes.set_gradient_sync(True)
         self.batch = loop.held
         self.found.steps = steps
         for condition in conditions:
@@ -140,16 +140,16 @@ class Probing:
                 return len(series.seconds) >= updates
 
             stage = Stage("straggling", lambda before: 1, decide)
-            self.strategy.exchange(False)
+            self.probes.set_gradient_sync(False)
             self.strategy.train(TimedLoop(self.strategy, batches, [stage], clock=self.clock))
-            self.strategy.exchange(True)
+            self.probes.set_gradient_sync(True)
             self.found.local_step_s = [stage.series.seconds[1:]]
 
     def _local_steps(self, updates: int) -> None:
         found = []
         for _ in range(updates):
             self.strategy.broadcast(0.0)
-            found.append(self.strategy.local_step(self.batch))
+            found.append(self.probes.local_step(self.batch))
         self.found.local_step_s = [list(of_device) for of_device in zip(*found[1:], strict=True)]
 
     def _isolated(self) -> None:
@@ -157,16 +157,16 @@ class Probing:
         if reason in (ALONE, APART):
             self.found.reasons["isolated"] = str(reason)
         elif not self.messages:
-            self.found.reasons["isolated"] = "the sizes of its messages are not known"
+            self.found.reasons["isolated"] = str(self.probes.not_measured("does not know the sizes of its messages"))
         else:
             self._try("isolated", self._exchange_alone)
 
     def _exchange_alone(self) -> None:
-        exchange = partial(self.strategy.run_exchange, self.messages)
+        exchange = partial(self.probes.run_isolated_sync, self.messages)
         self.found.exchange_repeats, self.found.exchange_s = self._repeated(exchange)
 
     def _copy(self) -> None:
-        self.found.copy_repeats, self.found.copy_s = self._repeated(partial(self.strategy.copy_batch, self.batch))
+        self.found.copy_repeats, self.found.copy_s = self._repeated(partial(self.probes.copy_batch, self.batch))
 
     def _repeated(self, action: Callable[[], None]) -> tuple[int, list[float]]:
         """(calls in each block, seconds of each block)."""
@@ -179,7 +179,7 @@ class Probing:
         """Each part holds the ones before; they take turns."""
         parts = []
         for part in PARTS:
-            action = partial(self.strategy.partial_step, self.batch, part)
+            action = partial(self.probes.partial_step, self.batch, part)
             if self._try(part, partial(warm_up, self.strategy, action, self.clock)):
                 parts.append((part, action))
         steps = how_many(self.settings.block_s, self.step_s, 1, MOST_REPEATS)
@@ -195,5 +195,5 @@ class Probing:
         updates = how_many(self.settings.probe_s, self.step_s, *PROFILED_UPDATES)
         trace = rank_trace_name(self.strategy.place.rank) if self.settings.trace else None
         self.strategy.broadcast(0.0)
-        self.found.profile = self.strategy.profile(updates, folder / trace if trace else None)
+        self.found.profile = self.probes.profile(updates, folder / trace if trace else None)
         self.found.trace = trace

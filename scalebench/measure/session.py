@@ -18,7 +18,7 @@ from scalebench.measure.progress import ProgressFile, rss_peak_bytes
 from scalebench.results import RankRecord, Timeline
 from scalebench.run_folder import TIMELINE_FILE
 from scalebench.spec import NOTHING_TO_VALIDATE, InputError, RunSpec, goes_to_stop
-from scalebench.strategy import Strategy, Unsupported
+from scalebench.strategy import NotMeasured, Strategy, probes_of
 from scalebench.workloads import datasets
 from scalebench.workloads.source import Source
 
@@ -41,6 +41,7 @@ class Session:
         clock: Clock = time.perf_counter,
     ) -> None:
         self.spec, self.strategy, self.record, self.progress = spec, strategy, record, progress
+        self.probes = probes_of(strategy)
         self._clock = clock  # of what is measured; phases go by the time of day
 
     def run(self) -> None:
@@ -51,12 +52,12 @@ class Session:
         train, validation = datasets.sources(self.spec, replica, replicas, on_copied=self._still_alive)
         self.record.train_samples, self.record.updates_per_epoch = train.samples, train.updates_per_epoch
         self.strategy.setup()
-        self.record.params = self.strategy.num_params()
+        self.record.params = self.probes.num_params()
         self.record.clock_offset_s = clocks.measure(self.spec, self.record.rank, self.strategy.broadcast)
         training = self._training(train, validation) if goes_to_stop(self.spec.config.train.stop) else None
         self._measure(train, training)
         self.record.peak_memory_bytes = self.strategy.peak_memory_bytes()
-        self.record.state_bytes = self.strategy.state_bytes()
+        self.record.state_bytes = self.probes.state_bytes()
         if training is not None:
             self.record.peak_memory_bytes = training.peak_memory_bytes or self.record.peak_memory_bytes
             self.record.metrics = training.curve[-1].metrics
@@ -106,13 +107,13 @@ class Session:
 
     def _look_back(self) -> None:
         """What the training really did."""
-        self.record.message_bytes = self.strategy.message_sizes()
+        self.record.message_bytes = self.probes.message_sizes()
         self.record.backend_used = self.strategy.backend_used()
-        self.record.settings_used = self.strategy.settings_used()
-        self.record.stages = self.strategy.stages()
+        self.record.settings_used = self.probes.settings_used()
+        self.record.stages = self.probes.stages()
         if self.spec.config.measure.timeline:
             self.record.timeline = self._timeline()
-        self.record.versions = self.strategy.versions()
+        self.record.versions = self.probes.versions()
         self._check_backend()
 
     def _probe(self, train: Source) -> None:
@@ -134,8 +135,8 @@ class Session:
     def _timeline(self) -> Timeline:
         path = self.progress.folder / TIMELINE_FILE
         try:
-            phases_s = self.strategy.keep_timeline(path, TIMELINE_UPDATES)
-        except Unsupported as reason:
+            phases_s = self.probes.record_timeline(path, TIMELINE_UPDATES)
+        except NotMeasured as reason:
             return Timeline(reason=str(reason))
         return Timeline(TIMELINE_FILE, None, TIMELINE_UPDATES, **phases_s)
 

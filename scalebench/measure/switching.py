@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scalebench.measure.alone import Clock
-from scalebench.strategy import LossPart, Strategy
+from scalebench.strategy import LossPart, Strategy, probes_of
 
 
 @dataclass(frozen=True)
@@ -82,5 +82,5 @@ class SwitchedLoop:
     def _begin(self, block: int) -> None:
         self._report()
         if self._switches:  # a strategy may have no switch
-            self._strategy.exchange(self._plan[block].exchange)
+            probes_of(self._strategy).set_gradient_sync(self._plan[block].exchange)
         self._strategy.broadcast(0.0)  # nobody goes on before all have come

@@ -20,7 +20,7 @@ from scalebench.measure.progress import ProgressFile
 from scalebench.records import write_json
 from scalebench.results import RankRecord
 from scalebench.spec import RunSpec
-from scalebench.strategy import PARTS, LossPart, Strategy, Unsupported
+from scalebench.strategy import PARTS, LossPart, NotMeasured, Strategy, probes_of
 from scalebench.worker import exit_without_cleanup, run_rank
 from scalebench.workloads import datasets
 from scalebench.workloads.source import Source
@@ -47,9 +47,9 @@ class Checks:
     broadcast: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     message_bytes: list[int] = field(default_factory=list)
-    exchange_off: str | None = None  # "done", or why it is unsupported
-    run_exchange: str | None = None
-    parts: dict[str, str] = field(default_factory=dict)  # of an update: "kept" or "changed" the weights, or unsupported
+    exchange_off: str | None = None  # "done", or why it cannot be
+    run_isolated_sync: str | None = None
+    parts: dict[str, str] = field(default_factory=dict)  # "kept" or "changed" the weights, or why not measured
     backend_used: str | None = None
     has_weights: bool = True
     peak_memory_bytes: list[int | None] = field(default_factory=list)
@@ -94,7 +94,7 @@ def examine(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: Pro
     seen = Checks(record.rank, [replica, replicas], train.updates_per_epoch, train.samples)
     seen.options = asdict(type(strategy).Options())
     strategy.setup()
-    seen.params, seen.normalises = strategy.num_params(), normalises(strategy)
+    seen.params, seen.normalises = probes_of(strategy).num_params(), normalises(strategy)
     _keep_weights(strategy, folder / f"start{record.rank}.npz", seen)
     seen.broadcast = strategy.broadcast(SENT if record.rank == 0 else 0.0)
     batches = iter(strategy.feed(train))
@@ -103,9 +103,9 @@ def examine(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: Pro
     _epochs(train, seen)
     if validation is not None:
         seen.metrics = strategy.evaluate(validation)
-    seen.message_bytes = strategy.message_sizes()
+    seen.message_bytes = probes_of(strategy).message_sizes()
     seen.peak_memory_bytes, seen.devices = strategy.peak_memory_bytes(), len(strategy.place.devices)
-    seen.run_exchange = _outcome(lambda: strategy.run_exchange(seen.message_bytes or [1024]))
+    seen.run_isolated_sync = _outcome(lambda: probes_of(strategy).run_isolated_sync(seen.message_bytes or [1024]))
     seen.exchange_off = _outcome(lambda: _train_apart(strategy, batches))
     _keep_weights(strategy, folder / f"apart{record.rank}.npz", seen)
     seen.backend_used = strategy.backend_used()
@@ -145,45 +145,45 @@ def _epochs(train: ListeningSource, seen: Checks) -> None:
 
 def _train_apart(strategy: Strategy, batches: Iterator[Any]) -> None:
     """A few updates with the exchange off, and one with it on again."""
-    strategy.exchange(False)
+    probes_of(strategy).set_gradient_sync(False)
     strategy.train(CountedLoop(batches, LOCAL_STEPS))
-    strategy.exchange(True)
+    probes_of(strategy).set_gradient_sync(True)
 
 
 def _parts(strategy: Strategy, batch: Any, seen: Checks) -> None:
     """Each part of an update as the probes take it, and whether it changed the weights."""
-    switches = _outcome(lambda: strategy.exchange(False)) == "done"
+    switches = _outcome(lambda: probes_of(strategy).set_gradient_sync(False)) == "done"
     for part in PARTS:
         before = _weights(strategy)
-        seen.parts[part] = _outcome(partial(strategy.partial_step, batch, part))
+        seen.parts[part] = _outcome(partial(probes_of(strategy).partial_step, batch, part))
         strategy.synchronize()
         if seen.parts[part] == "done" and before is not None:
             after = _weights(strategy) or {}
             same = all(np.array_equal(before[name], after[name]) for name in before)
             seen.parts[part] = "kept" if same else "changed"
     if switches:
-        strategy.exchange(True)
+        probes_of(strategy).set_gradient_sync(True)
 
 
 def _weights(strategy: Strategy) -> dict[str, Any] | None:
     try:
-        return {name: np.array(array) for name, array in strategy.parameters().items()}
-    except Unsupported:
+        return {name: np.array(array) for name, array in probes_of(strategy).parameters().items()}
+    except NotMeasured:
         return None
 
 
 def _outcome(action: Any) -> str:
     try:
         action()
-    except Unsupported as reason:
-        return f"unsupported: {reason}"
+    except NotMeasured as reason:
+        return f"not measured: {reason}"
     return "done"
 
 
 def _keep_weights(strategy: Strategy, path: Path, seen: Checks) -> None:
     try:
-        np.savez(path, **strategy.parameters())
-    except Unsupported:
+        np.savez(path, **probes_of(strategy).parameters())
+    except NotMeasured:
         seen.has_weights = False
 
 

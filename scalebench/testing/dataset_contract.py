@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from scalebench.api import api
 from scalebench.compose import compose_config
 from scalebench.resolve import resolve
 from scalebench.spec import Config
@@ -43,7 +42,6 @@ def make(words: list[str], folder: Path) -> Made:
     return Made(spec.config, *cache.open_arrays(datasets.prepare(spec.config)))
 
 
-@api(since=1)
 class DatasetContract:
     """Subclass it, name the data set, and pytest finds the tests."""
 

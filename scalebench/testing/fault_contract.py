@@ -15,7 +15,6 @@ from typing import ClassVar
 import psutil
 import pytest
 
-from scalebench.api import api
 from scalebench.compose import compose_config
 from scalebench.measure.progress import read_progress
 from scalebench.records import write_json
@@ -37,7 +36,6 @@ EXPECTED = {
 }
 
 
-@api(since=1)
 class FaultContract:
     """Subclass it, name the strategy, and pytest finds the tests."""
 

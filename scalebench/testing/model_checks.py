@@ -20,7 +20,7 @@ from scalebench.measure.progress import ProgressFile
 from scalebench.records import write_json
 from scalebench.results import RankRecord
 from scalebench.spec import RunSpec
-from scalebench.strategy import FORWARD, Strategy
+from scalebench.strategy import FORWARD, Strategy, probes_of
 from scalebench.testing.checks import CountedLoop, normalises
 from scalebench.testing.mapping import CannotMap, mapped
 from scalebench.worker import exit_without_cleanup, run_rank
@@ -46,7 +46,7 @@ class Found:
 
 def examine(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: ProgressFile, folder: Path) -> None:
     strategy.setup()
-    found = Found(strategy.num_params(), normalises(strategy))
+    found = Found(probes_of(strategy).num_params(), normalises(strategy))
     _start_from_given(strategy, folder / GIVEN, found)
     _keep(strategy, folder / "start.npz")
     if not (folder / ONLY_BUILD).exists():
@@ -68,7 +68,7 @@ def _train(spec: RunSpec, strategy: Strategy, found: Found, folder: Path) -> Non
     batch, samples = next(batches), spec.global_batch
     count = _counter(spec.config.strategy.framework)
     if count is not None:
-        found.forward_flops = count(lambda: strategy.partial_step(batch, FORWARD)) / samples
+        found.forward_flops = count(lambda: probes_of(strategy).partial_step(batch, FORWARD)) / samples
 
 
 def _start_from_given(strategy: Any, path: Path, found: Found) -> None:
@@ -86,7 +86,7 @@ def _start_from_given(strategy: Any, path: Path, found: Found) -> None:
 
 
 def _keep(strategy: Strategy, path: Path) -> None:
-    np.savez(path, **strategy.parameters())
+    np.savez(path, **probes_of(strategy).parameters())
 
 
 def _counter(framework: str) -> Callable[[Callable[[], None]], float] | None:

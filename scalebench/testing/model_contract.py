@@ -17,7 +17,6 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from scalebench.api import api
 from scalebench.records import read_record
 from scalebench.spec import ModelSpec, RunSpec
 from scalebench.testing.group import Refused, Weights, load_weights, started
@@ -61,7 +60,6 @@ def build(strategy: str, words: list[str], folder: Path, given: Path | None = No
     return Built(spec, found, *(load_weights(folder / f"{stem}.npz") for stem in stems))
 
 
-@api(since=1)
 class ModelContract:
     """Subclass it, name the model, and pytest finds the tests."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import jinja2
 
 import scalebench
-from scalebench import api, configs, registry
+from scalebench import configs, plugins, registry
 from scalebench.spec import InputError
 from scalebench.verbs.arguments import Parser
 
@@ -65,7 +65,7 @@ def rendered(kind: str, name: str) -> dict[Path, str]:
         "distribution": distribution(name),
         "package": f"scalebench_{name}",
         "version": scalebench.__version__,
-        "api": api.VERSION,
+        "api": plugins.API_VERSION,
     }
     found = sorted(environment.list_templates(extensions=[SUFFIX.removeprefix(".")]))
     return {

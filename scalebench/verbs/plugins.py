@@ -1,97 +1,129 @@
-"""`scalebench plugins`: what other packages add, and whether it loads. Each package has a process of its own."""
+"""`scalebench plugins`: what other packages add, and whether it loads."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import signal
-import subprocess
+import io
 import sys
-import tempfile
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from scalebench import api, plugin_probe, plugins
-from scalebench.launchers import leash
-from scalebench.plugin_probe import Probed
-from scalebench.records import from_dict
+from scalebench import configs, plugins, registry
+from scalebench.plugins import Point
 from scalebench.spec import InputError
 
-LIMIT_S = 60.0
-NONE = "no plugins are installed; `scalebench new strategy NAME` makes one, and docs/plugins.md tells how"
+NO_PLUGINS = "no plugins are installed; `scalebench new strategy NAME` makes one, and docs/plugins.md tells how"
 KINDS = {"strategies": "strategy", "models": "model", "datasets": "data set", "configs": "YAML files"}
+# First what the parent of runs imports too: the frameworks that it imports are not confused with those of strategies.
+LOAD_ORDER = ("models", "datasets", "strategies", "configs")
+FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "pytorch_lightning", "horovod")
+MAX_PRINTED_CHARACTERS = 60
+
+
+@dataclass
+class Check:
+    """The outcome of loading one entry point."""
+
+    fault: str | None = None  # one line; None: it loads
+    notes: list[str] = field(default_factory=list)  # what is unusual and does no harm
+    import_s: float | None = None
 
 
 def main(arguments: list[str]) -> int:
-    """0; 1 where something is wrong with a plugin."""
+    """Print a line for each entry point. 1 where something is wrong with a plugin, otherwise 0."""
     if arguments:
         raise InputError(f"plugins takes no further words, not '{arguments[0]}'")
     console = Console(markup=False, highlight=False)
     console.width = console.width if console.is_terminal else 400  # a line for each entry point
-    there = [origin for origin in plugins.installed() if origin not in plugins.left_out()]
-    wrong = False
-    if there:
-        table = Table("plugin", "version", "API", "adds", "name", "from", "loads", "import s", box=box.SIMPLE_HEAD)
-        for origin in there:
-            found = probed(origin)
-            wrong = wrong or any(each.fault is not None for each in found)
-            for each in found:
-                table.add_row(*_cells(origin, each))
+    faulty = False
+    table = Table("plugin", "version", "API", "adds", "name", "from", "loads", "import s", box=box.SIMPLE_HEAD)
+    for point in allowed_points():
+        checked = check(point)
+        faulty = faulty or checked.fault is not None
+        table.add_row(*_cells(point, checked))
+    if table.row_count:
         console.print(table)
     elif not plugins.left_out():
-        console.print(NONE)
+        console.print(NO_PLUGINS)
     if plugins.left_out():
         console.print(f"left out by {plugins.VARIABLE}: {', '.join(plugins.left_out())}")
     for name in plugins.not_installed():
         console.print(f"{plugins.VARIABLE} names {name}, and no plugin of that name is installed")
-        wrong = True
-    return int(wrong)
+        faulty = True
+    return int(faulty)
 
 
-def probed(origin: str, limit_s: float = LIMIT_S) -> list[Probed]:
-    """What came of each entry point of a distribution, loaded in a process that has so many seconds for all."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "probed"
-        how = _run([sys.executable, "-m", "scalebench.plugin_probe", origin, str(file)], limit_s)
-        lines = file.read_text().splitlines() if file.exists() else []
-    found = [from_dict(Probed, json.loads(line)) for line in lines]
-    left = plugin_probe.of(origin)[len(found) :]
-    for number, point in enumerate(left):
-        fault = f"{how} while it was imported" if number == 0 else f"not tried, after '{left[0].name}'"
-        found.append(Probed(point.kind, point.name, point.target, fault))
-    return found
+def allowed_points() -> list[Point]:
+    """The entry points that SCALEBENCH_PLUGINS does not leave out, by distribution, each in LOAD_ORDER."""
+    return sorted((point for kind in LOAD_ORDER for point in plugins.points(kind)), key=lambda point: point.origin)
 
 
-def _run(words: list[str], limit_s: float) -> str:
-    """How the process ended that these words start; nothing of it is left."""
-    with _started(words) as process:
-        try:
-            status = process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            return f"it took more than {limit_s:g} s"
-    return f"its process ended with {f'status {status}' if status >= 0 else signal.Signals(-status).name}"
-
-
-@contextlib.contextmanager
-def _started(words: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    quiet = subprocess.DEVNULL
-    on_leash = leash.command(os.getpid(), words)
-    process = subprocess.Popen(on_leash, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
+def check(point: Point) -> Check:
+    """Load what an entry point names, as a run would."""
+    checked = Check()
     try:
-        yield process
+        if point.kind == "configs":
+            _check_yaml_files(point, checked)
+        else:
+            _check_code(point, checked)
+    except InputError as error:
+        checked.fault = str(error)
+    except Exception as error:  # in its Options, or its YAML
+        checked.fault = plugins.said(error)
+    return checked
+
+
+def _check_code(point: Point, checked: Check) -> None:
+    group = registry.GROUPS[point.kind]
+    before, output, start_s = set(sys.modules), io.StringIO(), time.perf_counter()
+    try:
+        loaded = plugins.load(point.target, f"{group} '{point.name}' of {point.origin}", output)
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # with whatever it has started
-        process.wait()
+        checked.import_s = time.perf_counter() - start_s
+        if text := " ".join(output.getvalue().split()):
+            checked.notes.append(f"prints while it is imported: {text[:MAX_PRINTED_CHARACTERS]}")
+    frameworks = [name for name in FRAMEWORKS if name in sys.modules and name not in before]
+    if frameworks and point.kind != "strategies":
+        checked.notes.append(f"imports {', '.join(frameworks)}, which each start of a sweep then waits for")
+    entry = (registry.table() if point.kind == "strategies" else registry.added(point.kind))[point.name]
+    if entry.problem is not None:
+        checked.fault = entry.problem
+    elif point.kind == "strategies":
+        checked.fault = configs.found().problems.get(("strategy", point.name))
+        if checked.fault is None:
+            options = configs.read(configs.options("strategy")[point.name]).get("options") or {}
+            registry.check_options_agree(point.name, registry.load(point.name), options)
+    elif not callable(loaded):
+        checked.fault = f"{group} '{point.name}' of {point.origin}: {point.target} is no function"
 
 
-def _cells(origin: str, each: Probed) -> tuple[str, ...]:
-    loads = each.fault or "; ".join(["ok", *each.notes])
-    seconds = "" if each.seconds is None else f"{each.seconds:.2f}"
-    told = plugins.api_version(origin) or f"{api.VERSION} (not said)"
-    return origin, plugins.installed()[origin], told, KINDS[each.kind], each.name, each.target, loads, seconds
+def _check_yaml_files(point: Point, checked: Check) -> None:
+    folder = configs.folder_of(point.target)
+    if folder is None:
+        checked.fault = f"the package '{point.target}' is not there: its YAML files are left out"
+        return
+    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.yaml"))}
+    checked.notes.append(", ".join(files) or "there is no YAML file in it")
+    checked.fault = next(_yaml_faults(files), None)
+
+
+def _yaml_faults(files: dict[str, Path]) -> Iterator[str]:
+    loaded = configs.found()
+    for name, path in files.items():
+        group, _, stem = name.removesuffix(".yaml").rpartition("/")
+        if (group, stem) in loaded.problems:
+            yield loaded.problems[group, stem]
+        yield from (line for line in loaded.warnings if line.startswith(f"{name} "))
+        configs.read(path)
+
+
+def _cells(point: Point, checked: Check) -> tuple[str, ...]:
+    loads = checked.fault or "; ".join(["ok", *checked.notes])
+    seconds = "" if checked.import_s is None else f"{checked.import_s:.2f}"
+    version = plugins.api_version(point.origin) or f"{plugins.API_VERSION} (not said)"
+    return point.origin, point.version, version, KINDS[point.kind], point.name, point.target, loads, seconds

@@ -7,10 +7,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from scalebench.api import api
 
-
-@api(since=1)
 @dataclass(frozen=True)
 class Batch:
     """The part of one global batch that one process reads.

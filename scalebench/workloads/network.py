@@ -11,13 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from scalebench.api import api
 from scalebench.spec import InputError
 from scalebench.workloads.windows import Pads as Pads
 from scalebench.workloads.windows import Shape, TooSmall, slide
 
 
-@api(since=1)
 @dataclass(frozen=True)
 class Array:
     """One array of a network, in neutral layout. Moving statistics are the ones that are not trained."""
@@ -28,7 +26,6 @@ class Array:
     trainable: bool = True
 
 
-@api(since=1)
 @dataclass(frozen=True)
 class Node:
     """One operation, on the outputs of other nodes."""
@@ -42,7 +39,6 @@ class Node:
     macs: int = 0  # multiply-adds of one forward pass over one sample
 
 
-@api(since=1)
 class Network:
     """Built node by node; each method adds one after the given ones and returns it. The last one is the output.
 

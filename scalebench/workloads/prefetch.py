@@ -8,8 +8,6 @@ from collections.abc import Generator, Iterable
 from contextlib import suppress
 from typing import TypeVar
 
-from scalebench.api import api
-
 T = TypeVar("T")
 
 
@@ -20,7 +18,6 @@ class _End:
         self.error = error
 
 
-@api(since=1)
 def prefetch(iterable: Iterable[T], depth: int = 2) -> Generator[T, None, None]:
     """The items of `iterable`, drawn by a background thread up to `depth` items ahead.
 

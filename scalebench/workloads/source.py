@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scalebench.api import api
 from scalebench.spec import InputError
 from scalebench.workloads.batch import Batch
 from scalebench.workloads.disk import DiskRows
@@ -18,7 +17,6 @@ FEEDS = ("host", "fixed", "disk")
 Indices = NDArray[np.int64]
 
 
-@api(since=1)
 class Source:
     """One replica's part of every global batch of a dataset; iterating never ends.
 

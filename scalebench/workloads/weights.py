@@ -13,12 +13,9 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from scalebench.api import api
-
 Layer = tuple[str, tuple[int, ...], str]  # name, shape, init
 
 
-@api(since=1)
 def initial_weights(layers: Iterable[Layer], seed: int) -> dict[str, NDArray[np.float32]]:
     """Float32 arrays by name; each depends on `seed` and its own name, not on its place in `layers`.
 

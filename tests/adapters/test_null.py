@@ -126,11 +126,11 @@ def test_the_learning_rates_that_it_was_given_are_kept() -> None:
 def test_the_exchange_takes_its_time_while_it_is_on(slept: list[float]) -> None:
     strategy = Null(null_spec(options={"step_s": 1.0, "exchange_s": 10.0}), 0)
     for on in (True, False, True):
-        strategy.exchange(on)
+        strategy.set_gradient_sync(on)
         strategy.step(BATCH)
     assert slept == [1.0, 10.0, 1.0, 1.0, 10.0]
     slept.clear()
-    strategy.run_exchange([1])
+    strategy.run_isolated_sync([1])
     assert slept == [10.0]
 
 

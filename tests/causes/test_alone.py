@@ -11,7 +11,7 @@ from scalebench import causes
 from scalebench.causes import Case, Cause
 from scalebench.causes import alone as checks
 from scalebench.ladders import ladder
-from scalebench.results import Monitor, Probes, Result
+from scalebench.results import Monitor, ProbeRecord, Result
 from tests.ladder_runs import BARE_S, BATCH, OWN_S, STEPS, alone, series, strong, together
 
 
@@ -168,7 +168,7 @@ def test_parts_within_their_noise_have_no_cause() -> None:
     assert found(checks.oversubscribed, case(contended(flags=["oversubscribed"])))
     wide = contended(flags=["oversubscribed"])
     for one in wide.ranks:
-        assert isinstance(one.probes, Probes)
+        assert isinstance(one.probes, ProbeRecord)
         one.probes.fixed_s = [seconds * (1 + 0.9 * (-1) ** n) for n, seconds in enumerate(one.probes.fixed_s)]
     assert checks.oversubscribed(case(wide)) is None
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from scalebench.strategy import Unsupported
+from scalebench.strategy import NotMeasured, Probes
 from tests.helpers import null_spec
 
 
-class Fake:
+class Fake(Probes):
     """One rank; `told` are rank 0's numbers, in the order of the broadcasts, for a rank that is another one."""
 
     def __init__(self, seconds: Callable[..., float], gpus: int = 2, told: list[float] | None = None) -> None:
@@ -35,7 +35,7 @@ class Fake:
         self.asked.append(what)
         taken_s = self.seconds(*what)
         if taken_s < 0:
-            raise Unsupported(f"no {what[0]} here")
+            raise NotMeasured(f"no {what[0]} here")
 
         def action() -> None:
             self.now_s += taken_s

@@ -12,9 +12,9 @@ import numpy as np
 from scalebench.measure import bandwidth, collectives
 from scalebench.measure.collectives import usable_sizes
 from scalebench.records import write_json
-from scalebench.results import COLLECTIVES, Probes, RankRecord
+from scalebench.results import COLLECTIVES, ProbeRecord, RankRecord
 from scalebench.spec import RunSpec
-from scalebench.strategy import Strategy, Unsupported
+from scalebench.strategy import NotMeasured, Strategy
 from scalebench.worker import exit_without_cleanup, run_rank
 
 SIZES = (4, 16, 4096, 65536)
@@ -34,7 +34,7 @@ def body(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: Any) -
         for size in usable_sizes(name, spec.gpus, SIZES):
             try:
                 action: Any = strategy.collective(name, size)
-            except Unsupported:
+            except NotMeasured:
                 break
             action.put(lambda rank, name=name, size=size: sent(name, size, spec.gpus, rank))
             action()
@@ -43,7 +43,7 @@ def body(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: Any) -
     np.savez(progress.folder / f"results{record.rank}.npz", **arrays)
     settings = spec.config.measure
     collectives.SLOWEST_S = 600.0  # sizes here are far apart, and the machine may be busy
-    found = Probes()
+    found = ProbeRecord()
     found.collectives, found.reasons = collectives.measure(strategy, settings, sizes=SIZES)
     found.bandwidth, reasons = bandwidth.measure(strategy, settings, sizes=TRANSFERS)
     found.reasons |= reasons

@@ -14,7 +14,7 @@ from scalebench.compose import compose_config
 from scalebench.measure.collectives import usable_sizes
 from scalebench.records import read_record
 from scalebench.resolve import resolve
-from scalebench.results import COLLECTIVES, Probes
+from scalebench.results import COLLECTIVES, ProbeRecord
 from scalebench.spec import write_spec
 from tests.measure.collective_rank import SIZES, TRANSFERS, sent
 
@@ -29,7 +29,7 @@ class Left:
     """What the processes left."""
 
     arrays: dict[str, np.ndarray]  # by operation, size and rank
-    probes: list[Probes]
+    probes: list[ProbeRecord]
 
     def operations(self) -> set[str]:
         return {key.partition(" ")[0] for key in self.arrays}
@@ -47,7 +47,7 @@ def launch(strategy: str, folder: Path) -> Left:
     for rank in range(spec.processes):
         with np.load(folder / f"results{rank}.npz") as found:
             arrays |= dict(found)
-    return Left(arrays, [read_record(folder / f"probes{k}.json", Probes) for k in range(spec.processes)])
+    return Left(arrays, [read_record(folder / f"probes{k}.json", ProbeRecord) for k in range(spec.processes)])
 
 
 def expected(name: str, size: int, rank: int) -> np.ndarray | None:

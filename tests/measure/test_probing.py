@@ -11,9 +11,9 @@ import pytest
 
 from scalebench.adapters.null import Null
 from scalebench.measure.probing import ALONE, APART, Probing
-from scalebench.results import Probes, Profile
+from scalebench.results import ProbeRecord, Profile
 from scalebench.spec import RunSpec, StrategySpec
-from scalebench.strategy import PARTS, LossPart, Unsupported
+from scalebench.strategy import PARTS, LossPart, NotMeasured
 from scalebench.workloads import datasets
 from tests.helpers import null_spec
 
@@ -32,12 +32,12 @@ class Timed(Null):
 
     def passes(self, hook: str, seconds: float) -> None:
         if hook in self.cannot:
-            raise Unsupported(f"no {hook} here")
+            raise NotMeasured(f"no {hook} here")
         self.during.setdefault(hook, set()).add(self.exchanging)
         self.now_s += seconds
 
-    def exchange(self, on: bool) -> None:
-        self.passes("exchange", 0.0)
+    def set_gradient_sync(self, on: bool) -> None:
+        self.passes("set_gradient_sync", 0.0)
         self.exchanging = on
 
     def step(self, batch: Any) -> LossPart:
@@ -47,8 +47,8 @@ class Timed(Null):
     def partial_step(self, batch: Any, until: str) -> None:
         self.passes(until, PART_S[until])
 
-    def run_exchange(self, sizes: list[int]) -> None:
-        self.passes("run_exchange", EXCHANGE_S * len(sizes))
+    def run_isolated_sync(self, sizes: list[int]) -> None:
+        self.passes("run_isolated_sync", EXCHANGE_S * len(sizes))
 
     def copy_batch(self, batch: Any) -> None:
         self.passes("copy", COPY_S)
@@ -65,7 +65,7 @@ class Timed(Null):
 
 def probed(
     folder: Path, kind: type[Timed] = Timed, gpus: int = 2, messages: tuple[int, ...] = (8, 8), **changes: Any
-) -> tuple[Probes, Timed, list[float]]:
+) -> tuple[ProbeRecord, Timed, list[float]]:
     measure = {"block_s": 0.05, "probe_s": 2.0, **changes.pop("measure", {})}
     spec = null_spec(gpus, measure=measure, **changes)
     strategy, lives = kind(spec), []
@@ -102,7 +102,7 @@ def test_every_quantity_is_measured(tmp_path: Path) -> None:
 def test_parts_are_taken_without_an_exchange_and_the_rest_with_it(tmp_path: Path) -> None:
     _, strategy, _ = probed(tmp_path)
     assert all(strategy.during[part] == {False} for part in PARTS)
-    assert strategy.during["profile"] == strategy.during["run_exchange"] == {True}
+    assert strategy.during["profile"] == strategy.during["run_isolated_sync"] == {True}
     assert strategy.during["step"] == {True, False}
 
 
@@ -125,8 +125,8 @@ def test_slow_updates_are_not_made_by_the_dozen(tmp_path: Path, gpus: int, other
 @pytest.mark.parametrize(
     ("cannot", "told"),
     [
-        ({"exchange"}, {"exposed", "straggler"}),
-        ({"run_exchange"}, {"isolated"}),
+        ({"set_gradient_sync"}, {"exposed", "straggler"}),
+        ({"run_isolated_sync"}, {"isolated"}),
         ({"copy"}, {"copy"}),
         ({"profile"}, {"profile"}),
         ({"optimizer"}, {"optimizer"}),
@@ -141,15 +141,15 @@ def test_what_a_strategy_cannot_tell_is_left_out_with_its_reason(
     assert set(found.reasons) == told
     assert all(reason.startswith("no ") for reason in found.reasons.values())
     assert found.on_s and found.fixed_s
-    assert bool(found.off_s) == bool(found.local_step_s) == ("exchange" not in cannot)
-    assert bool(found.exchange_s) == ("run_exchange" not in cannot)
+    assert bool(found.off_s) == bool(found.local_step_s) == ("set_gradient_sync" not in cannot)
+    assert bool(found.exchange_s) == ("run_isolated_sync" not in cannot)
     assert bool(found.forward_s) == ("forward" not in cannot)
     assert bool(found.optimizer_s) == ("optimizer" not in cannot)
     assert strategy.exchanging
 
 
 def test_without_a_switch_data_is_told_by_blocks_with_the_exchange(tmp_path: Path) -> None:
-    kind = type("Limited", (Timed,), {"cannot": frozenset({"exchange"})})
+    kind = type("Limited", (Timed,), {"cannot": frozenset({"set_gradient_sync"})})
     found, strategy, _ = probed(tmp_path, kind)
     assert found.fixed_s == pytest.approx(found.on_s) and strategy.during["step"] == {True}
 
@@ -168,7 +168,7 @@ def test_replicas_without_an_exchange_wait_for_nobody(tmp_path: Path) -> None:
 
 def test_unknown_messages_cannot_be_sent(tmp_path: Path) -> None:
     found, _, _ = probed(tmp_path, messages=())
-    assert found.reasons == {"isolated": "the sizes of its messages are not known"}
+    assert found.reasons == {"isolated": "null does not know the sizes of its messages"}
 
 
 def test_samples_that_others_read_are_not_told_apart(tmp_path: Path) -> None:

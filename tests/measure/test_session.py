@@ -19,9 +19,10 @@ from scalebench import analysis
 from scalebench.adapters.null import Null
 from scalebench.measure.progress import ProgressFile, read_progress
 from scalebench.measure.session import Session, WrongBackend, finish
-from scalebench.results import RankRecord, Result
+from scalebench.results import COLLECTIVES, RankRecord, Result
 from scalebench.run import run
 from scalebench.spec import DatasetSpec, RunSpec, StrategySpec
+from scalebench.strategy import PARTS, LossPart, Strategy
 from scalebench.workloads import datasets
 from tests.helpers import in_parallel, null_spec
 
@@ -45,7 +46,28 @@ class Noted(Null):
         return found
 
 
-def one_rank(tmp_path: Path, spec: RunSpec, kind: type[Null] = Null) -> tuple[RankRecord, Null]:
+class WithoutProbes(Strategy):
+    """What an author of a strategy has to write, and nothing else."""
+
+    Options = Null.Options
+
+    def setup(self) -> None: ...
+
+    def step(self, batch: Any) -> LossPart:
+        return LossPart(float(batch.samples), batch.samples)
+
+    def synchronize(self) -> None: ...
+
+    def broadcast(self, value: float) -> float:
+        return value
+
+    def backend_used(self) -> None: ...
+
+    def evaluate(self, source: Any) -> dict[str, float]:
+        return {"mse": 1.0}
+
+
+def one_rank(tmp_path: Path, spec: RunSpec, kind: type[Strategy] = Null) -> tuple[RankRecord, Strategy]:
     """A session of one rank in this process."""
     record, strategy = RankRecord(0, "here", os.getpid()), kind(spec, 0)
     Session(spec, strategy, record, ProgressFile(tmp_path, 0, os.getpid())).run()
@@ -77,6 +99,18 @@ def test_what_a_session_leaves_in_the_record(tmp_path: Path) -> None:
     assert len(record.block_s) == len(record.block_samples) == len(record.block_losses) > 0
     losses = [loss for loss in record.warmup_losses + record.block_losses if loss is not None]
     assert losses[0] == 1.0 and losses == sorted(losses, reverse=True), "1/k at update k"
+
+
+def test_a_strategy_without_probes_has_nulls_and_the_reason(tmp_path: Path) -> None:
+    measure = {"probes": True, "probe_s": 0.2, "collectives": True, "bandwidth": True, "timeline": True}
+    record, _ = one_rank(tmp_path, null_spec(2, measure=measure), WithoutProbes)
+    assert record.block_s and record.metrics == {"mse": 1.0}
+    assert (record.params, record.message_bytes, record.stages, record.state_bytes) == (None, [], [], [])
+    assert record.probes is not None and record.probes.fixed_s and not record.probes.off_s
+    probes = ["exposed", "straggler", "isolated", *PARTS, "copy", "profile", *COLLECTIVES, "send_one_way", "memcpy"]
+    assert record.probes.reasons.keys() >= set(probes)
+    assert set(record.probes.reasons.values()) == {"strategy null has no probes"}
+    assert record.timeline is not None and record.timeline.reason == "strategy null has no probes"
 
 
 @pytest.mark.parametrize("changes", [{"measure": {"evaluate": False}}, {"share": 0.0}])

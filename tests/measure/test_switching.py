@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from scalebench.measure.switching import Condition, SwitchedLoop
+from scalebench.strategy import Probes
 
 STEP_S, EXCHANGE_S, LOADING_S, SWITCH_S = 1.0, 10.0, 100.0, 1e4
 ON, OFF, FIXED = Condition("on"), Condition("off", exchange=False), Condition("fixed", exchange=False, fresh=False)
 
 
-class Trainer:
+class Trainer(Probes):
     """As much of a strategy as the loop sees; the first update after a switch costs more."""
 
     def __init__(self, ahead: int = 0) -> None:
@@ -28,7 +29,7 @@ class Trainer:
             self.now_s += LOADING_S
             yield number
 
-    def exchange(self, on: bool) -> None:
+    def set_gradient_sync(self, on: bool) -> None:
         self.events.append("on" if on else "off")
         self.exchanging, self._switched = on, True
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from scalebench.results import Operation, Probes, Profile, Result, Sync
+from scalebench.results import Operation, ProbeRecord, Profile, Result, Sync
 from tests.helpers import rank, record
 
 STEP_S = 0.01  # of which 1 ms is data, 2 forward, 3 backward, 0.5 optimizer, 2.5 exposed sync; 1 is nobody's
@@ -20,7 +20,7 @@ def series(step_s: float, steps: int, wobble_s: float = 0.0) -> list[float]:
     return [steps * (step_s + wobble_s * (-1) ** block) for block in range(8)]
 
 
-def probes(**changes: Any) -> Probes:
+def probes(**changes: Any) -> ProbeRecord:
     found = {
         "steps": 4,
         "on_s": series(0.0095, 4),
@@ -37,10 +37,10 @@ def probes(**changes: Any) -> Probes:
         "copy_s": series(0.00000123, 100),
         "profile": Profile(3, 0.02, 0.01, 0.004, OPERATIONS),
     }
-    return Probes(**{**found, **changes})
+    return ProbeRecord(**{**found, **changes})
 
 
-def probed_run(first: Probes | None, second: Probes | None, **changes: Any) -> Result:
+def probed_run(first: ProbeRecord | None, second: ProbeRecord | None, **changes: Any) -> Result:
     """Of two updates a block, after a warm-up of single ones, of which the first three were slow."""
     blocks = [2 * STEP_S * (1 + 0.01 * (-1) ** (block // 2)) for block in range(32)]
     warmup = {"warmup_found_steps": 3, "warmup_block_steps": 1, "warmup_block_s": [0.5, 0.2, 0.1] + [0.01] * 20}

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from scalebench.crossover import collectives
 from scalebench.report.collectives import bandwidth_table, rate_words, sentences, tables, time_words
-from scalebench.results import Collective, Probes, Result, Transfer
+from scalebench.results import Collective, ProbeRecord, Result, Transfer
 from scalebench.transfers import transfers
 from tests.helpers import rank, record
 
@@ -23,7 +23,7 @@ def run(strategy: str, **times_s: dict[int, float]) -> Result:
         for name, by_size in times_s.items()
         for size, taken_s in by_size.items()
     ]
-    return record(strategy, 2, ranks=[rank(k, probes=Probes(collectives=measured)) for k in range(2)])
+    return record(strategy, 2, ranks=[rank(k, probes=ProbeRecord(collectives=measured)) for k in range(2)])
 
 
 def printed(table: Table) -> list[str]:
@@ -63,7 +63,7 @@ def test_bandwidth() -> None:
         Transfer("memcpy", 1, 1, 10**9, 1, [1.0, 1.0]),
         Transfer("memcpy_all", None, None, 10**9, 1, [0.1, 1.0]),
     ]
-    result = record("ddp_gloo", 2, ranks=[rank(k, probes=Probes(bandwidth=measured)) for k in range(2)])
+    result = record("ddp_gloo", 2, ranks=[rank(k, probes=ProbeRecord(bandwidth=measured)) for k in range(2)])
     lines = printed(bandwidth_table(transfers([result])))
     assert [line.split()[2:4] for line in lines[-4:]] == [
         ["send_both_ways", "0"], ["send_one_way", "1"], ["memcpy", "1"], ["memcpy_all", "all"],

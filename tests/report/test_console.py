@@ -13,7 +13,7 @@ from rich.console import Console as RichConsole
 from scalebench.measure.progress import Progress
 from scalebench.outlook import estimate_s
 from scalebench.report.console import Console, describe
-from scalebench.results import Collective, Probes, Transfer, write_result
+from scalebench.results import Collective, ProbeRecord, Transfer, write_result
 from scalebench.spec import InputError
 from scalebench.sweep_record import PlannedRun, beginning
 from tests import sweeps
@@ -186,7 +186,7 @@ def test_collectives_and_bandwidths_stand_below_the_table(tmp_path: Path, capsys
             for k, mean_s in enumerate(taken_s)
         ]
         moved = [Transfer("memcpy", 0, 0, 2**20, 1, [1e-3] * 4)] if strategy == "ddp_gloo" else []
-        probes = Probes(collectives=measured, bandwidth=moved)
+        probes = ProbeRecord(collectives=measured, bandwidth=moved)
         folder = tmp_path / strategy
         folder.mkdir()
         write_result(record(strategy, 2, ranks=[rank(k, [0.1] * 20, probes=probes) for k in range(2)]), folder)

@@ -16,7 +16,7 @@ HEAD = """
 import dataclasses
 import numpy as np
 from scalebench.adapters.null import Null
-from scalebench.strategy import LossPart, Unsupported
+from scalebench.plugin_api import LossPart, NotMeasured
 
 class Mine(Null):
 """
@@ -28,8 +28,8 @@ FAULTS = {
     "broadcast": "def broadcast(self, value): return super().broadcast(value) + self.place.rank",
     "evaluation": "def evaluate(self, source): return {'mse': float(self.place.rank)}",
     "backend is what was asked for": "def backend_used(self): return 'pigeons'",
-    "parts of an update": "def partial_step(self, batch, until): raise Unsupported('no')",
-    "exchange off exchanges nothing": "def exchange(self, on): raise Unsupported('no')",
+    "parts of an update": "def partial_step(self, batch, until): raise NotMeasured('no')",
+    "exchange off exchanges nothing": "def set_gradient_sync(self, on): raise NotMeasured('no')",
     "peak memory": "def peak_memory_bytes(self): return [0]",
     "parameter count": "def num_params(self): return 7",
     "closes twice": "def close(self): self.closed = self.closed + [1] if hasattr(self, 'closed') else 1",

@@ -18,7 +18,7 @@ import numpy as np
 from scalebench.measure.session import Session
 from scalebench.results import RankRecord, Result
 from scalebench.spec import MeasureSpec, RunSpec
-from scalebench.strategy import BACKWARD, FORWARD, OPTIMIZER, LossPart, Strategy
+from scalebench.strategy import BACKWARD, FORWARD, OPTIMIZER, LossPart, Probes, Strategy
 from scalebench.workloads.source import Source
 from tests.helpers import null_spec, record
 from tests.truth.noise import Noise
@@ -64,7 +64,7 @@ def arrays(times: Times, noise: Noise, ranks: int, updates: int, rng: np.random.
     return mean_s[:, None] * drawn[:ranks], times.loading_s * drawn[ranks:-1], times.exchange_s * drawn[-1]
 
 
-class Simulated(Strategy):
+class Simulated(Strategy, Probes):
     """One rank of the group; `words` are what rank 0 broadcast, in order."""
 
     def __init__(self, spec: RunSpec, rank: int, times: Times, draws: Draws, words: list[float]) -> None:
@@ -105,13 +105,13 @@ class Simulated(Strategy):
             return value
         return next(self._heard)
 
-    def exchange(self, on: bool) -> None:
+    def set_gradient_sync(self, on: bool) -> None:
         self._exchanging = on
 
     def message_sizes(self) -> list[int]:
         return [MESSAGE_BYTES] if self.spec.processes > 1 else []
 
-    def run_exchange(self, sizes: list[int]) -> None:
+    def run_isolated_sync(self, sizes: list[int]) -> None:
         self._meet(self._draws.exchange_s[self._at])
         self._at += 1
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from scalebench import api
+from scalebench import plugins
 from scalebench.spec import InputError, StrategySpec
 from scalebench.verbs import new
 from tests.conftest import ROOT
@@ -55,7 +55,7 @@ def test_entry_points_lead_to_what_is_there(texts: dict[Path, str]) -> None:
     assert kind in {node.name for node in ast.parse(texts[STRATEGY]).body if isinstance(node, ast.ClassDef)}
     (folder,) = points["scalebench.configs"].values()
     assert YAML.is_relative_to(Path("src", *folder.split(".")))
-    assert points["scalebench.api"] == {str(api.VERSION): "scalebench_my_ring"}
+    assert points["scalebench.api"] == {str(plugins.API_VERSION): "scalebench_my_ring"}
     assert project["name"] == "scalebench-my-ring"
 
 

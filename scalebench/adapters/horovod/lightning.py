@@ -37,7 +37,7 @@ class LightningHorovod(WithTrainer, InHorovodGroup):
     def callbacks(self) -> list[pl.Callback]:
         return [_Average(self)]
 
-    def exchange(self, on: bool) -> None:
+    def set_gradient_sync(self, on: bool) -> None:
         self.exchanging = on
 
 

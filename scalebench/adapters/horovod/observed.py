@@ -13,7 +13,7 @@ from scalebench.adapters.horovod import timeline
 from scalebench.adapters.horovod.membership import Membership
 from scalebench.adapters.horovod.options import HorovodOptions, forgets_fusion
 from scalebench.adapters.horovod.timeline import CARRIERS, PHASES
-from scalebench.strategy import Unsupported
+from scalebench.strategy import NotMeasured
 
 UPDATES = 3  # the first introduces the tensors to each other, the last tells what is fused
 BACKENDS = sorted({*CARRIERS.values()})
@@ -48,15 +48,15 @@ class Observer:
         return self._seen
 
     def keep(self, train: Callable[[int], None], updates: int, path: Path) -> dict[str, float]:
-        """Seconds of each phase of an update; rank 0 keeps Horovod's file at `path`. Unsupported where it would show
+        """Seconds of each phase of an update; rank 0 keeps Horovod's file at `path`. NotMeasured where it would show
         another exchange than the one measured, or none."""
         if forgets_fusion(self._options):
-            raise Unsupported(
+            raise NotMeasured(
                 "Horovod 0.28.1 forgets its fusion threshold when a timeline starts with cycle_time_ms set"
             )
         seen = self._watch(train, updates, path)
         if seen.backend is None:
-            raise Unsupported("nothing was exchanged, so that there is no timeline of it")
+            raise NotMeasured("nothing was exchanged, so that there is no timeline of it")
         return seen.phases_s
 
     def _watch(self, train: Callable[[int], None], updates: int, keep: Path | None) -> Exchange:

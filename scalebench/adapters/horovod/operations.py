@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scalebench.strategy import Unsupported
+from scalebench.strategy import NotMeasured
 
 # Ours -> Horovod's. What is missing here, Horovod has not.
 OPERATIONS = {
@@ -15,8 +15,8 @@ OPERATIONS = {
 
 
 def check(library: object, name: str) -> None:
-    """Unsupported where this Horovod has no such operation. `library` is horovod.torch or horovod.tensorflow."""
+    """NotMeasured where this Horovod has no such operation. `library` is horovod.torch or horovod.tensorflow."""
     if name not in OPERATIONS:
-        raise Unsupported(f"Horovod has no {name}")
+        raise NotMeasured(f"Horovod has no {name}")
     if not hasattr(library, OPERATIONS[name]):
-        raise Unsupported(f"this Horovod has no {name} yet; 0.28 has")
+        raise NotMeasured(f"this Horovod has no {name} yet; 0.28 has")

@@ -66,14 +66,14 @@ class HorovodTensorFlow(TensorFlowStrategy):
             numbers = tf.constant(values, tf.float64)
             return hvd.allreduce(numbers, op=hvd.Sum, name=f"scalebench.sum.{len(values)}").numpy().tolist()
 
-    def exchange(self, on: bool) -> None:
+    def set_gradient_sync(self, on: bool) -> None:
         self.exchanging = on
 
     def message_sizes(self) -> list[int]:
         """From a few more updates under the timeline, which spoil the weights."""
         return self._observed().message_bytes
 
-    def run_exchange(self, sizes: list[int]) -> None:
+    def run_isolated_sync(self, sizes: list[int]) -> None:
         """One buffer after the other: together they would be fused anew."""
         with tf.device(self.devices[0]):
             for size in sizes:
@@ -85,7 +85,7 @@ class HorovodTensorFlow(TensorFlowStrategy):
     def backend_used(self) -> str | None:
         return self._observed().backend
 
-    def keep_timeline(self, path: Path, updates: int) -> dict[str, float]:
+    def record_timeline(self, path: Path, updates: int) -> dict[str, float]:
         return self._observer.keep(self._again, updates, path)
 
     def versions(self) -> dict[str, str]:

@@ -25,7 +25,7 @@ from scalebench.adapters.torch.feeding import TorchBatch
 from scalebench.adapters.torch.profiling import HOROVOD_WAIT
 from scalebench.results import Profile
 from scalebench.spec import RunSpec
-from scalebench.strategy import FORWARD, LossPart, Unsupported
+from scalebench.strategy import FORWARD, LossPart, NotMeasured, Unsupported
 
 NEVER = 1 << 40  # backward passes before gradients are exchanged, while the exchange is off
 COMPRESSORS = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}
@@ -99,7 +99,7 @@ class InHorovodGroup(TorchStrategy):
         """From a few more updates under the timeline, which spoil the weights."""
         return self._observed().message_bytes
 
-    def run_exchange(self, sizes: list[int]) -> None:
+    def run_isolated_sync(self, sizes: list[int]) -> None:
         assert self.group is not None, "setup comes first"
         self.group.all_reduce_buffers(sizes)
 
@@ -109,7 +109,7 @@ class InHorovodGroup(TorchStrategy):
     def backend_used(self) -> str | None:
         return self._observed().backend
 
-    def keep_timeline(self, path: Path, updates: int) -> dict[str, float]:
+    def record_timeline(self, path: Path, updates: int) -> dict[str, float]:
         return self.group.observer.keep(self._again, updates, path)
 
     def profile(self, updates: int, trace: Path | None) -> Profile:
@@ -166,15 +166,15 @@ class HorovodTorch(InHorovodGroup):
     def partial_step(self, batch: TorchBatch, until: str) -> None:
         if self._adasum:
             if until != FORWARD:
-                raise Unsupported("Adasum's optimizer updates and exchanges within backward: neither can be told apart")
+                raise NotMeasured("Adasum's optimizer updates and exchanges within backward: neither can be told apart")
             return super().partial_step(batch, until)
         assert not self._exchanging or self.spec.processes == 1, "backward would start an exchange"
         with self.optimizer.skip_synchronize():
             super().partial_step(batch, until)
 
-    def exchange(self, on: bool) -> None:
+    def set_gradient_sync(self, on: bool) -> None:
         if self._adasum:
-            raise Unsupported("Adasum adds up what the optimizer did, and cannot do without")
+            raise NotMeasured("Adasum adds up what the optimizer did, and cannot do without")
         self._exchanging = on
         self.optimizer.set_backward_passes_per_step(self.accumulate if on else NEVER)
 

@@ -19,5 +19,5 @@ class BareTensorFlow(WithFit):
 
     Options = BareOptions
 
-    def exchange(self, on: bool) -> None:
+    def set_gradient_sync(self, on: bool) -> None:
         """There is none to turn off."""

@@ -25,7 +25,6 @@ from scalebench.adapters.tensorflow.network import NetworkModel, read_weights
 from scalebench.adapters.tensorflow.own import OwnModel
 from scalebench.adapters.tensorflow.pieces import Share
 from scalebench.adapters.tensorflow.probed import Probed
-from scalebench.api import api
 from scalebench.spec import RunSpec
 from scalebench.strategy import LossPart
 from scalebench.workloads import networks, own_model
@@ -34,7 +33,6 @@ from scalebench.workloads.source import Source
 from scalebench.workloads.weights import initial_weights
 
 
-@api(since=1)
 class TensorFlowStrategy(Probed):
     """One replica of the model on one device. By itself it talks to nobody; subclasses say how they do."""
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from scalebench.adapters.tensorflow import evidence
 from scalebench.adapters.tensorflow.base import TensorFlowStrategy
 from scalebench.spec import Config
-from scalebench.strategy import OPTIMIZER, Unsupported
+from scalebench.strategy import OPTIMIZER, NotMeasured, Unsupported
 
 SCOPE = "sum_of_gradients"  # in the names of the operations that carry gradients between devices
 Tensors = Sequence[tf.Tensor]
@@ -36,9 +36,9 @@ def refuse_parts(config: Config) -> None:
         )
 
 
-def no_switch(config: Config) -> Unsupported:
+def no_switch(config: Config) -> NotMeasured:
     """Why the exchange cannot be switched off."""
-    return Unsupported(
+    return NotMeasured(
         f"{config.strategy.name} has one copy of the weights, and there is no update without the gradients' way to it"
     )
 
@@ -114,7 +114,7 @@ class OneCopy(TensorFlowStrategy):
     def total(self, of_devices: Sequence[Tensors]) -> list[tf.Tensor]:
         """The sum over the devices of each gradient, where the weights are."""
 
-    def exchange(self, on: bool) -> None:
+    def set_gradient_sync(self, on: bool) -> None:
         raise no_switch(self.spec.config)
 
     def message_sizes(self) -> list[int]:
@@ -130,7 +130,7 @@ class OneCopy(TensorFlowStrategy):
             raise no_switch(self.spec.config)
         super().partial_step(batch, until)
 
-    def run_exchange(self, sizes: list[int]) -> None:
+    def run_isolated_sync(self, sizes: list[int]) -> None:
         if len(self.devices) == 1:  # nobody to exchange with, and nothing is exchanged
             return
         if self._round_trip is None or self._round_trip[0] != sizes:

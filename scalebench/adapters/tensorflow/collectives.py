@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from scalebench.agreement import Sum, made_by_all
-from scalebench.strategy import Unsupported
+from scalebench.strategy import NotMeasured
 
 FLOAT_BYTES = 4
 OPERATIONS = ("all_reduce", "all_gather")  # a replica context has no others
@@ -57,15 +57,15 @@ class Collective:
 
 
 def collective(strategy: tf.distribute.Strategy, add_up: Sum, name: str, size_bytes: int) -> Collective:
-    """The action. Unsupported, on all ranks alike, where the strategy lacks the operation or a rank the memory on its
+    """The action. NotMeasured, on all ranks alike, where the strategy lacks the operation or a rank the memory on its
     GPU; `add_up` gives sums over the processes."""
     if isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy):
-        raise Unsupported("central storage has no replicas of the weights, between which to exchange anything")
+        raise NotMeasured("central storage has no replicas of the weights, between which to exchange anything")
     if name not in OPERATIONS:
-        raise Unsupported(f"the replicas of a tf.distribute.Strategy have no {name}, only {' and '.join(OPERATIONS)}")
+        raise NotMeasured(f"the replicas of a tf.distribute.Strategy have no {name}, only {' and '.join(OPERATIONS)}")
     by = getattr(strategy.extended, "_cross_device_ops", None)
     if name == "all_gather" and isinstance(by, GATHER_OTHERWISE):
-        raise Unsupported(f"{type(by).__name__} of TensorFlow cannot gather, and leaves it to another")
+        raise NotMeasured(f"{type(by).__name__} of TensorFlow cannot gather, and leaves it to another")
     return made_by_all(
         lambda: Collective(strategy, name, size_bytes),
         add_up,

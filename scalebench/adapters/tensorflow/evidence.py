@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from scalebench.adapters.tensorflow import xplane
 from scalebench.adapters.tensorflow.precision import graphs
-from scalebench.api import api
 from scalebench.strategy import Loop, LossPart
 
 UPDATES = 2  # the first may still set something up
@@ -66,7 +65,6 @@ def message_bytes(function: Any) -> list[int]:
     return [addend.shape.num_elements() * addend.dtype.size for addend in addends]
 
 
-@api(since=1)
 def observed_backend(train: Callable[[Loop], None], function: Any, batch: Any) -> str | None:
     """nccl, ring or copy, whichever two more updates on `batch` were seen to use; None: nothing. Spoils the weights."""
     if batch is None:

@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from scalebench.api import api
 from scalebench.workloads.batch import Batch
 from scalebench.workloads.prefetch import prefetch
 from scalebench.workloads.source import Source
@@ -19,7 +18,6 @@ Part = tuple[tf.Tensor, tf.Tensor]  # inputs, targets of one device
 Arrays = tuple[NDArray[Any], ...]  # the same in host memory
 
 
-@api(since=1)
 class TfBatch(NamedTuple):
     """One process's part of a global batch, dealt out to its devices."""
 

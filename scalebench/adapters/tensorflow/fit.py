@@ -189,9 +189,9 @@ class WithFit(TensorFlowStrategy):
             self._placed = batch, feeding.place(batch, self.feed_devices())
         return self._placed[1]
 
-    def exchange(self, on: bool) -> None:
+    def set_gradient_sync(self, on: bool) -> None:
         """Also while fit is running, between batches: it looks its function up for each of them."""
-        super().exchange(on)
+        super().set_gradient_sync(on)
         if self.fits:
             training.set_exchange(self.optimizer, on)  # for the one that is traced next
             if on not in self._train_functions:

@@ -15,7 +15,7 @@ from scalebench.adapters.tensorflow import central, evidence, training
 from scalebench.adapters.tensorflow.feeding import Part, TfBatches
 from scalebench.adapters.tensorflow.pieces import Share
 from scalebench.spec import InputError, RunSpec
-from scalebench.strategy import Unsupported
+from scalebench.strategy import NotMeasured, Unsupported
 from scalebench.workloads.source import Source
 
 
@@ -119,7 +119,7 @@ class InGraph(central.OneCopy):
 
     def copy_batch(self, batch: Any) -> None:
         if self.spec.device != "cpu" and "GPU" not in self.feed_devices()[0]:
-            raise Unsupported(f"the graph of {self.spec.config.strategy.name} itself takes the samples to the devices")
+            raise NotMeasured(f"the graph of {self.spec.config.strategy.name} itself takes the samples to the devices")
         super().copy_batch(batch)
 
     def _towers(self, inputs: tf.Tensor) -> list[Tower]:

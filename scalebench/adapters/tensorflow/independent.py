@@ -22,7 +22,7 @@ class IndependentTensorFlow(TensorFlowStrategy):
         """Each replica follows the mean over its own samples, since its gradients are added to no other's."""
         return tf.cast(tf.shape(inputs)[0], tf.float32)
 
-    def exchange(self, on: bool) -> None:
+    def set_gradient_sync(self, on: bool) -> None:
         """There is none to turn off."""
 
     def broadcast(self, value: float) -> float:

@@ -14,7 +14,6 @@ from scalebench.adapters.tensorflow.base import TensorFlowStrategy
 from scalebench.adapters.tensorflow.feeding import Part
 from scalebench.adapters.tensorflow.fit import WithFit
 from scalebench.adapters.tensorflow.pieces import Share
-from scalebench.api import api
 
 
 @dataclass
@@ -38,7 +37,6 @@ def cross_device_ops(options: MirroredOptions, devices: list[str]) -> tf.distrib
     return known[options.cross_device_ops]()
 
 
-@api(since=1)
 class Replicated(TensorFlowStrategy):
     """Runs the replica's update through a tf.distribute.Strategy, `self.strategy`."""
 
@@ -74,13 +72,13 @@ class Replicated(TensorFlowStrategy):
 
         return of_replica(0), of_replica(1)
 
-    def exchange(self, on: bool) -> None:
+    def set_gradient_sync(self, on: bool) -> None:
         self.exchanging = on
 
     def message_sizes(self) -> list[int]:
         return evidence.message_bytes(self.update_function().get_concrete_function())
 
-    def run_exchange(self, sizes: list[int]) -> None:
+    def run_isolated_sync(self, sizes: list[int]) -> None:
         if self.strategy.num_replicas_in_sync == 1:  # nobody to exchange with, and nothing is exchanged
             return
         if self._exchange is None or self._exchange[0] != sizes:

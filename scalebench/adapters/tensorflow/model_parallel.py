@@ -17,7 +17,7 @@ from scalebench.adapters.tensorflow.pieces import Share
 from scalebench.adapters.tensorflow.stage_optimizers import StageOptimizers
 from scalebench.results import StageRecord
 from scalebench.spec import InputError
-from scalebench.strategy import Unsupported
+from scalebench.strategy import NotMeasured, Unsupported
 from scalebench.workloads import own_model, partitioner
 from scalebench.workloads.network import Network
 from scalebench.workloads.partitioner import Stage
@@ -96,8 +96,8 @@ class ModelParallel(TensorFlowStrategy):
         ((loss_sum, gradients),) = super().each_device(parts, global_samples, back)
         return [Share(loss_sum, stage_work.one_of_each(gradients))]
 
-    def exchange(self, on: bool) -> None:
-        raise Unsupported(
+    def set_gradient_sync(self, on: bool) -> None:
+        raise NotMeasured(
             f"{self.spec.config.strategy.name} has one model over all devices, and there is no update without what its "
             f"stages pass on"
         )
@@ -106,7 +106,7 @@ class ModelParallel(TensorFlowStrategy):
         """The activations at the cuts, and behind them their gradients, of a whole global batch."""
         return [self._bytes(tensor) for tensor in crossings.tensors(self._traced())]
 
-    def run_exchange(self, sizes: list[int]) -> None:
+    def run_isolated_sync(self, sizes: list[int]) -> None:
         if len(self.devices) == 1:  # nobody to pass anything on to
             return
         if self._exchange is None or self._exchange[0] != sizes:
@@ -114,7 +114,7 @@ class ModelParallel(TensorFlowStrategy):
         self._exchange[1]()
 
     def local_step(self, batch: Any) -> list[float]:
-        raise Unsupported("each stage waits for the one before it; `stages` of the record tells how long each works")
+        raise NotMeasured("each stage waits for the one before it; `stages` of the record tells how long each works")
 
     def backend_used(self) -> str | None:
         return crossings.observed_backend(self.train, self._traced(), self.last_batch)

@@ -19,7 +19,7 @@ from scalebench.adapters.tensorflow.base import TensorFlowStrategy
 from scalebench.adapters.tensorflow.evidence import UPDATES
 from scalebench.adapters.tensorflow.feeding import spans
 from scalebench.results import Profile
-from scalebench.strategy import LossPart, Unsupported
+from scalebench.strategy import LossPart, NotMeasured, Unsupported
 from scalebench.workloads.source import Source
 
 WRITES = ("Assign", "ResourceApply")  # how the types of operations begin that change a variable
@@ -121,8 +121,8 @@ class ParameterServer(TensorFlowStrategy):
         """The gradients that one worker sends, each a message of its own; as many weights come to it."""
         return [v.value.dtype.size * v.value.shape.num_elements() for v in self.model.trainable_variables]
 
-    def run_exchange(self, sizes: list[int]) -> None:
-        raise Unsupported("workers of a parameter server exchange while they compute: it cannot be run alone")
+    def run_isolated_sync(self, sizes: list[int]) -> None:
+        raise NotMeasured("workers of a parameter server exchange while they compute: it cannot be run alone")
 
     def partial_step(self, batch: Any, until: str) -> None:
         raise self._computes_nothing()
@@ -136,8 +136,8 @@ class ParameterServer(TensorFlowStrategy):
     def profile(self, updates: int, trace: Path | None) -> Profile:
         raise self._computes_nothing()
 
-    def _computes_nothing(self) -> Unsupported:
-        return Unsupported(
+    def _computes_nothing(self) -> NotMeasured:
+        return NotMeasured(
             f"the chief of {self.spec.config.strategy.name} computes nothing: its workers, which do, measure nothing"
         )
 

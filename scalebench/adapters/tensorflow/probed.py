@@ -14,10 +14,10 @@ from scalebench.adapters.tensorflow import chrome_trace, evidence, feeding, prof
 from scalebench.adapters.tensorflow.feeding import Part, TfBatch
 from scalebench.adapters.tensorflow.pieces import Pieces, Share
 from scalebench.results import Profile
-from scalebench.strategy import OPTIMIZER, Strategy, Unsupported
+from scalebench.strategy import OPTIMIZER, NotMeasured, Probes, Strategy
 
 
-class Probed(Strategy):
+class Probed(Strategy, Probes):
     """A strategy whose update is a compiled function of the parts of all devices of its process."""
 
     devices: list[str]
@@ -61,7 +61,7 @@ class Probed(Strategy):
 
     def local_step(self, batch: Any) -> list[float]:
         if len(self.devices) == 1:
-            raise Unsupported(
+            raise NotMeasured(
                 "there is one device in this process: its updates without the exchange tell how long it works"
             )
         return self._pieces.local_s(self.placed(batch))

@@ -11,7 +11,7 @@ from torch import Tensor
 from scalebench.adapters.torch.group import Group
 from scalebench.agreement import Sum, made_by_all
 from scalebench.spec import RunSpec
-from scalebench.strategy import Unsupported
+from scalebench.strategy import NotMeasured
 
 Action = Callable[[], None]
 CPU = torch.device("cpu")
@@ -33,7 +33,7 @@ class Here:
 
 
 def transfer(here: Here, kind: str, source: int | None, target: int | None, size_bytes: int) -> Action:
-    """This rank's part, or nothing. Unsupported, on all ranks alike, where there is no such way or no room on a GPU."""
+    """This rank's part, or nothing. NotMeasured, on all ranks alike, where there is no such way or no room on a GPU."""
     alone = kind.removesuffix("_all")
     _refuse(here, alone, source, target)
     return made_by_all(
@@ -72,7 +72,7 @@ def _peers(here: Here, pattern: str, source: int | None, target: int | None) -> 
 
 
 def _refuse(here: Here, kind: str, source: int | None, target: int | None) -> None:
-    """Unsupported where there is no such way; every rank comes to the same, or is told."""
+    """NotMeasured where there is no such way; every rank comes to the same, or is told."""
     way, _, pattern = kind.partition("_")
     if way == "send":
         _refuse_send(here)
@@ -83,23 +83,23 @@ def _refuse(here: Here, kind: str, source: int | None, target: int | None) -> No
     pairs = pairs[:1] if pattern == "one_way" else pairs
     for one, other in pairs:
         if here.node_of(one) != here.node_of(other):
-            raise Unsupported("a process copies between GPUs of its own node only")
+            raise NotMeasured("a process copies between GPUs of its own node only")
         asked, of = here.rank == one, here.device_of(other)
         blind = asked and of.index >= torch.cuda.device_count()
         apart = asked and not blind and not torch.cuda.can_device_access_peer(here.device, of)
         blind, apart = map(bool, here.add_up([float(blind), float(apart)]))
         if blind:
-            raise Unsupported(f"the process of rank {one} does not see the GPU of rank {other}")
+            raise NotMeasured(f"the process of rank {one} does not see the GPU of rank {other}")
         if apart and way == "peer":
-            raise Unsupported(f"CUDA gives the GPU of rank {one} no peer access to that of rank {other}")
+            raise NotMeasured(f"CUDA gives the GPU of rank {one} no peer access to that of rank {other}")
 
 
 def _refuse_send(here: Here) -> None:
     if not isinstance(here.group, Group):
         name = here.spec.config.strategy.name
-        raise Unsupported(f"{name} has no group of torch.distributed, which would send from rank to rank")
+        raise NotMeasured(f"{name} has no group of torch.distributed, which would send from rank to rank")
     if here.device.type == "cuda" and here.group.backend != "nccl":
-        raise Unsupported(f"{here.group.backend} sends no buffers of a GPU from rank to rank")
+        raise NotMeasured(f"{here.group.backend} sends no buffers of a GPU from rank to rank")
 
 
 def _send(here: Here, to: int | None, of: int | None, size_bytes: int) -> Action:

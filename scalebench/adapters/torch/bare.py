@@ -8,5 +8,5 @@ from scalebench.adapters.torch.base import TorchStrategy
 class BareTorch(TorchStrategy):
     """The `bare` baseline. It forms no group and exchanges nothing."""
 
-    def exchange(self, on: bool) -> None:
+    def set_gradient_sync(self, on: bool) -> None:
         """There is none to turn off."""

@@ -19,17 +19,15 @@ from scalebench.adapters.torch.memory import Peak, kept_bytes
 from scalebench.adapters.torch.network import NetworkModule
 from scalebench.adapters.torch.precision import Precision
 from scalebench.adapters.torch.weights import load_weights, read_weights
-from scalebench.api import api
 from scalebench.results import Profile
 from scalebench.spec import RunSpec
-from scalebench.strategy import BACKWARD, FORWARD, Loop, LossPart, Strategy, Unsupported
+from scalebench.strategy import BACKWARD, FORWARD, Loop, LossPart, Probes, Strategy, Unsupported
 from scalebench.workloads import networks, own_model
 from scalebench.workloads.source import Source
 from scalebench.workloads.weights import initial_weights
 
 
-@api(since=1)
-class TorchStrategy(Strategy):
+class TorchStrategy(Strategy, Probes):
     """One replica of the model on one device. By itself it talks to nobody; subclasses say how they do.
 
     `model` holds the weights, `compiled` is the same or its compiled form, and `net` what is trained: that, or a

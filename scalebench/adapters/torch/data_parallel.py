@@ -13,7 +13,7 @@ from scalebench.adapters.torch.base import TorchStrategy
 from scalebench.adapters.torch.evidence import COPIES, UPDATES, ProfiledReplay, backend_of
 from scalebench.adapters.torch.memory import peaks
 from scalebench.spec import RunSpec
-from scalebench.strategy import Unsupported
+from scalebench.strategy import NotMeasured, Unsupported
 
 FUSED_BYTES = 10 << 20  # that torch.nn.parallel sends at a time of what is smaller (comm.broadcast_coalesced)
 
@@ -41,16 +41,16 @@ class SingleProcess(TorchStrategy):
         for device in self._devices():
             torch.cuda.synchronize(device)
 
-    def exchange(self, on: bool) -> None:
+    def set_gradient_sync(self, on: bool) -> None:
         if not on:
-            raise Unsupported("data_parallel has one copy of the weights, which goes out to all GPUs in each update")
+            raise NotMeasured("data_parallel has one copy of the weights, which goes out to all GPUs in each update")
 
     def message_sizes(self) -> list[int]:
         """Weights and moving statistics on their way out, then gradients on their way back, as torch puts them
         together: computed from the model. Parts of the batch and outputs are not in it."""
         return [*self._out(), *self._back()]
 
-    def run_exchange(self, sizes: list[int]) -> None:
+    def run_isolated_sync(self, sizes: list[int]) -> None:
         """Out to all GPUs, and back to the first one with a sum."""
         devices, out = [device.index for device in self._devices()], len(self._out())
         for number, size in enumerate(sizes):

@@ -16,10 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 from scalebench.adapters.torch import after_backward, collectives
 from scalebench.adapters.torch.base import TorchStrategy
 from scalebench.adapters.torch.feeding import TorchBatch
-from scalebench.api import api
 
 
-@api(since=1)
 @dataclass
 class DdpOptions:
     """Passed on to DistributedDataParallel, but for `overlap`."""
@@ -34,7 +32,6 @@ class DdpOptions:
     overlap: bool = True  # false: buckets are exchanged when backward is over, all of them at once
 
 
-@api(since=1)
 class Ddp(TorchStrategy):
     """One process per device; gradients are averaged bucket by bucket while backward still runs, or with overlap=false
     after it."""
@@ -73,7 +70,7 @@ class Ddp(TorchStrategy):
         """Begin the exchange of a bucket, where a communication hook does it; gives the bucket's own buffer."""
         return after_backward.averaged(bucket)
 
-    def exchange(self, on: bool) -> None:
+    def set_gradient_sync(self, on: bool) -> None:
         self.net.require_backward_grad_sync = on
 
     def unsent(self) -> AbstractContextManager[Any]:
@@ -88,7 +85,7 @@ class Ddp(TorchStrategy):
     def message_sizes(self) -> list[int]:
         return bucket_bytes(self.net)
 
-    def run_exchange(self, sizes: list[int]) -> None:
+    def run_isolated_sync(self, sizes: list[int]) -> None:
         assert self.group is not None, "setup comes first"
         self.group.all_reduce_buffers(sizes)
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from scalebench.api import api
 from scalebench.strategy import Loop, LossPart
 
 UPDATES = 2  # the first may still set something up
@@ -61,7 +60,6 @@ class Replay:
         return len(self.parts) >= self._updates
 
 
-@api(since=1)
 class ProfiledReplay(Replay):
     """Profiles from its first batch to its last update, and nothing that a trainer does before or after."""
 
@@ -131,7 +129,6 @@ def layout_of(one: Operation) -> str | None:
     return "nhwc" if one.strides[1] == 1 else "nchw"
 
 
-@api(since=1)
 def observed_backend(train: Callable[[Loop], None], batch: Any) -> str | None:
     """Train on a batch for two updates under the profiler. Spoils the weights."""
     replay = ProfiledReplay(batch, UPDATES)

@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scalebench.api import api
 from scalebench.workloads.batch import Batch
 from scalebench.workloads.prefetch import prefetch
 from scalebench.workloads.source import Source
@@ -19,7 +18,6 @@ from scalebench.workloads.source import Source
 CHUNK = 4096  # samples
 
 
-@api(since=1)
 class TorchBatch(NamedTuple):
     """One process's part of a global batch as tensors."""
 

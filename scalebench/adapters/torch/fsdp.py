@@ -22,7 +22,7 @@ from scalebench.adapters.torch.feeding import TorchBatch
 from scalebench.adapters.torch.network import NetworkModule
 from scalebench.adapters.torch.shard_units import units
 from scalebench.adapters.torch.sharded_messages import Account
-from scalebench.strategy import LossPart, Unsupported
+from scalebench.strategy import LossPart, NotMeasured, Unsupported
 from scalebench.workloads.source import Source
 
 
@@ -96,21 +96,21 @@ class Fsdp(TorchStrategy):
         finally:
             self.net.set_requires_gradient_sync(True)
 
-    def exchange(self, on: bool) -> None:
+    def set_gradient_sync(self, on: bool) -> None:
         if not on:
-            raise Unsupported(
+            raise NotMeasured(
                 f"{self.spec.config.strategy.name} keeps shards of the weights, which no process can use alone"
             )
 
     def partial_step(self, batch: TorchBatch, until: str) -> None:
-        raise Unsupported(f"{self.spec.config.strategy.name} gathers weights within each part of an update")
+        raise NotMeasured(f"{self.spec.config.strategy.name} gathers weights within each part of an update")
 
     def message_sizes(self) -> list[int]:
         """Of each gathering the whole that comes together, of each averaging the whole that is shared out, padding
         included; noted as they were sent."""
         return [size for _, size in self._account.of_update]
 
-    def run_exchange(self, sizes: list[int]) -> None:
+    def run_isolated_sync(self, sizes: list[int]) -> None:
         """One after the other, as they are sent; gathering where the strategy sent nothing of those sizes."""
         assert self.group is not None, "setup comes first"
         key = tuple(sizes)

@@ -9,13 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from scalebench.api import api
 from scalebench.strategy import Unsupported
 
 PORT_TAKEN = ("EADDRINUSE", "address already in use")
 
 
-@api(since=1)
 class Group:
     """This process's membership in the default process group, which meets at MASTER_ADDR:MASTER_PORT."""
 

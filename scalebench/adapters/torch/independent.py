@@ -16,5 +16,5 @@ class IndependentTorch(TorchStrategy):
         """Each replica follows the mean over its own samples, since its gradients are averaged with no other."""
         return batch.share
 
-    def exchange(self, on: bool) -> None:
+    def set_gradient_sync(self, on: bool) -> None:
         """There is none to turn off."""

@@ -145,7 +145,7 @@ class LightningDdp(WithTrainer, Ddp):
         self._wrapper = None
         gc.collect()  # cycles would keep the wrapper alive, and its hooks on our parameters
 
-    def exchange(self, on: bool) -> None:
+    def set_gradient_sync(self, on: bool) -> None:
         self._exchanging = on
         if self._wrapper is not None:
             self._wrapper.require_backward_grad_sync = on

@@ -22,7 +22,7 @@ from scalebench.adapters.torch.stage_work import median_s
 from scalebench.adapters.torch.weights import read_weights
 from scalebench.results import StageRecord
 from scalebench.spec import InputError, RunSpec
-from scalebench.strategy import LossPart, Unsupported
+from scalebench.strategy import LossPart, NotMeasured, Unsupported
 from scalebench.workloads import micro_batches, networks, partitioner
 from scalebench.workloads.source import Source
 
@@ -129,7 +129,7 @@ class ModelParallel(TorchStrategy):
         return part
 
     def partial_step(self, batch: TorchBatch, until: str) -> None:
-        raise Unsupported(f"{self.spec.config.strategy.name} has no update without what its stages pass on")
+        raise NotMeasured(f"{self.spec.config.strategy.name} has no update without what its stages pass on")
 
     def message_sizes(self) -> list[int]:
         """The activations of each micro-batch at each cut of each replica, and their gradients; then, where there are
@@ -141,7 +141,7 @@ class ModelParallel(TorchStrategy):
         summed = range(self.stage_count) if self.replicas > 1 else ()
         return sizes + [self._parameter_bytes(index) for index in summed]
 
-    def run_exchange(self, sizes: list[int]) -> None:
+    def run_isolated_sync(self, sizes: list[int]) -> None:
         """All of one update, whose sizes they are."""
         if self._transfers is None:
             samples, parameters = self._micro_samples(self.chain.replica), list(self.model.parameters())

@@ -15,7 +15,7 @@ from scalebench.adapters.torch.own import OwnModule
 from scalebench.adapters.torch.precision import HALF
 from scalebench.adapters.torch.tensor_plan import Split, plan
 from scalebench.spec import RunSpec
-from scalebench.strategy import LossPart, Unsupported
+from scalebench.strategy import LossPart, NotMeasured, Unsupported
 from scalebench.workloads import own_model
 
 NEEDS = (2, 7)  # PyTorch, whose parallelize_module takes each part from what is there on every process
@@ -70,11 +70,11 @@ class TensorParallel(TorchStrategy):
         part = super().step(batch)
         return part if self.place.rank == 0 else None
 
-    def exchange(self, on: bool) -> None:
-        raise Unsupported(f"{self.spec.config.strategy.name} has no output of a split layer without its exchange")
+    def set_gradient_sync(self, on: bool) -> None:
+        raise NotMeasured(f"{self.spec.config.strategy.name} has no output of a split layer without its exchange")
 
     def partial_step(self, batch: TorchBatch, until: str) -> None:
-        raise Unsupported(
+        raise NotMeasured(
             f"{self.spec.config.strategy.name} exchanges within its passes: no part of an update is without"
         )
 
@@ -82,7 +82,7 @@ class TensorParallel(TorchStrategy):
         """Of the activations and their gradients, from their shapes."""
         return [size for _, size in self._messages()]
 
-    def run_exchange(self, sizes: list[int]) -> None:
+    def run_isolated_sync(self, sizes: list[int]) -> None:
         """One after the other, as layers wait for them; sizes of other updates as all-reduces."""
         sent = self._messages()
         if sizes != [size for _, size in sent]:

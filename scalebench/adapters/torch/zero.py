@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from scalebench.adapters.torch import training
 from scalebench.adapters.torch.ddp import Ddp, DdpOptions, bucket_bytes
 from scalebench.adapters.torch.feeding import TorchBatch
-from scalebench.strategy import BACKWARD, FORWARD, Unsupported
+from scalebench.strategy import BACKWARD, FORWARD, NotMeasured, Unsupported
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # what PyTorch thinks of its own optimizers beside this one
@@ -66,9 +66,9 @@ class Zero1(Ddp):
         self._buffers: dict[tuple[int, ...], list[Tensor]] = {}
         return net
 
-    def exchange(self, on: bool) -> None:
+    def set_gradient_sync(self, on: bool) -> None:
         if not on:
-            raise Unsupported("zero1 updates only some weights on each process, and needs those of the others")
+            raise NotMeasured("zero1 updates only some weights on each process, and needs those of the others")
 
     def partial_step(self, batch: TorchBatch, until: str) -> None:
         """With the optimizer's step of this process' own weights alone; the next whole update sends them."""
@@ -83,7 +83,7 @@ class Zero1(Ddp):
         """The buckets of gradients, then the broadcasts of weights, in the order in which they are sent."""
         return [*bucket_bytes(self.net), *(size for _, size in self._broadcasts())]
 
-    def run_exchange(self, sizes: list[int]) -> None:
+    def run_isolated_sync(self, sizes: list[int]) -> None:
         """Buckets first, all under way at once, then the broadcasts, as in an update."""
         assert self.group is not None, "setup comes first"
         buckets = bucket_bytes(self.net)

@@ -7,7 +7,6 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from scalebench.api import api
 from scalebench.plugins import Point
 from scalebench.spec import InputError, ModelSpec
 from scalebench.suggest import no_such
@@ -76,7 +75,6 @@ def build(name: str, input_shape: Sequence[int], outputs: int, options: dict[str
     return network
 
 
-@api(since=1)
 def of(model: ModelSpec) -> Network:
     """The network that a run's config means."""
     return build(model.name, model.input_shape, model.outputs, model.options)

@@ -113,7 +113,7 @@ def expected_statistics(strategy: Any, parts: Any) -> list[Any]:
 
 def round_trip(strategy: Any) -> list[list[str]]:
     """Devices of the sums and of their copies, in the exchange alone; its buffers are on both."""
-    strategy.run_exchange([8, 400])
+    strategy.run_isolated_sync([8, 400])
     _, trip = strategy._round_trip
     graph = trip._run.get_concrete_function(trip._buffers).graph
     sums = [op for op in graph.get_operations() if op.type == "AddN"]

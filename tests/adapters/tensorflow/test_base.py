@@ -117,8 +117,8 @@ def test_contract_of_one_rank(strategy: Any, source: Callable[..., Source]) -> N
     bare = strategy(*BARE)
     bare.step(next(iter(bare.feed(source()))))
     bare.synchronize()
-    bare.exchange(False)
-    bare.exchange(True)
+    bare.set_gradient_sync(False)
+    bare.set_gradient_sync(True)
     assert bare.broadcast(2.5) == 2.5
     assert bare.shard() == (0, 1)
     assert bare.peak_memory_bytes() == [None]

@@ -11,7 +11,7 @@ pytest.importorskip("tensorflow")
 from scalebench.adapters.tensorflow.central_storage import CentralStorage
 from scalebench.compose import compose_config
 from scalebench.resolve import resolve
-from scalebench.strategy import Unsupported
+from scalebench.strategy import NotMeasured, Unsupported
 from tests.adapters.tensorflow.one_update import Update, one_update
 
 SMALL = ("model=resnet20_cifar10", "dataset=cifar10_synthetic", "dataset.size=40", "scaling=strong", "gpus=2")
@@ -85,5 +85,5 @@ def test_the_compiler_is_refused() -> None:
 
 
 def test_the_exchange_stays() -> None:
-    with pytest.raises(Unsupported, match="one copy of the weights"):
-        strategy().exchange(False)
+    with pytest.raises(NotMeasured, match="one copy of the weights"):
+        strategy().set_gradient_sync(False)

@@ -34,7 +34,7 @@ def test_only_what_is_at_the_cut_leaves_its_device(strategy: Any, words: tuple[s
 def test_messages_are_what_is_at_the_cuts(strategy: Any, precision: str, size: int) -> None:
     two = strategy(*TWO, *RESNET, f"train.precision={precision}")
     assert two.message_sizes() == [10 * 16 * 16 * 32 * size] * 2
-    two.run_exchange(two.message_sizes())
+    two.run_isolated_sync(two.message_sizes())
     _, trip = two._exchange
     graph = trip._run.get_concrete_function(trip._buffers).graph
     copies = [op for op in graph.get_operations() if op.type == "Identity" and op.inputs[0].op.type == "Identity"]
@@ -51,7 +51,7 @@ def test_the_backend_is_what_was_seen(strategy: Any) -> None:
     one = strategy(*TWO, "gpus=1")
     one.step(batches(one, (10,))[0])
     assert (one.backend_used(), one.message_sizes(), one.stages()) == (None, [], [])
-    one.run_exchange([100])
+    one.run_isolated_sync([100])
 
 
 def test_what_was_sent_is_told_from_the_names_of_events() -> None:

@@ -178,12 +178,12 @@ def test_exchange_goes_off_and_on(strategy: Any, source: Callable[..., Source]) 
     fit = strategy(*MIRRORED, FIT)
     train(fit, source(first=1), 1, 2)
     assert fit.backend_used() == "ring"
-    fit.exchange(False)
+    fit.set_gradient_sync(False)
     train(fit, source(first=1), 1, 2)
     pairs = [fit.strategy.experimental_local_results(variable.value) for variable in fit.model.trained]
     assert max(np.abs(a.numpy() - b.numpy()).max() for a, b in pairs) > 1e-4
     assert fit.backend_used() is None
-    fit.exchange(True)
+    fit.set_gradient_sync(True)
     train(fit, source(first=1), 1, 2)
     assert fit.backend_used() == "ring"
 
@@ -208,7 +208,7 @@ def test_exchange_is_switched_while_fit_runs(
             apart.append(np.concatenate([(a.numpy() - b.numpy()).ravel() for a, b in pairs]))
             on = next(plan, None)
             if on is not None:
-                fit.exchange(on)
+                fit.set_gradient_sync(on)
             return on is None
 
     fit.train(Switching())

@@ -13,7 +13,7 @@ from scalebench.adapters.tensorflow.in_graph import InGraph, InGraphOptions
 from scalebench.compose import compose_config
 from scalebench.resolve import resolve
 from scalebench.spec import InputError
-from scalebench.strategy import Unsupported
+from scalebench.strategy import NotMeasured, Unsupported
 from scalebench.workloads.source import Source
 from tests.adapters.tensorflow.one_update import Update, one_update
 
@@ -102,8 +102,8 @@ def test_the_compiler_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_exchange_stays(name: str) -> None:
-    with pytest.raises(Unsupported, match="one copy of the weights"):
-        strategy(name).exchange(False)
+    with pytest.raises(NotMeasured, match="one copy of the weights"):
+        strategy(name).set_gradient_sync(False)
 
 
 def test_a_batch_that_does_not_divide() -> None:

@@ -53,12 +53,12 @@ def test_same_losses_as_bare(strategy: Any, source: Callable[..., Source], name:
 def test_replicas_go_apart_without_the_exchange(strategy: Any, source: Callable[..., Source], words: str) -> None:
     one = strategy(*f"strategy={words}".split(), "gpus=2")
     train(one, source(), 2)
-    one.exchange(False)
+    one.set_gradient_sync(False)
     train(one, source(), 2)
     away = apart(one)
     assert away > 1e-4
     assert one.message_sizes() == [] and one.backend_used() is None
-    one.exchange(True)
+    one.set_gradient_sync(True)
     assert sum(one.message_sizes()) == BYTES
 
 
@@ -108,14 +108,14 @@ def test_a_last_batch_of_fewer_samples_than_devices(strategy: Any, tmp_path: Pat
 def test_exchange_alone(strategy: Any) -> None:
     """Made once for the same sizes; with one replica there is none."""
     one = strategy(*MIRRORED)
-    one.run_exchange([400])
+    one.run_isolated_sync([400])
     made = one._exchange
-    one.run_exchange([400])
+    one.run_isolated_sync([400])
     assert one._exchange is made
-    one.run_exchange([800])
+    one.run_isolated_sync([800])
     assert one._exchange is not made
     single = strategy("strategy=mirrored", "gpus=1")
-    single.run_exchange([400])
+    single.run_isolated_sync([400])
     assert single._exchange is None
 
 

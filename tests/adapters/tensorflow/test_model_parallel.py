@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("tensorflow")
 
-from scalebench.strategy import BACKWARD, FORWARD, Unsupported
+from scalebench.strategy import BACKWARD, FORWARD, NotMeasured, Unsupported
 from scalebench.workloads import networks
 from tests.adapters.tensorflow.conftest import DEVICES
 from tests.adapters.tensorflow.one_update import one_update
@@ -110,7 +110,7 @@ def test_parts_of_an_update(strategy: Any) -> None:
         two.partial_step(batch, part)
     for name, array in two.parameters().items():
         np.testing.assert_array_equal(array, before[name])
-    with pytest.raises(Unsupported, match="waits for the one before"):
+    with pytest.raises(NotMeasured, match="waits for the one before"):
         two.local_step(batch)
 
 
@@ -139,5 +139,5 @@ def test_more_stages_than_there_are_places_to_cut(made: Any) -> None:
 
 
 def test_the_exchange_stays(made: Any) -> None:
-    with pytest.raises(Unsupported, match="one model over all devices"):
-        made(*TWO).exchange(False)
+    with pytest.raises(NotMeasured, match="one model over all devices"):
+        made(*TWO).set_gradient_sync(False)

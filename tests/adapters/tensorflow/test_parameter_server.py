@@ -21,7 +21,7 @@ from scalebench.resolve import resolve
 from scalebench.results import Result
 from scalebench.run import run
 from scalebench.spec import RunSpec
-from scalebench.strategy import Unsupported
+from scalebench.strategy import NotMeasured, Unsupported
 from scalebench.testing.group import WORKLOAD
 from scalebench.workloads.source import Source
 from tests.helpers import alive
@@ -135,5 +135,5 @@ def test_the_chief_has_nothing_to_probe() -> None:
         lambda: chief.profile(1, None),
     ]
     for ask in asked:
-        with pytest.raises(Unsupported, match="the chief of parameter_server computes nothing"):
+        with pytest.raises(NotMeasured, match="the chief of parameter_server computes nothing"):
             ask()

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from scalebench.adapters.tensorflow import feeding, xplane
-from scalebench.strategy import Unsupported
+from scalebench.strategy import NotMeasured
 from scalebench.workloads.batch import Batch
 from scalebench.workloads.source import Source
 from tests.adapters.tensorflow.conftest import DEVICES
@@ -62,10 +62,10 @@ def test_each_piece_runs_to_its_end_and_no_further(strategy: Any, source: Callab
     for now, then in zip(weights(one), before, strict=True):
         np.testing.assert_array_equal(now, then)
     if name in ONE_COPY:
-        with pytest.raises(Unsupported, match="one copy of the weights"):
+        with pytest.raises(NotMeasured, match="one copy of the weights"):
             one.partial_step(first, "optimizer")
     else:
-        one.exchange(False)
+        one.set_gradient_sync(False)
         one.partial_step(first, "optimizer")
         assert all(np.abs(now - then).max() > 0 for now, then in zip(weights(one), before, strict=True))
 
@@ -75,12 +75,12 @@ def test_replicas_go_apart_and_an_exchange_keeps_them_so(strategy: Any, source: 
     one = made(strategy, "mirrored", "train.learning_rate=0.1")
     batch = next(iter(one.feed(source())))
     one.step(batch)
-    one.exchange(False)
+    one.set_gradient_sync(False)
     assert apart(one) == 0
     one.partial_step(batch, "optimizer")
     away = apart(one)
     assert away > 1e-3
-    one.exchange(True)
+    one.set_gradient_sync(True)
     before = weights(one)
     one.step(batch)
     assert apart(one) == pytest.approx(away, abs=1e-6)
@@ -137,7 +137,7 @@ def before(operation: tf.Operation) -> set[tf.Operation]:
 
 
 def test_one_device_is_no_probe(strategy: Any) -> None:
-    with pytest.raises(Unsupported, match=r"one device.* without the exchange"):
+    with pytest.raises(NotMeasured, match=r"one device.* without the exchange"):
         made(strategy, "bare_tensorflow").local_step(None)
 
 
@@ -159,7 +159,7 @@ def test_under_fit_a_batch_is_put_on_the_devices_once(
     monkeypatch.setattr(feeding, "place", lambda *words: placed.append(words) or place(*words))
     batch = next(iter(one.feed(source())))
     assert isinstance(batch, Batch)
-    one.exchange(False)
+    one.set_gradient_sync(False)
     for until in ("forward", "backward", "optimizer"):
         one.partial_step(batch, until)
     assert apart(one) > 0

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from scalebench.adapters.tensorflow import feeding
-from scalebench.strategy import Unsupported
+from scalebench.strategy import NotMeasured
 from scalebench.workloads.source import Source
 from tests.adapters.tensorflow.conftest import DEVICES
 
@@ -26,7 +26,7 @@ def test_each_device_is_sent_its_part_each_time(
 ) -> None:
     one = strategy("strategy=mirrored", "gpus=2", f"strategy.options.loop={loop}")
     batch = next(iter(one.feed(source(first=1, global_batch=27))))
-    with pytest.raises(Unsupported, match="nothing is copied"):
+    with pytest.raises(NotMeasured, match="nothing is copied"):
         one.copy_batch(batch)
     as_on_gpus(one, monkeypatch)
     sent: list[tuple[Any, str]] = []
@@ -44,5 +44,5 @@ def test_each_device_is_sent_its_part_each_time(
 def test_a_graph_that_takes_samples_to_the_devices_itself(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     one = strategy("strategy=multi_gpu_model", "gpus=2")
     as_on_gpus(one, monkeypatch)
-    with pytest.raises(Unsupported, match="the graph of multi_gpu_model itself"):
+    with pytest.raises(NotMeasured, match="the graph of multi_gpu_model itself"):
         one.copy_batch(None)

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 import torch
 
-from scalebench import train_spec
+from scalebench import spec
 from scalebench.adapters.tensorflow import training
 from scalebench.spec import InputError, TrainSpec
 
@@ -92,7 +92,7 @@ def test_optimizers_are_torchs(name: str, decay: float) -> None:
 
 
 def test_all_optimizers_of_the_config_are_here() -> None:
-    assert set(training.OPTIMIZERS) == set(train_spec.OPTIMIZERS) == set(TORCHS)
+    assert set(training.OPTIMIZERS) == set(spec.OPTIMIZERS) == set(TORCHS)
 
 
 def test_the_learning_rate_of_one_that_scales_the_loss() -> None:

@@ -29,7 +29,7 @@ def body(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any) -> Non
     batch = TorchBatch(torch.randn(20, 200, 3), torch.randn(20, 2), 40)
     strategy.train(Replay(batch, 3))
     seen: dict[str, Any] = {"trained": total(strategy)}
-    strategy.exchange(False)
+    strategy.set_gradient_sync(False)
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         for part in (*PARTS, FORWARD, OPTIMIZER):
             strategy.partial_step(batch, part)
@@ -37,7 +37,7 @@ def body(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any) -> Non
     seen["apart"] = total(strategy)
     if record.rank == 1:
         strategy.partial_step(batch, OPTIMIZER)  # of one rank alone: nobody would answer an exchange
-    strategy.exchange(True)
+    strategy.set_gradient_sync(True)
     strategy.train(Replay(batch, 1))
     seen["gradients"] = [float(one.grad.double().sum()) for one in strategy.model.parameters()]
     began_s, trace = time.time(), progress.folder / f"trace{record.rank}.json.gz"

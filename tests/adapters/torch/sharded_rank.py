@@ -29,8 +29,8 @@ def body(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any) -> Non
     strategy.train(Replay(batch, 3))
     seen["state_bytes"], seen["messages"] = strategy.state_bytes(), strategy.message_sizes()
     seen["update"] = sent(lambda: strategy.train(Replay(batch, 1)))
-    strategy.run_exchange(seen["messages"])  # buffers are made and tried
-    seen["exchange"] = sent(lambda: strategy.run_exchange(seen["messages"]))
+    strategy.run_isolated_sync(seen["messages"])  # buffers are made and tried
+    seen["exchange"] = sent(lambda: strategy.run_isolated_sync(seen["messages"]))
     # One batch for both and one more for rank 0, which the other one knows nothing of.
     uneven = Source(*features(5), global_batch=4, seed=3, replica=record.rank, replicas=2)
     seen["batches"] = len(list(uneven.in_order()))

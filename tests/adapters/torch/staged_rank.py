@@ -60,7 +60,7 @@ def body(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any) -> Non
         train(strategy, batches(model)[0])
     seen["step"] = carried(profiler)
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        strategy.run_exchange(seen["messages"])
+        strategy.run_isolated_sync(seen["messages"])
     seen["exchange"] = carried(profiler)
     seen["stages"] = [dataclasses.asdict(one) for one in strategy.stages()]
     write_json(progress.folder / f"staged{record.rank}.json", seen)

@@ -68,7 +68,7 @@ def seen(spec: RunSpec, rank: int) -> dict[str, Any]:
         "backend": ours.backend_used(),
         "sent": sent(ours, batch),
     }
-    ours.run_exchange(ours.message_sizes())
+    ours.run_isolated_sync(ours.message_sizes())
     return found
 
 

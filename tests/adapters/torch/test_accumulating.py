@@ -112,15 +112,15 @@ def test_the_exchange_goes_off_and_on(strategy: Any, source: Callable[..., Sourc
 
     def decide(series: Any) -> bool:
         seen.append(len(series.seconds))
-        one.exchange(len(series.seconds) % 2 == 0)
+        one.set_gradient_sync(len(series.seconds) % 2 == 0)
         return len(series.seconds) == 4
 
     one.train(TimedLoop(one, one.feed(source()), [Stage("some", lambda before: 2, decide)]))
     assert seen == [1, 2, 3, 4]
     if "ddp" in name:
-        one.exchange(False)
+        one.set_gradient_sync(False)
         assert one.backend_used() is None
-        one.exchange(True)
+        one.set_gradient_sync(True)
         assert one.backend_used() == "gloo"
 
 

@@ -10,7 +10,7 @@ import torch
 from scalebench.adapters.torch import bandwidth
 from scalebench.adapters.torch.bandwidth import Here, transfer
 from scalebench.adapters.torch.group import Group
-from scalebench.strategy import Unsupported
+from scalebench.strategy import NotMeasured
 from tests.adapters.torch.conftest import spec_of
 
 
@@ -67,9 +67,9 @@ def test_a_copy_in_host_memory_copies(kind: str, monkeypatch: pytest.MonkeyPatch
 def test_no_group_and_no_way_for_the_buffers_of_a_gpu() -> None:
     alone = here(0)
     alone.group = None
-    with pytest.raises(Unsupported, match=r"^ddp_gloo has no group of torch"):
+    with pytest.raises(NotMeasured, match=r"^ddp_gloo has no group of torch"):
         transfer(alone, "send_one_way", 0, 1, 1024)
-    with pytest.raises(Unsupported, match="gloo sends no buffers of a GPU"):
+    with pytest.raises(NotMeasured, match="gloo sends no buffers of a GPU"):
         transfer(here(0, kind="cuda"), "send_ring", None, None, 1024)
 
 
@@ -81,7 +81,7 @@ def access(monkeypatch: pytest.MonkeyPatch, seen: int, pairs: set[tuple[int, int
 def refusal(kind: str, source: int | None, target: int | None, rank: int = 0, **words: Any) -> str | None:
     try:
         bandwidth._refuse(here(rank, kind="cuda", backend="nccl", **words), kind, source, target)
-    except Unsupported as reason:
+    except NotMeasured as reason:
         return str(reason)
     return None
 
@@ -115,5 +115,5 @@ def test_without_a_wrapper(strategy: Any) -> None:
     """One device, no group: host memory is still there."""
     alone = strategy("bare_torch")
     alone.transfer("memcpy", 0, 0, 4096)()
-    with pytest.raises(Unsupported, match="bare_torch has no collective operations of its own"):
+    with pytest.raises(NotMeasured, match="bare_torch has no collective operations of its own"):
         alone.collective("all_reduce", 4)

@@ -13,7 +13,7 @@ import torch
 from scalebench.adapters.torch import feeding, training
 from scalebench.adapters.torch.base import choose_device
 from scalebench.spec import InputError
-from scalebench.strategy import BACKWARD, FORWARD, OPTIMIZER, Unsupported
+from scalebench.strategy import BACKWARD, FORWARD, OPTIMIZER, NotMeasured, Unsupported
 from scalebench.workloads import networks
 from scalebench.workloads.source import Source
 from scalebench.workloads.weights import initial_weights
@@ -99,8 +99,8 @@ def test_contract_of_one_rank(strategy: Any, source: Callable[..., Source], name
     batch = next(iter(one.feed(source())))
     assert one.step(batch).samples == 20
     one.synchronize()
-    one.exchange(False)
-    one.exchange(True)
+    one.set_gradient_sync(False)
+    one.set_gradient_sync(True)
     assert one.broadcast(2.5) == 2.5
     assert one.peak_memory_bytes() == [None]
     assert one.versions()["torch"] == torch.__version__
@@ -138,7 +138,7 @@ def test_copies_of_a_batch(strategy: Any, source: Callable[..., Source], monkeyp
     """Pinned once for each shape, copied each time: here to a device that holds nothing."""
     bare = strategy("bare_torch")
     batches = list(islice(bare.feed(source()), 6))  # the last has another shape
-    with pytest.raises(Unsupported, match="nothing is copied"):
+    with pytest.raises(NotMeasured, match="nothing is copied"):
         bare.copy_batch(batches[0])
     pinned, copied, bare.device = [], [], torch.device("meta")
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(len(tensor)) or tensor)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from scalebench.adapters.torch import collectives
 from scalebench.adapters.torch.collectives import Collective
 from scalebench.results import COLLECTIVES
-from scalebench.strategy import Unsupported
+from scalebench.strategy import NotMeasured
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
@@ -43,7 +43,7 @@ def test_an_operation_that_the_backend_lacks(strategy: Any, monkeypatch: pytest.
 
     monkeypatch.setattr(dist, "reduce", lacks)
     group = strategy("ddp_gloo").group
-    with pytest.raises(Unsupported, match=r"^gloo of PyTorch .* has no reduce: ProcessGroupGloo does not support"):
+    with pytest.raises(NotMeasured, match=r"^gloo of PyTorch .* has no reduce: ProcessGroupGloo does not support"):
         collectives.collective(group, "reduce", 64)
 
 
@@ -63,5 +63,5 @@ def test_no_room_on_the_gpu(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(collectives, "_buffer", full)
     group = strategy("ddp_gloo").group
-    with pytest.raises(Unsupported, match="buffers of 64 bytes do not fit"):
+    with pytest.raises(NotMeasured, match="buffers of 64 bytes do not fit"):
         collectives.collective(group, "reduce", 64)

@@ -37,9 +37,9 @@ def test_replay_ends() -> None:
 def test_no_exchange_is_seen_when_it_is_off(strategy: Any, source: Callable[..., Source], name: str) -> None:
     one = strategy(name)
     one.step(next(iter(one.feed(source()))))
-    one.exchange(False)
+    one.set_gradient_sync(False)
     assert one.backend_used() is None
-    one.exchange(True)
+    one.set_gradient_sync(True)
     assert one.backend_used() == "gloo"
 
 

@@ -73,7 +73,7 @@ def test_exchange_goes_off_within_a_training(strategy: Any, source: Callable[...
     wrappers: list[DistributedDataParallel] = []
 
     def decide(series: Any) -> bool:
-        lightning.exchange(len(series.seconds) % 2 == 0)
+        lightning.set_gradient_sync(len(series.seconds) % 2 == 0)
         wrappers.append(lightning._wrapper)
         assert wrappers[-1].require_backward_grad_sync == (len(series.seconds) % 2 == 0)
         return len(series.seconds) == 4

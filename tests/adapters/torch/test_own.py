@@ -154,10 +154,10 @@ def test_one_rank(strategy: Any, source: Callable[..., Source], name: str, optio
     one = strategy(name, **own("Series"), **options)
     batch = next(iter(one.feed(source())))
     assert one.step(batch).samples == 20
-    one.exchange(False)
+    one.set_gradient_sync(False)
     for part in ("forward", "backward", "optimizer"):
         one.partial_step(batch, part)
-    one.exchange(True)
+    one.set_gradient_sync(True)
     assert one.evaluate(source()).keys() == {"mse"}
     exchanges = "ddp" in name
     assert one.message_sizes() == ([4 * one.num_params()] if exchanges else [])

@@ -12,7 +12,7 @@ from scalebench import launchers
 from scalebench.records import read_json
 from scalebench.run_folder import rank_log_name
 from scalebench.spec import write_spec
-from scalebench.strategy import FORWARD, Unsupported
+from scalebench.strategy import FORWARD, NotMeasured, Unsupported
 from tests.adapters.torch.conftest import own, spec_of
 
 RANK = "tests.adapters.torch.tensor_rank"
@@ -112,8 +112,8 @@ def test_what_it_cannot_do(strategy: Callable[..., Any], changes: dict[str, Any]
 
 def test_no_part_of_an_update_is_without_its_exchange(strategy: Callable[..., Any]) -> None:
     made = strategy("tensor_parallel")
-    with pytest.raises(Unsupported, match="without its exchange"):
-        made.exchange(False)
-    with pytest.raises(Unsupported, match="no part of an update"):
+    with pytest.raises(NotMeasured, match="without its exchange"):
+        made.set_gradient_sync(False)
+    with pytest.raises(NotMeasured, match="no part of an update"):
         made.partial_step(None, FORWARD)
     assert made.message_sizes() == []

@@ -10,9 +10,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from scalebench.workloads.batch import Batch
-from scalebench.workloads.prefetch import prefetch
-from scalebench.workloads.source import Source
+from scalebench.plugin_api import Batch, Source, prefetch
 from scalebench_jax.dealing import deal
 from scalebench_jax.replica import Part
 

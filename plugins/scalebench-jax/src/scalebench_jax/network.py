@@ -12,9 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from scalebench.strategy import Unsupported
-from scalebench.workloads.images import SCALE
-from scalebench.workloads.network import Network, Node
+from scalebench.plugin_api import SCALE, Network, Node, Unsupported
 
 Arrays = dict[str, Array]  # by their neutral names
 LAYOUTS = {1: ("NWC", "WIO", "NWC"), 2: ("NHWC", "HWIO", "NHWC")}  # by the number of spatial axes

@@ -1,0 +1,65 @@
+"""Everything that a plugin may use without a framework. Nothing else of scalebench is stable, but for what
+`scalebench.testing` and the packages of the frameworks export; docs/plugin-api.md lists it all."""
+
+from scalebench.plugins import API_VERSION
+from scalebench.results import Collective, Operation, Profile, StageRecord, Transfer
+from scalebench.spec import Config, DatasetSpec, InputError, ModelSpec, Place, RunSpec, StrategySpec, TrainSpec
+from scalebench.strategy import (
+    BACKWARD,
+    FORWARD,
+    OPTIMIZER,
+    PARTS,
+    Loop,
+    LossPart,
+    NoOptions,
+    NotMeasured,
+    Probes,
+    Strategy,
+    Unsupported,
+)
+from scalebench.suggest import no_such
+from scalebench.workloads.batch import Batch
+from scalebench.workloads.images import SCALE
+from scalebench.workloads.network import Array, Network, Node
+from scalebench.workloads.networks import of as network_of
+from scalebench.workloads.prefetch import prefetch
+from scalebench.workloads.source import Source
+from scalebench.workloads.weights import initial_weights
+
+__all__ = [
+    "API_VERSION",
+    "BACKWARD",
+    "FORWARD",
+    "OPTIMIZER",
+    "PARTS",
+    "SCALE",
+    "Array",
+    "Batch",
+    "Collective",
+    "Config",
+    "DatasetSpec",
+    "InputError",
+    "Loop",
+    "LossPart",
+    "ModelSpec",
+    "Network",
+    "NoOptions",
+    "Node",
+    "NotMeasured",
+    "Operation",
+    "Place",
+    "Probes",
+    "Profile",
+    "RunSpec",
+    "Source",
+    "StageRecord",
+    "Strategy",
+    "StrategySpec",
+    "TrainSpec",
+    "Transfer",
+    "Unsupported",
+    "initial_weights",
+    "network_of",
+    "no_such",
+    "prefetch",
+]
