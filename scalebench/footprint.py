@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from scalebench.curves import batch_of, cells, interval
+from scalebench.curves import batch_of, interval, plain_rows
 from scalebench.stats import Interval, ratio_interval
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Footprints:
 def footprints(pooled: pd.DataFrame) -> list[Footprints]:
     """Rows that are ok or were out of memory, in the order of the frame; of models of which something is known."""
     found: dict[tuple[Any, ...], list[Row]] = {}
-    for row in map(cells, pooled.to_dict("records")):
+    for row in plain_rows(pooled):
         if row["status"] in ("ok", "oom"):
             found.setdefault(tuple(row[name] for name in SAME), []).append(row)
     return [Footprints(rows) for rows in found.values() if any(map(_told, rows))]

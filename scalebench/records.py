@@ -6,7 +6,6 @@ Layer 0, below spec and results, which both keep their files through it.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import os
 import re
@@ -56,16 +55,10 @@ def read_record(path: Path, kind: type[T], ignore_unknown: bool = False) -> T:
     """Read dataclass `kind` from a JSON file; ValueError as those of read_json and from_dict."""
     if ignore_unknown:
         try:
-            record: T = _decoder(kind).decode(path.read_bytes())
-            return record
+            return msgspec.json.decode(path.read_bytes(), type=kind)
         except (msgspec.DecodeError, RecursionError):
             pass  # read again below: for the reason, and since the standard library also takes lone surrogates
     return from_dict(kind, read_json(path), ignore_unknown)
-
-
-@functools.cache
-def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(kind)
 
 
 def from_dict(kind: type[T], tree: Any, ignore_unknown: bool = False) -> T:

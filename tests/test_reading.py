@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from scalebench import frame as frames
+from scalebench import reading
 from scalebench.frame import Survey, find, load, survey
 from scalebench.pooling import pooled
 from scalebench.reading import figures_in, readable
@@ -18,6 +20,7 @@ from scalebench.records import read_json
 from scalebench.run_folder import RESULT_FILE
 from scalebench.spec import InputError
 from tests import sweeps
+from tests.helpers import rank, record
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -213,3 +216,51 @@ def test_files_are_read_in_order_and_the_first_that_is_wrong_is_named(sweep: Pat
         figures_in(files)
     unreadable: list[tuple[Path, str]] = []
     assert len(readable(files, unreadable)) == 1 and [path for path, _ in unreadable] == files[1:]
+
+
+@pytest.fixture
+def many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Files that two processes read, since few are enough for them here; the fourth is damaged."""
+    wild = record(gpus=2, ranks=[rank(k, [0.01] * 31 + [50.0]) for k in range(2)])  # its interval has no upper limit
+    sweeps.write(tmp_path, [sweeps.run("ddp_gloo", 2), sweeps.failed(), wild, record(), record(block_s=None), record()])
+    (tmp_path / "3" / RESULT_FILE).write_text("{")
+    monkeypatch.setattr(reading, "usable_cpus", lambda: [0, 1])
+    monkeypatch.setattr(reading, "MIN_FILES_PER_PROCESS", 3)
+    monkeypatch.setattr(reading, "FILES_PER_TASK", 2)
+    return find([tmp_path])
+
+
+def processes_of(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> tuple[set[int], list[Any]]:
+    """The processes that read the files, and what came of each."""
+    seen, read = files[0].parents[1] / "processes", reading.read_result
+
+    def noted(file: Path) -> Any:
+        with seen.open("a") as stream:
+            stream.write(f"{os.getpid()}\n")
+        return read(file)
+
+    seen.write_text("")
+    with monkeypatch.context() as patch:
+        patch.setattr(reading, "read_result", noted)
+        answers = list(reading._read_all(files))
+    return {int(pid) for pid in seen.read_text().split()}, answers
+
+
+def test_several_processes_give_what_one_gives(many: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    pids, answers = processes_of(many, monkeypatch)
+    assert answers == [reading._read(file) for file in many] and os.getpid() not in pids
+    assert [isinstance(answer, str) for answer in answers].index(True) == 3
+    pids, few = processes_of(many[:5], monkeypatch)
+    assert few == answers[:5] and pids == {os.getpid()}, "so few are read at once"
+
+
+def test_the_rest_is_read_here_where_a_process_is_killed(many: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, here, read = [reading._read(file) for file in many], os.getpid(), reading.read_result
+
+    def killed(file: Path) -> Any:
+        if file == many[4] and os.getpid() != here:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return read(file)
+
+    monkeypatch.setattr(reading, "read_result", killed)
+    assert list(reading._read_all(many)) == expected

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scalebench.records import from_dict, read_json, write_json
+from scalebench.records import from_dict, read_json, read_record, write_json
 
 
 @dataclass
@@ -87,6 +85,7 @@ def test_an_integer_is_a_float_where_one_is_wanted() -> None:
         ({"inner": {"number": 1, "share": "1"}}, "inner.share should be float, not str"),
         ({"inner": {"number": 1, "share": True}}, "inner.share should be float, not bool"),
         ({"inner": {"number": 1, "extra": 0}}, "inner has an unknown field 'extra'"),
+        ({"parts": [{"number": 1}, {"number": 1, "extra": 0}]}, "parts[1] has an unknown field 'extra'"),
         ({"names": "a"}, "names should be a list, not str"),
         ({"names": ["a", 2]}, "names[1] should be str, not int"),
         ({"names": None}, "names should be a list, not null"),
@@ -120,9 +119,19 @@ def test_what_is_no_object_is_no_record(tree: Any) -> None:
         from_dict(Outer, tree)
 
 
-def test_unknown_fields_can_be_passed_over_at_any_depth() -> None:
+def test_unknown_fields_can_be_passed_over_at_any_depth(tmp_path: Path) -> None:
     tree = GOOD | {"later": 1, "parts": [{"number": 1, "later": 2}]}
     assert from_dict(Outer, tree, ignore_unknown=True).parts == [Inner(1)]
+    write_json(tmp_path / "x.json", tree)
+    assert read_record(tmp_path / "x.json", Outer, ignore_unknown=True).parts == [Inner(1)]
+    with pytest.raises(ValueError, match=r"^Outer has an unknown field 'later'$"):
+        read_record(tmp_path / "x.json", Outer)
+
+
+def test_a_lone_surrogate_reads_back(tmp_path: Path) -> None:
+    """Python makes one of each byte in the environment that is no text."""
+    write_json(tmp_path / "x.json", Outer(Inner(1), ["\udcff"]))
+    assert read_record(tmp_path / "x.json", Outer, ignore_unknown=True).names == ["\udcff"]
 
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
@@ -134,14 +143,12 @@ anything = st.recursive(
 
 @given(
     st.builds(
-        Outer,
-        inners,
-        st.lists(st.text()),
-        st.none() | st.integers(),
-        st.lists(inners),
-        st.dictionaries(st.text(), numbers),
-        anything,
+        Outer, inners, st.lists(st.text()), st.none() | st.integers(), st.lists(inners),
+        st.dictionaries(st.text(), numbers), anything,
     )
-)
-def test_every_record_survives_its_json(record: Outer) -> None:
-    assert from_dict(Outer, json.loads(json.dumps(dataclasses.asdict(record)))) == record
+)  # fmt: skip
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_every_record_survives_its_file(tmp_path: Path, record: Outer) -> None:
+    write_json(tmp_path / "x.json", record)
+    assert read_record(tmp_path / "x.json", Outer, ignore_unknown=True) == record
+    assert read_record(tmp_path / "x.json", Outer) == record

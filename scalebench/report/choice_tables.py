@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from scalebench.curves import cells, interval
+from scalebench.curves import interval, plain_rows
 from scalebench.data_or_model import DATA, KINDS, MODEL, PIPELINE, STAGED, Comparison, comparisons
 from scalebench.linear import Figure, inverse
 from scalebench.measured_rates import RATE, Read
@@ -44,7 +44,7 @@ def found(pooled: pd.DataFrame, read: Read) -> list[Comparison]:
     """Of a frame with a row for each configuration, in the order of models, devices and batches."""
     if not pooled["strategy"].isin(list(STAGED)).any():
         return []  # without a look at each of ten thousand rows
-    made = comparisons([cells(row) for row in pooled.to_dict("records")], read)
+    made = comparisons(plain_rows(pooled), read)
     places = {name: place for place, name in enumerate(dict.fromkeys(str(one.row["model"]) for one in made))}
     return sorted(made, key=lambda one: (places[str(one.row["model"])], one.row["gpus"], one.global_batch))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from scalebench.attributing import Baseline, by_configuration
 from scalebench.causes import Case
-from scalebench.curves import cells
+from scalebench.curves import plain_rows
 from scalebench.ladders import Ladder, Part, ladder
 from scalebench.linear import Figure
 from scalebench.report import units
@@ -27,7 +27,7 @@ class Runs:
 
     def __init__(self, frame: pd.DataFrame, read: Callable[[str], Result]) -> None:
         self._read = read
-        self._rows = {str(row["run_id"]): row for row in map(cells, frame.to_dict("records"))}
+        self._rows = {str(row["run_id"]): row for row in plain_rows(frame)}
         self._alone: dict[tuple[str, int], list[str]] = {}  # (model, batch) -> good runs on one device
         for run_id, row in self._rows.items():
             if row["gpus"] == 1 and row["status"] == "ok":
@@ -62,7 +62,7 @@ def cases(evidence: Evidence) -> dict[str, Case]:
     status = dict(zip(evidence.frame["run_id"], evidence.frame["status"], strict=True))
     results = [evidence.result(run_id) for run_id in evidence.detailed if status[run_id] == "ok"]
     baselines = Runs(evidence.frame, evidence.result).baselines(results)
-    rows = [cells(row) for row in evidence.pooled.to_dict("records")]
+    rows = plain_rows(evidence.pooled)
     against = {result.run_id: baselines.of(result) for result in results}
     told = [(result, ladder(result, **vars(against[result.run_id]))) for result in results]
     known = {result.run_id: result for result in results}

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from scalebench import published
-from scalebench.curves import cells
+from scalebench.curves import plain_rows
 from scalebench.report.published_tables import alone
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def references(frame: pd.DataFrame, names: Sequence[str]) -> list[Table]:
     """A table for each study, without networks that `frame` has not, unless it has none of the study's. InputError for
     a name that is none."""
     models = {str(model) for model in frame["model"].dropna()}
-    rows = [cells(row) for row in published.rows(names).to_dict("records")]
+    rows = plain_rows(published.rows(names))
     found = []
     for name in dict.fromkeys(names):
         own = [row for row in rows if row["study"] == name]

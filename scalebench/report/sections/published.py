@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from scalebench.curves import cells
+from scalebench.curves import plain_rows
 from scalebench.published import Study, study
 from scalebench.report.blocks import Axis, Block, Chart, Section, Series, Words
 from scalebench.report.drawing import Group, bands, devices_axis, groups, lines, sentences
@@ -22,7 +22,7 @@ def section(evidence: Evidence) -> Section | None:
     """None where no study was asked for."""
     if evidence.published is None or evidence.published.empty:
         return None
-    rows = [cells(row) for row in evidence.published.to_dict("records")]
+    rows = plain_rows(evidence.published)
     blocks: list[Block] = [Words(APART)]
     for name in dict.fromkeys(row["study"] for row in rows):
         blocks += _study(study(name), [row for row in rows if row["study"] == name], evidence)
@@ -32,7 +32,7 @@ def section(evidence: Evidence) -> Section | None:
 def _study(about: Study, rows: list[dict[str, Any]], evidence: Evidence) -> Iterator[Block]:
     machines = [f"{name}: {words}" for name, words in about.machines.items()]
     yield Words(sentences(about.title, f"source: {about.source}", "; ".join(machines), *about.notes))
-    measured = [cells(row) for row in evidence.pooled[evidence.pooled["status"] == "ok"].to_dict("records")]
+    measured = plain_rows(evidence.pooled[evidence.pooled["status"] == "ok"])
     yield from beside(about, rows, measured)
     found, words = groups(evidence.curves)
     yield from words
