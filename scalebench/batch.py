@@ -1,4 +1,4 @@
-"""What a job of SLURM runs on its first node: one run, in its folder. Layer 3."""
+"""Runs one run in its folder, as a job of SLURM does on its first node. Layer 3."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from scalebench.spec import InputError, read_spec
 
 
 def job(folder: str) -> NoReturn:
-    """All that a job does. Ends the process: submitit would leave another file of its own otherwise."""
+    """Do all that a job does, and end the process: submitit would leave another file of its own otherwise."""
     script.clean(Path(folder))
-    run_folder(folder)
+    run_spec_of(folder)
     raise SystemExit(0)
 
 
-def run_folder(folder: str) -> None:
-    """Run what spec.json in `folder` says, and leave its row there; what went wrong stands in the row.
+def run_spec_of(folder: str) -> None:
+    """Run the spec.json of `folder`, and leave its result there, which also has the reason of a failure.
 
     SIGTERM, which the processes of a job get when it is cancelled or its time is over, ends the run as Ctrl-C does.
     """
@@ -42,5 +42,5 @@ def _interrupt(number: int, frame: Any) -> None:
 
 
 def _line(result: Result) -> str:
-    said = result.status if result.reason is None else f"{result.status}: {result.reason}"
-    return f"scalebench: {result.scale.strategy} gpus={result.scale.gpus} {said}"
+    text = result.status if result.reason is None else f"{result.status}: {result.reason}"
+    return f"scalebench: {result.scale.strategy} gpus={result.scale.gpus} {text}"

@@ -44,7 +44,7 @@ PHASES = ("launch", "setup", "warmup", "measure", "evaluate", "probes", "close",
 
 @dataclass
 class RunOutcome:
-    """How a run ended."""
+    """The end of a run: its status, and why."""
 
     status: str
     reason: str | None = None
@@ -56,7 +56,7 @@ class RunOutcome:
 
 @dataclass(frozen=True)
 class RunId:
-    """What distinguishes one start of a run from others of the same spec."""
+    """The identity of one start of a run, among others of the same spec."""
 
     id: str
     started_at: str  # ISO 8601, UTC
@@ -146,7 +146,7 @@ def _classify_ranks(ended: GroupExit, ranks: list[RankRecord | None], oom_kill: 
     failed = [r for r in ranks if r is not None and r.status != "ok"]
     if ended.timeout_at_s is not None:  # a rank that failed and then hung in closing a broken group wrote it before
         present = [r for r in ranks if r is not None]
-        failed = [r for r in failed if clocks.here_s(r.failed_at_s or 0.0, r, present) < ended.timeout_at_s]
+        failed = [r for r in failed if clocks.on_this_host_s(r.failed_at_s or 0.0, r, present) < ended.timeout_at_s]
     if ended.timeout is not None and not failed:
         silent = [rank for rank, record in enumerate(ranks) if record is None and rank not in ended.services]
         stuck = (ended.stopped or silent or [0])[0]

@@ -35,7 +35,7 @@ class Holder:
         return f"process {self.pid} on {self.hostname} (since {self.since})"
 
     def is_alive(self) -> bool:
-        """Whether it still runs, on this host."""
+        """Return whether it still runs, on this host."""
         import psutil
 
         try:

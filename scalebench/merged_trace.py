@@ -102,7 +102,7 @@ class _Numbers:
     _ids: Iterator[int] = field(default_factory=lambda: count(1))  # as text Perfetto would take them for hexadecimal
 
     def renumbered(self, rank: int, events: list[Event], base_ns: int) -> Iterator[Event]:
-        """Those of one rank, its processes first. A process is left out that has a name and nothing else."""
+        """Yield the events of one rank, its processes first. A process is left out that has a name and nothing else."""
         facts = {kind: {_key(e.get("pid")): _fact(e) for e in events if e.get("name") == kind} for kind in NAMING}
         alive = dict.fromkeys(_key(e.get("pid")) for e in events if e.get("ph") != "M")
         order = facts["process_sort_index"]

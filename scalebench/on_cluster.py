@@ -1,4 +1,4 @@
-"""Runs that a scheduler does: submitted at once, followed to their rows, and what Ctrl-C means for them. Layer 4."""
+"""Runs that are jobs of a scheduler: submitted at once, followed to their results, left or cancelled. Layer 4."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from scalebench.spec import HardwareSpec, InputError, RunSpec
 if TYPE_CHECKING:
     from scalebench.cluster import JobRequest
 
-terminated = Event()  # set by the program's handler of SIGTERM: there is nobody to ask then
+terminated = Event()  # set by the program's handler of SIGTERM: there is no user to answer then
 
 
 class LeftQueued(KeyboardInterrupt):
-    """Whoever waited has left, and the jobs go on without."""
+    """The user detached; the jobs keep running."""
 
 
 def submits(spec: RunSpec) -> bool:
-    """Whether this run becomes a job. Within an allocation, and where it is impossible, it does not."""
+    """Return whether this run becomes a job. Within an allocation, and where it is unsupported, it does not."""
     hardware = spec.config.hardware
     return hardware.scheduler == "slurm" and not hardware.here and spec.starts and not inside()
 
 
 def one(spec: RunSpec, folder: Path, console: Console, resume: bool) -> Result:
-    """The row of a single run, done by the scheduler in `folder`."""
+    """Return the result of a single run, done by the scheduler in `folder`."""
     from scalebench.cluster import JobRequest
 
     ((_, result),) = follow([JobRequest(0, spec, folder)], console, folder if resume else None)
@@ -41,11 +41,11 @@ def one(spec: RunSpec, folder: Path, console: Console, resume: bool) -> Result:
 
 
 def follow(requests: Sequence[JobRequest], console: Console, root: Path | None) -> Iterator[tuple[JobRequest, Result]]:
-    """Submit these runs and yield each with its row, as they end. Below `root` may be folders of runs whose job still
-    goes on after whoever started it was killed: they are waited for, and not submitted once more.
+    """Submit these runs and yield each with its result, as they end. Below `root` may be folders of runs whose job
+    still runs after the program that submitted it was killed: they are followed, and not submitted once more.
 
-    Ctrl-C asks once whether to cancel the jobs: KeyboardInterrupt when their rows have been yielded, LeftQueued where
-    they shall go on.
+    At Ctrl-C the user decides once whether to cancel the jobs: KeyboardInterrupt when their results have been yielded,
+    LeftQueued where they keep running.
     """
     from scalebench.cluster import Cluster, find_running
 
@@ -68,7 +68,7 @@ def follow(requests: Sequence[JobRequest], console: Console, root: Path | None) 
             yield from rows
             return
         except KeyboardInterrupt:
-            process.cancelled.clear()  # heard; whoever is in a hurry presses Ctrl-C again
+            process.cancelled.clear()  # handled; a user in a hurry presses Ctrl-C again
             if not console.shall_cancel(cluster.unfinished, not terminated.is_set()):
                 raise LeftQueued(_how_to_return(requests, cluster.unfinished)) from None
             cluster.cancel()
@@ -78,8 +78,7 @@ def follow(requests: Sequence[JobRequest], console: Console, root: Path | None) 
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """While somebody does something with a row, Ctrl-C waits for its end; who follows the jobs hears of it then, and
-    asks."""
+    """Hold Ctrl-C back while a result is handled; `follow` gets it afterwards, and asks the user."""
     try:
         with process.signals_later():
             yield
@@ -95,7 +94,7 @@ def _how_to_return(requests: Sequence[JobRequest], left: int) -> str:
 
 
 def _refuse_running(folders: Sequence[Path], slurm: Slurm) -> None:
-    """InputError where a job of an earlier program still goes on in one of these: two would spoil each other."""
+    """InputError where a job of an earlier program still runs in one of these folders: two would spoil each other."""
     from scalebench.cluster import find_running
 
     for folder in folders:

@@ -1,6 +1,6 @@
 """The child: `python -m scalebench.worker FOLDER` reads spec.json, runs one rank, writes rank<k>.json. Layer 3.
 
-Which rank it is stands in RANK, as torchrun sets it too. No Hydra and no pandas here.
+RANK says which rank it is, as torchrun sets it too. No Hydra and no pandas here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from scalebench.spec import InputError, RunSpec, read_spec
 from scalebench.strategy import Strategy, Unsupported
 
 PARENT = "SCALEBENCH_PARENT_PID"
-CLOSE_S = 5  # that a failed rank has to leave its group
+CLOSE_LIMIT_S = 5  # that a failed rank has to leave its group
 OUT_OF_MEMORY = (
     "out of memory",
     "oom when allocating",
@@ -36,7 +36,11 @@ OUT_OF_MEMORY = (
     "cannot allocate memory",
     "unable to allocate",
 )
-WHERE = ("Graph execution error", "Detected at node", "File ")  # where TensorFlow says an operation was made
+TENSORFLOW_ORIGIN = (
+    "Graph execution error",
+    "Detected at node",
+    "File ",
+)  # TensorFlow begins with these where an operation was made
 
 
 def main(argv: list[str]) -> int:
@@ -46,14 +50,14 @@ def main(argv: list[str]) -> int:
 
 
 def run_rank(folder: Path, body: Callable[[RunSpec, Strategy, RankRecord, ProgressFile], None]) -> int:
-    """Everything around the `body` of a rank: its place, its record, its end."""
+    """Run the `body` of a rank with everything around it: its place, its record, its end."""
     arrived_s = time.time()
     end_with_parent()
     rank = int(os.environ["RANK"])
     spec = read_spec(folder)
     if spec.device == "cpu":
         memory_limit.hold(spec.config.measure.memory_limit_bytes)
-    pin(spec.places[rank].cpus or pinning.given(os.environ))
+    pin(spec.places[rank].cpus or pinning.cpus_from(os.environ))
     if rank in spec.services:
         return serve(spec, rank, folder)
     record = RankRecord(rank, socket.gethostname(), os.getpid(), threads=spec.places[rank].threads)
@@ -66,7 +70,7 @@ def run_rank(folder: Path, body: Callable[[RunSpec, Strategy, RankRecord, Progre
         record.marks_s["setup"] = time.time()  # the framework's import is part of it
         strategy = registry.create(spec, rank)
         body(spec, strategy, record, progress)
-        _wait_for_the_others(strategy)
+        _final_barrier(strategy)
         strategy.close()
     except BaseException as error:
         classify(error, record)
@@ -79,7 +83,7 @@ def run_rank(folder: Path, body: Callable[[RunSpec, Strategy, RankRecord, Progre
 
 
 def serve(spec: RunSpec, rank: int, folder: Path) -> int:
-    """The life of a rank that serves the chief. It leaves a record only where it fails: the launcher ends it."""
+    """Run a rank that serves the chief. It leaves a record only where it fails: the launcher ends it."""
     try:
         registry.create(spec, rank).serve()
     except BaseException as error:
@@ -96,11 +100,11 @@ def write_record(record: RankRecord, progress: ProgressFile, folder: Path) -> No
 
 
 def classify(error: BaseException, record: RankRecord) -> None:
-    """Status and one-line reason of a failure."""
-    text = said(error) or type(error).__name__
+    """Set status and one-line reason of a failure."""
+    text = message(error) or type(error).__name__
     if isinstance(error, Unsupported):
         record.status, record.reason = "unsupported", text
-    elif isinstance(error, MemoryError) or any(words in text.lower() for words in OUT_OF_MEMORY):
+    elif isinstance(error, MemoryError) or any(phrase in text.lower() for phrase in OUT_OF_MEMORY):
         record.status, record.reason = "oom", f"out of memory: {text[:300]}"
     elif isinstance(error, InputError):
         record.status, record.reason = "failed", text
@@ -109,12 +113,12 @@ def classify(error: BaseException, record: RankRecord) -> None:
     record.failed_at_s = time.time()
 
 
-def said(error: BaseException) -> str:
-    """The message in one line. TensorFlow's begin with pages on where an operation was made, which is left out."""
+def message(error: BaseException) -> str:
+    """Return the message in one line. TensorFlow's begin with pages on where an operation was made: left out."""
     text = str(error)
-    if text.startswith(WHERE):
+    if text.startswith(TENSORFLOW_ORIGIN):
         parts = text.partition("\n\t [[")[0].split("\n\n")
-        text = " ".join(part for part in parts if not part.strip().startswith(WHERE)) or text
+        text = " ".join(part for part in parts if not part.strip().startswith(TENSORFLOW_ORIGIN)) or text
     return " ".join(text.split())
 
 
@@ -131,21 +135,21 @@ def affinity() -> list[int]:
 def end_with_parent() -> None:
     """Have the kernel end this process when the one that launched it dies, however it dies (Linux).
 
-    A process that nobody launched, as in a test, is left alone.
+    A process that no launcher started, as in a test, is left alone.
     """
     parent = os.environ.get(PARENT)
     if parent is None or not sys.platform.startswith("linux"):
         return
-    leash.end_with(int(parent), signal.SIGKILL)
+    leash.exit_with(int(parent), signal.SIGKILL)
     faulthandler.register(
         signal.SIGUSR1, file=sys.__stderr__ or sys.stderr
     )  # the launcher asks a rank that hangs where it is
 
 
-def _wait_for_the_others(strategy: Strategy) -> None:
-    """Before a rank ends, and takes away what another may still be fetching from it for the last collective of both.
+def _final_barrier(strategy: Strategy) -> None:
+    """Wait for all ranks: one that ended would take away what another still fetches for their last collective.
 
-    Whoever gets here has had all that it needs, so that this last meeting may fail: of two who meet, one goes first.
+    A rank that gets here has all that it needs, so that failure is harmless: a peer may already have exited.
     """
     with contextlib.suppress(Exception):
         strategy.broadcast(0.0)
@@ -153,7 +157,7 @@ def _wait_for_the_others(strategy: Strategy) -> None:
 
 def _close_quietly(strategy: Strategy | None) -> None:
     """After a failure the group may be broken, and hold us; what went wrong first has been recorded."""
-    signal.alarm(CLOSE_S)  # nobody handles it, so it ends the process, also in the midst of a collective
+    signal.alarm(CLOSE_LIMIT_S)  # nothing handles it, so it ends the process, also in the midst of a collective
     try:
         if strategy is not None:
             strategy.close()

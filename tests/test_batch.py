@@ -18,7 +18,7 @@ from scalebench.run_folder import RESULT_FILE, SPEC_FILE
 from scalebench.spec import write_spec
 from tests.helpers import alive, null_spec, ranks_of, record, wait_until
 
-BATCH = "import sys; from scalebench.batch import run_folder; run_folder(sys.argv[1])"
+BATCH = "import sys; from scalebench.batch import run_spec_of; run_spec_of(sys.argv[1])"
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +47,7 @@ def test_it_runs_what_the_folder_says(
         return record("null", gpus=2, status="failed", reason="told to fail")
 
     replaced(monkeypatch, run)
-    batch.run_folder(str(tmp_path))
+    batch.run_spec_of(str(tmp_path))
     assert asked == [(spec, tmp_path)]
     assert capsys.readouterr().out == "scalebench: null gpus=2 failed: told to fail\n"
 
@@ -59,7 +59,7 @@ def test_sigterm_is_an_interrupt(
     write_spec(null_spec(), tmp_path)
     signal.signal(signal.SIGTERM, lambda *_: None)
     replaced(monkeypatch, lambda *_: os.kill(os.getpid(), signal.SIGTERM) or process.wait_until(lambda: False, 10.0))
-    batch.run_folder(str(tmp_path))
+    batch.run_spec_of(str(tmp_path))
     assert capsys.readouterr().out == "scalebench: cancelled\n"
     assert process.cancelled.is_set()
 
@@ -70,7 +70,7 @@ def test_a_folder_that_cannot_be_run(lacking: str, tmp_path: Path, capsys: pytes
     if lacking == RESULT_FILE:
         write_spec(null_spec(), tmp_path)
         (tmp_path / RESULT_FILE).write_text("{}")
-    batch.run_folder(str(tmp_path))
+    batch.run_spec_of(str(tmp_path))
     assert str(tmp_path) in capsys.readouterr().out
 
 

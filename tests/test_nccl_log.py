@@ -52,6 +52,6 @@ def test_logs_are_read_together_and_not_beyond_a_limit(monkeypatch: pytest.Monke
     logs[0].write_bytes(b"\xff\xfe no text\n" + line % (0, 1))
     logs[1].write_bytes(line % (1, 2) + b"x" * 1000 + b"\n" + line % (2, 3))
     assert nccl_log.read(logs) == {"0-1": "P2P/IPC", "1-2": "P2P/IPC", "2-3": "P2P/IPC"}
-    monkeypatch.setattr(nccl_log, "MOST_BYTES", 1000)
+    monkeypatch.setattr(nccl_log, "MAX_BYTES", 1000)
     assert nccl_log.read(logs) == {"0-1": "P2P/IPC", "1-2": "P2P/IPC"}
     assert nccl_log.read([logs[2], tmp_path]) is None

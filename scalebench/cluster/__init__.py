@@ -1,4 +1,4 @@
-"""The login side of runs that are jobs: submitted, followed, and each with its row at the end. Layer 3."""
+"""The login side of runs that are jobs: submitted, followed to their results. Layer 3."""
 
 from __future__ import annotations
 

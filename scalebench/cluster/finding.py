@@ -1,4 +1,4 @@
-"""Jobs of a program that is no more: those that go on are found again, the others get their rows. Layer 3."""
+"""Jobs of a program that has ended: those that still run are found again, the others get their results. Layer 3."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scalebench.cluster import verdict
-from scalebench.cluster.following import GRACE_S, LOOK_S, Asks, pause
+from scalebench.cluster.following import POLL_INTERVAL_S, RESULT_LIMIT_S, JobWatcher, pause
 from scalebench.cluster.queue import Job, JobRequest
 from scalebench.run_folder import JOB_FILE, RESULT_FILE
 from scalebench.slurm.commands import Slurm, SlurmError
@@ -15,20 +15,20 @@ from scalebench.slurm.submission import read_submission
 from scalebench.slurm.watcher import Watcher
 from scalebench.spec import InputError, read_spec
 
-CLOCKS_APART_S = 600.0  # of hosts that know of one submission; numbers of jobs are used again, and by other clusters
+MAX_CLOCK_OFFSET_S = 600.0  # between hosts of one cluster; job numbers are used again, and by other clusters
 Key = tuple[str, int]  # fingerprint, repeat
 
 
 def find_running(
-    root: Path, slurm: Slurm, *, watcher: Asks | None = None, pause: Callable[[float], None] = pause
+    root: Path, slurm: Slurm, *, watcher: JobWatcher | None = None, pause: Callable[[float], None] = pause
 ) -> dict[Key, Path]:
     """Folders of runs at or below `root` whose jobs are pending or running; of equal runs the one submitted last.
 
-    A job that is over and left no row gets it here, so that nobody takes its run for one that never was; one that
-    nobody knows may be another cluster's, and is let be. InputError where the scheduler does not answer: to submit a
-    run once more that still runs would spoil both.
+    A job that is over and left no result gets one here, so that its run does not look like one that was never
+    submitted; one that the scheduler does not know may be another cluster's, and is left alone. InputError where the
+    scheduler does not answer: to submit a run once more that still runs would spoil both.
     """
-    jobs = _without_rows(root)
+    jobs = _without_result(root)
     if not jobs:
         return {}
     try:
@@ -42,19 +42,19 @@ def find_running(
     running, ended = {}, []
     for job in sorted(jobs, key=lambda job: job.submission.submitted_at_s):
         job.state = states.get(job.id)
-        if job.state is None or not _is_meant(job):
+        if job.state is None or not _is_same(job):
             continue
         if over(job.state):
             ended.append(job)
         else:
             running[job.request.spec.fingerprint, job.request.spec.config.repeat] = job.request.folder
-    _leave_rows(ended, slurm, pause)
+    _write_results(ended, slurm, pause)
     return running
 
 
-def _without_rows(root: Path) -> list[Job]:
-    """What was submitted and has no row; folders that cannot be read are passed over."""
-    found = []
+def _without_result(root: Path) -> list[Job]:
+    """Return the jobs that have no result; folders that cannot be read are passed over."""
+    jobs = []
     for path in sorted(root.rglob(JOB_FILE)):
         folder = path.parent
         try:
@@ -62,22 +62,22 @@ def _without_rows(root: Path) -> list[Job]:
         except (OSError, ValueError):  # InputError is one
             continue
         if submission is not None and not (folder / RESULT_FILE).exists():
-            found.append(Job(JobRequest(-1, spec, folder, adopted=True), submission))
-    return found
+            jobs.append(Job(JobRequest(-1, spec, folder, adopted=True), submission))
+    return jobs
 
 
-def _is_meant(job: Job) -> bool:
-    told_s = None if job.state is None else job.state.submitted_at_s
-    return told_s is None or abs(told_s - job.submission.submitted_at_s) < CLOCKS_APART_S
+def _is_same(job: Job) -> bool:
+    submitted_at_s = None if job.state is None else job.state.submitted_at_s
+    return submitted_at_s is None or abs(submitted_at_s - job.submission.submitted_at_s) < MAX_CLOCK_OFFSET_S
 
 
-def _leave_rows(ended: list[Job], slurm: Slurm, pause: Callable[[float], None]) -> None:
-    """Those that have just ended may have left one that is not to be seen yet."""
+def _write_results(ended: list[Job], slurm: Slurm, pause: Callable[[float], None]) -> None:
+    """Wait a little first: jobs that have just ended may have left a result that is not visible yet."""
     waited_s = 0.0
     while ended := [job for job in ended if verdict.read_left_result(job.request.folder, fresh=True) is None]:
-        if waited_s >= GRACE_S:
+        if waited_s >= RESULT_LIMIT_S:
             break
-        pause(LOOK_S)
-        waited_s += LOOK_S
+        pause(POLL_INTERVAL_S)
+        waited_s += POLL_INTERVAL_S
     for job in ended:
         verdict.write_missing(job, verdict.names_from(slurm))

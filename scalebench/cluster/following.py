@@ -1,4 +1,4 @@
-"""Follows jobs to their rows: looks into their folders, and asks the scheduler now and then. Layer 3."""
+"""Follows jobs to their results: looks into their folders, and queries the scheduler now and then. Layer 3."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from scalebench.slurm.commands import Slurm, SlurmError
 from scalebench.slurm.states import JobState, never, over
 from scalebench.slurm.watcher import Watcher
 
-LOOK_S = 0.5  # between two looks into the folders
-GRACE_S = 10.0  # that a row has to show up in a shared folder once the scheduler says that the job is over
-WORD_S = 60.0  # that the scheduler has to explain a row that is not ok
-MOST_UNKNOWN = 8  # answers, one after the other, that do not know a job of which nothing was ever heard
-CANCEL_S = 60.0  # that jobs have to end once they are cancelled
-SILENT_S = 3600.0  # that the scheduler may be silent while no row comes in either
+POLL_INTERVAL_S = 0.5  # between two looks into the folders
+RESULT_LIMIT_S = 10.0  # that a result has to show up in a shared folder once the scheduler reports the job as over
+EXPLAIN_LIMIT_S = 60.0  # that the scheduler has to explain a result that is not ok
+MAX_UNKNOWN = 8  # answers, one after the other, without a job that was in no answer before
+CANCEL_LIMIT_S = 60.0  # that jobs have to end once they are cancelled
+SILENCE_LIMIT_S = 3600.0  # that the scheduler may be silent while no result comes in either
 
-Row = tuple[JobRequest, Result]
+JobResult = tuple[JobRequest, Result]
 
 
-class Asks(Protocol):
-    """What is needed of slurm.watcher.Watcher."""
+class JobWatcher(Protocol):
+    """The part of slurm.watcher.Watcher that is needed here."""
 
     queries: int
 
@@ -37,7 +37,7 @@ class Asks(Protocol):
 
 
 def pause(seconds: float) -> None:
-    """Ctrl-C and SIGTERM end it: KeyboardInterrupt."""
+    """Sleep; KeyboardInterrupt at Ctrl-C and SIGTERM."""
     if process.cancelled.wait(seconds):
         raise KeyboardInterrupt
 
@@ -45,8 +45,8 @@ def pause(seconds: float) -> None:
 class Cluster:
     """The jobs of one program, at most `max_jobs` of them unfinished at a time (None: no limit).
 
-    `on_change` is told how they stand whenever that changes, and at every look while some of them run, whose progress
-    files it may want to read.
+    `on_change` gets the state of the queue whenever that changes, and at every look while some of them run, whose
+    progress files it may want to read.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Cluster:
         on_change: Callable[[Queue], None] = lambda queue: None,
         *,
         submit: Submit = script.submit,
-        watcher: Asks | None = None,
+        watcher: JobWatcher | None = None,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = pause,
     ) -> None:
@@ -66,9 +66,9 @@ class Cluster:
         self._names = verdict.names_from(slurm)
         self._submitter = Submitter(submit, clock)
         self._jobs: list[Job] = []
-        self._ready: deque[Row] = deque()
+        self._ready: deque[JobResult] = deque()
         self._done, self._look_at_s = 0, clock()
-        self._told: Queue | None = None
+        self._reported: Queue | None = None
         self._trouble: str | None = None
         self._silent_since_s = clock()
         self._cancelled_s: float | None = None
@@ -78,8 +78,8 @@ class Cluster:
         """Jobs that have been submitted and are not over."""
         return len(self._jobs)
 
-    def follow(self, requests: Sequence[JobRequest] = ()) -> Iterator[Row]:
-        """Submit these runs, and yield each with its row as soon as that is there; the adopted ones are followed only.
+    def follow(self, requests: Sequence[JobRequest] = ()) -> Iterator[JobResult]:
+        """Submit these runs, and yield each with its result as soon as there is one; adopted ones are only followed.
 
         InputError, before anything is submitted, for a folder that holds a result. A KeyboardInterrupt leaves all jobs
         as they are, and the iterator goes on where it was when it is called again.
@@ -91,8 +91,8 @@ class Cluster:
         return iter(self._next, None)
 
     def cancel(self) -> None:
-        """End all jobs, and let the runs that wait be; follow's iterator then yields their rows, and is not interrupted
-        by the signal that led to this. A scheduler that does not answer is not waited for for ever."""
+        """End all jobs, and do not submit the runs that wait; follow's iterator then yields their results, and is not
+        interrupted by the signal that led to this. A scheduler that does not answer is not waited for without end."""
         process.cancelled.clear()
         self._cancelled_s = self._clock()
         with process.signals_later():
@@ -102,18 +102,18 @@ class Cluster:
                 self._settle(request, verdict.write(request, outcome))
         self._scancel([job for job in self._jobs if job.over_s is None])
 
-    def _next(self) -> Row | None:
+    def _next(self) -> JobResult | None:
         while not self._ready:
             if not self._submitter.waiting and not self._jobs:
-                self._tell()
+                self._report()
                 return None
             submitted = self._submit_one()
             if self._clock() >= self._look_at_s:
                 self._look()
-                self._look_at_s = self._clock() + LOOK_S
-                self._tell()
+                self._look_at_s = self._clock() + POLL_INTERVAL_S
+                self._report()
             if not self._ready and not submitted:
-                self._pause(LOOK_S)
+                self._pause(POLL_INTERVAL_S)
         return self._ready.popleft()
 
     def _submit_one(self) -> bool:
@@ -132,7 +132,7 @@ class Cluster:
             self._settle(request, made)
 
     def _look(self) -> None:
-        self._ask()
+        self._query()
         with process.signals_later():
             for job in list(self._jobs):
                 row = self._row(job)
@@ -141,8 +141,8 @@ class Cluster:
                     self._jobs.remove(job)
                     self._settle(job.request, row)
 
-    def _ask(self) -> None:
-        """The scheduler's word on every job, where it is time for it."""
+    def _query(self) -> None:
+        """Query the state of every job, where it is time for it."""
         ids = [job.id for job in self._jobs]
         before = self._watcher.queries
         try:
@@ -155,14 +155,14 @@ class Cluster:
             return
         self._trouble = None
         for job in self._jobs:
-            self._heard(job, found.get(job.id))
-        if self._cancelled_s is not None:  # those that it did not get or take the first time
+            self._update(job, found.get(job.id))
+        if self._cancelled_s is not None:  # those that it did not accept the first time
             self._scancel([job for job in self._jobs if job.over_s is None and not job.cancelled])
 
-    def _heard(self, job: Job, state: JobState | None) -> None:
+    def _update(self, job: Job, state: JobState | None) -> None:
         if state is None:
             job.unknown += 1
-            gone = job.state is not None or job.unknown >= MOST_UNKNOWN  # the watcher itself drops none in haste
+            gone = job.state is not None or job.unknown >= MAX_UNKNOWN  # the watcher itself drops none early
         else:
             job.state, job.unknown = state, 0
             gone = over(state)
@@ -173,28 +173,30 @@ class Cluster:
             job.over_s = self._clock()
 
     def _row(self, job: Job) -> Result | None:
-        """The row of a job, once there is one and nothing is to come that would change it."""
+        """Return the result of a job, once there is one that will not change any more."""
         now_s = self._clock()
-        if job.row is None:
-            job.row, job.row_s = verdict.read_left_result(job.request.folder, fresh=not job.pending), now_s
-        row = job.row
+        if job.result is None:
+            job.result, job.result_s = verdict.read_left_result(job.request.folder, fresh=not job.pending), now_s
+        row = job.result
         if row is not None:
-            waits = verdict.may_change(row) and job.over_s is None and now_s - job.row_s < WORD_S
+            waits = verdict.may_change(row) and job.over_s is None and now_s - job.result_s < EXPLAIN_LIMIT_S
             return None if waits else verdict.amend(row, job, self._names)
         if job.never is not None:
             return self._made(job, RunOutcome("unsupported", job.never))
-        if job.over_s is not None:  # and that never ran has nothing to leave
+        if job.over_s is not None:  # a job that never ran has left nothing
             in_time = job.state is None or not over(job.state) or job.ran
-            return None if in_time and now_s - job.over_s < GRACE_S else verdict.write_missing(job, self._names)
+            return None if in_time and now_s - job.over_s < RESULT_LIMIT_S else verdict.write_missing(job, self._names)
         return self._given_up(job, now_s)
 
     def _given_up(self, job: Job, now_s: float) -> Result | None:
-        """The row of a job that nobody tells anything of any more."""
-        if self._cancelled_s is not None and now_s - self._cancelled_s >= CANCEL_S:
-            words = f"cancelled; after {CANCEL_S:g} s SLURM had not said that job {job.id} is over: scancel {job.id}"
+        """Give up a job of which the scheduler reports nothing any more."""
+        if self._cancelled_s is not None and now_s - self._cancelled_s >= CANCEL_LIMIT_S:
+            words = (
+                f"cancelled; after {CANCEL_LIMIT_S:g} s SLURM had not said that job {job.id} is over: scancel {job.id}"
+            )
             outcome = RunOutcome("cancelled", words)
-        elif self._trouble is not None and now_s - self._silent_since_s >= SILENT_S:
-            words = f"nothing was heard of job {job.id} for {SILENT_S / 60:g} min: {self._trouble}"
+        elif self._trouble is not None and now_s - self._silent_since_s >= SILENCE_LIMIT_S:
+            words = f"nothing was heard of job {job.id} for {SILENCE_LIMIT_S / 60:g} min: {self._trouble}"
             outcome = RunOutcome("failed", words)
         else:
             return None
@@ -204,7 +206,7 @@ class Cluster:
         return verdict.write(job.request, outcome, scheduler=verdict.record(job, self._names, None))
 
     def _scancel(self, jobs: Sequence[Job]) -> bool:
-        """Whether the scheduler took it."""
+        """Return whether the scheduler accepted it."""
         if not jobs:
             return True
         try:
@@ -220,8 +222,8 @@ class Cluster:
         self._done += 1
         self._ready.append((request, row))
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         now = queue(len(self._submitter.waiting), self._jobs, self._done, self._trouble)
-        if now.runs or now != self._told:
-            self._told = now
+        if now.runs or now != self._reported:
+            self._reported = now
             self._on_change(now)

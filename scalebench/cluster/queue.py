@@ -15,25 +15,25 @@ from scalebench.spec import RunSpec
 
 @dataclass(eq=False)
 class JobRequest:
-    """A run that shall be a job, in the folder that is its own."""
+    """A run to submit as a job, in a folder of its own."""
 
     number: int
     spec: RunSpec
     folder: Path
-    adopted: bool = False  # its job is there already, submitted by a program that is no more
+    adopted: bool = False  # its job exists already, submitted by a program that has ended
 
 
 @dataclass(eq=False)
 class Job:
-    """What is known of a run that has been submitted and has no row yet. `_s` are of the follower's clock."""
+    """A run that has been submitted and has no result yet. Times are by the follower's clock."""
 
     request: JobRequest
     submission: Submission
-    state: JobState | None = None  # the scheduler's last word
+    state: JobState | None = None  # by the scheduler's last answer
     unknown: int = 0  # answers of the scheduler since then that did not know it
-    row: Result | None = None  # that it left, and that the scheduler's word may explain better
-    row_s: float = 0.0  # when that was found
-    over_s: float | None = None  # when it was first said to be over
+    result: Result | None = None  # that it left, and that the scheduler may explain better
+    result_s: float = 0.0  # when that was found
+    over_s: float | None = None  # when it was first reported as over
     cancelled: bool = False  # by us
     never: str | None = None  # why it could not start, and was taken out of the queue
 
@@ -43,25 +43,25 @@ class Job:
 
     @property
     def pending(self) -> bool:
-        """As far as the scheduler has told: it may have started since."""
+        """Whether it waits by the last answer; it may have started since."""
         return self.over_s is None and (self.state is None or self.state.state in WAITING)
 
     @property
     def ran(self) -> bool:
-        """Whether it was given nodes; the start that is told of a job without any is one that is expected."""
+        """Whether it got nodes; the start time of a job without any is only expected."""
         return self.state is not None and not self.pending and bool(self.state.node_list)
 
 
 @dataclass(frozen=True)
 class Queue:
-    """How the runs that a scheduler has are getting on."""
+    """The state of the runs that a scheduler has."""
 
     waiting: int  # not submitted yet
     pending: int
     reason: str | None  # the scheduler's commonest one for that
     runs: tuple[JobRequest, ...]  # that run now
     over: int
-    trouble: str | None = None  # why nothing is heard of the scheduler
+    trouble: str | None = None  # why the scheduler does not answer
 
     @property
     def running(self) -> int:

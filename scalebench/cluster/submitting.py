@@ -40,7 +40,7 @@ class Submitter:
         return bool(self.waiting) and self._clock() >= self._not_before_s
 
     def next(self) -> tuple[JobRequest, Job | Result | None]:
-        """The first that waits: its job, or its row where it cannot become one; None: it is to be tried again later."""
+        """Submit the first that waits. Return its job, or its result where it cannot be one; None: try again later."""
         request = self.waiting[0]
         made = self._made(request)
         if made is not None:
@@ -71,7 +71,7 @@ class Submitter:
         return made
 
     def _later(self) -> bool:
-        """Whether to try again. Once the controller has had its time, each run that is left has one try."""
+        """Return whether to try again. Once the controller has had its time, each run that is left has one try."""
         if self._tries == len(PAUSES_S):
             return False
         self._not_before_s = self._clock() + PAUSES_S[self._tries]
@@ -80,7 +80,7 @@ class Submitter:
 
 
 def adopt(request: JobRequest) -> Job | Result:
-    """The job that an earlier program submitted; a row where it left no word of it."""
+    """Return the job that an earlier program submitted; a failed result where it left no job.json."""
     reason = f"{request.folder} holds no {JOB_FILE}, so that its job cannot be followed"
     try:
         found = read_submission(request.folder)
@@ -92,7 +92,7 @@ def adopt(request: JobRequest) -> Job | Result:
 
 
 def prepare(request: JobRequest) -> None:
-    """Its folder as the job shall find it, and without what an earlier job left there. OSError."""
+    """Prepare its folder for the job, without what an earlier job left there. OSError."""
     request.folder.mkdir(parents=True, exist_ok=True)
     write_spec(request.spec, request.folder)
     remove_leftovers(request.folder)

@@ -37,7 +37,7 @@ def read_left_result(folder: Path, fresh: bool) -> Result | None:
 
 
 def may_change(result: Result) -> bool:
-    """Whether the scheduler may explain it better: a process that is killed does not know by whom."""
+    """Return whether the scheduler may explain it better: a process that is killed does not know by whom."""
     return result.status in ("failed", "cancelled")
 
 

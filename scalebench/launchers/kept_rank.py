@@ -43,19 +43,19 @@ class RemoteRank:
 
     @property
     def started(self) -> bool:
-        """Whether its worker has started, on this or another host."""
+        """Return whether its worker has started, on this or another host."""
         self._update()
         return self._processes is not None
 
     @property
     def over(self) -> bool:
-        """Whether it has ended, also because of a signal from its launcher."""
+        """Return whether it has ended, also because of a signal from its launcher."""
         self._update()
         return self._exit is not None or self.lost
 
     @property
     def terminated(self) -> bool:
-        """Whether it ended because mpirun, torchrun or this launcher ended it."""
+        """Return whether it ended because mpirun, torchrun or this launcher ended it."""
         self._update()
         return self._exit is not None and self._exit.terminated_by_launcher and self._exit.code != 0
 
@@ -72,7 +72,7 @@ class RemoteRank:
         self._update()
 
     def alive(self) -> bool:
-        """Whether a process of it is left on this machine."""
+        """Return whether a process of it is left on this machine."""
         self._update()
         local = self._local
         return local is not None and (_runs(local.worker) or _runs(local.agent))
@@ -175,7 +175,7 @@ def _exists(pid: int) -> bool:
 
 
 def _runs(pid: int) -> bool:
-    """Whether a process exists and is no zombie, whose parent has not waited for it yet."""
+    """Return whether a process exists and is no zombie, whose parent has not waited for it yet."""
     import psutil
 
     try:

@@ -13,14 +13,14 @@ import socket
 import sys
 
 PR_SET_PDEATHSIG = 1
-LEASH = "SCALEBENCH_LEASH"  # host:pid of the program that was started so
-ELSEWHERE = "elsewhere"  # its value where the program has others start the ranks, which then do not descend from it
+LAUNCHER = "SCALEBENCH_LAUNCHER"  # host:pid of the program that was started so
+REMOTE = "remote"  # its value where daemons start the ranks, which then do not descend from that program
 
 
-def end_with(parent: int, sign: signal.Signals) -> None:
+def exit_with(parent: int, sign: signal.Signals) -> None:
     """Have the kernel send `sign` to this process when process `parent`, which started it, is gone.
 
-    The kernel goes by the thread that started it: whoever starts a process waits for it in the same thread.
+    The kernel goes by the thread that started it: start a process and wait for it in the same thread.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -30,40 +30,40 @@ def end_with(parent: int, sign: signal.Signals) -> None:
 
 
 def command(parent: int, words: list[str]) -> list[str]:
-    """The command that runs `words` on a leash: isolated and without packages, since it starts faster so."""
+    """Return the command that runs `words` tied to `parent`: isolated and without packages, which starts faster."""
     return [sys.executable, "-I", "-S", __file__, str(parent), *words]
 
 
-def end_with_launched() -> None:
-    """Tie this process to the one that started it, and end now if the program on the leash is gone already.
+def exit_with_launcher() -> None:
+    """Tie this process to the one that started it, and end now if the program in LAUNCHER is gone already.
 
-    Whoever stands in for a parent that ended is no sign of that: it need not be process 1.
+    Orphans may be adopted by a sub-reaper, so that a parent with process id 1 is no reliable test.
     """
     parent = os.getppid()
-    end_with(parent, signal.SIGKILL)
-    host, _, pid = os.environ.get(LEASH, "").rpartition(":")
+    exit_with(parent, signal.SIGKILL)
+    host, _, pid = os.environ.get(LAUNCHER, "").rpartition(":")
     if host == socket.gethostname() and sys.platform.startswith("linux") and int(pid) not in ancestors(parent):
         os._exit(1)
 
 
 def ancestors(pid: int) -> list[int]:
-    """Process `pid`, the one that started it, and so on, as far as this user may see."""
-    found = []
+    """Return process `pid`, the one that started it, and so on, as far as this user may see."""
+    pids = []
     while pid > 1:
-        found.append(pid)
+        pids.append(pid)
         try:
             with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
                 pid = int(file.read().rpartition(")")[2].split()[1])
         except OSError:
             break
-    return found
+    return pids
 
 
 def main(arguments: list[str]) -> None:
     # SIGTERM: mpirun then ends its processes on every host, and removes what it keeps in /tmp and /dev/shm.
-    end_with(int(arguments[0]), signal.SIGTERM)
-    if os.environ.get(LEASH) != ELSEWHERE:
-        os.environ[LEASH] = f"{socket.gethostname()}:{os.getpid()}"
+    exit_with(int(arguments[0]), signal.SIGTERM)
+    if os.environ.get(LAUNCHER) != REMOTE:
+        os.environ[LAUNCHER] = f"{socket.gethostname()}:{os.getpid()}"
     os.execvp(arguments[1], arguments[1:])
 
 

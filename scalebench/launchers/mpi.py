@@ -84,7 +84,7 @@ def _addresses(spec: RunSpec, hosts: list[str], run_id: str) -> list[str]:
 
 def _command(mpirun: Mpirun, request: LaunchRequest, hosts: list[str]) -> list[str]:
     program = [sys.executable, "-m", RANK_AGENT, str(request.folder), request.module]
-    names = {*os.environ, ADDRESSES, RUN_ID, leash.LEASH}
+    names = {*os.environ, ADDRESSES, RUN_ID, leash.LAUNCHER}
     slots = None if hosts else local_slots(mpirun)
     with_slots = [f"{name}:{hosts.count(name)}" for name in dict.fromkeys(hosts)]
     return mpirun_command(mpirun, request.spec.processes, program, with_slots, slots, names, os.getcwd())
@@ -202,5 +202,5 @@ def _as_root() -> list[str]:
 
 
 def is_forwarded(name: str) -> bool:
-    """Whether a variable is passed to other hosts. Passwords and keys are not: a command line is public."""
+    """Return whether a variable is passed to other hosts. Passwords and keys are not: a command line is public."""
     return bool(FORWARDED_VARIABLES.match(name) or VARIABLES.match(name)) and not PRIVATE.search(name)

@@ -248,7 +248,7 @@ def _refuse(program: str, reason: str) -> int:
 
 def main(arguments: list[str]) -> int:
     """Run one rank in FOLDER; with MODULE under mpirun or srun, else under torchrun."""
-    leash.end_with_launched()
+    leash.exit_with_launcher()
     folder, *module = arguments
     return _run_under_mpi(Path(folder), *module) if module else _run_under_torchrun(Path(folder).absolute())
 

@@ -92,13 +92,13 @@ def _variables(hosts: list[str], run_id: str, folder: Path) -> dict[str, str]:
     return kept | {
         ADDRESSES: ",".join(rank_addresses(hosts, run_id)),
         RUN_ID: run_id,
-        leash.LEASH: leash.ELSEWHERE,  # the daemons of the nodes start the ranks
+        leash.LAUNCHER: leash.REMOTE,  # the daemons of the nodes start the ranks
         "SLURM_HOSTFILE": str((folder / SRUN_HOSTS_FILE).absolute()),  # read where the distribution is arbitrary
     }
 
 
 def uses_allocation(spec: RunSpec) -> bool:
-    """Whether the ranks of `spec` run on nodes of the job that this process is in."""
+    """Return whether the ranks of `spec` run on nodes of the job that this process is in."""
     hardware = spec.config.hardware
     return hardware.scheduler == "slurm" and not hardware.here and inside()
 
@@ -139,7 +139,7 @@ def rank_nodes(spec: RunSpec) -> list[str]:
 
 
 def has_task_layout(hosts: list[str]) -> bool:
-    """Whether SLURM, left to itself, puts as many tasks on each node as it has ranks.
+    """Return whether SLURM, left to itself, puts as many tasks on each node as it has ranks.
 
     That depends on how the job was requested: `salloc -N2 -n4` may well give three tasks to one node and one to
     the other.
@@ -286,7 +286,7 @@ def read_log(log: Path) -> str:
 
 
 def only_noise(text: str) -> bool:
-    """Whether there is nothing but noise in it."""
+    """Return whether there is nothing but noise in it."""
     return all(NOISE.search(line) for line in text.splitlines() if line.strip())
 
 

@@ -49,7 +49,7 @@ class Launcher(Protocol):
 
 @dataclass
 class GroupExit:
-    """How a group of processes ended."""
+    """The end of a group of processes."""
 
     exit_codes: list[int | None]  # by rank; negative: the signal; None: still running when it was ended
     started_at_s: float

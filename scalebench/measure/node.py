@@ -57,8 +57,8 @@ class MachinesPart:
 
 
 def nodes_report(spec: RunSpec) -> bool:
-    """Whether the nodes of this run record their facts themselves; otherwise all ranks are on the host of the program
-    that launches them, which does it."""
+    """Return whether the nodes of this run record their facts themselves; otherwise all ranks are on the host of the
+    program that launches them, which does it."""
     hardware = spec.config.hardware
     return hardware.scheduler == "slurm" or bool(hardware.hosts) or spec.config.strategy.launcher == "by_hand"
 
@@ -133,7 +133,7 @@ def _read(folder: Path, node: int) -> NodeReport | None:
 
 
 def oom_killed(reports: NodeReports) -> bool:
-    """Whether the kernel of any node killed a process for memory while the run was there."""
+    """Return whether the kernel of any node killed a process for memory while the run was there."""
     return any(report.oom_killed for report in reports if report is not None)
 
 
@@ -149,7 +149,7 @@ def machines_part(reports: NodeReports, ranks: Sequence[RankRecord]) -> Machines
 def _flags(machines: Sequence[Machine], ranks: Sequence[RankRecord]) -> list[str]:
     flags = {
         "unequal_nodes": len({_type(one) for one in machines}) > 1,
-        "clocks_differ": clocks.apart(ranks),
+        "clocks_differ": clocks.differ(ranks),
     }
     return [name for name, holds in flags.items() if holds]
 

@@ -32,7 +32,7 @@ SLURM_FOLDER = "slurm"  # within the run's: submitit's
 SCRIPT_FILE = "job.sh"
 SUBMIT_LIMIT_S = 60.0  # sbatch itself tries again for a while where the controller is busy
 # Of this process and its ranks: a job would take itself for one of them.
-OURS_ONLY = ("SCALEBENCH_PARENT_PID", "SCALEBENCH_LEASH", "SCALEBENCH_ADDRESSES", "SCALEBENCH_RUN_ID")
+OURS_ONLY = ("SCALEBENCH_PARENT_PID", "SCALEBENCH_LAUNCHER", "SCALEBENCH_ADDRESSES", "SCALEBENCH_RUN_ID")
 # Variables that change what a script says, and the options of it that they would overrule.
 OVERRULING = {
     "TIMELIMIT": "time", "OUTPUT": "output", "ERROR": "output", "INPUT": "output", "JOB_NAME": "job-name",

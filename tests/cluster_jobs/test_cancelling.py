@@ -95,7 +95,7 @@ def test_one_that_never_answers_is_not_waited_for_for_ever(tmp_path: Path) -> No
     sweep = Sweep(tmp_path, Scheduler([runs()], deaf={"scancel", "squeue"}))
     found = cancelled_at(sweep, 20.0)
     assert found == [(0, "cancelled", "cancelled; after 60 s SLURM had not said that job 101 is over: scancel 101")]
-    assert sweep.scheduler.now_s <= 20.0 + following.CANCEL_S + 2 * following.LOOK_S
+    assert sweep.scheduler.now_s <= 20.0 + following.CANCEL_LIMIT_S + 2 * following.POLL_INTERVAL_S
 
 
 def test_a_cancelled_job_that_is_forgotten_is_cancelled(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_one_that_somebody_else_cancels_in_the_queue_is_not_waited_for(tmp_path:
     """It has never run, and has nothing to leave."""
     scheduler = Scheduler([[(3.0, state("CANCELLED"))]])
     ((_, result),) = Sweep(tmp_path, scheduler).ends()
-    assert result.status == "cancelled" and scheduler.now_s < 3.0 + 5.0 + following.GRACE_S / 2
+    assert result.status == "cancelled" and scheduler.now_s < 3.0 + 5.0 + following.RESULT_LIMIT_S / 2
 
 
 @pytest.mark.parametrize("word", ["CANCELLED", "PREEMPTED"])

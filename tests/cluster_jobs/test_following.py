@@ -38,7 +38,7 @@ def test_rows_come_in_the_order_of_completion_and_are_the_jobs_own(tmp_path: Pat
 def test_a_good_row_is_not_kept_waiting_for_the_scheduler(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path, Scheduler([runs((31.0, row()))]))
     sweep.ends()
-    assert sweep.scheduler.now_s - 31.0 <= following.LOOK_S
+    assert sweep.scheduler.now_s - 31.0 <= following.POLL_INTERVAL_S
 
 
 def test_what_the_scheduler_knows_is_in_the_row(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_scheduler_that_falls_silent_is_told_and_rows_come_in(tmp_path: Path) 
 def test_one_that_stays_silent_is_not_waited_for_for_ever(tmp_path: Path) -> None:
     scheduler = Scheduler([[]], deaf={"squeue"})
     ((_, result),) = Sweep(tmp_path, scheduler).ends()
-    assert result.status == "failed" and scheduler.now_s >= following.SILENT_S
+    assert result.status == "failed" and scheduler.now_s >= following.SILENCE_LIMIT_S
     assert result.reason is not None and result.reason.startswith("nothing was heard of job 101 for 60 min: squeue: ")
 
 

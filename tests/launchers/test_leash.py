@@ -50,7 +50,7 @@ def test_what_is_on_the_leash_gets_sigterm_when_its_parent_is_killed(tmp_path: P
 
 def test_the_command_takes_the_place_of_the_leash() -> None:
     """It knows by which name it can be found."""
-    program = "import os; print(os.getpid(), os.environ['SCALEBENCH_LEASH'])"
+    program = "import os; print(os.getpid(), os.environ['SCALEBENCH_LAUNCHER'])"
     with subprocess.Popen(
         leash.command(os.getpid(), [sys.executable, "-c", program]), stdout=subprocess.PIPE, text=True
     ) as child:
@@ -77,6 +77,6 @@ def test_a_process_below_the_leash_looks_whether_it_is_still_there(held: str, st
         ended.wait()
     host = os.uname().nodename
     name = {"me": f"{host}:{os.getpid()}", "another": f"{host}:{ended.pid}", "elsewhere": "far:1", "nobody": None}[held]
-    env = dict(os.environ) if name is None else os.environ | {leash.LEASH: name}
-    code = "from scalebench.launchers import leash; leash.end_with_launched()"
+    env = dict(os.environ) if name is None else os.environ | {leash.LAUNCHER: name}
+    code = "from scalebench.launchers import leash; leash.exit_with_launcher()"
     assert subprocess.run([sys.executable, "-c", code], env=env, check=False, timeout=60).returncode == status

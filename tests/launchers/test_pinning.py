@@ -63,8 +63,8 @@ def test_what_the_worker_is_told(cores: list[int]) -> None:
     spec = spec_of([[0, 1]], threads=2)
     told = pinning.variable(spec, 1)
     assert told == {"SCALEBENCH_CPUS": "6,7"}
-    assert pinning.given(told) == [6, 7]
-    assert pinning.given({}) == []
+    assert pinning.cpus_from(told) == [6, 7]
+    assert pinning.cpus_from({}) == []
     spec.places[1].cpus = [3]
     assert pinning.variable(spec, 1) == {}
     assert pinning.variable(spec_of([[0, 1]], bind="none"), 1) == {}

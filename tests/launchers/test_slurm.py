@@ -93,7 +93,7 @@ def test_the_jobs_own_options_are_not_those_of_the_step(
     monkeypatch.setenv("SLURM_HOSTFILE", "/of/the/job")
     found = slurm._variables(["n1", "n2"], "an id", tmp_path)
     assert "SLURM_NTASKS_PER_NODE" not in found
-    assert found[leash.LEASH] == leash.ELSEWHERE, "ranks descend from a daemon of SLURM, and not from srun"
+    assert found[leash.LAUNCHER] == leash.REMOTE, "ranks descend from a daemon of SLURM, and not from srun"
     assert (found["SLURM_HOSTFILE"], found["SLURM_JOB_ID"]) == (str(tmp_path / SRUN_HOSTS_FILE), "12")
 
 

@@ -17,7 +17,7 @@ from tests.cluster.cluster import Cluster
 from tests.helpers import alive, null_spec, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
-BATCH = "import sys; from scalebench.batch import run_folder; run_folder(sys.argv[1])"
+BATCH = "import sys; from scalebench.batch import run_spec_of; run_spec_of(sys.argv[1])"
 LONG = {"min_s": 600.0, "max_s": 600.0, "timeout_s": 600.0}
 LIMIT_S = 90.0
 

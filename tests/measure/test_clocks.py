@@ -104,8 +104,8 @@ def test_times_of_day_of_two_hosts() -> None:
     assert clocks.comparable([first, same, ahead]) and clocks.comparable([first]) and clocks.comparable([])
     assert clocks.comparable([rank(2, hostname="b"), rank(3, hostname="b")])  # one host, whatever its clock
     assert not clocks.comparable([first, rank(2, hostname="b")])
-    assert clocks.here_s(105.0, ahead, [first, ahead, ours]) == 98.0
-    assert clocks.here_s(7.0, ours, [first, ours]) == 7.0
-    assert clocks.here_s(105.0, ahead, [first, ahead]) == 100.0  # nothing ran here
-    assert not clocks.apart([first, rank(2, clock_offset_s=0.09)]) and clocks.apart([first, ahead])
-    assert clocks.apart([rank(1, clock_offset_s=0.06), rank(2, clock_offset_s=-0.06)]) and not clocks.apart([])
+    assert clocks.on_this_host_s(105.0, ahead, [first, ahead, ours]) == 98.0
+    assert clocks.on_this_host_s(7.0, ours, [first, ours]) == 7.0
+    assert clocks.on_this_host_s(105.0, ahead, [first, ahead]) == 100.0  # nothing ran here
+    assert not clocks.differ([first, rank(2, clock_offset_s=0.09)]) and clocks.differ([first, ahead])
+    assert clocks.differ([rank(1, clock_offset_s=0.06), rank(2, clock_offset_s=-0.06)]) and not clocks.differ([])

@@ -93,7 +93,7 @@ def main(argv: list[str]) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     folder, node = Path(argv[0]), int(argv[1]) if len(argv) > 1 else None
     parent = int(os.environ.get("SCALEBENCH_PARENT_PID", os.getppid()))
-    leash.end_with(parent, signal.SIGKILL)
+    leash.exit_with(parent, signal.SIGKILL)
     os.nice(NICENESS)
     monitor = Monitor(folder, parent, node)
     while True:

@@ -40,13 +40,13 @@ def flags(
 
 
 def _foreign(series: Series, gpu: str, window: Window | None) -> bool:
-    """Whether another program computed on this GPU, before or during the measured phase."""
+    """Return whether another program computed on this GPU, before or during the measured phase."""
     until = None if window is None else Window(0.0, window.end_s)
     return any(series.values(gpu, "foreign_processes", until))
 
 
 def _hot(series: Series, gpu: str, warmup_s: float | None) -> bool:
-    """Whether this GPU was hot, or held back for heat, before the run gave it anything to do."""
+    """Return whether this GPU was hot, or held back for heat, before the run gave it anything to do."""
     if warmup_s is None:
         return False
     before = Window(0.0, warmup_s)
@@ -73,7 +73,7 @@ def _busy(series: Series, window: Window, monitor: Monitor) -> bool:
 
 
 def unequal(gpus: Sequence[Gpu], devices: Sequence[DeviceMonitor]) -> bool:
-    """Whether the devices' mean clocks differ, or those that they could reach."""
+    """Return whether the devices' mean clocks differ, or those that they could reach."""
     return any(
         _apart(values)
         for values in (

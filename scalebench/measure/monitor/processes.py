@@ -114,7 +114,7 @@ def _pids(folder: Path, rank: int) -> RankProcesses | None:
 
 def _launching() -> list[int]:
     """The program that launched the run; none where it is on another host."""
-    host, _, pid = os.environ.get(leash.LEASH, "").rpartition(":")
+    host, _, pid = os.environ.get(leash.LAUNCHER, "").rpartition(":")
     here = host == socket.gethostname() and pid.isdigit()
     return leash.ancestors(int(pid))[1:2] if here else []
 

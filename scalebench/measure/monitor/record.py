@@ -33,7 +33,7 @@ SHARES = ("cpu_util_mean", "cpu_util_ours_mean")  # of the cores of a node
 
 @dataclass(frozen=True)
 class MonitorPart:
-    """What the monitor saw, as a part of a run's record."""
+    """The monitor's figures and flags, as a part of a run's record."""
 
     monitor: Monitor = field(default_factory=Monitor)
     flags: list[str] = field(default_factory=list)

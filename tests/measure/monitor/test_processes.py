@@ -121,7 +121,7 @@ def test_half_a_progress_file_waits_for_the_next_look(tmp_path: Path) -> None:
 
 def test_ranks_that_stand_beside_each_other_are_all_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a node each rank has a agent; a number of another host means nothing here, nor do other nodes' ranks."""
-    monkeypatch.delenv(leash.LEASH, raising=False)
+    monkeypatch.delenv(leash.LAUNCHER, raising=False)
     rows = Rows()
     with running(SPIN) as first, running(SPIN) as second, running(SPIN) as stranger:
         processes = Processes(rows, tmp_path, first, [0, 1], with_agents=True)
@@ -142,7 +142,7 @@ def test_ranks_that_stand_beside_each_other_are_all_ours(tmp_path: Path, monkeyp
 def test_who_launched_the_run_is_ours_where_it_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with running(SPIN) as alone, running("print(1, flush=True)\nimport time; time.sleep(60)") as launched:
         for host, ours in ((socket.gethostname(), True), ("another", False)):
-            monkeypatch.setenv(leash.LEASH, f"{host}:{launched}")
+            monkeypatch.setenv(leash.LAUNCHER, f"{host}:{launched}")
             processes = Processes(Rows(), tmp_path, alone, [0], with_agents=True)
             processes.sample()
             assert (launched in processes.ours) == ours and alone in processes.ours
