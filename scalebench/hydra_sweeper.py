@@ -17,7 +17,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from scalebench import on_cluster, task
+from scalebench import on_cluster
 from scalebench.jobs import to_config
 from scalebench.resolve import resolve
 from scalebench.results import RESULT_FILE, read_result
@@ -38,6 +38,7 @@ class SearchSweeper(Sweeper):
         self._launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
+        self._session = self._launcher.session
 
     def sweep(self, arguments: list[str]) -> Sequence[JobReturn]:
         settings.check(self._conf)
@@ -54,9 +55,9 @@ class SearchSweeper(Sweeper):
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(self._config, folder / "multirun.yaml")
         limits = self._config.sweep
-        task.begin_sweep([], folder, limits.max_minutes, limits.report)  # the folder is ours from here on
+        self._session.begin_sweep([], folder, limits.max_minutes, limits.report)  # the folder is ours from here on
         found = search(journal=folder / JOURNAL)
-        task.state.last_words.append(lambda: telling.tell(found, folder, task.state.words, task.state.console))
+        self._session.at_end.append(lambda: telling.tell(found, folder, self._session.arguments, self._session.console))
         return self._run(found, folder, _at_once(first))
 
     def _space(self, arguments: Sequence[str]) -> Space:
@@ -102,27 +103,29 @@ class SearchSweeper(Sweeper):
     def _planned(self, search: Search) -> Sequence[JobReturn]:
         """What a dry run lists: the trials that it begins with, which nothing has taught yet."""
         for key, text in search.space.texts.items():
-            task.state.console.line(f"{key}: {text}")
+            self._session.console.line(f"{key}: {text}")
         first = [[*search.space.fixed, *trial.words] for trial in search.batch(self._conf.n_trials)]
         for number, words in enumerate(first[: self._conf.startup_trials]):
-            task.state.console.line(telling.heading(search, number, words[len(search.space.fixed) :]))
+            self._session.console.line(telling.heading(search, number, words[len(search.space.fixed) :]))
         return self._launcher.launch(first, initial_job_idx=0)
 
     def _run(self, search: Search, folder: Path, at_once: int) -> Sequence[JobReturn]:
         done: list[JobReturn] = []
         while batch := self._sound(search, search.batch(at_once)):
             for trial in batch:
-                task.state.console.line(telling.heading(search, trial.number, trial.words))
+                self._session.console.line(telling.heading(search, trial.number, trial.words))
             to_come = self._conf.n_trials - batch[0].number
-            task.state.planned = len(task.state.done) + to_come - len(batch)  # to which the launcher adds the batch
+            self._session.planned = (
+                len(self._session.done) + to_come - len(batch)
+            )  # to which the launcher adds the batch
             words = [[*search.space.fixed, *trial.words] for trial in batch]
             returned = self._launcher.launch(words, initial_job_idx=batch[0].number)
             told = [self._told(search, job) for job in returned]
-            telling.keep(search, folder, task.state.words)
+            telling.keep(search, folder, self._session.arguments)
             done += returned
             if len(told) < len(batch) or not all(told):  # no time was left for one, or its row cannot be written
                 break
-        telling.keep(search, folder, task.state.words)
+        telling.keep(search, folder, self._session.arguments)
         return done
 
     def _sound(self, search: Search, batch: list[Proposed]) -> list[Proposed]:
@@ -131,7 +134,7 @@ class SearchSweeper(Sweeper):
             try:
                 self._resolved(search.space, trial.words)
             except InputError as error:
-                task.state.console.line(f"trial {trial.number}: {error}")
+                self._session.console.line(f"trial {trial.number}: {error}")
                 search.tell(trial.number, Verdict("pruned", status="refused", reason=str(error)))
                 search.put_back(batch[place + 1 :])
                 return batch[:place] or self._sound(search, search.batch(len(batch)))

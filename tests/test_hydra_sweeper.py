@@ -19,7 +19,6 @@ from omegaconf import OmegaConf
 import scalebench
 from scalebench import __main__ as program
 from scalebench import cli, hydra_sweeper, sweeping, task
-from scalebench.report.console import Console
 from scalebench.search import settings
 
 BEST_RATE = 0.003
@@ -38,7 +37,6 @@ def search(capsys: pytest.CaptureFixture[str]) -> Iterator[Search]:
     """A search into the folder `s`: status, output, errors."""
 
     def searched(*words: str, folder: str = "s", trials: int = 3) -> Searched:
-        task.state = task.State(Console())
         own = ["--multirun", "hydra/sweeper=search", f"hydra.sweep.dir={folder}", f"hydra.sweeper.n_trials={trials}"]
         status = program.main([*SHORT, *own, *words])
         out, err = capsys.readouterr()
@@ -188,7 +186,8 @@ def test_a_search_beside_an_equal_one_takes_its_rows(search: Search) -> None:
 def test_no_time_left_ends_a_search(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
     """The trial that there was no time for is the first one when it goes on."""
     with monkeypatch.context() as patched:
-        patched.setattr(sweeping, "affordable", lambda specs, every, costs, left: [] if task.state.done else [0])
+        first_only = iter([[0]])
+        patched.setattr(sweeping, "affordable", lambda specs, every, costs, left: next(first_only, []))
         status, out, _ = search(RATE, "sweep.max_minutes=1")
     assert status == 0 and "left out 1 of 2 runs" in out
     assert len(trials()) == 1
@@ -225,7 +224,6 @@ def test_intervals_outside_of_a_search_name_it(capsys: pytest.CaptureFixture[str
         ([RATE], "names several values: add --multirun hydra/sweeper=search"),
         (["gpus=range(1,3)"], "gpus=range(1,3) names several values: add --multirun for a sweep over them"),
     ):
-        task.state = task.State(Console())
         assert program.main([*SHORT, *words, "hydra.sweep.dir=s", "hydra.run.dir=s"]) == 2
         assert line in capsys.readouterr().err
         GlobalHydra.instance().clear()

@@ -15,8 +15,6 @@ from hydra.core.hydra_config import HydraConfig
 
 import scalebench
 from scalebench import __main__ as program
-from scalebench import task
-from scalebench.report.console import Console
 
 SHORT = [
     *("hardware=cpu", "strategy=null", "dataset.size=1000", "measure=quick", "measure.min_s=0", "measure.max_s=0.1"),
@@ -37,7 +35,6 @@ def call(capsys: pytest.CaptureFixture[str]) -> Call:
     """The program with these words: its status, and the lines of its output and of its errors."""
 
     def called(*words: str) -> tuple[int, list[str], list[str]]:
-        task.state = task.State(Console())
         status = program.main(list(words))
         out, err = capsys.readouterr()
         return status, out.splitlines(), err.splitlines()

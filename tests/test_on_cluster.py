@@ -18,7 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 import scalebench
 import scalebench.cluster
 from scalebench import __main__ as program
-from scalebench import hydra_launcher, on_cluster, task
+from scalebench import hydra_launcher, on_cluster
 from scalebench.collect import Outcome
 from scalebench.launchers import watch
 from scalebench.report import console as report_console
@@ -87,7 +87,6 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
     (tmp_path / "bin" / "sbatch").chmod(0o755)
 
     def called(*words: str) -> tuple[int, str, str]:
-        task.state = task.State(Console())
         status = program.main([*WORDS, f"hardware.slurm.bin={tmp_path}/bin", *words])
         out, err = capsys.readouterr()
         return status, out, err
