@@ -23,7 +23,6 @@ from scalebench.config_errors import FORESEEN, explain
 from scalebench.configs import conf_dir
 from scalebench.launchers import watch
 from scalebench.report.console import Console
-from scalebench.search.settings import SearchConf
 from scalebench.spec import Config, InputError
 from scalebench.task import AsSweep, SweepSession
 
@@ -91,7 +90,6 @@ def register() -> None:
         store.store(group=group, name=name, node=node, provider="scalebench")
         _stand_ins.add((group, name))
     store.store(group="hydra/launcher", name="scalebench", node={"_target_": LAUNCHER}, provider="scalebench")
-    store.store(group="hydra/sweeper", name="search", node=SearchConf, provider="scalebench")
     namespace = str(Path(__file__).with_name("hydra_namespace"))
     if namespace not in sys.path:
         sys.path.append(namespace)

@@ -62,6 +62,10 @@ class SweepLauncher(Launcher):
         """Compose and check one run of this sweep. InputError or a composition error where it makes no sense."""
         return resolve(jobs.to_config(self._compose(overrides)))
 
+    def jobs_at_once(self, spec: RunSpec) -> int:
+        """How many runs like this one go side by side: as many jobs as the scheduler's queue may hold, else 1."""
+        return (spec.config.hardware.max_jobs or 1) if on_cluster.submits(spec) else 1
+
     def _together(
         self, planned: Sequence[jobs.Job], first: int, sweep_dir: Path, places: Sequence[int]
     ) -> Iterator[int]:

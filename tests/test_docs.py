@@ -134,7 +134,7 @@ def test_every_command_of_the_docs_lists_its_runs(tmp_path: Path, tmp_path_facto
         many = any("," in word.partition("=")[2] for word in words) and not any(w.startswith("sweep=") for w in words)
         given = ["--multirun", *words] if many and "--multirun" not in words else list(words)
         command = [sys.executable, "-m", "scalebench", *given, "dry_run=true"]
-        env = {**os.environ, **own, "SCALEBENCH_CIFAR10": str(archive)}
+        env = {**os.environ, **own, "SCALEBENCH_CIFAR10": str(archive), "SCALEBENCH_PLUGINS": "scalebench-search"}
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
         return done.stderr or "failed" if done.returncode else ""
 

@@ -4,14 +4,10 @@ This folder goes on sys.path when scalebench starts, and only then: a plugin ins
 imported by every other Hydra program on the machine.
 """
 
-from scalebench import hydra_launcher, hydra_sweeper, search_path
+from scalebench import hydra_launcher, search_path
 
 
 class ScalebenchLauncher(hydra_launcher.SweepLauncher):
-    pass
-
-
-class ScalebenchSearch(hydra_sweeper.SearchSweeper):
     pass
 
 

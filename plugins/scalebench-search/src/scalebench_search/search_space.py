@@ -1,4 +1,4 @@
-"""What is searched: Hydra's words for choices, ranges and intervals as optuna's distributions. Layer 4."""
+"""The search space: Hydra's choices, ranges and intervals as optuna's distributions."""
 
 from __future__ import annotations
 
@@ -27,37 +27,38 @@ NOT_SEARCHED = {
 
 
 @dataclass
-class Space:
-    """Keys with their distributions, and the words that are the same in every trial."""
+class SearchSpace:
+    """Keys with their distributions, and the overrides that are the same in every trial."""
 
     searched: dict[str, BaseDistribution] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)  # as they were typed
     fixed: list[str] = field(default_factory=list)
     steps: dict[str, list[float]] = field(default_factory=dict)  # the values of each range
 
-    def words(self, values: dict[str, Any]) -> list[str]:
-        """The overrides that these values mean."""
-        return [f"{key}={self._word(key, values[key])}" for key in self.searched]
+    def overrides(self, values: dict[str, Any]) -> list[str]:
+        """The overrides that set these values."""
+        return [f"{key}={self._text(key, values[key])}" for key in self.searched]
 
     def corners(self) -> Iterator[dict[str, Any]]:
-        """Values that between them have every choice and both ends of every range, each at least once."""
+        """Values that between them hold every choice and both ends of every range at least once."""
         ends = {key: _ends(distribution) for key, distribution in self.searched.items()}
-        first = {key: found[0] for key, found in ends.items()}
+        first = {key: values[0] for key, values in ends.items()}
         yield first
-        for key, found in ends.items():
-            for value in found[1:]:
+        for key, values in ends.items():
+            for value in values[1:]:
                 yield {**first, key: value}
 
-    def _word(self, key: str, value: Any) -> str:
+    def _text(self, key: str, value: Any) -> str:
         if key in self.steps:  # sums of steps are off by a rounding error
             value = min(self.steps[key], key=lambda step: abs(step - value))
         return value if isinstance(value, str) else repr(value)
 
 
-def space_of(overrides: Sequence[Override]) -> Space:
-    """InputError for what cannot be searched. Of two words for one key the later counts, as everywhere."""
+def parse_space(overrides: Sequence[Override]) -> SearchSpace:
+    """Read a search space. Of two overrides of one key the later counts, as everywhere. InputError for a key or a
+    range that cannot be searched."""
     last = {override.get_key_element(): override for override in overrides}
-    space = Space()
+    space = SearchSpace()
     for key, override in last.items():
         if not override.is_sweep_override():
             space.fixed.append(str(override.input_line))

@@ -1,12 +1,12 @@
-"""Hydra's words for what is searched, and the words that the values become."""
+"""Hydra's syntax for what is searched, and the overrides that the values become."""
 
 from __future__ import annotations
 
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from searches import make_space
 
 from scalebench.spec import InputError
-from tests.search.searching import space
 
 
 @pytest.mark.parametrize(
@@ -29,32 +29,32 @@ from tests.search.searching import space
 )
 def test_each_of_hydras_forms(text: str, distribution: object) -> None:
     """The end of a range is no value of it, as in Hydra and in Python; both ends of an interval are."""
-    found = space(f"a={text}")
+    found = make_space(f"a={text}")
     assert (found.searched, found.texts, found.fixed) == ({"a": distribution}, {"a": text}, [])
 
 
 def test_the_words_of_a_trial_are_what_hydra_reads_back() -> None:
-    found = space("a=interval(1e-9,1)", "b=adam,sgd", "+c.d=range(0.1,0.5,0.1)", "e=int(interval(1,9))")
+    found = make_space("a=interval(1e-9,1)", "b=adam,sgd", "+c.d=range(0.1,0.5,0.1)", "e=int(interval(1,9))")
     values = {"a": 1.25e-7, "b": "sgd", "+c.d": 0.1 + 0.2, "e": 3}
-    assert found.words(values) == ["a=1.25e-07", "b=sgd", "+c.d=0.3", "e=3"]
+    assert found.overrides(values) == ["a=1.25e-07", "b=sgd", "+c.d=0.3", "e=3"]
 
 
 def test_the_last_word_for_a_key_counts() -> None:
     """What a file searches, the command line can fix, and the other way round."""
-    found = space("a=interval(0,1)", "b=1", "c=x,y", "a=0.5", "b=int(interval(1,2))", "~d")
+    found = make_space("a=interval(0,1)", "b=1", "c=x,y", "a=0.5", "b=int(interval(1,2))", "~d")
     assert list(found.searched) == ["b", "c"]
     assert found.fixed == ["a=0.5", "~d"]
 
 
 def test_corners_have_every_choice_and_both_ends() -> None:
-    found = list(space("a=interval(0,1)", "b=x,y,z").corners())
+    found = list(make_space("a=interval(0,1)", "b=x,y,z").corners())
     assert found == [{"a": 0, "b": "x"}, {"a": 1, "b": "x"}, {"a": 0, "b": "y"}, {"a": 0, "b": "z"}]
 
 
 @pytest.mark.parametrize("word", ["repeat=0,1", "sweep.max_minutes=1,2", "baseline=none,auto", "resume=true,false"])
 def test_what_is_no_setting_of_a_trial(word: str) -> None:
     with pytest.raises(InputError, match="is no setting to search"):
-        space(word)
+        make_space(word)
 
 
 @pytest.mark.parametrize(
@@ -73,5 +73,5 @@ def test_what_is_no_setting_of_a_trial(word: str) -> None:
 )
 def test_what_cannot_be_searched(word: str, line: str) -> None:
     with pytest.raises(InputError) as caught:
-        space(word)
+        make_space(word)
     assert line in str(caught.value)

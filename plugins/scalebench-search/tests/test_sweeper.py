@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 import scalebench
 from scalebench import __main__ as program
-from scalebench import cli, hydra_sweeper, sweeping, task
-from scalebench.search import settings
+from scalebench import sweeping, task
+from scalebench.hydra_launcher import SweepLauncher
 
 BEST_RATE = 0.003
 SHORT = [
@@ -33,7 +29,7 @@ Search = Callable[..., Searched]
 
 
 @pytest.fixture
-def search(capsys: pytest.CaptureFixture[str]) -> Iterator[Search]:
+def search(capsys: pytest.CaptureFixture[str]) -> Search:
     """A search into the folder `s`: status, output, errors."""
 
     def searched(*words: str, folder: str = "s", trials: int = 3) -> Searched:
@@ -42,9 +38,7 @@ def search(capsys: pytest.CaptureFixture[str]) -> Iterator[Search]:
         out, err = capsys.readouterr()
         return status, out, err
 
-    yield searched
-    GlobalHydra.instance().clear()
-    HydraConfig.instance().cfg = None
+    return searched
 
 
 def trials(folder: str = "s") -> list[dict[str, str]]:
@@ -96,7 +90,7 @@ def test_a_search_finds_the_rate_that_is_best(search: Search) -> None:
 @pytest.mark.slow
 def test_trials_go_to_the_launcher_together_where_jobs_do(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own runs are one after the other here; all three are told once they are over."""
-    monkeypatch.setattr(hydra_sweeper, "_at_once", lambda spec: 3)
+    monkeypatch.setattr(SweepLauncher, "jobs_at_once", lambda self, spec: 3)
     status, out, err = search(RATE, trials=4)
     assert (status, err) == (0, "")
     lines = [line[:7] for line in out.splitlines() if line.startswith(("trial ", "["))]
@@ -218,23 +212,11 @@ def test_what_makes_no_sense_is_refused_in_one_line(search: Search, words: list[
     assert not Path("s").exists()
 
 
-def test_intervals_outside_of_a_search_name_it(capsys: pytest.CaptureFixture[str]) -> None:
-    for words, line in (
-        (["--multirun", RATE], "an interval is for a search, not for a sweep: add --multirun hydra/sweeper=search"),
-        ([RATE], "names several values: add --multirun hydra/sweeper=search"),
-        (["gpus=range(1,3)"], "gpus=range(1,3) names several values: add --multirun for a sweep over them"),
-    ):
-        assert program.main([*SHORT, *words, "hydra.sweep.dir=s", "hydra.run.dir=s"]) == 2
-        assert line in capsys.readouterr().err
-        GlobalHydra.instance().clear()
-    HydraConfig.instance().cfg = None
-
-
 def test_optuna_is_named_where_it_is_missing(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     status, out, err = search(RATE)
     assert (status, out) == (2, "")
-    assert err == "scalebench: a search needs optuna: pip install 'scalebench[search]'\n"
+    assert err == "scalebench: a search needs optuna: pip install optuna\n"
 
 
 @pytest.mark.slow
@@ -260,15 +242,3 @@ def test_a_folder_keeps_to_one_search(search: Search) -> None:
         assert status == 2 and what in err and "choose another hydra.sweep.dir" in err
     Path("s/search.journal").write_text("nonsense\n{}\n")
     assert "s/search.journal is no record of a search" in search(RATE, "resume=true")[2]
-
-
-def test_the_keys_of_a_search_are_those_that_hydra_knows() -> None:
-    cli.register()
-    from hydra_plugins.scalebench import ScalebenchSearch
-
-    try:
-        node = ConfigStore.instance().load("hydra/sweeper/search.yaml").node
-        assert list(node) == [field.name for field in dataclasses.fields(settings.SearchConf)]
-        assert node["_target_"] == f"hydra_plugins.scalebench.{ScalebenchSearch.__name__}"
-    finally:
-        GlobalHydra.instance().clear()
