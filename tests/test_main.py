@@ -60,7 +60,7 @@ REFUSED = {
     "strategie": "no verb 'strategie'; did you mean 'strategies'?",
     "gpu=1": "no key 'gpu'; did you mean 'gpus'?",
     "gpus=range(1,3)": "gpus=range(1,3) names several values: add --multirun for a sweep over them",
-    "train.momentum=interval(0,1)": "train.momentum=interval(0,1) names several values: add --multirun hydra/sweeper=search",
+    "seed=interval(0,1)": "seed=interval(0,1) names several values: add --multirun hydra/sweeper=search",
     "train.lerning_rate=1": "no key 'train.lerning_rate'; did you mean 'train.learning_rate'?",
     "+foo=1": "no key 'foo'; known: baseline, dataset, ",
     "++gpu=1": "no key 'gpu'; did you mean 'gpus'?",

@@ -26,6 +26,7 @@ from tests.conftest import ROOT
 PLUGINS = sorted(path.parent for path in (ROOT / "plugins").glob("*/pyproject.toml"))
 QUICK = ["measure=quick", "measure.min_s=0", "measure.max_s=0.5", "measure.probe_s=0.1", "dataset.size=1000"]
 LIMIT_S = 1800.0
+TRIALS = ["hydra.sweeper.n_trials=2", "train.stop.seconds=1", "train.batch_per_device=100"]
 # For each plugin: a sweep, how many of its runs are ok (with the baselines that it adds), and the strategies to check.
 SHOWS: dict[str, tuple[list[str], int, list[str]]] = {
     "scalebench-jax": (
@@ -38,18 +39,7 @@ SHOWS: dict[str, tuple[list[str], int, list[str]]] = {
         9,
         ["ddp_fp16", "ddp_powersgd", "ddp_topk"],
     ),
-    "scalebench-search": (
-        [
-            "sweep=lr_search",
-            "strategy=null",
-            "gpus=1",
-            "train.stop.seconds=1",
-            "train.batch_per_device=100",
-            "hydra.sweeper.n_trials=2",
-        ],
-        2,
-        [],
-    ),
+    "scalebench-search": (["sweep=lr_search", "strategy=null", "gpus=1", *TRIALS], 2, []),
 }
 
 
@@ -77,7 +67,7 @@ def imported(path: Path) -> set[str]:
 def test_it_declares_what_it_imports(folder: Path) -> None:
     """Or brings it with scalebench itself."""
     own = {path.name for path in (folder / "src").iterdir()}
-    known = names(project(folder)["dependencies"]) | names(project(ROOT)["dependencies"]) | own
+    known = names(project(folder)["dependencies"]) | names(project(ROOT)["dependencies"]) | own | {"hydra"}
     files = list((folder / "src").rglob("*.py"))
     wanted = set().union(*map(imported, files)) - sys.stdlib_module_names
     assert files and wanted <= known, sorted(wanted - known)

@@ -56,7 +56,6 @@ def best(folder: str = "s") -> dict[str, Any]:
     return {str(key): value for key, value in tree.items()}
 
 
-@pytest.mark.slow
 def test_each_trial_is_a_row_and_the_best_one_a_command(search: Search) -> None:
     """The second program goes on to four trials, and runs one."""
     status, out, err = search(RATE, "train.optimizer=adam,sgd")
