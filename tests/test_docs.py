@@ -13,7 +13,7 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 from scalebench import cli, jobs, resolve
-from scalebench.__main__ import VERBS
+from scalebench.__main__ import COMMANDS
 from tests.conf.sweep_choices import sweep_choices
 from tests.conf.test_conf import load
 from tests.conftest import ROOT
@@ -70,7 +70,7 @@ def told(page: str) -> list[dict[str, str]]:
     """Overrides in a page, those of each command and each `key=value`; one run for each value of a sweep."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     lines = re.findall(r"python -m scalebench (?:--multirun )?([^#\n`]*)", text)
-    lines = [line for line in lines if line.split()[0] not in VERBS]
+    lines = [line for line in lines if line.split()[0] not in COMMANDS]
     lines += re.findall(r"`([a-z_.]+=[^`\n]*)`", text)
     found = []
     for line in lines:
@@ -116,9 +116,9 @@ def lines_of_the_docs() -> list[list[str]]:
     return [list(words) for words in found]
 
 
-def test_verbs_of_the_docs() -> None:
+def test_commands_of_the_docs() -> None:
     verbs = [words[0] for words in lines_of_the_docs() if words and "=" not in words[0] and words[0][0] != "-"]
-    assert set(verbs) <= set(VERBS) and {"show", "report", "doctor", "strategies"} <= set(verbs)
+    assert set(verbs) <= set(COMMANDS) and {"show", "report", "doctor", "strategies"} <= set(verbs)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -20,17 +21,19 @@ from scalebench import api, plugin_probe, plugins
 from scalebench.launchers import leash
 from scalebench.plugin_probe import Probed
 from scalebench.records import from_dict
-from scalebench.spec import InputError
+from scalebench.verbs.arguments import CommandParser
 
 LIMIT_S = 60.0
 NONE = "no plugins are installed; `scalebench new strategy NAME` makes one, and docs/plugins.md tells how"
 KINDS = {"strategies": "strategy", "models": "model", "datasets": "data set", "configs": "YAML files"}
 
 
-def main(arguments: list[str]) -> int:
-    """0; 1 where something is wrong with a plugin."""
-    if arguments:
-        raise InputError(f"plugins takes no further words, not '{arguments[0]}'")
+def add_arguments(parser: CommandParser) -> None:
+    """None: all plugins are listed."""
+
+
+def main(options: argparse.Namespace) -> int:
+    """Print the table. The exit status: 0; 1 where something is wrong with a plugin."""
     console = Console(markup=False, highlight=False)
     console.width = console.width if console.is_terminal else 400  # a line for each entry point
     there = [origin for origin in plugins.installed() if origin not in plugins.left_out()]
