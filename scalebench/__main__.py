@@ -7,8 +7,6 @@ import importlib
 import sys
 
 from scalebench import __version__
-from scalebench.spec import InputError
-from scalebench.suggest import no_such
 from scalebench.verbs.arguments import CommandParser
 
 # Each module has add_arguments(parser) and main(options) -> exit status, and is imported for its own command only.
@@ -50,6 +48,8 @@ def main(arguments: list[str] | None = None) -> int:
     """The program; returns its exit status."""
     words = sys.argv[1:] if arguments is None else arguments
     if words and "=" not in words[0] and not words[0].startswith(("-", "~", "+")):
+        from scalebench.spec import InputError
+
         try:
             return run_command(words[0], words[1:])
         except InputError as error:
@@ -70,6 +70,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run_command(name: str, words: list[str]) -> int:
     """Run a command with the words behind it; returns its exit status. InputError for an unknown one."""
+    from scalebench.spec import InputError
+    from scalebench.suggest import no_such
+
     if name not in COMMANDS:
         raise InputError(no_such("command", name, COMMANDS))
     module = importlib.import_module(COMMANDS[name][0])

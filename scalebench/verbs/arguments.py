@@ -6,9 +6,6 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from scalebench.spec import InputError
-from scalebench.suggest import no_such
-
 
 class CommandParser(argparse.ArgumentParser):
     """Raises InputError where argparse would print its usage and exit. No abbreviated options."""
@@ -18,6 +15,9 @@ class CommandParser(argparse.ArgumentParser):
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
         """Parse words and options in any order. InputError for anything unknown."""
+        from scalebench.spec import InputError
+        from scalebench.suggest import no_such
+
         options, unknown = self.parse_known_intermixed_args(words)
         if unknown:
             command, word = self._command(), unknown[0].partition("=")[0]
@@ -28,6 +28,8 @@ class CommandParser(argparse.ArgumentParser):
         return options
 
     def error(self, message: str) -> NoReturn:
+        from scalebench.spec import InputError  # here and above: `--help` shall not wait for it
+
         usage = " ".join(self.format_usage().split()[1:])
         raise InputError(f"{self._command()}: {message}; usage: {usage}")
 
