@@ -14,47 +14,50 @@ from typing import Any, NoReturn
 import hydra
 from hydra._internal.utils import get_args_parser
 
-from scalebench import compose, on_cluster, process, task
+from scalebench import compose, on_cluster, process
 from scalebench.config_errors import FORESEEN, explain
 from scalebench.configs import conf_dir
+from scalebench.report.console import Console
 from scalebench.spec import InputError
+from scalebench.task import AsSweep, SweepSession
 
 _warned: set[str] = set()  # in this process
 
 
 def main(arguments: list[str]) -> int:
     """Run what the command line says. The exit status: 0 ok or unsupported, 1 a run failed, 2 bad input."""
+    session = SweepSession(arguments)
     try:
         with tempfile.TemporaryDirectory() as nowhere, compose.hydra_raises_errors(), _terminate_as_interrupt():
-            task.state.words = list(arguments)
             switches, overrides = split([compose.quote_null(word) for word in arguments])
             if _is_dry(overrides):  # Hydra makes its folders before it asks us
                 overrides += [f"hydra.run.dir={nowhere}", f"hydra.sweep.dir={nowhere}"]
             _register()
             try:
-                _hydra_main([*switches, *overrides])
-            except task.AsSweep:
-                _hydra_main(as_sweep(switches, overrides))
+                _hydra_main(session, [*switches, *overrides])
+            except AsSweep:
+                _hydra_main(session, as_sweep(switches, overrides))
+            return session.finish()
     except FORESEEN as error:
-        return _refuse(explain(error, arguments))
+        return _refuse(session, explain(error, arguments))
     except OSError as error:
         return _refuse(
+            session,
             f"{error.filename or 'output folder'}: {error.strerror or error}; "
-            "choose another hydra.run.dir or hydra.sweep.dir"
+            "choose another hydra.run.dir or hydra.sweep.dir",
         )
     except Exception as error:
-        if task.state.done or os.environ.get("SCALEBENCH_TRACEBACK"):
+        if session.done or os.environ.get("SCALEBENCH_TRACEBACK"):
             raise
-        return _refuse(explain(error, arguments))
+        return _refuse(session, explain(error, arguments))
     except SystemExit as end:  # how callbacks and Hydra's own switches leave
         return int(end.code or 0)
     except on_cluster.LeftQueued as left:
-        return _stopped(str(left))
+        return _stop(session, str(left))
     except KeyboardInterrupt:
-        return _stopped("cancelled")
+        return _stop(session, "cancelled")
     finally:
-        task.release()
-    return task.exit_status()
+        session.release()
 
 
 def _register() -> None:
@@ -62,15 +65,15 @@ def _register() -> None:
     for line in compose.register():
         if line not in _warned:
             _warned.add(line)
-            task.state.console.error(line)
+            Console().error(line)
 
 
-def _hydra_main(arguments: list[str]) -> None:
+def _hydra_main(session: SweepSession, arguments: list[str]) -> None:
     before = sys.argv
     sys.argv = ["scalebench", *arguments]
     try:
         hydra.main(version_base=compose.HYDRA_VERSION, config_path=str(conf_dir()), config_name="config")(
-            task.one_run
+            session.run_one
         )()
     finally:
         sys.argv = before
@@ -129,17 +132,15 @@ def _terminate_as_interrupt() -> Iterator[None]:
             signal.signal(sign, before[sign])
 
 
-def _stopped(line: str) -> int:
-    """What there is of a sweep is reported; whoever is in a hurry presses Ctrl-C again."""
-    task.state.console.error(line)
-    if task.state.sweep is not None:
-        with contextlib.suppress(InputError, OSError, KeyboardInterrupt):
-            task.state.sweep.stop()
-            task.end_sweep(task.state.sweep.folder)
+def _stop(session: SweepSession, line: str) -> int:
+    """Report what there is of a sweep; a second Ctrl-C ends that, too."""
+    session.console.error(line)
+    with contextlib.suppress(InputError, OSError, KeyboardInterrupt):
+        session.stop()
     return 1
 
 
-def _refuse(line: str) -> int:
-    task.drop_unused_folder()
-    task.state.console.error(line)
+def _refuse(session: SweepSession, line: str) -> int:
+    session.drop_unused_folder()
+    session.console.error(line)
     return 2

@@ -7,16 +7,17 @@ import re
 import traceback
 from collections.abc import Iterator
 
-from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError
 
-from scalebench import configs
+from scalebench import configs, plugins
 from scalebench.spec import Config, InputError
 from scalebench.suggest import nearest, no_such
 
+SEARCH_PACKAGE = "scalebench-search"
+OF_SEARCH_PACKAGE = {("sweep", "lr_search"), ("hydra/sweeper", "search")}
 SEARCHES = "add --multirun hydra/sweeper=search, which looks for the best value"
 FORESEEN = (InputError, HydraException, OmegaConfBaseException)
 
@@ -61,8 +62,7 @@ def unknown_key(key: str, arguments: list[str]) -> str:
     known = [*_keys(Config), *configs.groups()]
     group = key.partition("/")[0].partition(".")[0]
     if key.startswith("hydra.sweeper."):
-        search = ConfigStore.instance().load("hydra/sweeper/search.yaml").node
-        return no_such("key", key, [f"hydra.sweeper.{name}" for name in search if not str(name).startswith("_")])
+        return no_such("key", key, _sweeper_keys())
     if key.startswith("strategy.options."):
         names = [name.strip("'\" \n") for name in _chosen("strategy", arguments).split(",")]
         defaults = {name: configs.option_defaults(name) for name in names}
@@ -81,7 +81,19 @@ def _missing(error: MissingConfigException) -> str:
     group, _, name = (error.missing_cfg_file or "").rpartition("/")
     if not group:
         return _first_line(error)
+    if (group, name) in OF_SEARCH_PACKAGE:
+        if SEARCH_PACKAGE in plugins.left_out():
+            return f"{group}={name} is in {SEARCH_PACKAGE}, which {plugins.VARIABLE} leaves out"
+        return f"{group}={name} needs {SEARCH_PACKAGE}: pip install ./plugins/{SEARCH_PACKAGE} in a checkout"
     return no_such(group, name, error.options or [])
+
+
+def _sweeper_keys() -> list[str]:
+    """The keys of all sweepers: of Hydra's own, and of those in YAML files of plugins."""
+    keys = {"params", "max_batch_size"}
+    for path in configs.options("hydra/sweeper").values():
+        keys |= {key for key in configs.read(path) if not key.startswith("_")}
+    return sorted(f"hydra.sweeper.{key}" for key in keys)
 
 
 def _chosen(group: str, arguments: list[str]) -> str:

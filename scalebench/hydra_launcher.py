@@ -13,10 +13,12 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
-from scalebench import jobs, on_cluster, task
+from scalebench import jobs, on_cluster
 from scalebench.compose import use_caching_loader
+from scalebench.resolve import resolve
 from scalebench.run import refuse_results
-from scalebench.spec import InputError
+from scalebench.spec import InputError, RunSpec
+from scalebench.task import prepare_data, session_of
 
 NO_TIME = (
     "sweep.max_minutes is for runs of this machine, and nobody knows how long jobs are in a queue; leave it out: "
@@ -30,13 +32,15 @@ class SweepLauncher(Launcher):
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         use_caching_loader(hydra_context)
         self._context, self._task, self._config = hydra_context, task_function, config
+        self.session = session_of(task_function)
+        self.session.expect_folder(Path(str(config.hydra.sweep.dir)))
         self._warm = False  # whether a run of this sweep has heated the machine
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         setup_globals()
         planned = jobs.plan(job_overrides, self._compose)
         if self._config.dry_run:
-            task.show_plan(planned, several=True)
+            self.session.show_plan(planned, several=True)
             return []
         sweep_dir = Path(str(self._config.hydra.sweep.dir))
         if self._config.resume:
@@ -49,12 +53,20 @@ class SweepLauncher(Launcher):
         queued = [n for n, job in enumerate(planned) if job.earlier is None and on_cluster.submits(job.spec)]
         if queued and self._config.sweep.max_minutes is not None:
             raise InputError(NO_TIME)
-        task.prepare_data([job.spec for job in planned if job.earlier is None])
+        prepare_data([job.spec for job in planned if job.earlier is None], self.session.console)
         settings = self._config.sweep
-        sweep = task.begin_sweep(planned, sweep_dir, settings.max_minutes, settings.report)
+        sweep = self.session.begin_sweep(planned, sweep_dir, settings.max_minutes, settings.report)
         follow = partial(self._together, planned, initial_job_idx, sweep_dir)
         runs = sweep.runs(planned, initial_job_idx, queued, follow)
         return [self._one(job, number, sweep_dir) for number, job in runs]
+
+    def resolve_run(self, overrides: Sequence[str]) -> RunSpec:
+        """Compose and check one run of this sweep. InputError or a composition error where it makes no sense."""
+        return resolve(jobs.to_config(self._compose(overrides)))
+
+    def jobs_at_once(self, spec: RunSpec) -> int:
+        """How many runs like this one go side by side: as many jobs as the scheduler's queue may hold, else 1."""
+        return (spec.config.hardware.max_jobs or 1) if on_cluster.submits(spec) else 1
 
     def _together(
         self, planned: Sequence[jobs.Job], first: int, sweep_dir: Path, places: Sequence[int]
@@ -67,10 +79,10 @@ class SweepLauncher(Launcher):
         folders = {place: self._configured(planned[place], first + place, sweep_dir)[1] for place in places}
         asked = [JobRequest(place, planned[place].spec, folder) for place, folder in folders.items()]
         root = sweep_dir.absolute().parent if self._config.resume else None
-        for run, result in on_cluster.follow(asked, task.state.console, root):
+        for run, result in on_cluster.follow(asked, self.session.console, root):
             with on_cluster.undisturbed():
                 _adopt(run.folder, folders[run.number])
-                task.state.collected[folders[run.number]] = result
+                self.session.collected[folders[run.number]] = result
             yield run.number
 
     def _compose(self, overrides: Sequence[str]) -> DictConfig:
@@ -86,14 +98,14 @@ class SweepLauncher(Launcher):
 
     def _one(self, job: jobs.Job, number: int, sweep_dir: Path) -> JobReturn:
         config, folder = self._configured(job, number, sweep_dir)
-        over = folder in task.state.collected
+        over = folder in self.session.collected
         if job.earlier is not None:
             _adopt(job.earlier, folder)
         elif self._config.resume and not over:
             shutil.rmtree(folder, ignore_errors=True)  # of a run that did not go well
         if job.earlier is None and job.spec.starts and not over:
             if self._warm:
-                task.cool_down(job.spec.config.measure.cool_down_s)
+                self.session.cool_down(job.spec.config.measure.cool_down_s)
             self._warm = True
         with on_cluster.undisturbed() if over else nullcontext():
             return run_job(

@@ -161,7 +161,6 @@ def test_what_is_wrong_before_its_code_runs_fails_its_own_runs(dists: Dists) -> 
 @pytest.mark.slow
 def test_a_dry_run_of_a_sweep_among_them(dists: Dists, capsys: pytest.CaptureFixture[str]) -> None:
     install(dists, OF_METADATA)
-    task.state = task.State(Console())
     try:
         words = ["--multirun", f"strategy=null,{','.join(OF_METADATA)}", "gpus=2", "hardware=cpu", "dry_run=true"]
         assert main(words) == 0
@@ -234,7 +233,7 @@ def test_it_takes_no_time_and_no_part_in_a_curve() -> None:
 
 def test_no_data_are_made_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets, "prepare", lambda config: pytest.fail("data were made"))
-    task.prepare_data([broken()])
+    task.prepare_data([broken()], Console())
 
 
 def test_no_baselines_are_added_for_it_and_a_broken_one_is_not_added(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,11 +21,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scalebench import __main__ as program
-from scalebench import cli, compose, configs, process, task
+from scalebench import cli, compose, configs, process
 from scalebench.config_errors import _keys
 from scalebench.launchers import local
-from scalebench.report.console import Console
 from scalebench.spec import Config, InputError
+from scalebench.task import SweepSession
 from tests.helpers import ranks_of, wait_until
 
 
@@ -82,17 +82,17 @@ def test_a_signal_ends_a_pause_between_runs(number: int) -> None:
     timer = threading.Timer(0.1, os.kill, (os.getpid(), number))
     with cli._terminate_as_interrupt(), pytest.raises(KeyboardInterrupt):
         timer.start()
-        task.cool_down(60.0)
+        SweepSession([]).cool_down(60.0)
     timer.join()
 
 
 def test_no_pause_is_no_line_and_a_lost_signal_still_ends_it(capsys: pytest.CaptureFixture[str]) -> None:
-    task.cool_down(0.0)
+    SweepSession([]).cool_down(0.0)
     assert capsys.readouterr().out == ""
     process.cancelled.set()
     try:
         with pytest.raises(KeyboardInterrupt):
-            task.cool_down(60.0)
+            SweepSession([]).cool_down(60.0)
     finally:
         process.cancelled.clear()
 
@@ -212,7 +212,6 @@ def check(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], None]:
 
     def checked(words: list[str]) -> None:
         GlobalHydra.instance().clear()
-        task.state = task.State(Console())
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             status = program.main([*words, "dry_run=true"])

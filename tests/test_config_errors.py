@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from scalebench import plugins
 from scalebench.compose import compose, compose_config
 from scalebench.config_errors import FORESEEN, _keys, explain, unknown_key
 from scalebench.record_facts import flat
@@ -120,3 +121,18 @@ def test_a_file_that_is_no_yaml_is_named_with_its_line(dists: Dists) -> None:
         compose(["sweep=bad"])
     line = explain(caught.value, ["sweep=bad"])
     assert line == (f"{root}/a/conf/sweep/bad.yaml, line 3: expected the node content, but found '<stream end>'")
+
+
+@pytest.mark.parametrize("word", ["sweep=lr_search", "hydra/sweeper=search"])
+@pytest.mark.parametrize(
+    ("left_out", "line"),
+    [
+        ([], "needs scalebench-search: pip install ./plugins/scalebench-search in a checkout"),
+        (["scalebench-search"], "is in scalebench-search, which SCALEBENCH_PLUGINS leaves out"),
+    ],
+)
+def test_what_another_package_brings(
+    monkeypatch: pytest.MonkeyPatch, word: str, left_out: list[str], line: str
+) -> None:
+    monkeypatch.setattr(plugins, "left_out", lambda: left_out)
+    assert told(word) == f"{word} {line}"

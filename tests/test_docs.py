@@ -13,7 +13,7 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 from scalebench import resolve
-from scalebench.__main__ import VERBS
+from scalebench.__main__ import COMMANDS
 from scalebench.compose import compose_config
 from tests.conf.sweep_choices import sweep_choices
 from tests.conf.test_conf import load
@@ -71,7 +71,7 @@ def told(page: str) -> list[dict[str, str]]:
     """Overrides in a page, those of each command and each `key=value`; one run for each value of a sweep."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     lines = re.findall(r"python -m scalebench (?:--multirun )?([^#\n`]*)", text)
-    lines = [line for line in lines if line.split()[0] not in VERBS]
+    lines = [line for line in lines if line.split()[0] not in COMMANDS]
     lines += re.findall(r"`([a-z_.]+=[^`\n]*)`", text)
     found = []
     for line in lines:
@@ -117,9 +117,9 @@ def lines_of_the_docs() -> list[list[str]]:
     return [list(words) for words in found]
 
 
-def test_verbs_of_the_docs() -> None:
+def test_commands_of_the_docs() -> None:
     verbs = [words[0] for words in lines_of_the_docs() if words and "=" not in words[0] and words[0][0] != "-"]
-    assert set(verbs) <= set(VERBS) and {"show", "report", "doctor", "strategies"} <= set(verbs)
+    assert set(verbs) <= set(COMMANDS) and {"show", "report", "doctor", "strategies"} <= set(verbs)
 
 
 @pytest.mark.slow
@@ -135,7 +135,7 @@ def test_every_command_of_the_docs_lists_its_runs(tmp_path: Path, tmp_path_facto
         many = any("," in word.partition("=")[2] for word in words) and not any(w.startswith("sweep=") for w in words)
         given = ["--multirun", *words] if many and "--multirun" not in words else list(words)
         command = [sys.executable, "-m", "scalebench", *given, "dry_run=true"]
-        env = {**os.environ, **own, "SCALEBENCH_CIFAR10": str(archive)}
+        env = {**os.environ, **own, "SCALEBENCH_CIFAR10": str(archive), "SCALEBENCH_PLUGINS": "scalebench-search"}
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
         return done.stderr or "failed" if done.returncode else ""
 

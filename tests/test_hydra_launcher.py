@@ -14,9 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 
 import scalebench
 from scalebench import __main__ as program
-from scalebench import task
 from scalebench.folder_lock import FolderLock
-from scalebench.report.console import Console
 
 SHORT = [
     *("hardware=cpu", "strategy=null", "dataset.size=1000", "measure=quick", "measure.min_s=0", "measure.max_s=0.1"),
@@ -31,7 +29,6 @@ def sweep(capsys: pytest.CaptureFixture[str]) -> Iterator[Sweep]:
     """A sweep into the folder `s`: status, output, errors."""
 
     def swept(*words: str, folder: str = "s") -> tuple[int, str, str]:
-        task.state = task.State(Console())
         status = program.main([*SHORT, "--multirun", f"hydra.sweep.dir={folder}", *words])
         out, err = capsys.readouterr()
         return status, out, err
@@ -125,7 +122,6 @@ def test_a_single_run_with_repeats_is_a_sweep_that_can_be_lengthened(
     capsys: pytest.CaptureFixture[str], sweep: Sweep
 ) -> None:
     """No pause before the first run, nor before what was kept: it heated nothing."""
-    task.state = task.State(Console())
     assert program.main([*SHORT, "gpus=1", "measure.repeats=2", "measure.cool_down_s=0.2", "hydra.run.dir=s"]) == 0
     out = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"\[1/2\] null gpus=1 repeat=0 \.\.\. \(about \d+ s of the sweep left\)", out[0])
@@ -145,7 +141,6 @@ def test_a_single_run_with_repeats_is_a_sweep_that_can_be_lengthened(
 
 @pytest.mark.parametrize("words", [["measure.repeats=2"], ["--run", "hydra.mode=RUN", "measure.repeats=2"]])
 def test_a_dry_run_with_repeats_lists_them_all(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
-    task.state = task.State(Console())
     assert program.main([*SHORT, *words, "gpus=1", "measure.cool_down_s=60", "dry_run=true"]) == 0
     first, second, last = capsys.readouterr().out.splitlines()
     assert first.startswith("[1/2] null gpus=1 repeat=0: ") and second.startswith("[2/2] null gpus=1 repeat=1: ")
@@ -154,7 +149,6 @@ def test_a_dry_run_with_repeats_lists_them_all(capsys: pytest.CaptureFixture[str
 
 
 def test_a_single_run_with_repeats_is_refused_as_a_sweep_is(capsys: pytest.CaptureFixture[str]) -> None:
-    task.state = task.State(Console())
     assert program.main([*SHORT, "gpus=1", "measure.repeats=2", "repeat=1", "hydra.run.dir=r"]) == 2
     assert capsys.readouterr().err.startswith("scalebench: repeat=1 and measure.repeats=2: ")
     assert os.listdir() == []

@@ -27,8 +27,8 @@ LAYERS = [
     "training_plan slurm launchers measure adapters resolve placing obstacles binding worker_environment",
     "outlook run max_batch worker plugin_probe collect cluster batch report testing.checks "
     "testing.model_checks testing.mapping",
-    "__main__ cli callbacks search_path hydra_launcher hydra_namespace jobs task on_cluster config_errors sweep_values "
-    "verbs sweeping testing search hydra_sweeper",
+    "__main__ cli search_path hydra_launcher hydra_namespace jobs task on_cluster config_errors sweep_values "
+    "verbs sweeping testing",
 ]
 LAYER_OF = {f"scalebench.{name}": number for number, names in enumerate(LAYERS) for name in names.split()}
 # `scalebench.load` is there on first use; what it loads is the one import that the package itself makes.

@@ -15,8 +15,6 @@ from hydra.core.hydra_config import HydraConfig
 
 import scalebench
 from scalebench import __main__ as program
-from scalebench import task
-from scalebench.report.console import Console
 
 SHORT = [
     *("hardware=cpu", "strategy=null", "dataset.size=1000", "measure=quick", "measure.min_s=0", "measure.max_s=0.1"),
@@ -37,7 +35,6 @@ def call(capsys: pytest.CaptureFixture[str]) -> Call:
     """The program with these words: its status, and the lines of its output and of its errors."""
 
     def called(*words: str) -> tuple[int, list[str], list[str]]:
-        task.state = task.State(Console())
         status = program.main(list(words))
         out, err = capsys.readouterr()
         return status, out.splitlines(), err.splitlines()
@@ -45,13 +42,19 @@ def call(capsys: pytest.CaptureFixture[str]) -> Call:
     return called
 
 
-def test_help_names_every_verb_and_the_way_in(call: Call) -> None:
+def test_help_names_every_command_and_the_way_in(call: Call) -> None:
     for words in (["--help"], ["-h"], ["gpus=2", "--help"]):
         status, out, err = call(*words)
         assert (status, err) == (0, [])
-        text = "\n".join(out)
-        assert all(f"\n  {verb} " in text for verb in program.VERBS)
-        assert "python -m scalebench --multirun gpus=1,2" in text
+        assert set(program.COMMANDS) <= {line.split()[0] for line in out if line.strip()}
+        assert "python -m scalebench --multirun gpus=1,2" in "\n".join(out)
+
+
+@pytest.mark.parametrize("command", program.COMMANDS)
+def test_each_command_has_a_help_of_its_own(call: Call, command: str) -> None:
+    status, out, err = call(command, "--help")
+    assert (status, err) == (0, [])
+    assert out[0].startswith(f"usage: scalebench {command} [-h]") and "-h, --help" in "\n".join(out)
 
 
 def test_version(call: Call) -> None:
@@ -59,9 +62,13 @@ def test_version(call: Call) -> None:
 
 
 REFUSED = {
-    "frobnicate": "no verb 'frobnicate'; known: ",
-    "strategie": "no verb 'strategie'; did you mean 'strategies'?",
+    "frobnicate": "no command 'frobnicate'; known: ",
+    "strategie": "no command 'strategie'; did you mean 'strategies'?",
+    "strategies ddp": "strategies takes no further words, not 'ddp'",
+    "doctor --confg-dir x": "doctor: no option '--confg-dir'; did you mean '--config-dir'?",
     "gpu=1": "no key 'gpu'; did you mean 'gpus'?",
+    "gpus=range(1,3)": "gpus=range(1,3) names several values: add --multirun for a sweep over them",
+    "seed=interval(0,1)": "seed=interval(0,1) names several values: add --multirun hydra/sweeper=search",
     "train.lerning_rate=1": "no key 'train.lerning_rate'; did you mean 'train.learning_rate'?",
     "+foo=1": "no key 'foo'; known: baseline, dataset, ",
     "++gpu=1": "no key 'gpu'; did you mean 'gpus'?",
@@ -89,7 +96,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("word", "line"), REFUSED.items(), ids=list(REFUSED))
 def test_bad_input_is_one_line_and_status_2_and_leaves_nothing(call: Call, word: str, line: str) -> None:
-    status, out, err = call(word)
+    status, out, err = call(*word.split())
     assert (status, out, len(err)) == (2, [], 1)
     assert err[0].startswith(f"scalebench: {line}")
     assert os.listdir() == []

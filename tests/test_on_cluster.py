@@ -18,7 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 import scalebench
 import scalebench.cluster
 from scalebench import __main__ as program
-from scalebench import hydra_launcher, on_cluster, process, task
+from scalebench import hydra_launcher, on_cluster, process
 from scalebench.collect import RunOutcome
 from scalebench.report import console as report_console
 from scalebench.report.console import Console
@@ -86,7 +86,6 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
     (tmp_path / "bin" / "sbatch").chmod(0o755)
 
     def called(*words: str) -> tuple[int, str, str]:
-        task.state = task.State(Console())
         status = program.main([*WORDS, f"hardware.slurm.bin={tmp_path}/bin", *words])
         out, err = capsys.readouterr()
         return status, out, err
@@ -162,7 +161,7 @@ def test_resume_keeps_good_rows_and_takes_up_jobs_that_go_on(call: Call, monkeyp
 
 @pytest.mark.slow
 def test_cancelled_at_ctrl_c(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asked once; rows that were there stay, the others say cancelled, and what there is is told."""
+    """JobRequest once; rows that were there stay, the others say cancelled, and what there is is told."""
     asked = answer(monkeypatch, "y")
     Here.interrupt_after = 1
     status, _, err = call("--multirun", "gpus=1,2,4", "hydra.sweep.dir=s")

@@ -26,16 +26,20 @@ from tests.conftest import ROOT
 PLUGINS = sorted(path.parent for path in (ROOT / "plugins").glob("*/pyproject.toml"))
 QUICK = ["measure=quick", "measure.min_s=0", "measure.max_s=0.5", "measure.probe_s=0.1", "dataset.size=1000"]
 LIMIT_S = 1800.0
-# What each plugin has to show: strategies in one table, on how many devices, how many runs of it are ok with the
-# baselines that it adds, and what is checked.
-SHOWS = {
-    "scalebench-jax": (["jax_data_parallel", "ddp_gloo", "mirrored"], "1,2", 9, ["jax_data_parallel"]),
+TRIALS = ["hydra.sweeper.n_trials=2", "train.stop.seconds=1", "train.batch_per_device=100"]
+# For each plugin: a sweep, how many of its runs are ok (with the baselines that it adds), and the strategies to check.
+SHOWS: dict[str, tuple[list[str], int, list[str]]] = {
+    "scalebench-jax": (
+        ["--multirun", "strategy=jax_data_parallel,ddp_gloo,mirrored", "gpus=1,2"],
+        9,
+        ["jax_data_parallel"],
+    ),
     "scalebench-compression": (
-        ["ddp_gloo", "ddp_fp16", "ddp_powersgd", "ddp_topk"],
-        "2",
+        ["--multirun", "strategy=ddp_gloo,ddp_fp16,ddp_powersgd,ddp_topk", "gpus=2"],
         9,
         ["ddp_fp16", "ddp_powersgd", "ddp_topk"],
     ),
+    "scalebench-search": (["sweep=lr_search", "strategy=null", "gpus=1", *TRIALS], 2, []),
 }
 
 
@@ -63,7 +67,7 @@ def imported(path: Path) -> set[str]:
 def test_it_declares_what_it_imports(folder: Path) -> None:
     """Or brings it with scalebench itself."""
     own = {path.name for path in (folder / "src").iterdir()}
-    known = names(project(folder)["dependencies"]) | names(project(ROOT)["dependencies"]) | own
+    known = names(project(folder)["dependencies"]) | names(project(ROOT)["dependencies"]) | own | {"hydra"}
     files = list((folder / "src").rglob("*.py"))
     wanted = set().union(*map(imported, files)) - sys.stdlib_module_names
     assert files and wanted <= known, sorted(wanted - known)
@@ -102,8 +106,8 @@ def test_it_passes_its_own_tests_where_it_is_installed(folder: Path, wheel: Path
     assert str(tmp_path) in run([python, "-c", where, folder.name.replace("-", "_")], away)
     run([python, "-m", "pytest", "-q", "-p", "no:cacheprovider"], away)
 
-    strategies, gpus, rows, checked = SHOWS[folder.name]
-    table = run([*scalebench, "--multirun", f"strategy={','.join(strategies)}", f"gpus={gpus}", *QUICK], away)
+    sweep, rows, checked = SHOWS[folder.name]
+    table = run([*scalebench, *sweep, *QUICK], away)
     assert table.count(" ok ") == rows, table
     for name in checked:
         run([*scalebench, "check", name], away)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from scalebench.__main__ import run_command
 from scalebench.verbs import new
 from tests.conftest import ROOT
 from tests.plugin_page import Command, answers, commands, files
@@ -100,7 +101,7 @@ def test_what_is_published(environment: Environment, tmp_path: Path) -> None:
     """Wheels have all that is needed: ours the template, that of a plugin its YAML, and it works uninstalled."""
     inside = {name.removeprefix("scalebench/template/") for name in zipfile.ZipFile(environment.wheel).namelist()}
     assert {str(path.relative_to(new.TEMPLATES)) for path in new.TEMPLATES.rglob("*.jinja")} <= inside
-    assert new.main(["strategy", "sent"]) == 0
+    assert run_command("new", ["strategy", "sent"]) == 0
     wheel = environment.build(tmp_path / "scalebench-sent", tmp_path / "dist")
     shutil.rmtree(tmp_path / "scalebench-sent")
     environment.pip(str(wheel))

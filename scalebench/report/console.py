@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalebench.measure.progress import Progress
+from scalebench.measure.progress import Progress, read_progress
 from scalebench.outlook import between, estimate_s
-from scalebench.report import queue_line
 from scalebench.results import Result, read_result
 from scalebench.run_folder import RESULT_FILE
 from scalebench.spec import RunSpec
@@ -24,9 +23,11 @@ if TYPE_CHECKING:
     from scalebench.frame import Survey
     from scalebench.report.lost import Runs
 
-MOST_COMMANDS = 3  # below a table
-MOST_UNREADABLE = 10  # files told of one by one
-MOST_LABELS = 10  # of runs in a line
+MAX_COMMANDS = 3  # below a table
+MAX_UNREADABLE = 10  # files named one by one
+MAX_LABELS = 10  # of runs in a line
+MAX_RUNS_SHOWN = 2  # running jobs whose phase is shown
+MAX_RANKS_READ = 8  # of a running job
 PLAIN_WIDTH = 200  # of a file or a pipe, where nobody's window is the limit
 
 
@@ -107,7 +108,7 @@ class Console:
             return
         self.line(
             f"sweep.max_minutes={record.max_minutes:g} left out {len(record.left_out)} of {len(record.runs)} runs: "
-            f"{labels(record.left_out, MOST_LABELS)}; the same command with resume=true and more time adds them"
+            f"{labels(record.left_out, MAX_LABELS)}; the same command with resume=true and more time adds them"
         )
 
     def table(self, paths: Sequence[str | os.PathLike[str]], baseline: str | None = None) -> Survey:
@@ -119,9 +120,9 @@ class Console:
         from scalebench.report.terminal_table import data_or_model
 
         found = survey(paths, baseline)
-        for _, line in found.unreadable[:MOST_UNREADABLE]:
+        for _, line in found.unreadable[:MAX_UNREADABLE]:
             self.error(f"left out: {line}")
-        if (more := len(found.unreadable) - MOST_UNREADABLE) > 0:
+        if (more := len(found.unreadable) - MAX_UNREADABLE) > 0:
             self.error(f"left out: {more} more that cannot be read")
         self.rich.print(summary(found.pooled, found.given))
         self._trainings(found)
@@ -131,7 +132,7 @@ class Console:
         for part in data_or_model(found.pooled):
             self._part(part)
         self._on_request(found.on_request)
-        for command in baseline_commands(found.pooled)[:MOST_COMMANDS]:
+        for command in baseline_commands(found.pooled)[:MAX_COMMANDS]:
             self.line(f"for the missing baselines: {command}")
         self.line(f"results: {', '.join(str(path) for path in paths)}")
         return found
@@ -218,7 +219,7 @@ class Console:
             said: list[str] = []
 
             def tell(now: Queue) -> None:
-                line = queue_line.counts(now)
+                line = queue_counts(now)
                 if said[-1:] != [line]:
                     said[:] = [line]
                     self.line(line)
@@ -228,7 +229,7 @@ class Console:
         with self.rich.status("submitting") as status:
             self._following = status
             try:
-                yield lambda now: status.update(escape(queue_line.words(now)))
+                yield lambda now: status.update(escape(queue_line(now)))
             finally:
                 self._following = None
 
@@ -299,3 +300,28 @@ def describe(ranks: list[Progress]) -> str:
     if first.limit_s is not None:
         words.append(f"at most {max(0.0, first.limit_s - first.elapsed_s):.0f} s left")
     return ", ".join(words)
+
+
+def queue_counts(queue: Queue) -> str:
+    """`4 of 10 runs over, 2 running, 3 pending (Priority), 1 not submitted yet`"""
+    runs = queue.over + queue.running + queue.pending + queue.waiting
+    reason = f" ({queue.reason})" if queue.reason else ""
+    parts = [
+        f"{queue.over} of {runs} run{'' if runs == 1 else 's'} over",
+        f"{queue.running} running" if queue.running else "",
+        f"{queue.pending} pending{reason}" if queue.pending else "",
+        f"{queue.waiting} not submitted yet" if queue.waiting else "",
+        f"nothing heard of SLURM: {queue.trouble}" if queue.trouble else "",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def queue_line(queue: Queue) -> str:
+    """The counts of a queue, and the phases of the first running jobs."""
+    phases = []
+    for run in queue.runs[:MAX_RUNS_SHOWN]:
+        ranks = range(min(run.spec.processes, MAX_RANKS_READ))
+        first = next((read for rank in ranks if (read := read_progress(run.folder, rank)) is not None), None)
+        if first is not None:
+            phases.append(f"{run.spec.label}: {first.phase}")
+    return "; ".join([queue_counts(queue), *phases])

@@ -5,11 +5,16 @@ Exit status 0: it does; 1: something does not hold, or nothing could be run here
 
 from __future__ import annotations
 
+import argparse
+import os
 import sys
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
@@ -21,17 +26,32 @@ from scalebench.config_errors import FORESEEN, explain
 from scalebench.spec import InputError, RunSpec
 from scalebench.suggest import no_such
 from scalebench.testing.words import DATA_ONLY, of_dataset
-from scalebench.verbs.asked import FAILS, HOLDS, NOT_ASKED, Answer, Case, ask
+from scalebench.verbs.arguments import CommandParser
 
-KINDS = {"strategy": "strategy", "model": "model", "dataset": "data set"}  # and what they are called
+if TYPE_CHECKING:
+    import pytest
+
+KINDS = {"strategy": "strategy", "model": "model", "dataset": "data set"}  # and their names for people
 OWN = {"strategy": ("-",), "model": ("model.torch=", "model.keras="), "dataset": ("dataset.builder=",)}
 USAGE = "usage: scalebench check NAME [KEY=VALUE ...] [--faults]"
-IN_YAML = "yaml "  # questions that begin so look at words, and start no process
+IN_YAML = "yaml "  # questions that begin so start no process
+HOLDS, FAILS, NOT_ASKED = "holds", "fails", "not asked"
+# Neither the current folder nor another plugin of the environment changes what a contract means.
+SWITCHES = (
+    "--disable-plugin-autoload",
+    "--import-mode=importlib",
+    "--strict-markers",
+    "-p",
+    "scalebench.testing.plugin",
+)
+WITHOUT = ("terminal", "cacheprovider", "faulthandler", "logging")
+SETTINGS = "[pytest]\nfilterwarnings =\n    default\n"
+PYTEST_VARIABLES = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS")
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is to be checked, and the words that go with it."""
+    """What is to be checked, and the overrides that go with it."""
 
     kind: str  # of KINDS
     name: str
@@ -39,49 +59,55 @@ class Subject:
     faults: bool
 
     @property
-    def told(self) -> str:
-        """A user's own goes by its functions."""
+    def title(self) -> str:
+        """The name; of a user's own model or data set its functions."""
         functions = [word.partition("=")[2] for word in self.overrides if word.startswith(OWN[self.kind])]
         return " ".join(functions) if functions and self.name == "custom" else self.name
 
 
-def main(arguments: list[str]) -> int:
-    subject = read(arguments)
+def add_arguments(parser: CommandParser) -> None:
+    parser.add_argument("words", nargs="*", metavar="NAME | KEY=VALUE", help="or model=custom model.torch=MODULE:F")
+    parser.add_argument("--faults", action="store_true", help="of a strategy: also let its workers fail and hang")
+
+
+def main(options: argparse.Namespace) -> int:
+    if find_spec("pytest") is None:
+        raise InputError("check needs pytest: pip install 'scalebench[testing]'")
+    subject = read_subject(options.words, options.faults)
     cases = contracts(subject)
-    print(f"checking {KINDS[subject.kind]} {subject.told}", file=sys.stderr)
+    print(f"checking {KINDS[subject.kind]} {subject.title}", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="scalebench-check-") as folder:
-        answers = ask(cases, Path(folder))
+        answers = run_contracts(cases, Path(folder))
     show(subject, answers)
     ran = any(answer.verdict == HOLDS and not answer.question.startswith(IN_YAML) for answer in answers)
     return 0 if ran and not any(answer.verdict == FAILS for answer in answers) else 1
 
 
-def read(arguments: list[str]) -> Subject:
+def read_subject(words: list[str], faults: bool = False) -> Subject:
     """InputError for a name that is none, or several things."""
-    words = [word for word in arguments if word != "--faults"]
-    overrides = [word for word in words if "=" in word and not word.startswith("-")]
+    overrides = [word for word in words if "=" in word]
     names = [word for word in words if word not in overrides]
-    if len(names) > 1 or any(name.startswith("-") for name in names):
+    if len(names) > 1:
         raise InputError(f"check takes one name, not '{' '.join(names)}'; {USAGE}")
     if names:
         kind, name = _kind_of(names[0]), names[0]
     else:
         kind, name = _named_by(overrides)
         overrides = [word for word in overrides if word != f"{kind}={name}"]
-    if "--faults" in arguments and kind != "strategy":
+    if faults and kind != "strategy":
         raise InputError(f"--faults is for strategies, and {name} is a {KINDS[kind]}")
-    return Subject(kind, name, tuple(overrides), "--faults" in arguments)
+    return Subject(kind, name, tuple(overrides), faults)
 
 
 def _kind_of(name: str) -> str:
-    known = {"strategy": registry.table().keys() | configs.options("strategy").keys()}
-    known |= {kind: configs.options(kind).keys() for kind in ("model", "dataset")}
-    kinds = [kind for kind, names in known.items() if name in names]
+    choices = {"strategy": registry.table().keys() | configs.options("strategy").keys()}
+    choices |= {kind: configs.options(kind).keys() for kind in ("model", "dataset")}
+    kinds = [kind for kind, names in choices.items() if name in names]
     if not kinds:
-        raise InputError(no_such("strategy, model or data set", name, {n for names in known.values() for n in names}))
+        raise InputError(no_such("strategy, model or data set", name, {n for names in choices.values() for n in names}))
     if len(kinds) > 1:
-        told = " and ".join(f"a {KINDS[kind]}" for kind in kinds)
-        raise InputError(f"'{name}' is {told}: say {' or '.join(f'{kind}={name}' for kind in kinds)}")
+        which = " and ".join(f"a {KINDS[kind]}" for kind in kinds)
+        raise InputError(f"'{name}' is {which}: say {' or '.join(f'{kind}={name}' for kind in kinds)}")
     return kinds[0]
 
 
@@ -95,7 +121,7 @@ def _named_by(overrides: list[str]) -> tuple[str, str]:
 
 
 def contracts(subject: Subject) -> list[Case]:
-    """The classes to ask. InputError where the words do not make a run."""
+    """The contracts of a subject. InputError where its overrides do not make a run."""
     if subject.kind == "dataset":
         resolved([*of_dataset(subject.name, subject.overrides), *DATA_ONLY])
         return [Case("DatasetContract", {"dataset": subject.name, "overrides": subject.overrides})]
@@ -104,9 +130,8 @@ def contracts(subject: Subject) -> list[Case]:
         return [Case("ModelContract", {"model": subject.name, "overrides": subject.overrides})]
     others = tuple(word for word in subject.overrides if not word.startswith("gpus="))
     spec = resolved([f"strategy={subject.name}", *subject.overrides])
-    asked = [word for word in subject.overrides if word.startswith("gpus=")]
-    most = spec.config.strategy.max_gpus
-    gpus = spec.gpus if asked else min(2, most or 2)
+    chosen = any(word.startswith("gpus=") for word in subject.overrides)
+    gpus = spec.gpus if chosen else min(2, spec.config.strategy.max_gpus or 2)
     cases = [Case("StrategyContract", {"strategy": subject.name, "gpus": gpus, "overrides": others})]
     return [*cases, Case("FaultContract", _faults(subject.name, others))] if subject.faults else cases
 
@@ -125,8 +150,8 @@ def resolved(words: list[str]) -> RunSpec:
 
 
 def show(subject: Subject, answers: list[Answer]) -> None:
-    """The table, and below it, once, all that pytest tells of each failure."""
-    table = Table(KINDS[subject.kind], subject.told, "", box=box.SIMPLE_HEAD)
+    """Print the table, and below it each of pytest's reports of failures once."""
+    table = Table(KINDS[subject.kind], subject.title, "", box=box.SIMPLE_HEAD)
     for answer in answers:
         table.add_row(answer.question, answer.verdict, answer.reason)
     console = Console(markup=False, highlight=False)
@@ -136,4 +161,96 @@ def show(subject: Subject, answers: list[Answer]) -> None:
         console.print(detail, soft_wrap=True)
     counts = {verdict: sum(answer.verdict == verdict for answer in answers) for verdict in (HOLDS, FAILS, NOT_ASKED)}
     words = {HOLDS: "hold", FAILS: "do not hold", NOT_ASKED: "not asked"}
-    console.print(f"{subject.told}: " + ", ".join(f"{count} {words[verdict]}" for verdict, count in counts.items()))
+    console.print(f"{subject.title}: " + ", ".join(f"{count} {words[verdict]}" for verdict, count in counts.items()))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One contract, and the attributes of its test class."""
+
+    contract: str  # StrategyContract, ...
+    settings: Mapping[str, Any]  # strings, numbers, tuples: what repr writes and Python reads
+
+    def source(self) -> str:
+        lines = [f"    {key} = {value!r}" for key, value in self.settings.items()]
+        head = f"from scalebench.testing import {self.contract} as _{self.contract}"
+        return "\n".join([head, "", f"class Test{self.contract}(_{self.contract}):", *lines, ""])
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The outcome of one test."""
+
+    question: str  # "losses equal the baselines"
+    verdict: str
+    reason: str = ""  # one line
+    detail: str = ""  # pytest's report of a failure
+
+
+@dataclass
+class Listener:
+    """A plugin of pytest that keeps the outcome of each test."""
+
+    answers: dict[str, Answer] = field(default_factory=dict)  # by test
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:  # also where its end fails, after the test itself went well
+            self._keep(report, FAILS, _first_line(report), report.longreprtext)
+        elif report.skipped:
+            self._keep(report, NOT_ASKED, str(report.longrepr[2] if isinstance(report.longrepr, tuple) else ""))
+        elif report.when == "call":
+            self._keep(report, HOLDS)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._keep(report, FAILS, _first_line(report), report.longreprtext)
+
+    def _keep(self, report: Any, verdict: str, reason: str = "", detail: str = "") -> None:
+        name = report.nodeid.rpartition("::")[2].removeprefix("test_").replace("_", " ")
+        reason = reason.removeprefix("Skipped: ")
+        self.answers[report.nodeid] = Answer(name, verdict, " ".join(reason.split()), detail)
+
+
+def run_contracts(cases: list[Case], folder: Path) -> list[Answer]:
+    """Run the tests of these contracts with files in `folder`. Raises nothing but KeyboardInterrupt."""
+    import pytest
+
+    (folder / "pytest.ini").write_text(SETTINGS)
+    for number, case in enumerate(cases):
+        (folder / f"test_{number}.py").write_text(case.source())
+    listener = Listener()
+    places = ["-c", str(folder / "pytest.ini"), f"--rootdir={folder}", f"--confcutdir={folder}"]
+    without = [word for name in WITHOUT for word in ("-p", f"no:{name}")]
+    with _environment(), _forgetting(folder):
+        status = pytest.main([*places, f"--basetemp={folder / 'runs'}", *SWITCHES, *without, str(folder)], [listener])
+    if status == pytest.ExitCode.INTERRUPTED:
+        raise KeyboardInterrupt
+    if status == pytest.ExitCode.INTERNAL_ERROR or not listener.answers:
+        return [*listener.answers.values(), Answer("pytest", FAILS, f"it ended with status {int(status)}")]
+    return list(listener.answers.values())
+
+
+def _first_line(report: Any) -> str:
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = report.longreprtext if crash is None else crash.message.removeprefix("AssertionError: ")
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+@contextmanager
+def _forgetting(folder: Path) -> Iterator[None]:
+    """Forget the modules of a folder: pytest would take one of the same name in another folder for them."""
+    try:
+        yield
+    finally:
+        for name, module in list(sys.modules.items()):
+            if str(getattr(module, "__file__", "")).startswith(f"{folder}{os.sep}"):
+                del sys.modules[name]
+
+
+@contextmanager
+def _environment() -> Iterator[None]:
+    before = {name: os.environ.pop(name) for name in PYTEST_VARIABLES if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(before)

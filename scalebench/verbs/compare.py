@@ -15,13 +15,28 @@ from scalebench.machine_kind import Kind, kind_of
 from scalebench.pairing import Launch, launches, once
 from scalebench.report import comparison_files, comparisons
 from scalebench.spec import InputError
-from scalebench.verbs.arguments import Parser
+from scalebench.verbs.arguments import CommandParser
 
 FORMATS = ("text", "json", "junit", "markdown")
 
 
-def main(arguments: list[str]) -> int:
-    chosen = _parse(arguments)
+def add_arguments(parser: CommandParser) -> None:
+    parser.add_argument("paths", nargs="*", metavar="DIR", help="A and B; or one, with --by, --against or --save")
+    parser.add_argument("--by", metavar="KEY", help="compare the values of this key within the folder")
+    parser.add_argument("--base", metavar="VALUE", help="the value of that key to compare the others with")
+    parser.add_argument("--ignore", action="append", default=[], metavar="KEY", help="a key that may differ")
+    parser.add_argument("--threshold", metavar="SHARE", help="smallest change that matters, such as 3%%; for CI")
+    parser.add_argument("--against", metavar="NAME", help="compare with a saved baseline")
+    parser.add_argument("--missing", choices=("fail", "ok"), default="fail", help="where that baseline does not exist")
+    parser.add_argument("--save", metavar="NAME", help="save the runs as a baseline")
+    parser.add_argument("--replace", action="store_true", help="of --save: replace a baseline of that name")
+    parser.add_argument("--format", choices=FORMATS, default="text")
+    parser.add_argument("--out", metavar="FILE", help="write that format to a file, and print the text")
+
+
+def main(chosen: argparse.Namespace) -> int:
+    chosen.ignore = [key for word in chosen.ignore for key in word.split(",") if key]
+    _check(chosen)
     if chosen.save is not None:
         return _save(chosen)
     threshold = None if chosen.threshold is None else share(chosen.threshold)
@@ -29,25 +44,6 @@ def main(arguments: list[str]) -> int:
     status = 0 if found.no_baseline and chosen.missing == "ok" else comparisons.EXIT[found.status]
     _show(chosen, found, status)
     return status
-
-
-def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = Parser("compare", "two sets of runs, or the values of one key within them")
-    parser.add_argument("paths", nargs="*", metavar="DIR")
-    parser.add_argument("--by", metavar="KEY")
-    parser.add_argument("--base", metavar="VALUE")
-    parser.add_argument("--ignore", action="append", default=[], metavar="KEY")
-    parser.add_argument("--threshold", metavar="SHARE")
-    parser.add_argument("--against", metavar="NAME")
-    parser.add_argument("--missing", choices=("fail", "ok"), default="fail")
-    parser.add_argument("--save", metavar="NAME")
-    parser.add_argument("--replace", action="store_true")
-    parser.add_argument("--format", choices=FORMATS, default="text")
-    parser.add_argument("--out", metavar="FILE")
-    chosen = parser.parse_args(arguments)
-    chosen.ignore = [key for word in chosen.ignore for key in word.split(",") if key]
-    _check(chosen)
-    return chosen
 
 
 def _check(chosen: argparse.Namespace) -> None:

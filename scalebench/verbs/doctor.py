@@ -1,10 +1,11 @@
 """`scalebench doctor`: this machine, what is installed on it, what is missing, and the command that installs it.
 
-`scalebench doctor hardware=NAME` compares it with a hardware YAML instead: verbs/fitting.py.
+`scalebench doctor hardware=NAME` compares it with a hardware YAML instead: verbs/hardware_check.py.
 """
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import subprocess
 
@@ -15,7 +16,8 @@ from rich.table import Table
 
 from scalebench import configs, horovod_build, machine, registry
 from scalebench.machine import Machine
-from scalebench.verbs import hardware
+from scalebench.report import hardware
+from scalebench.verbs.arguments import CommandParser
 
 ALSO = {"PIL": "pip install 'scalebench[images]'"}  # what no strategy requires, but some data sets do
 LAUNCHERS = {
@@ -25,21 +27,42 @@ LAUNCHERS = {
 ANSWER_LIMIT_S = 10.0
 
 
-def main(arguments: list[str]) -> int:
-    if arguments:
-        from scalebench.verbs import fitting  # needs Hydra, which the rest does not
+def add_arguments(parser: CommandParser) -> None:
+    parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="hardware=NAME: compare this host with that YAML")
+    parser.add_argument("-cd", "--config-dir", metavar="FOLDER", help="a folder with YAML files of your own")
 
-        return fitting.main(arguments)
+
+def main(options: argparse.Namespace) -> int:
+    if options.words or options.config_dir:
+        from scalebench.verbs import hardware_check  # needs Hydra, which the rest does not
+
+        return hardware_check.main(options.words, options.config_dir)
     here = machine.detect()
     table = Table(box=box.SIMPLE, show_header=False)
-    for name, text in [*hardware.rows(here), *software(here), *launchers(), *horovod()]:
+    for name, text in [*machine_rows(here), *software(here), *launchers(), *horovod()]:
         table.add_row(name, text)
     console = Console(markup=False, highlight=False)
     console.width = console.width if console.is_terminal else 400  # a line for each fact
     console.print(table)
-    if (links := hardware.links(here)) is not None:
+    if (links := link_table(here)) is not None:
         console.print(links)
     return 0
+
+
+def machine_rows(here: Machine) -> list[hardware.Row]:
+    """The machine's facts, and the command that compares the connections of its GPUs."""
+    return [*hardware.facts(here), *hardware.pairs(here), *hardware.comparing(here)]
+
+
+def link_table(here: Machine) -> Table | None:
+    """The matrix of connections between GPUs; None where it is unknown."""
+    matrix = hardware.links(here)
+    if matrix is None:
+        return None
+    table = Table("links", *(f"GPU {number}" for number in range(len(matrix))), box=box.SIMPLE_HEAD)
+    for number, words in enumerate(matrix):
+        table.add_row(f"GPU {number}", *words)
+    return table
 
 
 def software(here: Machine) -> list[tuple[str, str]]:

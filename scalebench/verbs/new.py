@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 import shutil
@@ -13,7 +14,7 @@ import jinja2
 import scalebench
 from scalebench import configs, plugins, registry
 from scalebench.spec import InputError
-from scalebench.verbs.arguments import Parser
+from scalebench.verbs.arguments import CommandParser
 
 TEMPLATES = Path(scalebench.__file__).parent / "template"
 KINDS = ("strategy",)
@@ -27,8 +28,13 @@ TAKEN_CLASSES = frozenset(
 )
 
 
-def main(arguments: list[str]) -> int:
-    words = _parser().parse_args(arguments)
+def add_arguments(parser: CommandParser) -> None:
+    parser.add_argument("kind", metavar="strategy")
+    parser.add_argument("name", metavar="NAME", help="of the strategy, such as my_ring")
+    parser.add_argument("--into", metavar="FOLDER", default=".", help="where its package is made; default: here")
+
+
+def main(words: argparse.Namespace) -> int:
     if words.kind not in KINDS:
         raise InputError(f"new makes a {' or a '.join(KINDS)}, not '{words.kind}'; docs/plugins.md tells of the others")
     _check_name(words.name)
@@ -40,7 +46,7 @@ def main(arguments: list[str]) -> int:
     print(f"{folder}: a distribution with the strategy '{words.name}'")
     print("\n".join(f"  {path.relative_to(folder)}" for path in made))
     print("\nIt averages gradients by all-reduces of its own; change that, and see what still holds:")
-    print(f"  pip install -e {shlex.quote(str(folder))}")
+    print(f"  pip install -e {shlex.quote(f'{folder}[test]')}")
     print(f"  scalebench strategy={words.name} gpus=2")
     print(f"  scalebench check {words.name}")
     return 0
@@ -72,14 +78,6 @@ def rendered(kind: str, name: str) -> dict[Path, str]:
         Path(path.removesuffix(SUFFIX).replace(PLACE, name)): environment.get_template(path).render(told)
         for path in found
     }
-
-
-def _parser() -> Parser:
-    parser = Parser("new", "a plugin to begin with")
-    parser.add_argument("kind", metavar="strategy")
-    parser.add_argument("name", metavar="NAME")
-    parser.add_argument("--into", metavar="FOLDER", default=".")
-    return parser
 
 
 def _check_name(name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import sys
 import time
@@ -16,6 +17,7 @@ from rich.table import Table
 from scalebench import configs, plugins, registry
 from scalebench.plugins import Point
 from scalebench.spec import InputError
+from scalebench.verbs.arguments import CommandParser
 
 NO_PLUGINS = "no plugins are installed; `scalebench new strategy NAME` makes one, and docs/plugins.md tells how"
 KINDS = {"strategies": "strategy", "models": "model", "datasets": "data set", "configs": "YAML files"}
@@ -34,10 +36,12 @@ class Check:
     import_s: float | None = None
 
 
-def main(arguments: list[str]) -> int:
-    """Print a line for each entry point. 1 where something is wrong with a plugin, otherwise 0."""
-    if arguments:
-        raise InputError(f"plugins takes no further words, not '{arguments[0]}'")
+def add_arguments(parser: CommandParser) -> None:
+    """None: all plugins are listed."""
+
+
+def main(options: argparse.Namespace) -> int:
+    """Print the table. The exit status: 0; 1 where something is wrong with a plugin."""
     console = Console(markup=False, highlight=False)
     console.width = console.width if console.is_terminal else 400  # a line for each entry point
     faulty = False

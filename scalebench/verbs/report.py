@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scalebench.spec import InputError
-from scalebench.verbs.arguments import Parser
+from scalebench.verbs.arguments import CommandParser
 
 if TYPE_CHECKING:
     from scalebench.report.evidence import Evidence
@@ -18,8 +18,17 @@ BESIDE = ""  # a switch without its file: a name beside the report
 KINDS = {"markdown": "report.md", "csv": "report.csv", "figures": "figures"}
 
 
-def main(arguments: list[str]) -> int:
-    words = _parser().parse_intermixed_args(arguments)
+def add_arguments(parser: CommandParser) -> None:
+    parser.add_argument("paths", metavar="DIR", nargs="*", help="folder of a run or a sweep")
+    parser.add_argument("--out", metavar="FILE", help="the page; default: report.html in the first folder")
+    parser.add_argument("--baseline", metavar="RUN", help="also give speedups over this run: its folder or run_id")
+    parser.add_argument("--reference", metavar="NAME,...", default="", help="published studies to compare with")
+    parser.add_argument("--efficiency", metavar="SHARE", type=float, default=0.8, help="lowest useful one; default 0.8")
+    for kind, name in KINDS.items():
+        parser.add_argument(f"--{kind}", metavar="PATH", nargs="?", const=BESIDE, help=f"default: {name} by the page")
+
+
+def main(words: argparse.Namespace) -> int:
     if not words.paths:
         for kind in KINDS:  # which take the word behind them
             if (taken := getattr(words, kind)) and Path(taken).is_dir() and kind != "figures":
@@ -42,19 +51,6 @@ def main(arguments: list[str]) -> int:
             made.append(_made(WRITERS[kind], evidence, Path(chosen) if chosen != BESIDE else page.parent / name))
     print("\n".join(map(str, made)))
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser("report", "the report of finished runs")
-    parser.add_argument("paths", metavar="DIR", nargs="*")
-    parser.add_argument("--out", metavar="FILE")
-    parser.add_argument("--baseline", metavar="RUN")
-    parser.add_argument("--reference", metavar="NAME,...", default="")
-    parser.add_argument("--efficiency", metavar="SHARE", type=float, default=0.8)
-    parser.add_argument("--markdown", metavar="FILE", nargs="?", const=BESIDE)
-    parser.add_argument("--csv", metavar="FILE", nargs="?", const=BESIDE)
-    parser.add_argument("--figures", metavar="FOLDER", nargs="?", const=BESIDE)
-    return parser
 
 
 def _names(words: str) -> list[str]:

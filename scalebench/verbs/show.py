@@ -1,5 +1,4 @@
-"""`scalebench show DIR... [--details] [--baseline RUN] [--reference NAME,...]`: the table of finished runs, where their
-time goes, and published figures below it.
+"""`scalebench show DIR...`: the table of finished runs, where their time goes, and published figures below it.
 
 Files that cannot be read are named on stderr and left out: a sweep that goes on, or was killed, has some. The exit
 status is 2 only where not one could be read.
@@ -7,22 +6,24 @@ status is 2 only where not one could be read.
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 from scalebench import published
 from scalebench.report import lost
 from scalebench.report.console import Console
 from scalebench.report.reference import references
-from scalebench.verbs.arguments import Parser
+from scalebench.verbs.arguments import CommandParser
 
 
-def main(arguments: list[str]) -> int:
-    parser = Parser("show", "the table of the runs at or below folders")
+def add_arguments(parser: CommandParser) -> None:
     parser.add_argument("DIR", nargs="+", help="folder of a run or a sweep, such as multirun, or a result.json")
-    parser.add_argument("--details", action="store_true", help="of every run; those of a single one are always shown")
-    parser.add_argument("--baseline", metavar="RUN", help="speedups over this run too: its folder or its run_id")
+    parser.add_argument("--details", action="store_true", help="where the time of every run went")
+    parser.add_argument("--baseline", metavar="RUN", help="also give speedups over this run: its folder or run_id")
     parser.add_argument("--reference", metavar="NAME,...", default="", help="published studies to show below")
-    chosen = parser.parse_args(arguments)
+
+
+def main(chosen: argparse.Namespace) -> int:
     names = [name.strip() for name in chosen.reference.split(",") if name.strip()]
     published.rows(names)  # a name that is none is told before anything is printed
     console = Console()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 from rich import box
@@ -10,12 +11,15 @@ from rich.table import Table
 
 from scalebench import configs, machine, obstacles, registry
 from scalebench.records import from_dict
-from scalebench.spec import InputError, StrategySpec
+from scalebench.spec import StrategySpec
+from scalebench.verbs.arguments import CommandParser
 
 
-def main(arguments: list[str]) -> int:
-    if arguments:
-        raise InputError(f"strategies takes no further words, not '{arguments[0]}'")
+def add_arguments(parser: CommandParser) -> None:
+    """None: all strategies are listed."""
+
+
+def main(options: argparse.Namespace) -> int:
     device = "cuda" if machine.gpu_count() else "cpu"
     files = configs.options("strategy")
     table = Table("strategy", "what it is", "from", f"here ({device})", box=box.SIMPLE_HEAD)

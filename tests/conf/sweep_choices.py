@@ -13,7 +13,4 @@ def sweep_choices(values: object) -> list[str]:
     compose.register()
     filled = OmegaConf.create([values])[0]  # what only the machine knows is known now
     override = OverridesParser.create().parse_override(f"key={filled}")
-    if override.is_interval_sweep():  # of a search: its ends
-        value = override.value()
-        return [repr(value.start), repr(value.end)]
     return list(override.sweep_string_iterator()) if override.is_sweep_override() else [str(filled)]

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from rich.console import Console as RichConsole
 
-from scalebench.measure.progress import Progress
+from scalebench.cluster import JobRequest, Queue
+from scalebench.measure.progress import Progress, ProgressFile
 from scalebench.outlook import estimate_s
-from scalebench.report.console import Console, describe
+from scalebench.report.console import Console, describe, queue_counts, queue_line
 from scalebench.results import Collective, ProbeRecord, Transfer, write_result
 from scalebench.spec import InputError
 from scalebench.sweep_record import PlannedRun, beginning
@@ -206,3 +207,33 @@ def test_a_table_of_trainings_says_what_came_of_all_seeds(tmp_path: Path, capsys
     Console().table([tmp_path / "other"])
     out = capsys.readouterr().out
     assert "time to target" in out and "of training" not in out  # one seed each: the table says it all
+
+
+def queue(**parts: object) -> Queue:
+    return Queue(**{"waiting": 0, "pending": 0, "reason": None, "runs": (), "over": 0, **parts})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("parts", "line"),
+    [
+        ({"waiting": 1}, "0 of 1 run over, 1 not submitted yet"),
+        ({"over": 4, "pending": 3, "reason": "Priority"}, "4 of 7 runs over, 3 pending (Priority)"),
+        ({"over": 2, "pending": 1}, "2 of 3 runs over, 1 pending"),
+        ({"over": 2}, "2 of 2 runs over"),
+        ({"pending": 1, "trouble": "timed out"}, "0 of 1 run over, 1 pending, nothing heard of SLURM: timed out"),
+    ],
+)
+def test_a_queue_names_what_there_is_and_nothing_else(parts: dict[str, object], line: str) -> None:
+    assert queue_counts(queue(**parts)) == line
+
+
+def test_the_first_running_jobs_show_their_phase(tmp_path: Path) -> None:
+    """One that has not begun to write has none; the third is one too many for a line."""
+    runs = []
+    for number, gpus in enumerate((1, 2, 4)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        runs.append(JobRequest(number, null_spec(gpus=gpus), folder))
+        if number:
+            ProgressFile(folder, 0, 1).phase("warmup")
+    assert queue_line(queue(runs=tuple(runs))) == "0 of 3 runs over, 3 running; null gpus=2: warmup"

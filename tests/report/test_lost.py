@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from scalebench.__main__ import main
 from scalebench.linear import Figure
 from scalebench.report import lost
-from scalebench.verbs import show
 from tests import sweeps
 from tests.ladder_runs import alone, strong, weak
 
 
 def details(capsys: pytest.CaptureFixture[str], folder: Path) -> str:
-    assert show.main([str(folder), "--details"]) == 0
+    assert main(["show", str(folder), "--details"]) == 0
     return capsys.readouterr().out
 
 

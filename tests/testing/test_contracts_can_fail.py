@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scalebench.verbs.asked import FAILS, HOLDS, Answer, Case, ask
+from scalebench.verbs.check import FAILS, HOLDS, Answer, Case, run_contracts
 from tests.plugin_dists import OPTIONS, Dists, yaml_of
 from tests.plugin_dists import dists as dists
 
@@ -46,7 +46,7 @@ YAMLS: dict[str, dict[str, Any]] = {
 
 def answers(folder: Path, **settings: Any) -> dict[str, Answer]:
     folder.mkdir()
-    found = ask([Case("StrategyContract", {"strategy": "mine", **settings})], folder)
+    found = run_contracts([Case("StrategyContract", {"strategy": "mine", **settings})], folder)
     return {answer.question: answer for answer in found}
 
 

@@ -9,7 +9,7 @@ import pytest
 from scalebench.__main__ import main
 from scalebench.spec import InputError
 from scalebench.verbs import check
-from scalebench.verbs.check import Subject, contracts, read
+from scalebench.verbs.check import Subject, contracts, read_subject
 from tests.plugin_dists import Dists, yaml_of
 from tests.plugin_dists import dists as dists
 
@@ -28,7 +28,8 @@ OWN = ("model.torch=mine:build", "seed=1")
     ],
 )
 def test_words(words: str, subject: Subject) -> None:
-    assert read(words.split()) == subject
+    names = [word for word in words.split() if word != "--faults"]
+    assert read_subject(names, "--faults" in words) == subject
 
 
 @pytest.mark.parametrize(
@@ -38,7 +39,7 @@ def test_words(words: str, subject: Subject) -> None:
         ("ddp_glo", "no strategy, model or data set 'ddp_glo'; did you mean 'ddp_gloo'?"),
         ("custom", "'custom' is a model and a data set: say model=custom or dataset=custom"),
         ("ddp_gloo mirrored", "check takes one name, not 'ddp_gloo mirrored'"),
-        ("null --fault", "check takes one name, not 'null --fault'"),
+        ("null --fault", "check: no option '--fault'; did you mean '--faults'?"),
         ("materials --faults", "--faults is for strategies, and materials is a data set"),
         ("null strategy.options.step=1", "no option of strategy 'null' 'step'"),
         ("null trian.epochs=1", "no key 'trian.epochs'"),
@@ -97,3 +98,11 @@ def test_words_that_make_no_run() -> None:
     with pytest.raises(InputError, match="gpus=0"):
         contracts(Subject("strategy", "null", ("gpus=0",), False))
     assert set(check.KINDS) == {"strategy", "model", "dataset"}
+
+
+def test_pytest_is_named_where_it_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(check, "find_spec", lambda name: None)
+    assert main(["check", "null"]) == 2
+    assert capsys.readouterr().err == "scalebench: check needs pytest: pip install 'scalebench[testing]'\n"

@@ -174,7 +174,7 @@ REFUSED = {
     "a a --threshold %": "--threshold %: write a share",
     "a a --threshold": "compare: argument --threshold: expected one argument; usage: ",
     "a a --format xml": "compare: argument --format: invalid choice: 'xml'",
-    "a a --nope": "compare: unrecognized arguments: --nope",
+    "a a --nope": "compare: no option '--nope'; did you mean '--ignore'?",
     "a a --out nowhere/found.txt": "--out nowhere/found.txt: No such file or directory; choose another file",
     "a a --out empty": "--out empty: Is a directory; choose another file",
     "a --save ../x": "baseline name '../x': ",

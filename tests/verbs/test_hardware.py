@@ -14,7 +14,7 @@ from scalebench.__main__ import main
 from scalebench.gpus import Gpu
 from scalebench.machine import Machine
 from scalebench.processors import NumaNode
-from scalebench.verbs import doctor, hardware
+from scalebench.verbs import doctor
 from tests.helpers import MACHINE
 from tests.nvml_stand_in import put_in
 
@@ -24,14 +24,14 @@ NODES = [NumaNode(0, [0, 1, 2, 3], 64 * 2**30, {}), NumaNode(1, [4, 5, 6, 7], No
 
 
 def rows(**changes: object) -> dict[str, str]:
-    found = hardware.rows(dataclasses.replace(MACHINE, **changes))  # type: ignore[arg-type]
+    found = doctor.machine_rows(dataclasses.replace(MACHINE, **changes))  # type: ignore[arg-type]
     assert len({name for name, _ in found}) == len(found)
     return dict(found)
 
 
 def drawn(here: Machine) -> list[str]:
     console = Console(width=200, record=True, color_system=None, file=io.StringIO())
-    table = hardware.links(here)
+    table = doctor.link_table(here)
     assert table is not None
     console.print(table)
     return [" ".join(line.split()) for line in console.export_text().splitlines() if line.strip()]

@@ -13,6 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from scalebench import plugins
+from scalebench.__main__ import run_command
 from scalebench.spec import InputError, StrategySpec
 from scalebench.verbs import new
 from tests.conftest import ROOT
@@ -30,7 +31,7 @@ def texts() -> dict[Path, str]:
 
 def refused(*words: str) -> str:
     with pytest.raises(InputError) as caught:
-        new.main(list(words))
+        run_command("new", list(words))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -38,13 +39,13 @@ def refused(*words: str) -> str:
 def test_files_and_next_steps(capsys: pytest.CaptureFixture[str], texts: dict[Path, str]) -> None:
     home = Path("my plugins")
     home.mkdir()
-    assert new.main(["strategy", "my_ring", "--into", str(home)]) == 0
+    assert run_command("new", ["strategy", "my_ring", "--into", str(home)]) == 0
     folder = home / "scalebench-my-ring"
     written = {path.relative_to(folder): path.read_text() for path in folder.rglob("*") if path.is_file()}
     assert written == texts and {STRATEGY, YAML, Path("tests/test_my_ring.py")} < set(written)
     out = capsys.readouterr().out
     assert all(f"\n  {path}\n" in out for path in written)
-    assert "pip install -e 'my plugins/scalebench-my-ring'\n" in out and "scalebench check my_ring\n" in out
+    assert "pip install -e 'my plugins/scalebench-my-ring[test]'\n" in out and "scalebench check my_ring\n" in out
 
 
 def test_entry_points_lead_to_what_is_there(texts: dict[Path, str]) -> None:
@@ -78,7 +79,7 @@ def test_its_yaml_says_what_its_class_has(texts: dict[Path, str]) -> None:
 
 def test_it_is_clean(texts: dict[Path, str], tmp_path: Path) -> None:
     """By the rules of this project, and with nothing left of the template's own language."""
-    new.main(["strategy", "my_ring"])
+    run_command("new", ["strategy", "my_ring"])
     rules = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]
     given = ["--isolated", "--line-length", str(rules["line-length"]), "."]
     for words in (["check", "--no-cache", "--select", ",".join(rules["lint"]["select"])], ["format", "--check"]):
@@ -130,7 +131,7 @@ def test_names_that_are_taken(dists: Dists) -> None:
 
 def test_folders(tmp_path: Path) -> None:
     assert refused("strategy", "mine", "--into", "nowhere") == "--into=nowhere is no folder; make it first"
-    new.main(["strategy", "mine"])
+    run_command("new", ["strategy", "mine"])
     kept = (tmp_path / "scalebench-mine/README.md").read_text()
     assert refused("strategy", "mine").startswith("scalebench-mine is there already; take another name")
     assert (tmp_path / "scalebench-mine/README.md").read_text() == kept
@@ -154,4 +155,4 @@ def test_nothing_stays_of_what_cannot_be_written(monkeypatch: pytest.MonkeyPatch
 
 def test_other_words() -> None:
     assert refused("model", "mine").startswith("new makes a strategy, not 'model'")
-    assert "usage: scalebench new [--into FOLDER] strategy NAME" in refused("strategy")
+    assert "usage: scalebench new [-h] [--into FOLDER] strategy NAME" in refused("strategy")

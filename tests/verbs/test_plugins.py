@@ -100,8 +100,3 @@ def test_yaml_files_with_faults(dists: Dists, yaml: str, fault: str) -> None:
     dists.strategy(yaml=yaml)
     found = [verb.check(point).fault for point in verb.allowed_points()]
     assert any(fault in (line or "") for line in found)
-
-
-def test_further_words_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plugins", "all"]) == 2
-    assert capsys.readouterr().err == "scalebench: plugins takes no further words, not 'all'\n"

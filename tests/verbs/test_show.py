@@ -73,17 +73,17 @@ def test_details_of_one_run_or_of_each(
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ([], "the following arguments are required: DIR"),
+        ([], "the following arguments are required: DIR; usage: scalebench show [-h] [--details] "),
         (["--details"], "the following arguments are required: DIR"),
-        (["a", "--all"], "unrecognized arguments: --all"),
+        (["a", "--all"], "no option '--all'; known: "),
         (["a", "--baseline"], "argument --baseline: expected one argument"),
-        (["a", "--detail"], "unrecognized arguments: --detail"),
+        (["a", "--detail"], "no option '--detail'; did you mean '--details'?"),
     ],
 )
 def test_words_that_are_wrong(capsys: pytest.CaptureFixture[str], words: list[str], line: str) -> None:
     assert main(["show", *words]) == 2
-    usage = "usage: scalebench show [--details] [--baseline RUN]"
-    assert capsys.readouterr().err.startswith(f"scalebench: show: {line}; {usage}")
+    err = capsys.readouterr().err
+    assert err.startswith(f"scalebench: show: {line}") and err.count("\n") == 1
 
 
 def test_a_folder_without_runs(capsys: pytest.CaptureFixture[str]) -> None:

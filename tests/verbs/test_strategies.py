@@ -130,8 +130,3 @@ def test_what_this_horovod_can_do(
     lines = {line.split()[0]: line.rstrip() for line in out.splitlines() if line.strip()}
     for name, told in here.items():
         assert lines[name].endswith(f"  {told}")
-
-
-def test_further_words_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["strategies", "ddp"]) == 2
-    assert capsys.readouterr().err == "scalebench: strategies takes no further words, not 'ddp'\n"

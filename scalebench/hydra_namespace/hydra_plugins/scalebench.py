@@ -6,15 +6,10 @@ imported by every other Hydra program on the machine.
 
 from hydra.core.config_store import ConfigStore
 
-from scalebench import compose, hydra_launcher, hydra_sweeper
-from scalebench.search.settings import SearchConf
+from scalebench import compose, hydra_launcher
 
 
 class ScalebenchLauncher(hydra_launcher.SweepLauncher):
-    pass
-
-
-class ScalebenchSearch(hydra_sweeper.SearchSweeper):
     pass
 
 
@@ -24,4 +19,3 @@ class ScalebenchSearchPath(compose.PluginFolders):
 
 _LAUNCHER = {"_target_": f"{__name__}.{ScalebenchLauncher.__name__}"}
 ConfigStore.instance().store(group="hydra/launcher", name="scalebench", node=_LAUNCHER, provider="scalebench")
-ConfigStore.instance().store(group="hydra/sweeper", name="search", node=SearchConf, provider="scalebench")

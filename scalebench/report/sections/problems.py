@@ -94,7 +94,7 @@ def _unsupported(evidence: Evidence) -> Iterator[Block]:
     if rows:
         names = runs.names(rows)
         cells = [[names[row["run_id"]], text(row["reason"])] for row in rows]
-        title = "Asked for, and impossible there"
+        title = "JobRequest for, and impossible there"
         yield _table("unsupported", title, ("run", "reason"), [*zip(cells, rows, strict=True)], count)
 
 
