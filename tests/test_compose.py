@@ -87,7 +87,7 @@ WORDS = [
     ["hydra.sweep.dir=s", "gpus=3", "hydra.job.name=other", "strategy=ddp_gloo", "+hardware.environment.A=b"],
     [
         "model=resnet50",
-        "~hardware.links.intra_node",
+        "~strategy.options.static_graph",
         "++strategy.options.bucket_cap_mb=1",
         "hardware.slurm={partition: p}",
     ],

@@ -99,8 +99,8 @@ def prepare(config: Config) -> Path:
 
 
 def filled(config: Config) -> Config:
-    """With what only the samples of a user's own function can tell, which are made for it: size, classes, dtype; and
-    with the name, the shapes, the loss and the metric of a model that leaves them open.
+    """Fill in what only the samples of a user's own function can say, which are made for it: size, classes, dtype; and
+    the shapes, the loss and the metric of a model that leaves them open.
 
     InputError for unknown names and what does not go together, PluginError where a function fails.
     """

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from tests.conf.test_sweeps import archive as archive  # for every test here
 from tests.conf.test_sweeps import runs, values
 
 

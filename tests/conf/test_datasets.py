@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from scalebench import resolve
@@ -19,12 +17,6 @@ from scalebench.workloads import datasets
 CONF = Path(__file__).parents[2] / "conf"
 GENERATED_IMAGES = ["imagenet_synthetic", "cifar10_synthetic"]
 REAL = {"cifar10": "SCALEBENCH_CIFAR10", "imagenet": "SCALEBENCH_IMAGENET"}
-
-
-@pytest.fixture(autouse=True)
-def hydra_forgets() -> Iterator[None]:
-    yield
-    GlobalHydra.instance().clear()
 
 
 def config(*words: str) -> Config:

@@ -8,6 +8,7 @@ import pytest
 
 from scalebench.workloads import networks
 from scalebench.workloads.partitioner import most_stages
+from tests.conf.test_sweeps import archive as archive  # for every test here
 from tests.conf.test_sweeps import runs, values
 
 

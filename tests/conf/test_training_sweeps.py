@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.conf.test_sweeps import archive as archive  # for every test here
 from tests.conf.test_sweeps import runs, values
 
 
