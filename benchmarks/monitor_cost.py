@@ -50,14 +50,14 @@ class Turns:
 
 
 @contextlib.contextmanager
-def in_turns(keeper: MonitorProcess) -> Iterator[Turns]:
-    """The monitor of `keeper` runs in turns; to end, it has to run."""
-    if keeper.pid is None:
-        raise SystemExit(f"no monitor: {keeper.reason}")
+def in_turns(monitor: MonitorProcess) -> Iterator[Turns]:
+    """The monitor of `monitor` runs in turns; to end, it has to run."""
+    if monitor.pid is None:
+        raise SystemExit(f"no monitor: {monitor.reason}")
     try:
-        yield Turns(keeper.pid)
+        yield Turns(monitor.pid)
     finally:
-        os.kill(keeper.pid, signal.SIGCONT)
+        os.kill(monitor.pid, signal.SIGCONT)
 
 
 def main() -> None:
@@ -79,10 +79,10 @@ def measure(strategy: str, gpus: int) -> tuple[list[float], list[float]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_spec(spec, folder)
-        with MonitorProcess(spec, folder) as keeper, in_turns(keeper) as turns:
+        with MonitorProcess(spec, folder) as monitor, in_turns(monitor) as turns:
             ended = launchers.launch(spec, folder, "benchmark", turns.look, module="benchmarks.monitor_worker")
-        if set(ended.exit_codes) != {0} or keeper.reason is not None:
-            raise SystemExit(keeper.reason or (folder / rank_log_name(0)).read_text())
+        if set(ended.exit_codes) != {0} or monitor.reason is not None:
+            raise SystemExit(monitor.reason or (folder / rank_log_name(0)).read_text())
         blocks = read_json(folder / "blocks.json")
     return paired(turns.begins, blocks["ends_s"], blocks["step_s"])
 
