@@ -171,8 +171,9 @@ def checkout(home: Home, tmp_path: Path) -> Path:
     """One whose .venv is the environment of `home`, and not set up yet."""
     folder = tmp_path / "checkout"
     shutil.copytree(ROOT / "scripts", folder / "scripts")
-    for name in ("pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / name, folder)
+    for name in ("pyproject.toml", "constraints.txt", "plugins/scalebench-search/pyproject.toml"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
     shutil.copytree(home.folder / "env", folder / ".venv")
     return folder
 
