@@ -16,7 +16,7 @@ CONSTANTS = {
     "scalebench.strategy.FORWARD": 1,
     "scalebench.strategy.BACKWARD": 1,
     "scalebench.strategy.OPTIMIZER": 1,
-    "scalebench.workloads.images.SCALE": 1,
+    "scalebench.workloads.datasets.images.PIXEL_SCALE": 1,
     "scalebench.adapters.torch.evidence.UPDATES": 1,
 }
 Marked = TypeVar("Marked", bound=Callable[..., Any])

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scalebench.spec import Config
-from scalebench.workloads import cache, datasets
+from scalebench.workloads import datasets
+from scalebench.workloads.datasets import cache
 
 FINENESS = 16  # the answer is known to this part of itself, and exactly below this
 
@@ -58,4 +59,4 @@ def most_samples(config: Config, gpus: int) -> int:
 
 
 def _most(size: int, config: Config, gpus: int) -> int:
-    return datasets.train_samples(config, size) // gpus
+    return datasets.count_train_samples(config.dataset, size) // gpus

@@ -30,7 +30,7 @@ from scalebench.results import (
 )
 from scalebench.spec import RunSpec
 from scalebench.worker import rank_path
-from scalebench.workloads import datasets, networks, own_model
+from scalebench.workloads import datasets, networks, user_code
 
 FP32_BYTES = 4
 PHASES = ("launch", "setup", "warmup", "measure", "evaluate", "probes", "close", "end")
@@ -173,9 +173,9 @@ def _workload(spec: RunSpec, first: RankRecord | None) -> Workload:
 def _flops(spec: RunSpec) -> float | None:
     """Of training on one sample; None of a user's own network, whose layers nobody counts, and of one that fails."""
     model = spec.config.model
-    if spec.broken is not None or own_model.is_own(model):
+    if spec.broken is not None or user_code.is_user_model(model):
         return None
-    return networks.of(model).training_flops
+    return networks.build_network(model).training_flops
 
 
 def _scale(spec: RunSpec, first: RankRecord | None) -> Scale:

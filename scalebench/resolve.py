@@ -19,7 +19,7 @@ from scalebench.spec import CHIEF, Config, DatasetSpec, HardwareSpec, InputError
 from scalebench.strategy import check_options, check_values
 from scalebench.suggest import no_such
 from scalebench.train_spec import OPTIMIZERS, RULES, SCHEDULES
-from scalebench.workloads import datasets, networks, own_model
+from scalebench.workloads import datasets, networks, user_code
 
 CPU_WORKERS = 2  # devices of a machine without a GPU, unless its YAML says otherwise
 CHOICES = {
@@ -46,7 +46,7 @@ AT_LEAST = {
     "repeat": 0,
     "seed": 0,
     "dataset.size": 1,
-    "dataset.asked": 1,
+    "dataset.requested_size": 1,
     "dataset.seed": 0,
     "dataset.image_size": 1,
     "dataset.classes": 2,
@@ -140,9 +140,11 @@ def workload(config: Config) -> tuple[Config, PluginError | None]:
     """With model and data set as they are for each other; and what is wrong with a plugin that the run needs."""
     asked = config
     try:
-        config = dataclasses.replace(config, model=own_model.named(config.model))  # a failed row has the name too
+        config = dataclasses.replace(
+            config, model=user_code.identify_model(config.model)
+        )  # a failed row has the name too
         registry.refuse_broken(asked)
-        config = datasets.filled(config)
+        config = datasets.fill_from_samples(config)
         config = dataclasses.replace(config, model=sized(config), dataset=fed(config.dataset))
         datasets.check(config)
     except PluginError as error:
@@ -203,16 +205,16 @@ def sized(config: Config) -> ModelSpec:
     InputError where the two do not go together.
     """
     model, size = config.model, config.dataset.image_size
-    own = own_model.is_own(model)
-    shape = model.input_shape if own else networks.input_shape(model)
+    own = user_code.is_user_model(model)
+    shape = model.input_shape if own else networks.resolve_input_shape(model)
     if size is not None and len(shape) == 3:
         shape = [size, size, shape[-1]]
     if own:
         return dataclasses.replace(model, input_shape=shape)
-    target = networks.target_shape(model)
-    if (shape, target) != (model.input_shape, model.target_shape) or networks.has_other_options(model):
+    target = networks.resolve_target_shape(model)
+    if (shape, target) != (model.input_shape, model.target_shape) or networks.has_changed_options(model):
         model = dataclasses.replace(model, input_shape=shape, target_shape=target, params=None)
-    found = networks.of(model).parameters
+    found = networks.build_network(model).parameters
     if model.params not in (None, found):
         raise InputError(
             f"model.params={model.params} is asserted, but {model.name} has {found} parameters as it is configured; "
@@ -260,7 +262,7 @@ def batches(config: Config, gpus: int, sized: bool = True) -> tuple[int, int]:
             f"a global batch of {global_batch} samples is fewer than {gpus} devices: "
             f"raise train.global_batch or lower gpus"
         )
-    samples = datasets.split(config.dataset.size, config.dataset.validation_share)
+    samples = datasets.count_train_samples(config.dataset)
     if sized and config.dataset.path is None and samples < global_batch:
         raise InputError(
             f"{samples} training samples are fewer than one global batch of {global_batch}: "

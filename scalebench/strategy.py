@@ -14,8 +14,7 @@ from scalebench.probe_records import Profile
 from scalebench.spec import InputError, Place, RunSpec, StrategySpec
 from scalebench.stage_records import StageRecord
 from scalebench.suggest import no_such
-from scalebench.workloads.batch import Batch
-from scalebench.workloads.source import Source
+from scalebench.workloads.source import Batch, Source
 
 FORWARD, BACKWARD, OPTIMIZER = PARTS = ("forward", "backward", "optimizer")
 

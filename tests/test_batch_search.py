@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from scalebench.batch_search import FINENESS, largest, most_samples, tries
 from scalebench.spec import Config, DatasetSpec
-from scalebench.workloads import cache, datasets
+from scalebench.workloads import datasets
+from scalebench.workloads.datasets import cache
 from tests.helpers import null_config
 
 

@@ -10,7 +10,7 @@ from hydra.core.global_hydra import GlobalHydra
 from scalebench import cli, collect, jobs, resolve
 from scalebench.collect import Outcome
 from scalebench.spec import InputError, RunSpec
-from scalebench.workloads import built
+from scalebench.workloads.datasets import user_function
 from tests.plugin_dists import Dists
 from tests.plugin_dists import dists as dists
 
@@ -23,7 +23,7 @@ NETWORK = "def tiny(network, outputs):\n    network.dense(network.flatten(networ
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mynet.py").write_text("def build(width=3): ...\ndef other(width=3): ...\n")
     (tmp_path / "mydata.py").write_text("def build(size, seed):\n    raise ValueError('empty shelf')\n")
-    monkeypatch.setattr(built, "_failed", {})
+    monkeypatch.setattr(user_function, "_failed", {})
 
 
 def of(*words: str) -> RunSpec:
@@ -129,4 +129,4 @@ def test_the_network_of_a_plugin_may_be_one_of_a_framework(dists: Dists) -> None
         "tiny-net", {k: v.replace("{name}", "tiny") for k, v in files.items()}, {"configs": {"t": "tiny_net.conf"}}
     )
     spec = of("model=tiny", "strategy=bare_torch", "gpus=1")
-    assert spec.broken is None and spec.config.model.name == "tiny" and spec.config.model.code
+    assert spec.broken is None and spec.config.model.name == "tiny" and spec.config.model.code_digest

@@ -30,7 +30,7 @@ def config(*words: str) -> Config:
 
 
 def trained_on(config: Config) -> int:
-    return datasets.train_samples(config, config.dataset.size)
+    return datasets.count_train_samples(config.dataset, config.dataset.size)
 
 
 def test_every_data_set_is_known_and_has_its_yaml() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scalebench.workloads import builder, cache
+from scalebench.workloads.datasets import cache, user_function_worker
 from tests.plugin_dists import Dists
 from tests.plugin_dists import dists as dists
 
@@ -40,7 +40,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def answer(folder: Path, reference: str = "made_here:build", **options: Any) -> dict[str, Any]:
     request = {"target": reference, "what": f"dataset.builder={reference}", "own": True, "size": 5, "seed": 7}
-    return builder.answer({**request, "options": options, "folder": str(folder)})
+    return user_function_worker.handle_request({**request, "options": options, "folder": str(folder)})
 
 
 def test_the_function_is_called_with_size_seed_and_options(tmp_path: Path) -> None:
@@ -52,9 +52,9 @@ def test_the_function_is_called_with_size_seed_and_options(tmp_path: Path) -> No
 def test_the_function_of_a_plugin(tmp_path: Path, dists: Dists) -> None:
     dists.add("more-data", {"more_data.py": CODE}, {"datasets": {"more": "more_data:build"}})
     request = {"target": "more_data:build", "what": "data set 'more' of more-data", "own": False, "size": 2, "seed": 0}
-    assert builder.answer({**request, "options": {}, "folder": str(tmp_path)}) == {}
+    assert user_function_worker.handle_request({**request, "options": {}, "folder": str(tmp_path)}) == {}
     assert len(cache.open_arrays(tmp_path)[0]) == 2
-    wrong = builder.answer({**request, "options": {"body": "1 / 0"}, "folder": str(tmp_path)})
+    wrong = user_function_worker.handle_request({**request, "options": {"body": "1 / 0"}, "folder": str(tmp_path)})
     assert wrong["problem"] == "data set 'more' of more-data fails: ZeroDivisionError: division by zero"
 
 

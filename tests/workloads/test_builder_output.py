@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from scalebench.workloads import builder_output, cache
-from scalebench.workloads.builder_output import Unfit
+from scalebench.workloads.datasets import cache, user_function_worker
+from scalebench.workloads.datasets.user_function_worker import UnusableSamples
 
 FLOATS = np.linspace(0, 1, 24).reshape(6, 4)
 
 
 def written(inputs: Any, targets: Any, folder: Path) -> tuple[NDArray[Any], NDArray[Any]]:
-    builder_output.write((inputs, targets), folder)
+    user_function_worker.write_samples((inputs, targets), folder)
     return cache.open_arrays(folder)
 
 
@@ -47,13 +47,13 @@ def test_lone_quantities_have_an_axis(tmp_path: Path) -> None:
 
 
 def test_arrays_larger_than_a_block_and_maps_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(builder_output, "BLOCK_BYTES", 40)
+    monkeypatch.setattr(user_function_worker, "BLOCK_BYTES", 40)
     np.save(tmp_path / "mapped.npy", FLOATS)
     inputs, _ = written(np.load(tmp_path / "mapped.npy", mmap_mode="r"), FLOATS, tmp_path)
     assert np.array_equal(inputs, FLOATS.astype(np.float32))
     broken = FLOATS.copy()
     broken[4, 2] = np.nan
-    with pytest.raises(Unfit, match="first at sample 4: "):
+    with pytest.raises(UnusableSamples, match="first at sample 4: "):
         written(FLOATS, broken, tmp_path)
 
 
@@ -85,8 +85,8 @@ UNFIT: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("case", UNFIT)
 def test_what_cannot_be_trained_on(tmp_path: Path, case: str) -> None:
     made, message = UNFIT[case]
-    with pytest.raises(Unfit, match=message):
-        builder_output.write(made, tmp_path)
+    with pytest.raises(UnusableSamples, match=message):
+        user_function_worker.write_samples(made, tmp_path)
 
 
 def test_a_full_disk_is_no_fault_of_the_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,6 +94,6 @@ def test_a_full_disk_is_no_fault_of_the_function(tmp_path: Path, monkeypatch: py
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(cache, "create", full)
-    with pytest.raises(builder_output.NotWritten) as caught:
-        builder_output.write((FLOATS, FLOATS), tmp_path)
+    with pytest.raises(user_function_worker.WriteFailed) as caught:
+        user_function_worker.write_samples((FLOATS, FLOATS), tmp_path)
     assert caught.value.number == errno.ENOSPC

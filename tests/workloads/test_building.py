@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from scalebench.plugins import PluginError
-from scalebench.workloads import building, cache
-from scalebench.workloads.building import Request
+from scalebench.workloads.datasets import cache, user_function
+from scalebench.workloads.datasets.user_function import FunctionCall
 from tests.helpers import wait_until
 
 CODE = """\
@@ -23,7 +23,7 @@ import os, pathlib, signal, subprocess, sys, time
 import numpy as np
 
 
-def build(size, seed, fault="", times=1):
+def run_function(size, seed, fault="", times=1):
     print("made here", file=sys.stderr)
     if fault == "raise":
         raise ValueError("bad\\nthings")
@@ -54,9 +54,9 @@ def mine(tmp_path: Path) -> None:
     (tmp_path / "made").mkdir()
 
 
-def build(tmp_path: Path, limit_s: float = 60.0, **options: object) -> None:
-    request = Request("mine:build", "dataset.builder=mine:build", True, 5, 7, options)
-    building.build(request, limit_s, tmp_path / "made")
+def run_function(tmp_path: Path, limit_s: float = 60.0, **options: object) -> None:
+    request = FunctionCall("mine:build", "dataset.builder=mine:build", True, 5, 7, options)
+    user_function.run_function(request, limit_s, tmp_path / "made")
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def full_stdin() -> Iterator[None]:
 
 @pytest.mark.parametrize("fault", ["fork", "reads"])
 def test_both_arrays_are_there(tmp_path: Path, fault: str, full_stdin: None, capfd: pytest.CaptureFixture[str]) -> None:
-    build(tmp_path, times=2, fault=fault)
+    run_function(tmp_path, times=2, fault=fault)
     inputs, targets = cache.open_arrays(tmp_path / "made")
     assert inputs.shape == (5, 3) and targets.shape == (5, 1) and float(inputs[0, 0]) == 14.0
     assert "made here" not in capfd.readouterr().err
@@ -91,8 +91,8 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_one_line_with_what_was_printed(tmp_path: Path, fault: str) -> None:
-    with pytest.raises(PluginError, match=rf"^dataset.builder=mine:build {FAULTS[fault]}") as caught:
-        build(tmp_path, fault=fault)
+    with pytest.raises(PluginError, match=rf"^dataset.builder=mine:run_function {FAULTS[fault]}") as caught:
+        run_function(tmp_path, fault=fault)
     assert "\n" not in str(caught.value) and "made here" in caught.value.log
     if fault == "raise":
         assert 'mine.py", line' in caught.value.log
@@ -103,24 +103,24 @@ def test_what_is_not_done_in_time_is_ended_with_all_it_started(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(PluginError, match=r"was not done after 4 s: lower dataset.size or raise measure.timeout_s$"):
-        build(tmp_path, 4.0, fault="sleep")
+        run_function(tmp_path, 4.0, fault="sleep")
     pids = [int(word) for word in (tmp_path / "pids").read_text().split()]
     wait_until(lambda: not any(alive(pid) for pid in pids))
-    assert capsys.readouterr().err == "dataset.builder=mine:build makes its samples, 5 asked for\n"
+    assert capsys.readouterr().err == "dataset.builder=mine:run_function makes its samples, 5 asked for\n"
 
 
 def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path) -> None:
     (tmp_path / "made").rmdir()
     with pytest.raises(OSError) as caught:
-        build(tmp_path)
+        run_function(tmp_path)
     assert caught.value.errno == errno.ENOENT
 
 
 @pytest.mark.slow
 def test_it_ends_with_whoever_asked_for_it(tmp_path: Path) -> None:
     code = (
-        "from pathlib import Path\nfrom scalebench.workloads.building import Request, build\n"
-        "build(Request('mine:build', 'dataset.builder=mine:build', True, 5, 7, {'fault': 'sleep'}), 300, Path('made'))"
+        "from pathlib import Path\nfrom scalebench.workloads.datasets.user_function import FunctionCall, run_function\n"
+        "build(FunctionCall('mine:build', 'dataset.builder=mine:build', True, 5, 7, {'fault': 'sleep'}), 300, Path('made'))"
     )
     with subprocess.Popen([sys.executable, "-c", code]) as asking:
         wait_until(lambda: (tmp_path / "pids").exists() and (tmp_path / "pids").read_text())

@@ -13,7 +13,8 @@ import pytest
 
 from scalebench.plugins import PluginError
 from scalebench.spec import Config, DatasetSpec, InputError, MeasureSpec, ModelSpec
-from scalebench.workloads import builder, building, built, cache, datasets
+from scalebench.workloads import datasets
+from scalebench.workloads.datasets import cache, user_function, user_function_worker
 from tests.plugin_dists import Dists
 from tests.plugin_dists import dists as dists
 
@@ -41,16 +42,16 @@ def made_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[in
     """The function's file, and the sizes that it was asked for; it is called here, and not in a process of its own."""
     (tmp_path / "made_of.py").write_text(CODE)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(built, "_failed", {})
+    monkeypatch.setattr(user_function, "_failed", {})
     asked = []
 
-    def build(request: building.Request, limit_s: float, folder: Path) -> None:
+    def build(request: user_function.FunctionCall, limit_s: float, folder: Path) -> None:
         asked.append(request.size)
-        found = builder.answer({**dataclasses.asdict(request), "folder": str(folder)})
+        found = user_function_worker.handle_request({**dataclasses.asdict(request), "folder": str(folder)})
         if "problem" in found:
             raise PluginError(found["problem"])
 
-    monkeypatch.setattr(building, "build", build)
+    monkeypatch.setattr(user_function, "build", build)
     yield asked
     for name in ("made_of", "more_data"):
         sys.modules.pop(name, None)
@@ -76,35 +77,35 @@ def told(config: Config) -> tuple[object, ...]:
 
 def test_the_samples_decide(tmp_path: Path) -> None:
     pictures: dict[str, Any] = {"options": {"kind": "pictures"}}
-    assert told(datasets.filled(config(tmp_path))) == (100, None, "float32", [4], [1], 1, "mse")
-    assert told(datasets.filled(config(tmp_path, **pictures))) == (
+    assert told(datasets.fill_from_samples(config(tmp_path))) == (100, None, "float32", [4], [1], 1, "mse")
+    assert told(datasets.fill_from_samples(config(tmp_path, **pictures))) == (
         100, 7, "uint8", [8, 8, 3], [], 7, "cross_entropy",
     )  # fmt: skip
-    more = datasets.filled(config(tmp_path, **pictures, classes=9))  # perhaps not all of them are there
+    more = datasets.fill_from_samples(config(tmp_path, **pictures, classes=9))  # perhaps not all of them are there
     assert (more.dataset.classes, more.model.outputs) == (9, 9)
-    one = datasets.filled(config(tmp_path, size=1, options={"kind": "classes"}))
+    one = datasets.fill_from_samples(config(tmp_path, size=1, options={"kind": "classes"}))
     assert one.dataset.classes == 2  # with one there is nothing to tell apart
 
 
 def test_they_are_made_once_and_read_by_every_process(tmp_path: Path, made_of: list[int]) -> None:
-    full = datasets.filled(config(tmp_path))
+    full = datasets.fill_from_samples(config(tmp_path))
     folder = datasets.prepare(full)
     inputs, targets = cache.open_arrays(folder)
     assert inputs.shape == (100, 4) and np.array_equal(inputs[:, :1], targets)
-    assert datasets.filled(full) == full and made_of == [100]
+    assert datasets.fill_from_samples(full) == full and made_of == [100]
     assert folder.parent == tmp_path / "cache" and folder.name.startswith("custom-")
 
 
 def test_how_many_came_is_the_size_and_the_folder_is_found_again(tmp_path: Path, made_of: list[int]) -> None:
-    full = datasets.filled(config(tmp_path, options={"gives": 58}))
+    full = datasets.fill_from_samples(config(tmp_path, options={"gives": 58}))
     assert (full.dataset.size, full.dataset.asked) == (58, 100)
     assert len(cache.open_arrays(datasets.prepare(full))[0]) == 58
-    assert datasets.filled(full) == full and made_of == [100]
+    assert datasets.fill_from_samples(full) == full and made_of == [100]
 
 
 def test_whatever_makes_other_samples_makes_another_folder(tmp_path: Path) -> None:
     def folder(**changes: Any) -> Path:
-        return datasets.prepare(datasets.filled(config(tmp_path, **changes)))
+        return datasets.prepare(datasets.fill_from_samples(config(tmp_path, **changes)))
 
     folders = [folder(), folder(size=90), folder(seed=1), folder(options={"kind": "classes"}), folder(name="other")]
     (tmp_path / "made_of.py").write_text(CODE + "# changed\n")
@@ -114,7 +115,7 @@ def test_whatever_makes_other_samples_makes_another_folder(tmp_path: Path) -> No
 def test_a_fault_is_waited_for_once_in_a_sweep(tmp_path: Path, made_of: list[int]) -> None:
     for _ in range(3):
         with pytest.raises(PluginError, match=r"^dataset.builder=made_of:build fails: ValueError: broken$"):
-            datasets.filled(config(tmp_path, options={"kind": "broken"}))
+            datasets.fill_from_samples(config(tmp_path, options={"kind": "broken"}))
     assert made_of == [100]
     assert [path.name for path in (tmp_path / "cache").iterdir() if path.is_dir()] == []
 
@@ -142,13 +143,13 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_is_the_users_mistake(tmp_path: Path, case: str) -> None:
     changes, message = WRONG[case]
     with pytest.raises(InputError, match=message) as caught:
-        datasets.filled(config(tmp_path, **changes))
+        datasets.fill_from_samples(config(tmp_path, **changes))
     assert not isinstance(caught.value, PluginError)
 
 
 def test_networks_of_ours_take_pictures_at_their_size(tmp_path: Path) -> None:
     ours = ModelSpec("resnet20_cifar10", input_shape=[32, 32, 3], outputs=11, loss="cross_entropy", params=269_787)
-    full = datasets.filled(config(tmp_path, ours, options={"kind": "pictures"}))
+    full = datasets.fill_from_samples(config(tmp_path, ours, options={"kind": "pictures"}))
     assert (full.model.input_shape, full.model.params, full.model.outputs) == ([8, 8, 3], None, 11)
     datasets.check(full)
 
@@ -169,7 +170,7 @@ MISFITS = {
 def test_networks_of_ours_that_do_not_fit(tmp_path: Path, case: str) -> None:
     model, kind, message = MISFITS[case]
     with pytest.raises(InputError, match=rf"^dataset=made_of:build has .*{message.removeprefix('has ')}"):
-        datasets.check(datasets.filled(config(tmp_path, model, options={"kind": kind})))
+        datasets.check(datasets.fill_from_samples(config(tmp_path, model, options={"kind": kind})))
 
 
 def test_the_data_set_goes_by_its_function(tmp_path: Path) -> None:
@@ -179,30 +180,30 @@ def test_the_data_set_goes_by_its_function(tmp_path: Path) -> None:
 
 def test_a_data_set_of_a_plugin(tmp_path: Path, dists: Dists) -> None:
     dists.add("more-data", {"more_data.py": CODE}, {"datasets": {"more": "more_data:build"}})
-    full = datasets.filled(config(tmp_path, name="more", builder=None))
+    full = datasets.fill_from_samples(config(tmp_path, name="more", builder=None))
     assert full.dataset.code and datasets.label(full) == "more"
     datasets.check(full)
     assert datasets.prepare(full).name.startswith("more-")
     with pytest.raises(InputError, match=r"^dataset=more is made already: dataset.builder goes with dataset=custom$"):
-        datasets.filled(config(tmp_path, name="more"))
+        datasets.fill_from_samples(config(tmp_path, name="more"))
     with pytest.raises(InputError, match=r"^no dataset 'mroe'; did you mean 'more'\?$"):
-        datasets.filled(config(tmp_path, name="mroe", builder=None))
+        datasets.fill_from_samples(config(tmp_path, name="mroe", builder=None))
 
 
 def test_what_is_wrong_with_one_of_a_plugin_fails_its_runs_only(tmp_path: Path, dists: Dists) -> None:
     dists.add("more-data", {"more_data.py": CODE}, {"datasets": {"more": "more_data:missing"}})
     with pytest.raises(PluginError, match=r"^data set 'more' of more-data cannot be loaded from more_data:missing"):
-        datasets.filled(config(tmp_path, name="more", builder=None))
+        datasets.fill_from_samples(config(tmp_path, name="more", builder=None))
 
 
 def test_the_limit_of_a_run_is_that_of_its_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = []
 
-    def build(request: building.Request, limit_s: float, folder: Path) -> None:
+    def build(request: user_function.FunctionCall, limit_s: float, folder: Path) -> None:
         limits.append(limit_s)
         raise PluginError("late")
 
-    monkeypatch.setattr(building, "build", build)
+    monkeypatch.setattr(user_function, "build", build)
     with pytest.raises(PluginError):
-        datasets.filled(dataclasses.replace(config(tmp_path), measure=MeasureSpec(timeout_s=12.0)))
+        datasets.fill_from_samples(dataclasses.replace(config(tmp_path), measure=MeasureSpec(timeout_s=12.0)))
     assert limits == [12.0]

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalebench.spec import InputError
-from scalebench.workloads import cache
+from scalebench.workloads.datasets import cache
 
 IDENTITY = {"seed": 0}
 SIZE_BYTES = 1000
@@ -25,7 +25,7 @@ SIZE_BYTES = 1000
 
 def write(folder: Path, value: float = 1.0) -> None:
     for file, shape in ((cache.INPUTS, (5, 4, 3)), (cache.TARGETS, (5, 2))):
-        cache.create(folder / file, shape, "float32")[:] = value
+        cache.create_array(folder / file, shape, "float32")[:] = value
 
 
 class Writer:
@@ -40,7 +40,7 @@ class Writer:
 
 
 def ensure(cache_dir: Path, writer=write, identity=IDENTITY) -> Path:
-    return cache.ensure(cache_dir, "toy", identity, SIZE_BYTES, writer)
+    return cache.ensure_folder(cache_dir, "toy", identity, SIZE_BYTES, writer)
 
 
 def temporaries(cache_dir: Path) -> list[str]:
@@ -61,7 +61,7 @@ def test_written_once_and_opened_as_a_map(tmp_path):
 
 def test_another_identity_or_name_is_another_folder(tmp_path):
     folders = {ensure(tmp_path), ensure(tmp_path, identity={"seed": 1})}
-    folders.add(cache.ensure(tmp_path, "other", IDENTITY, SIZE_BYTES, write))
+    folders.add(cache.ensure_folder(tmp_path, "other", IDENTITY, SIZE_BYTES, write))
     assert len(folders) == 3
 
 
@@ -99,7 +99,7 @@ def test_a_damaged_cache_is_rebuilt(tmp_path, damage):
     writer = Writer()
     assert ensure(tmp_path, writer) == folder
     assert writer.calls == 1
-    assert cache.is_whole(folder, cache.fingerprint("toy", IDENTITY))
+    assert cache.is_complete(folder, cache.cache_key("toy", IDENTITY))
     assert {path.name for path in folder.iterdir()} == {cache.INPUTS, cache.TARGETS, cache.META}
 
 
@@ -113,7 +113,7 @@ def test_no_damage_to_a_header_raises(tmp_path_factory, position, byte):
     try:
         (folder / cache.INPUTS).write_bytes(whole[:position] + bytes([byte]) + whole[position + 1 :])
         # Damage to the blanks of a header changes nothing that is read.
-        assert cache.is_whole(folder, cache.fingerprint("toy", IDENTITY)) in (True, False)
+        assert cache.is_complete(folder, cache.cache_key("toy", IDENTITY)) in (True, False)
     finally:
         (folder / cache.INPUTS).write_bytes(whole)
 
@@ -178,16 +178,16 @@ SCRIPT = textwrap.dedent(
     """
     import sys, time
     from pathlib import Path
-    from scalebench.workloads import cache
+    from scalebench.workloads.datasets import cache
 
     def write(folder):
         with open(sys.argv[2], "a") as log:
             log.write("built\\n")
         time.sleep(float(sys.argv[3]))
         for file in (cache.INPUTS, cache.TARGETS):
-            cache.create(folder / file, (5, 2), "float32")[:] = 1
+            cache.create_array(folder / file, (5, 2), "float32")[:] = 1
 
-    print(cache.ensure(Path(sys.argv[1]), "toy", {"seed": int(sys.argv[4])}, 1000, write))
+    print(cache.ensure_folder(Path(sys.argv[1]), "toy", {"seed": int(sys.argv[4])}, 1000, write))
     """
 )
 
@@ -202,7 +202,7 @@ def test_two_processes_that_race_build_once(tmp_path):
     racers = [builder(cache_dir, log, 0.3) for _ in range(2)]
     folders = {racer.communicate(timeout=30)[0].strip() for racer in racers}
     assert [racer.returncode for racer in racers] == [0, 0]
-    assert len(folders) == 1 and cache.is_whole(Path(folders.pop()), cache.fingerprint("toy", IDENTITY))
+    assert len(folders) == 1 and cache.is_complete(Path(folders.pop()), cache.cache_key("toy", IDENTITY))
     assert log.read_text() == "built\n"
     assert not temporaries(cache_dir)
 
@@ -226,8 +226,8 @@ def test_leftovers_of_dead_builders_go_and_those_of_living_ones_stay(tmp_path):
             dead.kill()
             dead.wait()
         folder = ensure(cache_dir)  # seed 0, whose builder is dead
-        living = cache.fingerprint("toy", {"seed": 2})
-        assert cache.is_whole(folder, cache.fingerprint("toy", IDENTITY))
+        living = cache.cache_key("toy", {"seed": 2})
+        assert cache.is_complete(folder, cache.cache_key("toy", IDENTITY))
         assert sorted(name.partition(".tmp")[0] for name in temporaries(cache_dir)) == [
             ".foreign",
             f".toy-{living}",

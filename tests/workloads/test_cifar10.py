@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from scalebench.spec import InputError
-from scalebench.workloads import cache, cifar10, datasets, images
+from scalebench.workloads import datasets
+from scalebench.workloads.datasets import cache, cifar10, images
 from tests.workloads import cifar10_files
 from tests.workloads.cifar10_files import BINARY, PYTHON, archive, directory, files
 from tests.workloads.configs import image_config

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalebench.workloads.cifar10_pickle import parse
+from scalebench.workloads.datasets.cifar10 import parse_pickle
 from tests.workloads.cifar10_files import number, python_batch, string
 
 PIXELS = np.arange(4 * 6, dtype=np.uint8).reshape(4, 6)
@@ -27,7 +27,7 @@ def test_the_batch_is_a_pickle_of_python_2():
 
 @pytest.mark.parametrize("fortran", [False, True])
 def test_images_and_labels(fortran):
-    pixels, labels = parse(batch(fortran=fortran), 4, 6)
+    pixels, labels = parse_pickle(batch(fortran=fortran), 4, 6)
     assert pixels.dtype == labels.dtype == np.uint8
     assert np.array_equal(pixels, PIXELS) and labels.tolist() == LABELS
 
@@ -52,7 +52,7 @@ CALLS = {
 @pytest.mark.parametrize("name", CALLS)
 def test_nothing_is_called(tmp_path, name, protocol):
     with pytest.raises(ValueError, match="it would call"):
-        parse(pickle.dumps({b"data": CALLS[name], b"labels": []}, protocol), 4, 6)
+        parse_pickle(pickle.dumps({b"data": CALLS[name], b"labels": []}, protocol), 4, 6)
     assert not (tmp_path / "ran").exists()
 
 
@@ -61,7 +61,7 @@ def test_the_names_that_are_known_stand_for_nothing_of_numpy():
     huge = b"\x80\x02}(" + string(b"labels") + b"]" + string(b"data")
     huge += b"cnumpy\nndarray\n(" + number(2**30) + number(2**30) + b"t\x85Ru."
     with pytest.raises(ValueError, match="data that are no array"):
-        parse(huge, 4, 6)
+        parse_pickle(huge, 4, 6)
 
 
 BAD = {
@@ -81,12 +81,12 @@ BAD = {
 def test_another_layout(case):
     content, message = BAD[case]
     with pytest.raises(ValueError, match=message):
-        parse(content, 4, 6)
+        parse_pickle(content, 4, 6)
 
 
 def test_a_garbled_index_takes_no_memory():
     with pytest.raises(ValueError, match="without data"):
-        parse(b"\x80\x02}r\xff\xff\xff\xff.", 4, 6)
+        parse_pickle(b"\x80\x02}r\xff\xff\xff\xff.", 4, 6)
 
 
 @settings(max_examples=200, deadline=None)
@@ -96,7 +96,7 @@ def test_damage_raises_or_changes_values_only(data):
     for position in data.draw(st.lists(st.integers(0, len(whole) - 1), min_size=1, max_size=3)):
         whole[position] = data.draw(st.integers(0, 255))
     try:
-        pixels, labels = parse(bytes(whole[: data.draw(st.integers(len(whole) // 2, len(whole)))]), 4, 6)
+        pixels, labels = parse_pickle(bytes(whole[: data.draw(st.integers(len(whole) // 2, len(whole)))]), 4, 6)
     except Exception:
         return
     assert pixels.shape == (4, 6) and labels.shape == (4,)

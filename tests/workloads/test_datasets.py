@@ -9,9 +9,10 @@ import pytest
 
 from scalebench.resolve import resolve
 from scalebench.spec import Config, DatasetSpec, InputError, ModelSpec, StopSpec, TrainSpec
-from scalebench.workloads import cache, datasets
-from scalebench.workloads.batch import Batch
+from scalebench.workloads import datasets
+from scalebench.workloads.datasets import cache
 from scalebench.workloads.prefetch import prefetch
+from scalebench.workloads.source import Batch
 from tests.helpers import null_config, null_spec
 from tests.workloads.configs import image_config
 
@@ -124,7 +125,7 @@ def batches(cache_dir: Path, count: int, feed: str = "host", dtype: str = "uint8
     spec.config = dataclasses.replace(
         image_config("cifar10_synthetic", cache_dir, dtype=dtype, feed=feed), seed=spec.config.seed
     )
-    train, validation = datasets.sources(spec, 1, 2)
+    train, validation = datasets.open_sources(spec, 1, 2)
     assert validation is not None and train.samples == 75 and validation.samples == 25
     assert all(batch.targets.dtype == np.int64 for batch in validation.in_order())
     return list(islice(prefetch(train), count))
@@ -155,8 +156,8 @@ def test_bytes_and_class_numbers_reach_the_ranks_by_every_feed(tmp_path):
 def test_several_parts_of_an_update_are_looked_at_at_once(batch: int, accumulate: int, gpus: int, at_once: int) -> None:
     train = TrainSpec(batch, accumulate=accumulate)
     spec = null_spec(gpus, train=train, dataset=DatasetSpec("materials", size=4000))
-    trains, validation = datasets.sources(spec, 0, gpus)
-    alike = datasets.like_validation(spec, 0, gpus)
+    trains, validation = datasets.open_sources(spec, 0, gpus)
+    alike = datasets.open_training_subset(spec, 0, gpus)
     assert validation is not None and alike is not None
     assert (trains.global_batch, validation.global_batch, alike.global_batch) == (batch * gpus, at_once, at_once)
     seen = [batch.samples for batch in validation.in_order()]
@@ -172,7 +173,7 @@ def test_a_point_of_a_curve_may_look_at_some_samples_only(
     """Where there is no curve, all are looked at."""
     train = TrainSpec(10, evaluate_samples=wanted, stop=StopSpec(steps=steps))
     spec = null_spec(2, train=train, dataset=DatasetSpec("materials", size=4000))
-    trains, validation = datasets.sources(spec, 0, 2)
-    alike = datasets.like_validation(spec, 0, 2)
+    trains, validation = datasets.open_sources(spec, 0, 2)
+    alike = datasets.open_training_subset(spec, 0, 2)
     assert validation is not None and alike is not None and trains.samples == 3000
     assert (validation.first, validation.samples, alike.first, alike.samples) == (3000, looked_at, 0, looked_at)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from scalebench.spec import InputError
-from scalebench.workloads import disk
-from scalebench.workloads.disk import DiskRows
+from scalebench.workloads import uncached_rows
+from scalebench.workloads.uncached_rows import UncachedRows
 
 SAMPLES = 400
 
@@ -25,9 +25,9 @@ def saved(path: Path, rows: np.ndarray) -> np.memmap:
     return np.load(path, mmap_mode="r")
 
 
-def disk_rows(array: np.memmap) -> DiskRows:
+def disk_rows(array: np.memmap) -> UncachedRows:
     try:
-        return DiskRows(array)
+        return UncachedRows(array)
     except InputError as error:
         pytest.skip(str(error))  # the temporary folder lies in memory
 
@@ -62,25 +62,25 @@ def test_every_batch_comes_from_the_disk_again(array):
 
 @pytest.mark.skipif(not os.access("/dev/shm", os.R_OK), reason="needs a file system in memory")
 def test_a_file_system_in_memory_is_told():
-    assert disk._file_system(Path("/dev/shm")) == "tmpfs"
-    assert disk._file_system(Path("/proc/self/status")) == "proc"
+    assert uncached_rows._file_system(Path("/dev/shm")) == "tmpfs"
+    assert uncached_rows._file_system(Path("/proc/self/status")) == "proc"
 
 
 def test_a_file_in_memory_is_refused(array, monkeypatch):
-    monkeypatch.setattr(disk, "_file_system", lambda path: "tmpfs")
+    monkeypatch.setattr(uncached_rows, "_file_system", lambda path: "tmpfs")
     with pytest.raises(InputError, match=r"inputs\.npy in memory.*dataset\.cache.*dataset\.feed=host"):
-        DiskRows(array)
+        UncachedRows(array)
 
 
 def test_a_system_without_posix_fadvise(array, monkeypatch):
     monkeypatch.delattr(os, "posix_fadvise")
     with pytest.raises(InputError, match=r"dataset\.feed=disk needs posix_fadvise.*dataset\.feed=host"):
-        DiskRows(array)
+        UncachedRows(array)
 
 
 def test_an_array_in_memory_is_a_mistake_of_the_caller():
     with pytest.raises(ValueError, match="memory-mapped"):
-        DiskRows(np.ones((3, 2)))
+        UncachedRows(np.ones((3, 2)))
 
 
 def test_a_file_that_got_shorter(array):

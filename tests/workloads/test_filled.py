@@ -19,7 +19,7 @@ def mine(tmp_path: Path) -> None:
 
 def filled(model: dict[str, Any], name: str, **dataset: Any) -> ModelSpec:
     own = ModelSpec(**{"name": "custom", "torch": "mine:build", "loss": "auto", "metric": "auto", **model})
-    return datasets.filled(Config(model=own, dataset=DatasetSpec(name, **dataset))).model
+    return datasets.fill_from_samples(Config(model=own, dataset=DatasetSpec(name, **dataset))).model
 
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[list[int], list[int], int]]] = {

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from scalebench.spec import InputError
-from scalebench.workloads import cache, datasets, imagenet, images
+from scalebench.workloads import datasets
+from scalebench.workloads.datasets import cache, image_folder, images
 from tests.workloads.configs import image_config
 
 CLASSES = ("n01", "n02", "n10")
@@ -69,8 +70,8 @@ def test_the_folder_train(folder):
 
 def test_several_processes_decode_the_same(folder, monkeypatch):
     one = prepare(folder)
-    monkeypatch.setattr(imagenet, "POOL_BYTES", 0)
-    monkeypatch.setattr(imagenet, "CHUNK", 5)
+    monkeypatch.setattr(image_folder, "POOL_BYTES", 0)
+    monkeypatch.setattr(image_folder, "CHUNK", 5)
     two = prepare(folder, cache=str(folder.parent / "other"))
     assert np.array_equal(one[0], two[0]) and np.array_equal(one[1], two[1])
 
@@ -88,8 +89,8 @@ def test_grey_cmyk_and_png_pictures(folder):
 
 def test_decoded_once_and_again_when_files_come_or_go(folder, monkeypatch):
     decoded = []
-    decode = imagenet._picture
-    monkeypatch.setattr(imagenet, "_picture", lambda path, side: (decoded.append(path), decode(path, side))[1])
+    decode = image_folder._decode
+    monkeypatch.setattr(image_folder, "_picture", lambda path, side: (decoded.append(path), decode(path, side))[1])
     prepare(folder)
     prepare(folder)
     assert len(decoded) == 12
@@ -114,8 +115,8 @@ def empty(path: Path) -> None:
 @pytest.mark.parametrize("spoil", [cut, foreign, empty])
 def test_a_spoilt_picture_is_named(folder, spoil, pooled, monkeypatch):
     if pooled:
-        monkeypatch.setattr(imagenet, "POOL_BYTES", 0)
-        monkeypatch.setattr(imagenet, "CHUNK", 5)
+        monkeypatch.setattr(image_folder, "POOL_BYTES", 0)
+        monkeypatch.setattr(image_folder, "CHUNK", 5)
     spoil(folder / "n02" / "2.JPEG")
     with pytest.raises(InputError, match=r"n02/2\.JPEG is no whole JPEG file \(") as caught:
         prepare(folder)
@@ -152,21 +153,21 @@ def test_another_size_of_pictures(folder):
 
 
 def test_any_picture_of_a_class_may_be_chosen_and_stand_anywhere():
-    chosen = [imagenet.choose([100, 1], 2, seed) for seed in range(20)]
+    chosen = [image_folder.choose_pictures([100, 1], 2, seed) for seed in range(20)]
     assert len({tuple(row) for rows in chosen for row in rows.tolist() if row[0] == 0}) > 10
-    places = [np.flatnonzero(imagenet.choose([100, 1], 101, seed)[:, 0] == 1)[0] for seed in range(20)]
+    places = [np.flatnonzero(image_folder.choose_pictures([100, 1], 101, seed)[:, 0] == 1)[0] for seed in range(20)]
     assert max(places) > 50 and min(places) < 50
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 60), st.integers(0, 5))
 def test_chosen_evenly_and_none_twice(counts, size, seed):
-    chosen = imagenet.choose(counts, size, seed)
+    chosen = image_folder.choose_pictures(counts, size, seed)
     assert len(chosen) == min(size, sum(counts)) == len(set(map(tuple, chosen.tolist())))
     taken = np.bincount(chosen[:, 0], minlength=len(counts))
     for c, (some, all_of_it) in enumerate(zip(taken, counts, strict=True)):
         assert some == all_of_it or some >= max(taken) - 1
         assert (chosen[chosen[:, 0] == c, 1] < all_of_it).all()
-    assert np.array_equal(chosen, imagenet.choose(counts, size, seed))
+    assert np.array_equal(chosen, image_folder.choose_pictures(counts, size, seed))
 
 
 def test_a_full_disk_is_told_as_such(folder, monkeypatch):

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalebench.workloads import materials
-from scalebench.workloads.materials import CHUNK, generate
+from scalebench.workloads.datasets import materials
+from scalebench.workloads.datasets.materials import CHUNK, generate_curves
 
 
 @pytest.fixture(scope="module")
 def chunk():
-    return generate(CHUNK, seed=7)
+    return generate_curves(CHUNK, seed=7)
 
 
 def test_shapes_types_and_ranges(chunk):
@@ -59,9 +59,9 @@ def test_stress_is_the_modified_hyperbolic_model_with_one_per_cent_noise(chunk):
 
 
 def test_seeds_and_chunks_differ():
-    (one, _), (other, _) = generate(10, seed=1), generate(10, seed=2)
+    (one, _), (other, _) = generate_curves(10, seed=1), generate_curves(10, seed=2)
     assert not np.array_equal(one, other)
-    assert not np.array_equal(one, generate(10, seed=1, start=CHUNK)[0])
+    assert not np.array_equal(one, generate_curves(10, seed=1, start=CHUNK)[0])
 
 
 GOLDEN_LABELS = [0.8506242, 0.6369616]
@@ -70,7 +70,7 @@ GOLDEN_POINTS = [0.002076634, 0.01750836, 0.1038317, 0.4443559, 0.2055867, 0.590
 
 def test_the_series_of_a_seed_stays_what_it_was():
     """Another series needs another materials.VERSION, or old caches pass for the new data."""
-    curves, labels = generate(1, seed=0)
+    curves, labels = generate_curves(1, seed=0)
     assert materials.VERSION == 1
     np.testing.assert_allclose(labels[0], GOLDEN_LABELS, rtol=1e-5)
     np.testing.assert_allclose(curves[0, [1, 50, 99], :2].ravel(), GOLDEN_POINTS, rtol=1e-4)
@@ -79,23 +79,23 @@ def test_the_series_of_a_seed_stays_what_it_was():
 @settings(max_examples=15, deadline=None)
 @given(start=st.integers(0, 2 * CHUNK), count=st.integers(0, CHUNK + 50))
 def test_a_curve_depends_on_its_index_only(start, count):
-    curves, labels = generate(count, 3, start)
+    curves, labels = generate_curves(count, 3, start)
     assert len(curves) == len(labels) == count
     for index in {0, count - 1} if count else set():
-        one_curve, one_label = generate(1, 3, start + index)
+        one_curve, one_label = generate_curves(1, 3, start + index)
         assert np.array_equal(curves[index], one_curve[0]) and np.array_equal(labels[index], one_label[0])
 
 
 def test_negative_arguments_are_refused():
     for arguments in ((-1, 0, 0), (1, 0, -1), (1, -1, 0)):
         with pytest.raises(ValueError):
-            generate(*arguments)
+            generate_curves(*arguments)
 
 
 def test_one_core_makes_over_40000_curves_per_s():
     rates_per_s = []
     for _ in range(3):
         begin_s = time.process_time()
-        generate(2 * CHUNK, seed=0)
+        generate_curves(2 * CHUNK, seed=0)
         rates_per_s.append(2 * CHUNK / (time.process_time() - begin_s))
     assert max(rates_per_s) > 40_000

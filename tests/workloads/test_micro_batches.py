@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.spec import Config, DatasetSpec, Place, RunSpec
-from scalebench.workloads.micro_batches import Size, batch_sizes, obstacle, usual
+from scalebench.workloads.partition import BatchSize, default_micro_batches, epoch_batch_sizes, indivisible_reason
 from scalebench.workloads.source import Source
 
 
@@ -26,15 +26,15 @@ def test_sizes_are_those_of_an_epoch(
     replica = data.draw(st.integers(0, replicas - 1))
     rows = np.zeros(samples)
     source = Source(rows, rows, global_batch=global_batch, seed=1, replica=replica, replicas=replicas, devices=gpus)
-    epoch = [Size(batch.samples, batch.global_samples) for batch in source.epoch(0)]
-    found = batch_sizes(spec_of(samples, global_batch, gpus), replica, replicas)
+    epoch = [BatchSize(batch.samples, batch.global_samples) for batch in source.epoch(0)]
+    found = epoch_batch_sizes(spec_of(samples, global_batch, gpus), replica, replicas)
     assert found == [epoch[0], epoch[-1]]
     assert set(epoch) == set(found)
 
 
 def test_one_batch_again_and_again_has_no_other_last_one() -> None:
-    assert batch_sizes(spec_of(25, 10, 2), 0, 1) == [(10, 10), (5, 5)]
-    assert batch_sizes(spec_of(25, 10, 2, "fixed"), 0, 1) == [(10, 10), (10, 10)]
+    assert epoch_batch_sizes(spec_of(25, 10, 2), 0, 1) == [(10, 10), (5, 5)]
+    assert epoch_batch_sizes(spec_of(25, 10, 2, "fixed"), 0, 1) == [(10, 10), (10, 10)]
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_one_batch_again_and_again_has_no_other_last_one() -> None:
     [(8, 2, None), (8, 1, None), (5, 1, None), (5, 2, "the last batch of an epoch has 5 samples"), (8, 4, "a batch")],
 )
 def test_what_does_not_divide_is_named(last: int, micro_batches: int, words: str | None) -> None:
-    found = obstacle([Size(10, 10), Size(last, last)], micro_batches)
+    found = indivisible_reason([BatchSize(10, 10), BatchSize(last, last)], micro_batches)
     assert found is None if words is None else found is not None and found.startswith(words)
     assert found is None or "change strategy.options.micro_batches" in found
 
@@ -65,6 +65,6 @@ def test_the_usual_number_divides_every_batch(
     samples: int, global_batch: int, gpus: int, replicas: int, stages: int, number: int
 ) -> None:
     spec = spec_of(samples, global_batch, gpus)
-    assert usual(spec, replicas, stages) == number
-    told = [obstacle(batch_sizes(spec, replica, replicas), number) for replica in range(replicas)]
+    assert default_micro_batches(spec, replicas, stages) == number
+    told = [indivisible_reason(epoch_batch_sizes(spec, replica, replicas), number) for replica in range(replicas)]
     assert all(one is None for one in told) == (samples not in (41, 30))

@@ -9,11 +9,11 @@ import pytest
 
 from scalebench.plugins import PluginError
 from scalebench.spec import InputError, ModelSpec
-from scalebench.workloads import own_model
-from scalebench.workloads.kinds import Samples
+from scalebench.workloads import user_code
+from scalebench.workloads.source import SampleShape
 
 OWN = ModelSpec("custom", torch="mine:build", loss="auto", metric="auto")
-CURVES, PICTURES = Samples((200, 3), (2,)), Samples((32, 32, 3), (), 10)
+CURVES, PICTURES = SampleShape((200, 3), (2,)), SampleShape((32, 32, 3), (), 10)
 
 
 @pytest.fixture(autouse=True)
@@ -23,15 +23,17 @@ def mine(tmp_path: Path) -> None:
 
 
 def test_it_goes_by_its_function_and_has_the_digests_of_its_files() -> None:
-    one = own_model.named(OWN)
-    both = own_model.named(dataclasses.replace(OWN, keras="yours:build"))
-    keras = own_model.named(ModelSpec("custom", keras="yours:build"))
+    one = user_code.identify_model(OWN)
+    both = user_code.identify_model(dataclasses.replace(OWN, keras="yours:build"))
+    keras = user_code.identify_model(ModelSpec("custom", keras="yours:build"))
     assert (one.name, both.name, keras.name) == ("mine:build", "mine:build", "yours:build")
     assert one.code and keras.code and both.code == f"{one.code}-{keras.code}"
-    assert own_model.named(one) == one  # a second time changes nothing
-    assert own_model.named(dataclasses.replace(OWN, name="net")).name == "net"
+    assert user_code.identify_model(one) == one  # a second time changes nothing
+    assert user_code.identify_model(dataclasses.replace(OWN, name="net")).name == "net"
     ours = ModelSpec("mlp")
-    assert own_model.named(ours) == ours and not own_model.is_own(ours) and own_model.is_own(keras)
+    assert (
+        user_code.identify_model(ours) == ours and not user_code.is_user_model(ours) and user_code.is_user_model(keras)
+    )
 
 
 WRONG = {
@@ -48,13 +50,13 @@ WRONG = {
 def test_what_is_the_users_mistake(case: str) -> None:
     model, message = WRONG[case]
     with pytest.raises(InputError, match=message) as caught:
-        own_model.named(model)
+        user_code.identify_model(model)
     assert not isinstance(caught.value, PluginError)
 
 
 def test_what_is_wrong_with_the_model_of_a_plugin_fails_its_runs_only() -> None:
     with pytest.raises(PluginError, match=r"^model=theirs: model.torch=his:build: no module 'his' in "):
-        own_model.named(ModelSpec("theirs", torch="his:build"))
+        user_code.identify_model(ModelSpec("theirs", torch="his:build"))
 
 
 def told(model: ModelSpec) -> tuple[object, ...]:
@@ -62,21 +64,27 @@ def told(model: ModelSpec) -> tuple[object, ...]:
 
 
 def test_samples_decide_what_is_left_open() -> None:
-    assert told(own_model.completed(OWN, CURVES, "materials")) == ([200, 3], [2], 2, "mse", "mse")
-    assert told(own_model.completed(OWN, PICTURES, "cifar10")) == ([32, 32, 3], [], 10, "cross_entropy", "accuracy")
-    grid = own_model.completed(OWN, Samples((4,), (3, 2)), "custom")
+    assert told(user_code.complete_model(OWN, CURVES, "materials")) == ([200, 3], [2], 2, "mse", "mse")
+    assert told(user_code.complete_model(OWN, PICTURES, "cifar10")) == (
+        [32, 32, 3],
+        [],
+        10,
+        "cross_entropy",
+        "accuracy",
+    )
+    grid = user_code.complete_model(OWN, SampleShape((4,), (3, 2)), "custom")
     assert (grid.target_shape, grid.outputs) == ([3, 2], 6)
 
 
 def test_names_of_quantities_are_as_many_as_they_are() -> None:
     named = dataclasses.replace(OWN, targets=["G0", "a", "b"])
     with pytest.raises(InputError, match=r"^model.targets has 3 names for 2 quantities: name all or none$"):
-        own_model.completed(named, CURVES, "materials")
+        user_code.complete_model(named, CURVES, "materials")
 
 
 def test_what_the_config_says_stays() -> None:
     sized = dataclasses.replace(OWN, input_shape=[64, 64, 3], outputs=11, metric="cross_entropy")
-    assert told(own_model.completed(sized, PICTURES, "cifar10")) == (
+    assert told(user_code.complete_model(sized, PICTURES, "cifar10")) == (
         [64, 64, 3],
         [],
         11,
@@ -84,11 +92,11 @@ def test_what_the_config_says_stays() -> None:
         "cross_entropy",
     )
     ours = ModelSpec("mlp", input_shape=[8000], target_shape=[1], outputs=1)
-    assert own_model.completed(ours, CURVES, "materials") == ours  # that these do not fit is told elsewhere
+    assert user_code.complete_model(ours, CURVES, "materials") == ours  # that these do not fit is told elsewhere
 
 
 def test_a_network_of_a_plugin_may_leave_its_shapes_open_too() -> None:
-    model = own_model.completed(ModelSpec("theirs", loss="auto", metric="auto"), PICTURES, "cifar10")
+    model = user_code.complete_model(ModelSpec("theirs", loss="auto", metric="auto"), PICTURES, "cifar10")
     assert told(model) == ([32, 32, 3], [], 10, "cross_entropy", "accuracy")
 
 
@@ -104,6 +112,6 @@ def test_a_network_of_a_plugin_may_leave_its_shapes_open_too() -> None:
         ("mse", PICTURES, r"^model.loss=mse does not go with the 10 classes of dataset=it: leave it at auto$"),
     ],
 )
-def test_a_loss_that_the_targets_do_not_go_with(loss: str, samples: Samples, message: str) -> None:
+def test_a_loss_that_the_targets_do_not_go_with(loss: str, samples: SampleShape, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        own_model.completed(dataclasses.replace(OWN, loss=loss), samples, "it")
+        user_code.complete_model(dataclasses.replace(OWN, loss=loss), samples, "it")

@@ -18,9 +18,16 @@ from hypothesis import strategies as st
 from scalebench.adapters.torch.network import NetworkModule
 from scalebench.adapters.torch.weights import load_weights
 from scalebench.spec import InputError
-from scalebench.workloads import networks, partitioner
+from scalebench.workloads import networks, split_into_stages
 from scalebench.workloads.network import Network
-from scalebench.workloads.partitioner import Stage, cuts, flops, most_stages, parameter_bytes, partition
+from scalebench.workloads.partition import (
+    NetworkStage,
+    find_cuts,
+    max_stages,
+    node_parameter_bytes,
+    node_training_flops,
+    split_into_stages,
+)
 from scalebench.workloads.weights import initial_weights
 
 CONF = Path(__file__).parents[2] / "conf/model"
@@ -30,7 +37,7 @@ BLOCKS = ("dense", "relu", "residual", "branches", "dead_end")
 @functools.cache
 def of_zoo(name: str) -> Network:
     model = yaml.safe_load((CONF / f"{name}.yaml").read_text())
-    return networks.build(name, model["input_shape"], model["outputs"], model["options"])
+    return networks.build_by_name(name, model["input_shape"], model["outputs"], model["options"])
 
 
 def built(blocks: list[str]) -> Network:
@@ -57,11 +64,11 @@ def live_behind(net: Network, position: int) -> set[str]:
     return made & {name for node in net.nodes[position + 1 :] for name in node.inputs}
 
 
-def has_weights(stage: Stage) -> bool:
+def has_weights(stage: NetworkStage) -> bool:
     return any(array.trainable for node in stage.nodes for array in node.arrays)
 
 
-def check(net: Network, stages: list[Stage]) -> None:
+def check(net: Network, stages: list[NetworkStage]) -> None:
     """Neighbours, in order, one value between any two."""
     assert [node for stage in stages for node in stage.nodes] == net.nodes[1:]
     assert [stage.index for stage in stages] == list(range(len(stages)))
@@ -72,7 +79,7 @@ def check(net: Network, stages: list[Stage]) -> None:
     assert all(has_weights(stage) for stage in stages)
 
 
-def dearest(net: Network, stages: list[Stage], costs: list[float]) -> float:
+def dearest(net: Network, stages: list[NetworkStage], costs: list[float]) -> float:
     cost = dict(zip((node.name for node in net.nodes), costs, strict=True))
     return max(sum(cost[node.name] for node in stage.nodes) for stage in stages)
 
@@ -81,7 +88,7 @@ def dearest(net: Network, stages: list[Stage], costs: list[float]) -> float:
 def test_a_cut_is_where_one_value_alone_goes_on(blocks: list[str]) -> None:
     net = built(blocks)
     inner = range(1, len(net.nodes) - 1)
-    assert cuts(net) == [i for i in inner if live_behind(net, i) == {net.nodes[i].name}]
+    assert find_cuts(net) == [i for i in inner if live_behind(net, i) == {net.nodes[i].name}]
 
 
 @given(st.lists(st.sampled_from(BLOCKS), min_size=1, max_size=7), st.integers(1, 4), st.data())
@@ -92,71 +99,73 @@ def test_no_way_to_cut_has_a_cheaper_dearest_stage(blocks: list[str], count: int
     )
     costs[0] = 0.0
     ways = []
-    for inner in itertools.combinations(cuts(net), count - 1):
+    for inner in itertools.combinations(find_cuts(net), count - 1):
         ends = [0, *inner, len(net.nodes) - 1]
         pairs = enumerate(itertools.pairwise(ends))
-        stages = [Stage(i, tuple(net.nodes[a + 1 : b + 1]), net.nodes[a]) for i, (a, b) in pairs]
+        stages = [NetworkStage(i, tuple(net.nodes[a + 1 : b + 1]), net.nodes[a]) for i, (a, b) in pairs]
         if all(map(has_weights, stages)):
             ways.append(stages)
     if not ways:
-        with pytest.raises(InputError, match=f"at most {most_stages(net)} stage"):
-            partition(net, count, costs)
+        with pytest.raises(InputError, match=f"at most {max_stages(net)} stage"):
+            split_into_stages(net, count, costs)
         return
-    found = partition(net, count, costs)
+    found = split_into_stages(net, count, costs)
     check(net, found)
     assert dearest(net, found, costs) == min(dearest(net, way, costs) for way in ways)
-    assert found == partition(net, count, costs)
+    assert found == split_into_stages(net, count, costs)
 
 
 @given(st.lists(st.sampled_from(BLOCKS), min_size=1, max_size=7))
 def test_there_are_as_many_stages_as_can_hold_weights(blocks: list[str]) -> None:
     net = built([*blocks, "dense"])
-    check(net, partition(net, most_stages(net), flops(net)))
+    check(net, split_into_stages(net, max_stages(net), node_training_flops(net)))
     with pytest.raises(InputError):
-        partition(net, most_stages(net) + 1, flops(net))
+        split_into_stages(net, max_stages(net) + 1, node_training_flops(net))
 
 
 @given(st.lists(st.integers(1, 2**40), min_size=6, max_size=6), st.integers(1, 6))
 def test_costs_may_be_seconds(nanoseconds: list[int], count: int) -> None:
-    """Measured ones are as good as any: the cuts do not hang on their unit."""
+    """Measured ones are as good as any: the find_cuts do not hang on their unit."""
     net = built(["dense"] * 6)
-    whole = partition(net, count, [0, *nanoseconds])
+    whole = split_into_stages(net, count, [0, *nanoseconds])
     seconds = [0.0, *(one / 2**30 for one in nanoseconds)]
-    assert partition(net, count, seconds) == whole
+    assert split_into_stages(net, count, seconds) == whole
 
 
 @pytest.mark.parametrize("name", networks.NETWORKS)
 def test_every_network_of_the_zoo_can_be_cut(name: str) -> None:
     net = of_zoo(name)
-    most = most_stages(net)
+    most = max_stages(net)
     assert most >= 4
     for count in {1, 2, 4, most}:
-        for costs in (flops(net), parameter_bytes(net)):
-            stages = partition(net, count, costs)
+        for costs in (node_training_flops(net), node_parameter_bytes(net)):
+            stages = split_into_stages(net, count, costs)
             check(net, stages)
             made = [stage.network(f"{name}.{stage.index}") for stage in stages]
             assert [array for one in made for array in one.arrays] == net.arrays
-            assert sum(one.training_flops for one in made) == net.training_flops == sum(flops(net))
-            assert sum(one.parameters for one in made) == net.parameters == sum(parameter_bytes(net)) / 4
+            assert sum(one.training_flops for one in made) == net.training_flops == sum(node_training_flops(net))
+            assert sum(one.parameters for one in made) == net.parameters == sum(node_parameter_bytes(net)) / 4
 
 
 def test_where_the_choice_matters() -> None:
     """Nearly all of VGG16's parameters are in one dense layer, and nearly all its work is in the convolutions."""
     vgg = of_zoo("vgg16")
-    by_bytes, by_work = (partition(vgg, 2, costs) for costs in (parameter_bytes(vgg), flops(vgg)))
+    by_bytes, by_work = (
+        split_into_stages(vgg, 2, costs) for costs in (node_parameter_bytes(vgg), node_training_flops(vgg))
+    )
     assert by_bytes[0].output.name == "relu_34" and by_bytes[0].nodes[-2].name == "fc1"
     assert by_work[0].nodes[-2].name == "block3_conv2"
-    work = flops(vgg)
+    work = node_training_flops(vgg)
     assert dearest(vgg, by_work, work) < 1.1 * sum(work) / 2 < dearest(vgg, by_bytes, work)
 
 
 def test_the_stages_of_the_perceptron() -> None:
     mlp = of_zoo("mlp")
-    stages = partition(mlp, 5, flops(mlp))
+    stages = split_into_stages(mlp, 5, node_training_flops(mlp))
     assert [[node.op for node in stage.nodes] for stage in stages] == [["dense", "relu"]] * 4 + [["dense"]]
-    assert [partitioner.activation_bytes(stage) for stage in stages] == [16000, 8000, 2000, 1200, 4]
-    assert flops(mlp)[:3] == [0, 6 * 8000 * 4000, 0]
-    assert parameter_bytes(mlp)[:3] == [0, 4 * (8000 * 4000 + 4000), 0]
+    assert [split_into_stages.activation_bytes(stage) for stage in stages] == [16000, 8000, 2000, 1200, 4]
+    assert node_training_flops(mlp)[:3] == [0, 6 * 8000 * 4000, 0]
+    assert node_parameter_bytes(mlp)[:3] == [0, 4 * (8000 * 4000 + 4000), 0]
 
 
 def test_of_cuts_that_are_as_good_the_one_that_sends_the_least_wins() -> None:
@@ -165,14 +174,14 @@ def test_of_cuts_that_are_as_good_the_one_that_sends_the_least_wins() -> None:
     x = net.conv(net.zero_pad(net.relu(x), 1), "two", 4, 3, padding="valid")
     net.dense(net.flatten(x), "three", 2)
     costs = [float(node.op == "conv") for node in net.nodes]
-    first, second = partition(net, 2, costs)
+    first, second = split_into_stages(net, 2, costs)
     assert [node.op for node in first.nodes] == ["conv", "relu", "max_pool", "relu"], "the latest of the smallest"
     assert [node.op for node in second.nodes] == ["zero_pad", "conv", "flatten", "dense"]
 
 
 def test_a_stage_as_a_network() -> None:
     mlp = of_zoo("mlp")
-    first, second = (stage.network("part") for stage in partition(mlp, 2, flops(mlp)))
+    first, second = (stage.network("part") for stage in split_into_stages(mlp, 2, node_training_flops(mlp)))
     assert (first.input.name, first.input.shape, first.nodes[0]) == ("input", (8000,), first.input)
     assert (second.input.name, second.input.op, second.input.shape) == ("relu_2", "input", (4000,))
     assert (second.input.inputs, second.input.arrays, second.input.macs) == ((), (), 0)
@@ -182,7 +191,7 @@ def test_a_stage_as_a_network() -> None:
 
 @pytest.mark.parametrize("name", ["materials_cnn", "mlp", "resnet20_cifar10", "densenet40_k12", "inception_v3"])
 def test_stages_one_behind_the_other_compute_what_the_network_does(name: str) -> None:
-    net = networks.build(name, (75, 75, 3), 10) if name == "inception_v3" else of_zoo(name)
+    net = networks.build_by_name(name, (75, 75, 3), 10) if name == "inception_v3" else of_zoo(name)
     weights = initial_weights([(a.name, a.shape, a.init) for a in net.arrays], seed=1)
     inputs = torch.rand(2, *net.input.shape, generator=torch.Generator().manual_seed(1))
 
@@ -192,7 +201,7 @@ def test_stages_one_behind_the_other_compute_what_the_network_does(name: str) ->
         return module(x).detach()
 
     x = inputs
-    for stage in partition(net, 3, flops(net)):
+    for stage in split_into_stages(net, 3, node_training_flops(net)):
         sent = run(stage.network("part"), x)
         x = sent.movedim(1, -1) if sent.dim() > 2 else sent
     torch.testing.assert_close(x, run(net, inputs), rtol=1e-5, atol=1e-5)
@@ -202,17 +211,17 @@ def test_more_stages_than_the_model_has_are_refused_in_words() -> None:
     mlp = of_zoo("mlp")
     told = "^model mlp can be cut into at most 5 stages, the strategy asks for 8: lower gpus$"
     with pytest.raises(InputError, match=told):
-        partition(mlp, 8, flops(mlp))
+        split_into_stages(mlp, 8, node_training_flops(mlp))
     with pytest.raises(InputError, match="the strategy asks for 0: ask for at least 1"):
-        partition(mlp, 0, flops(mlp))
+        split_into_stages(mlp, 0, node_training_flops(mlp))
     with pytest.raises(InputError, match="model net can be cut into at most 1 stage, the strategy asks for 2"):
-        partition(built(["residual"]), 2, flops(built(["residual"])))
+        split_into_stages(built(["residual"]), 2, node_training_flops(built(["residual"])))
 
 
 def test_a_network_without_weights_is_one_stage() -> None:
     net = built(["relu", "relu"])
-    assert cuts(net) == [1] and most_stages(net) == 1
-    (only,) = partition(net, 1, [0.0] * 3)
+    assert find_cuts(net) == [1] and max_stages(net) == 1
+    (only,) = split_into_stages(net, 1, [0.0] * 3)
     assert only.nodes == tuple(net.nodes[1:])
 
 
@@ -221,7 +230,7 @@ def test_costs_that_are_not_of_these_nodes(wrong: list[float]) -> None:
     net = built(["dense"] * 4)
     assert len(net.nodes) == 5
     with pytest.raises(ValueError, match="costs of the 5 nodes of net"):
-        partition(net, 2, wrong)
+        split_into_stages(net, 2, wrong)
 
 
 def test_a_deep_network_is_cut_soon() -> None:
@@ -229,5 +238,5 @@ def test_a_deep_network_is_cut_soon() -> None:
     net: Any = built(["dense"] * 300)
     seeded = random.Random(1)
     costs = [0.0, *(seeded.random() for _ in range(300))]
-    stages = partition(net, 8, costs)
+    stages = split_into_stages(net, 8, costs)
     assert dearest(net, stages, costs) < 1.1 * sum(costs) / 8

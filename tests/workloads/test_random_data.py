@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from scalebench.spec import Config, DatasetSpec, ModelSpec
-from scalebench.workloads import cache, random_data
+from scalebench.workloads.datasets import cache, synthetic
 
 
 def made(cache_dir: Path, shape=(6,), targets=(1,), size=500, seed=0, workers=1):
@@ -15,7 +15,7 @@ def made(cache_dir: Path, shape=(6,), targets=(1,), size=500, seed=0, workers=1)
         model=ModelSpec("mlp", input_shape=list(shape), target_shape=list(targets)),
         dataset=DatasetSpec("random", size=size, seed=seed),
     )
-    return cache.open_arrays(random_data.recipe(config).ensure(cache_dir, workers))
+    return cache.open_arrays(synthetic.define_random(config).ensure(cache_dir, workers))
 
 
 @pytest.mark.parametrize(("shape", "targets"), [((6,), (1,)), ((4, 5, 3), (2, 2))])
@@ -46,5 +46,5 @@ def test_seeds_differ(tmp_path):
 @pytest.mark.parametrize("shape", [(1,), (2**20 + 1,), (200, 3)])
 def test_chunks_are_of_bounded_size(shape):
     config = Config(model=ModelSpec("m", input_shape=list(shape), target_shape=[1]), dataset=DatasetSpec("random"))
-    chunk = random_data.recipe(config).chunk
-    assert chunk >= 1 and (chunk == 1 or chunk * math.prod(shape) <= random_data.CHUNK_VALUES)
+    chunk = synthetic.define_random(config).chunk
+    assert chunk >= 1 and (chunk == 1 or chunk * math.prod(shape) <= synthetic.RANDOM_CHUNK_VALUES)

@@ -12,16 +12,16 @@ import numpy as np
 import psutil
 import pytest
 
-from scalebench.workloads import cache, materials, recipe
+from scalebench.workloads.datasets import cache, materials
 
 SAMPLES = 2 * materials.CHUNK + 100
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_files_equal_the_generator_for_any_number_of_processes(tmp_path, workers):
-    folder = materials.recipe(SAMPLES, seed=5).ensure(tmp_path, workers)
+    folder = materials.define_materials(SAMPLES, seed=5).ensure(tmp_path, workers)
     inputs, targets = cache.open_arrays(folder)
-    curves, labels = materials.generate(SAMPLES, seed=5)
+    curves, labels = materials.generate_curves(SAMPLES, seed=5)
     assert np.array_equal(inputs, curves) and np.array_equal(targets, labels)
     assert inputs.dtype == targets.dtype == np.float32
 
@@ -31,7 +31,7 @@ def make(start: int, count: int):
     return np.repeat(rows[:, None], 3, axis=1), rows
 
 
-TOY = recipe.Recipe("toy", 1, 10, 0, (3,), (), 4, make, input_dtype="uint8", target_dtype="int64")
+TOY = cache.ChunkedDataset("toy", 1, 10, 0, (3,), (), 4, make, input_dtype="uint8", target_dtype="int64")
 
 
 def test_other_shapes_and_types(tmp_path):
@@ -57,10 +57,10 @@ def test_what_does_not_change_the_files_does_not_change_the_folder(tmp_path, cha
 @pytest.mark.parametrize(("samples", "pooled"), [(99_000, False), (101_000, True)])
 def test_only_large_datasets_start_processes(tmp_path, monkeypatch, samples, pooled):
     pools = []
-    monkeypatch.setattr(recipe.Recipe, "fill", lambda *_: None)
-    monkeypatch.setattr(recipe.Recipe, "_fill_in_pool", lambda *arguments: pools.append(arguments))
+    monkeypatch.setattr(cache.ChunkedDataset, "fill", lambda *_: None)
+    monkeypatch.setattr(cache.ChunkedDataset, "_fill_in_pool", lambda *arguments: pools.append(arguments))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
-    materials.recipe(samples, 0).ensure(tmp_path)
+    materials.define_materials(samples, 0).ensure(tmp_path)
     assert bool(pools) == pooled
     if pooled:
         assert pools[0][-1] == 3
@@ -68,7 +68,7 @@ def test_only_large_datasets_start_processes(tmp_path, monkeypatch, samples, poo
 
 def test_a_slow_recipe_says_from_which_size_on_processes_are_worth_it(tmp_path, monkeypatch):
     pools = []
-    monkeypatch.setattr(recipe.Recipe, "_fill_in_pool", lambda *arguments: pools.append(arguments))
+    monkeypatch.setattr(cache.ChunkedDataset, "_fill_in_pool", lambda *arguments: pools.append(arguments))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
     dataclasses.replace(TOY, pool_bytes=TOY.size_bytes + 1).ensure(tmp_path / "1")
     assert not pools
@@ -110,7 +110,7 @@ SCRIPT = textwrap.dedent(
     import os, signal, sys, time
     from pathlib import Path
     import numpy as np
-    from scalebench.workloads.recipe import Recipe
+    from scalebench.workloads.datasets.cache import ChunkedDataset
 
     def make(start, count):
         Path(sys.argv[1], f"pid{os.getpid()}").touch()
@@ -120,7 +120,7 @@ SCRIPT = textwrap.dedent(
         return np.zeros((count, 1)), np.zeros((count, 1))
 
     if __name__ == "__main__":
-        Recipe("slow", 1, 100, 0, (1,), (1,), 1, make).ensure(Path(sys.argv[1], "cache"), workers=2)
+        ChunkedDataset("slow", 1, 100, 0, (1,), (1,), 1, make).ensure(Path(sys.argv[1], "cache"), workers=2)
     """
 )
 

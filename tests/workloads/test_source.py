@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.spec import InputError
-from scalebench.workloads.batch import Batch
-from scalebench.workloads.source import Source
+from scalebench.workloads.source import Batch, Source
 
 
 def arrays(samples: int) -> tuple[np.ndarray, np.ndarray]:

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from scalebench.spec import InputError
-from scalebench.workloads import cache, datasets, staging
+from scalebench.workloads import datasets
+from scalebench.workloads.datasets import cache, node_copy
 from scalebench.workloads.source import Source
 from tests.helpers import null_spec, wait_until
 
@@ -25,16 +26,16 @@ ARRAYS = (cache.INPUTS, cache.TARGETS)
 
 def write(folder: Path) -> None:
     for file, shape in ((cache.INPUTS, (50, 4, 3)), (cache.TARGETS, (50, 2))):
-        cache.create(folder / file, shape, "float32")[:] = np.arange(np.prod(shape)).reshape(shape)
+        cache.create_array(folder / file, shape, "float32")[:] = np.arange(np.prod(shape)).reshape(shape)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return cache.ensure(tmp_path / "shared", "toy", {"seed": 0, "shape": [4, 3]}, 1000, write)
+    return cache.ensure_folder(tmp_path / "shared", "toy", {"seed": 0, "shape": [4, 3]}, 1000, write)
 
 
 def staged(folder: Path, stage: Path | str, **more: Any) -> Path:
-    return staging.staged(folder, str(stage), WAIT_S, **more)
+    return node_copy.copy_to_node(folder, str(stage), WAIT_S, **more)
 
 
 def same(one: Path, other: Path) -> bool:
@@ -55,7 +56,7 @@ def test_the_cache_itself_may_be_the_stage(folder: Path) -> None:
 
 
 def test_others_in_the_stage_are_left(folder: Path, tmp_path: Path) -> None:
-    other = cache.ensure(tmp_path / "shared", "toy", {"seed": 1}, 1000, write)
+    other = cache.ensure_folder(tmp_path / "shared", "toy", {"seed": 1}, 1000, write)
     kept = staged(other, tmp_path / "stage")
     (tmp_path / "stage" / "mine.txt").write_text("mine")
     staged(folder, tmp_path / "stage")
@@ -91,14 +92,14 @@ def test_the_stage_may_be_named_by_a_variable(folder: Path, tmp_path: Path, monk
 RACER = """
     import os, sys, time
     from pathlib import Path
-    from scalebench.workloads import staging
+    from scalebench.workloads.datasets import node_copy
     folder, stage, mode = sys.argv[1:]
     def copied():
         print("copied", flush=True)
         if mode == "hang":
             time.sleep(60)
         time.sleep(0.05)
-    print(staging.staged(Path(folder), stage, 60.0, copied), flush=True)
+    print(node_copy.copy_to_node(Path(folder), stage, 60.0, copied), flush=True)
 """
 
 
@@ -132,7 +133,7 @@ def test_who_waits_does_so_with_a_limit(folder: Path, tmp_path: Path) -> None:
         assert first.stdout is not None and first.stdout.readline() == "copied\n"
         said = rf"^stage {stage}: another process has held {folder.name}.lock for 0.1 s .* set hardware.stage="
         with pytest.raises(InputError, match=said):
-            staging.staged(folder, str(stage), 0.1)
+            node_copy.copy_to_node(folder, str(stage), 0.1)
         first.kill()
 
 
@@ -179,11 +180,11 @@ def test_a_data_set_that_this_node_does_not_see(folder: Path, tmp_path: Path) ->
 def test_a_run_reads_from_the_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = null_spec()
     spec.config.dataset.cache, spec.config.hardware.stage = str(tmp_path / "cache"), str(tmp_path / "stage")
-    train, _ = datasets.sources(spec, 0, 1)
+    train, _ = datasets.open_sources(spec, 0, 1)
     assert isinstance(train, Source)
     wait_until(lambda: len(list((tmp_path / "stage").glob("materials-*/inputs.npy"))) == 1, 1.0)
-    inputs, _ = datasets.arrays(spec)
+    inputs, _ = datasets.open_dataset(spec)
     assert isinstance(inputs, np.memmap) and str(inputs.filename).startswith(str(tmp_path / "stage"))
     spec.config.hardware.stage = None
-    inputs, _ = datasets.arrays(spec)
+    inputs, _ = datasets.open_dataset(spec)
     assert isinstance(inputs, np.memmap) and str(inputs.filename).startswith(str(tmp_path / "cache"))

@@ -6,15 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scalebench.workloads import cache, images, synthetic_images
+from scalebench.workloads.datasets import cache, images, synthetic
 from tests.workloads.configs import image_config
 
-SAMPLES = 2 * synthetic_images.CHUNK + 7
+SAMPLES = 2 * synthetic.CHUNK + 7
 
 
 def made(cache_dir: Path, side: int = 8, workers: int = 1, **changes) -> tuple[np.ndarray, np.ndarray]:
     config = image_config("cifar10_synthetic", cache_dir, side, **{"size": SAMPLES, **changes})
-    return cache.open_arrays(synthetic_images.recipe(config).ensure(cache_dir, workers))
+    return cache.open_arrays(synthetic.define_images(config).ensure(cache_dir, workers))
 
 
 def test_shapes_and_types(tmp_path):
@@ -31,7 +31,7 @@ def test_several_processes_make_the_same(tmp_path):
 
 def test_float32_is_the_same_pictures(tmp_path):
     (inputs, targets), (floats, same) = made(tmp_path), made(tmp_path, dtype="float32")
-    assert floats.dtype == np.float32 and np.array_equal(floats, images.as_float32(inputs))
+    assert floats.dtype == np.float32 and np.array_equal(floats, images.to_float32(inputs))
     assert np.array_equal(targets, same)
 
 
@@ -42,11 +42,11 @@ def test_more_samples_begin_with_the_fewer(tmp_path):
 
 def test_seeds_and_chunks_differ(tmp_path):
     inputs, targets = made(tmp_path)
-    chunk = synthetic_images.CHUNK
+    chunk = synthetic.CHUNK
     assert not np.array_equal(inputs[:chunk], inputs[chunk : 2 * chunk])
     other = made(tmp_path, seed=1)
     assert not np.array_equal(inputs, other[0]) and not np.array_equal(targets, other[1])
-    assert not np.array_equal(*(synthetic_images._colours(seed, 10, 3) for seed in (0, 1)))
+    assert not np.array_equal(*(synthetic._class_colors(seed, 10, 3) for seed in (0, 1)))
 
 
 def test_what_changes_the_images_changes_the_folder(tmp_path):
@@ -57,14 +57,14 @@ def test_what_changes_the_images_changes_the_folder(tmp_path):
         *(image_config("cifar10_synthetic", tmp_path, **change) for change in ({"dtype": "float32"}, {"classes": 9})),
         *(image_config("cifar10_synthetic", tmp_path, **change) for change in ({"size": 99}, {"seed": 1})),
     ]
-    folders = {synthetic_images.recipe(config).ensure(tmp_path) for config in (base, *others)}
+    folders = {synthetic.define_images(config).ensure(tmp_path) for config in (base, *others)}
     assert len(folders) == 1 + len(others)
 
 
 def test_any_shape_of_images(tmp_path):
     config = image_config("imagenet_synthetic", tmp_path, size=3)
     config.model = dataclasses.replace(config.model, input_shape=[5, 3, 1])
-    assert cache.open_arrays(synthetic_images.recipe(config).ensure(tmp_path))[0].shape == (3, 5, 3, 1)
+    assert cache.open_arrays(synthetic.define_images(config).ensure(tmp_path))[0].shape == (3, 5, 3, 1)
 
 
 def test_the_class_is_in_the_colour_and_the_rest_is_noise(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from scalebench.spec import Config, DatasetSpec, ModelSpec
-from scalebench.workloads import cache, tokens
+from scalebench.workloads.datasets import cache, synthetic
 
 
 def made(
@@ -17,9 +17,9 @@ def made(
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     config = Config(
         model=ModelSpec("gpt_small", input_shape=[length], target_shape=[length]),
-        dataset=DatasetSpec(tokens.NAME, size=size, seed=seed, classes=classes, dtype="int32"),
+        dataset=DatasetSpec(synthetic.TOKENS, size=size, seed=seed, classes=classes, dtype="int32"),
     )
-    return cache.open_arrays(tokens.recipe(config).ensure(folder, workers))
+    return cache.open_arrays(synthetic.define_tokens(config).ensure(folder, workers))
 
 
 def test_each_target_is_the_next_token(tmp_path: Path) -> None:
@@ -35,12 +35,12 @@ def test_each_token_has_a_few_followers_equally_likely(tmp_path: Path) -> None:
     inputs, targets = made(tmp_path, size=6000, classes=16)
     counts = np.zeros((16, 16))
     np.add.at(counts, (inputs, targets), 1)
-    assert 1 < (counts > 0).sum(1).mean() <= tokens.SUCCESSORS and (counts > 0).sum(1).max() <= tokens.SUCCESSORS
+    assert 1 < (counts > 0).sum(1).mean() <= synthetic.SUCCESSORS and (counts > 0).sum(1).max() <= synthetic.SUCCESSORS
     shares = counts / counts.sum(1, keepdims=True)
-    quarters = shares[shares > 0] * tokens.SUCCESSORS
+    quarters = shares[shares > 0] * synthetic.SUCCESSORS
     np.testing.assert_allclose(quarters, np.round(quarters), atol=0.2)
     entropy = -(counts * np.log(np.where(shares > 0, shares, 1))).sum() / counts.sum()
-    assert 1.0 < entropy <= np.log(tokens.SUCCESSORS)
+    assert 1.0 < entropy <= np.log(synthetic.SUCCESSORS)
 
 
 def test_the_same_for_any_number_of_processes_and_samples(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalebench.spec import InputError
-from scalebench.workloads import cache, user_file
+from scalebench.workloads.datasets import cache, user_file
 
 SHAPES = ((200, 3), (2,))
 
@@ -26,7 +26,7 @@ def ensure(tmp_path: Path, arrays: dict[str, np.ndarray] | None = None) -> Path:
     path = tmp_path / "data.npz"
     if arrays is not None:
         np.savez(path, **arrays)
-    return user_file.ensure(tmp_path / "cache", path, *SHAPES)
+    return user_file.import_npz(tmp_path / "cache", path, *SHAPES)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", ">f8"])
@@ -56,7 +56,7 @@ def test_read_once_and_again_when_it_changed(tmp_path, monkeypatch):
     monkeypatch.setattr(user_file, "_unpack", lambda *_: pytest.fail("read again"))
     assert ensure(tmp_path) == folder
     monkeypatch.chdir(tmp_path)
-    assert user_file.ensure(tmp_path / "cache", Path("data.npz"), *SHAPES) == folder
+    assert user_file.import_npz(tmp_path / "cache", Path("data.npz"), *SHAPES) == folder
     monkeypatch.undo()
     os.utime(tmp_path / "data.npz", ns=(1, 1))
     assert ensure(tmp_path) != folder
@@ -103,10 +103,10 @@ def test_bad_content_is_one_line(tmp_path, case, monkeypatch):
 def test_lone_labels(tmp_path):
     path = tmp_path / "data.npz"
     np.savez(path, inputs=np.ones((3, 2)), targets=np.ones(3))
-    assert cache.open_arrays(user_file.ensure(tmp_path / "cache", path, (2,), ()))[1].shape == (3,)
+    assert cache.open_arrays(user_file.import_npz(tmp_path / "cache", path, (2,), ()))[1].shape == (3,)
     np.savez(path, inputs=np.ones((3, 2)), targets=np.float32(1))
     with pytest.raises(InputError, match=r"targets has shape \(\), expected \(n\)"):
-        user_file.ensure(tmp_path / "cache", path, (2,), ())
+        user_file.import_npz(tmp_path / "cache", path, (2,), ())
 
 
 def test_missing_file(tmp_path):
@@ -145,6 +145,6 @@ def test_no_damage_gives_another_error(tmp_path_factory, data):
         whole[position] = data.draw(st.integers(0, 255))
     (folder / "data.npz").write_bytes(whole[: data.draw(st.integers(len(whole) // 2, len(whole)))])
     try:
-        user_file.ensure(folder / "cache", folder / "data.npz", (2,), (1,))
+        user_file.import_npz(folder / "cache", folder / "data.npz", (2,), (1,))
     except InputError as error:
         assert "\n" not in str(error)

@@ -31,8 +31,8 @@ PAIRS = {"mlp": 2, "synthetic": 1, "alexnet": 1, "alexnet_cifar10": 1, "vgg16": 
 
 def network_of(name: str) -> Network:
     spec = model_spec(name)
-    spec.input_shape = networks.input_shape(spec)
-    return networks.of(spec)
+    spec.input_shape = networks.resolve_input_shape(spec)
+    return networks.build_network(spec)
 
 
 def told(splits: list[Split]) -> list[tuple[str, bool]]:

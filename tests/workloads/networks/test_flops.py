@@ -8,7 +8,7 @@ IMAGENET, CIFAR = (224, 224, 3), (32, 32, 3)
 
 
 def gmacs(name: str, shape: tuple[int, ...], outputs: int) -> float:
-    return networks.build(name, shape, outputs).forward_flops / 2e9
+    return networks.build_by_name(name, shape, outputs).forward_flops / 2e9
 
 
 # GMACs. torchvision: `_ops` of its weights; half of the last digit is the tolerance.
@@ -67,17 +67,17 @@ def test_densenets(name: str, derived: float) -> None:
     ],
 )
 def test_kerass_counts(name: str, flops: int) -> None:
-    assert networks.build(name, IMAGENET, 1000).forward_flops == flops
+    assert networks.build_by_name(name, IMAGENET, 1000).forward_flops == flops
 
 
 def test_counts_by_hand() -> None:
-    materials = networks.build("materials_cnn", (200, 3), 2)
+    materials = networks.build_by_name("materials_cnn", (200, 3), 2)
     assert materials.forward_flops == 2 * (200 * 7 * 3 * 16 + 100 * 7 * 16 * 24 + 1200 * 125 + 125 * 2)
     assert materials.training_flops == 2_917_500
-    mlp = networks.build("mlp", (8000,), 1)
+    mlp = networks.build_by_name("mlp", (8000,), 1)
     assert mlp.forward_flops == 2 * (8000 * 4000 + 4000 * 2000 + 2000 * 500 + 500 * 300 + 300)
-    alexnet = networks.build("alexnet_cifar10", CIFAR, 11)
+    alexnet = networks.build_by_name("alexnet_cifar10", CIFAR, 11)
     assert alexnet.forward_flops == 2 * (1024 * 25 * 3 * 64 + 256 * 25 * 64 * 64 + 4096 * 384 + 384 * 192 + 192 * 11)
-    cnn = networks.build("cifar10_cnn", CIFAR, 10)
+    cnn = networks.build_by_name("cifar10_cnn", CIFAR, 10)
     convolutions = 1024 * 9 * 3 * 32 + 900 * 9 * 32 * 32 + 225 * 9 * 32 * 64 + 169 * 9 * 64 * 64
     assert cnn.forward_flops == 2 * (convolutions + 2304 * 512 + 512 * 10)

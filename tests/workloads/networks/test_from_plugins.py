@@ -34,19 +34,19 @@ def add(
 
 def test_a_network_of_a_plugin_is_built_as_ours_are(dists: Dists) -> None:
     add(dists)
-    network = networks.build("tiny", (3, 2), 5, {"width": 7})
+    network = networks.build_by_name("tiny", (3, 2), 5, {"width": 7})
     assert network.parameters == 6 * 7 + 7 + 7 * 5 + 5
     assert network.forward_flops == 2 * (6 * 7 + 7 * 5)
     assert networks.is_known("tiny") and not networks.is_known("tinier")
     assert networks.option_defaults("tiny") == {"width": 4, "deep": False}
-    assert networks.input_shape(ModelSpec("tiny", input_shape=[9, 9])) == [9, 9]
-    assert networks.build("tiny", (4, 4, 3), 2).output.shape == (2,)  # any axes
+    assert networks.resolve_input_shape(ModelSpec("tiny", input_shape=[9, 9])) == [9, 9]
+    assert networks.build_by_name("tiny", (4, 4, 3), 2).output.shape == (2,)  # any axes
 
 
 def test_unknown_names_look_at_plugins_too(dists: Dists) -> None:
     add(dists)
     with pytest.raises(InputError, match=r"^no model 'tinny'; did you mean 'tiny'\?$"):
-        networks.build("tinny", (3,), 1)
+        networks.build_by_name("tinny", (3,), 1)
 
 
 WRONG_OPTIONS: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -61,7 +61,7 @@ def test_wrong_options_are_the_users_mistake(dists: Dists, case: str) -> None:
     more, options, message = WRONG_OPTIONS[case]
     add(dists, more=more)
     with pytest.raises(InputError, match=message) as caught:
-        networks.build("tiny", (3, 2), 5, options)
+        networks.build_by_name("tiny", (3, 2), 5, options)
     assert not isinstance(caught.value, PluginError)
 
 
@@ -70,13 +70,13 @@ def test_wrong_options_are_the_users_mistake(dists: Dists, case: str) -> None:
 )
 def test_options_whose_type_nobody_knows_are_taken(dists: Dists, more: str, options: dict[str, int]) -> None:
     add(dists, more=more)
-    assert networks.build("tiny", (3, 2), 5, options).output.shape == (5,)
+    assert networks.build_by_name("tiny", (3, 2), 5, options).output.shape == (5,)
 
 
 def test_an_input_error_of_its_own_passes(dists: Dists) -> None:
     add(dists, "raise InputError('width should be even')")
     with pytest.raises(InputError, match=r"^width should be even$") as caught:
-        networks.build("tiny", (3, 2), 5)
+        networks.build_by_name("tiny", (3, 2), 5)
     assert not isinstance(caught.value, PluginError)
 
 
@@ -108,7 +108,7 @@ def test_a_fault_of_a_plugin_is_one_line(dists: Dists, case: str) -> None:
     wrong, message = FAULTS[case]
     add(dists, **wrong)
     with pytest.raises(PluginError, match=message) as caught:
-        networks.build("tiny", (3, 2), 5)
+        networks.build_by_name("tiny", (3, 2), 5)
     assert "\n" not in str(caught.value)
     if case in ("raises", "a programmer's mistake"):
         assert 'tiny_net.py", line' in caught.value.log
@@ -116,5 +116,5 @@ def test_a_fault_of_a_plugin_is_one_line(dists: Dists, case: str) -> None:
 
 def test_what_it_prints_spoils_no_table(dists: Dists, capsys: pytest.CaptureFixture[str]) -> None:
     add(dists, "print('hello')")
-    networks.build("tiny", (3, 2), 5)
+    networks.build_by_name("tiny", (3, 2), 5)
     assert capsys.readouterr().out == ""

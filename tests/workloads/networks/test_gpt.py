@@ -14,7 +14,7 @@ from scalebench.workloads.weights import initial_weights
 
 
 def build(outputs: int = 16, **options: Any) -> Network:
-    return networks.build("gpt_small", (options.get("sequence_length", 64),), outputs, options)
+    return networks.build_by_name("gpt_small", (options.get("sequence_length", 64),), outputs, options)
 
 
 def test_parameter_count_of_gpt_2() -> None:
@@ -36,8 +36,8 @@ def test_flops_of_gpt_2() -> None:
 def test_shapes() -> None:
     net = build(16, layers=2, width=8, heads=2, sequence_length=5)
     assert (net.input.shape, net.output.shape, net.count("attention")) == ((5,), (5, 16), 2)
-    assert networks.input_shape(ModelSpec("gpt_small", options={"sequence_length": 5})) == [5]
-    assert networks.target_shape(ModelSpec("gpt_small", options={"sequence_length": 5})) == [5]
+    assert networks.resolve_input_shape(ModelSpec("gpt_small", options={"sequence_length": 5})) == [5]
+    assert networks.resolve_target_shape(ModelSpec("gpt_small", options={"sequence_length": 5})) == [5]
 
 
 def test_blocks_can_be_cut_apart() -> None:
@@ -79,6 +79,6 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
 
 def test_inputs_of_another_length() -> None:
     with pytest.raises(InputError, match=r"sequence_length=64 means model.input_shape=\[64\], not \[32\]$"):
-        networks.build("gpt_small", (32,), 16)
+        networks.build_by_name("gpt_small", (32,), 16)
     with pytest.raises(InputError, match=r"^model=gpt_small takes inputs of shape \(tokens\), not"):
-        networks.build("gpt_small", (32, 3), 16)
+        networks.build_by_name("gpt_small", (32, 3), 16)

@@ -22,7 +22,7 @@ def load(name: str) -> dict[str, Any]:
 
 
 def net(name: str) -> Network:
-    return networks.of(from_dict(ModelSpec, load(name)))
+    return networks.build_network(from_dict(ModelSpec, load(name)))
 
 
 def all_numbers(network: Network) -> int:
@@ -39,7 +39,7 @@ def test_parameter_count_of_the_yaml(name: str) -> None:
     assert model.name == name and model.sources
     assert model.params in (net(name).parameters, None)
     assert (model.params is None) == (name == "synthetic")
-    assert networks.input_shape(model) == model.input_shape
+    assert networks.resolve_input_shape(model) == model.input_shape
     assert model.options == networks.option_defaults(name)
 
 

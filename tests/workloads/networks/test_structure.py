@@ -7,7 +7,7 @@ from scalebench.workloads.network import Network, Node
 
 
 def build(name: str, size: int, outputs: int = 10) -> Network:
-    return networks.build(name, (size, size, 3), outputs)
+    return networks.build_by_name(name, (size, size, 3), outputs)
 
 
 def node(net: Network, name: str) -> Node:
@@ -21,7 +21,7 @@ def strided(net: Network) -> list[str]:
 @pytest.mark.parametrize("name", networks.NETWORKS)
 def test_every_node_leads_to_the_output(name: str) -> None:
     shapes = {"materials_cnn": (200, 3), "mlp": (8000,), "synthetic": (37632, 1), "gpt_small": (64,)}
-    net = networks.build(name, shapes.get(name, (96, 96, 3)), 5)
+    net = networks.build_by_name(name, shapes.get(name, (96, 96, 3)), 5)
     read = {source for node in net.nodes for source in node.inputs}
     assert {node.name for node in net.nodes} - read == {net.output.name}
     assert net.output.op == "dense" and net.output.shape[-1:] == (5,)

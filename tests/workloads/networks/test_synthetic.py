@@ -14,7 +14,7 @@ from scalebench.workloads.network import Network
 
 def build(parameters: float, flops: float, sample_bytes: int, outputs: int = 1) -> Network:
     options: dict[str, Any] = {"parameters": parameters, "flops": flops, "sample_bytes": sample_bytes}
-    return networks.build("synthetic", (sample_bytes // 4, 1), outputs, options)
+    return networks.build_by_name("synthetic", (sample_bytes // 4, 1), outputs, options)
 
 
 @given(
@@ -90,7 +90,7 @@ def test_the_shape_is_that_of_the_bytes() -> None:
     with pytest.raises(
         InputError, match=r"^model.options.sample_bytes=4000 means model.input_shape=\[1000, 1\], not \[9, 1\]$"
     ):
-        networks.build("synthetic", (9, 1), 1, {"sample_bytes": 4000})
+        networks.build_by_name("synthetic", (9, 1), 1, {"sample_bytes": 4000})
 
 
 def test_the_least_sample_that_the_message_names_will_do() -> None:

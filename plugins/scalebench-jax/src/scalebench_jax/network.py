@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array, lax
 
 from scalebench.strategy import Unsupported
-from scalebench.workloads.images import SCALE
+from scalebench.workloads.datasets.images import PIXEL_SCALE
 from scalebench.workloads.network import Network, Node
 
 Arrays = dict[str, Array]  # by their neutral names
@@ -78,7 +78,7 @@ class NetworkFunction:
 
     def _prepared(self, inputs: Array) -> Array:
         # Scaled before it is rounded: bfloat16 has few numbers near 2, and many near the 0 that they become.
-        x = inputs.astype(jnp.float32) / SCALE - 1 if inputs.dtype == jnp.uint8 else inputs
+        x = inputs.astype(jnp.float32) / PIXEL_SCALE - 1 if inputs.dtype == jnp.uint8 else inputs
         return x.astype(self.dtype)
 
 

@@ -1,4 +1,4 @@
-"""Images as the data sets hold them: bytes or floats, and how pictures are cut to size. Layer 1."""
+"""Images as the datasets store them, bytes or floats, and how pictures from files are cropped and resized."""
 
 from __future__ import annotations
 
@@ -13,42 +13,41 @@ from scalebench.spec import Config, InputError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-SCALE = 127.5
-LABEL_DTYPE = "int64"  # what torch's cross entropy takes; Keras takes it too
-# Of the shorter side: a picture is made 256 pixels high and the central 224 are kept, as ImageNet models are evaluated.
+PIXEL_SCALE = 127.5
+LABEL_DTYPE = "int64"  # PyTorch's cross-entropy needs it, and Keras takes it too
+# Share of the shorter side that is kept. ImageNet models are evaluated on pictures made 256 pixels high, of which the
+# central 224 are kept.
 CROP_SHARE = 224 / 256
 
 
-def as_float32(images: NDArray[Any]) -> NDArray[np.float32]:
-    """Bytes 0 .. 255 as float32 from -1 to 1: `images / SCALE - 1`, which adapters compute on the device.
+def to_float32(images: NDArray[Any]) -> NDArray[np.float32]:
+    """Map bytes 0 .. 255 to float32 from -1 to 1: `images / PIXEL_SCALE - 1`, which adapters compute on the device.
 
-    A data set is the same picture by picture in either dtype.
+    A dataset therefore has the same pictures in either dtype.
     """
     floats = images.astype(np.float32)
-    floats /= np.float32(SCALE)
+    floats /= np.float32(PIXEL_SCALE)
     floats -= np.float32(1)
     return floats
 
 
-def in_dtype(images: NDArray[np.uint8], dtype: str) -> NDArray[Any]:
-    """Bytes as `dataset.dtype` says."""
-    return as_float32(images) if dtype == "float32" else images
+def to_dtype(images: NDArray[np.uint8], dtype: str) -> NDArray[Any]:
+    """Return the bytes as `dataset.dtype` says: float32 from -1 to 1, or unchanged."""
+    return to_float32(images) if dtype == "float32" else images
 
 
-def check(config: Config) -> None:
-    """InputError unless the model takes images and gives as many classes as the data set has."""
+def check_model_takes_images(config: Config) -> None:
+    """Raise InputError unless the model takes images and has at least as many outputs as the dataset has classes."""
     model, dataset = config.model, config.dataset
     if len(model.input_shape) != 3:
         raise InputError(
             f"dataset={dataset.name} has images, model={model.name} takes samples of {tuple(model.input_shape)}: "
-            "choose a model of images, or another dataset"
+            "choose a model for images, or another dataset"
         )
     if dataset.dtype == "int32":
         raise InputError(f"dataset.dtype=int32 is for token numbers: dataset={dataset.name} has uint8 or float32")
     if dataset.classes is None:
-        raise InputError(
-            f"dataset.classes=null: the images of dataset={dataset.name} have a number of classes, give it"
-        )
+        raise InputError(f"dataset.classes=null: set the number of classes of the images of dataset={dataset.name}")
     if model.target_shape or model.outputs < dataset.classes:
         raise InputError(
             f"dataset={dataset.name} has {dataset.classes} classes, model={model.name} has {model.outputs} outputs"
@@ -56,8 +55,8 @@ def check(config: Config) -> None:
         )
 
 
-def check_pictures(config: Config) -> None:
-    """InputError unless the model takes square pictures in red, green and blue, as those of files are made."""
+def check_model_takes_square_rgb(config: Config) -> None:
+    """Raise InputError unless the model takes square pictures with three channels, as those from files are made."""
     height, width, channels = config.model.input_shape
     if height != width or channels != 3:
         raise InputError(
@@ -66,8 +65,8 @@ def check_pictures(config: Config) -> None:
         )
 
 
-def pillow(dataset: str) -> ModuleType:
-    """The module PIL.Image; InputError where Pillow is not installed."""
+def load_pillow(dataset: str) -> ModuleType:
+    """Return the module PIL.Image. Raises InputError where Pillow is not installed."""
     try:
         from PIL import Image
     except ImportError:
@@ -77,15 +76,15 @@ def pillow(dataset: str) -> ModuleType:
     return Image
 
 
-def resized(image: Image, side: int) -> NDArray[np.uint8]:
-    """The whole image as (side, side, 3), bilinear."""
+def resize(image: Image, side: int) -> NDArray[np.uint8]:
+    """Return the complete image as (side, side, 3), bilinearly resized."""
     from PIL.Image import Resampling
 
     return np.asarray(image.resize((side, side), Resampling.BILINEAR))
 
 
-def central_square(image: Image, side: int) -> NDArray[np.uint8]:
-    """The middle of the image as (side, side, 3): resized and cropped in one step, bilinear and antialiased."""
+def crop_and_resize(image: Image, side: int) -> NDArray[np.uint8]:
+    """Return the central square as (side, side, 3), cropped and resized in one step, bilinear and antialiased."""
     from PIL.Image import Resampling
 
     edge = CROP_SHARE * min(image.size)

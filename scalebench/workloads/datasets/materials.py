@@ -1,8 +1,8 @@
-"""The dataset `materials`: stress-strain curves of soils, and the two parameters behind each.
+"""The dataset `materials`: generated stress-strain curves of soils, and the two soil parameters behind each of them.
 
 The soil model is the modified hyperbolic model, tau = G0 gamma / (1 + (gamma / gamma_ref)^a), with
 tau and G0 in MPa (a form of Hardin and Drnevich 1972; the exponent as in Darendeli 2001). The curves
-are ours: their shape and number are consistent with the thesis, whose own data is not public.
+are scalebench's own: their shape and number match the thesis, whose data is not public.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from scalebench.workloads.recipe import Recipe
+from scalebench.workloads.datasets.cache import ChunkedDataset
 
 Array32 = NDArray[np.float32]
 
-CHUNK = 4096  # curves that share one random stream; part of the dataset's definition
-VERSION = 1  # goes up when a seed gives other curves than before
+CHUNK = 4096  # curves per random stream; part of the dataset's definition
+VERSION = 1  # raise it when a seed gives other curves than before
 POINTS = 200  # length of every curve after padding
 INPUT_SHAPE = (POINTS, 3)
 TARGET_SHAPE = (2,)
@@ -32,14 +32,14 @@ STRAIN_UNIT = 1e-2
 STRESS_UNIT_MPA = 0.2
 
 
-def generate(count: int, seed: int, start: int = 0) -> tuple[Array32, Array32]:
-    """Curves start .. start + count - 1 of the endless series that belongs to `seed`.
+def generate_curves(count: int, seed: int, start: int = 0) -> tuple[Array32, Array32]:
+    """Return curves start .. start + count - 1 of the endless series that belongs to `seed`.
 
-    Returns curves (count, 200, 3) and labels (count, 2), both float32. The columns of a curve are
-    strain / 1e-2, stress / 0.2 MPa, and a flag: 1 on its 100 to 200 points, 0 (like the rest) on
-    the padding behind them. Labels are G0 and a, each mapped from its range to [0, 1]. A curve
-    depends on `seed` and its index only, not on `count` or on how many processes share the work;
-    cheapest in multiples of `CHUNK`. Raises ValueError for a negative count, seed or start.
+    The result is curves (count, 200, 3) and labels (count, 2), both float32. The columns of a curve are strain / 1e-2,
+    stress / 0.2 MPa, and a flag that is 1 on the curve's 100 to 200 points; the padding behind them is 0 in all
+    columns. Labels are G0 and a, each mapped from its range to [0, 1]. A curve depends on `seed` and its index only,
+    not on `count` or on how many processes share the work; multiples of `CHUNK` are cheapest. Raises ValueError for a
+    negative count, seed or start.
     """
     if count < 0 or start < 0:
         raise ValueError(f"count={count} and start={start} must not be negative")
@@ -49,16 +49,16 @@ def generate(count: int, seed: int, start: int = 0) -> tuple[Array32, Array32]:
     while done < count:
         chunk, offset = divmod(start + done, CHUNK)
         take = min(CHUNK - offset, count - done)
-        chunk_curves, chunk_labels = _chunk(seed, chunk)
+        chunk_curves, chunk_labels = _generate_chunk(seed, chunk)
         curves[done : done + take] = chunk_curves[offset : offset + take]
         labels[done : done + take] = chunk_labels[offset : offset + take]
         done += take
     return curves, labels
 
 
-def recipe(samples: int, seed: int) -> Recipe:
-    """How `samples` curves of `seed` come into the dataset cache (2,408 bytes each)."""
-    return Recipe(
+def define_materials(samples: int, seed: int) -> ChunkedDataset:
+    """Return the dataset of the first `samples` curves of `seed`, 2,408 bytes each in the cache."""
+    return ChunkedDataset(
         name="materials",
         version=VERSION,
         samples=samples,
@@ -66,20 +66,20 @@ def recipe(samples: int, seed: int) -> Recipe:
         input_shape=INPUT_SHAPE,
         target_shape=TARGET_SHAPE,
         chunk=CHUNK,
-        make=partial(_make, seed),
+        make=partial(_make_curves, seed),
     )
 
 
-def _make(seed: int, start: int, count: int) -> tuple[Array32, Array32]:
-    return generate(count, seed, start)
+def _make_curves(seed: int, start: int, count: int) -> tuple[Array32, Array32]:
+    return generate_curves(count, seed, start)
 
 
-def _chunk(seed: int, chunk: int) -> tuple[Array32, Array32]:
-    """The whole chunk, always: only so is its random stream the same for every count."""
+def _generate_chunk(seed: int, chunk: int) -> tuple[Array32, Array32]:
+    """Generate a complete chunk, always, so that its random stream is the same for every count."""
     rng = np.random.default_rng(np.random.SeedSequence([seed, chunk]))
     labels = rng.random((CHUNK, 2), np.float32)
-    g0_mpa = _spread(labels[:, :1], G0_RANGE_MPA)
-    exponent = _spread(labels[:, 1:], EXPONENT_RANGE)
+    g0_mpa = _map_to_range(labels[:, :1], G0_RANGE_MPA)
+    exponent = _map_to_range(labels[:, 1:], EXPONENT_RANGE)
     max_strain = 10.0 ** rng.uniform(*LOG10_MAX_STRAIN_RANGE, (CHUNK, 1))
     points = rng.integers(MIN_POINTS, POINTS, (CHUNK, 1), endpoint=True)
     noise = rng.standard_normal((CHUNK, POINTS), np.float32)
@@ -87,7 +87,7 @@ def _chunk(seed: int, chunk: int) -> tuple[Array32, Array32]:
 
     flag = (np.arange(POINTS) < points).astype(np.float32)
     strain = step * np.arange(POINTS, dtype=np.float32) * flag
-    # (strain / reference)^a as exp(a (log step + log index)): one exp per point, and no pow.
+    # (strain / reference)^a is computed as exp(a (log step + log index)): one exp per point, and no pow.
     log_index = np.log(np.arange(1, POINTS), dtype=np.float32)
     power = np.zeros((CHUNK, POINTS), np.float32)
     np.add(np.log(step / np.float32(REFERENCE_STRAIN)), log_index, out=power[:, 1:])
@@ -105,7 +105,7 @@ def _chunk(seed: int, chunk: int) -> tuple[Array32, Array32]:
     return curves, labels
 
 
-def _spread(share: Array32, limits: tuple[float, float]) -> Array32:
-    """[0, 1] mapped to `limits`."""
+def _map_to_range(share: Array32, limits: tuple[float, float]) -> Array32:
+    """Map values in [0, 1] linearly to `limits`."""
     low, high = limits
     return np.float32(low) + share * np.float32(high - low)
