@@ -16,14 +16,14 @@ PER_EPOCH = 10
 def rates(updates: int = 0, **changes: object) -> list[float]:
     """Those of the first updates, the highest being 1."""
     made = LearningRateSchedule(TrainSpec(**changes), 1.0, PER_EPOCH)
-    return [made.of_update(number) for number in range(updates)]
+    return [made.at_step(number) for number in range(updates)]
 
 
 def test_without_a_schedule_all_are_the_highest() -> None:
     assert rates(5) == [1.0] * 5
-    assert LearningRateSchedule(TrainSpec(), 1.0, PER_EPOCH).constant
-    assert not LearningRateSchedule(TrainSpec(warmup_epochs=0.1), 1.0, PER_EPOCH).constant
-    assert not LearningRateSchedule(TrainSpec(schedule="step", decay_epochs=[1.0]), 1.0, PER_EPOCH).constant
+    assert LearningRateSchedule(TrainSpec(), 1.0, PER_EPOCH).is_constant
+    assert not LearningRateSchedule(TrainSpec(warmup_epochs=0.1), 1.0, PER_EPOCH).is_constant
+    assert not LearningRateSchedule(TrainSpec(schedule="step", decay_epochs=[1.0]), 1.0, PER_EPOCH).is_constant
 
 
 def test_warm_up_grows_linearly_and_ends_at_the_highest() -> None:
@@ -62,7 +62,7 @@ def test_it_is_never_above_the_highest_nor_below_nothing(
 ) -> None:
     train = TrainSpec(schedule=schedule, warmup_epochs=warmup_epochs, decay_epochs=[1.0], stop=StopSpec(steps=steps))
     made = LearningRateSchedule(train, 0.5, per_epoch)
-    found = [made.of_update(number) for number in range(steps)]
+    found = [made.at_step(number) for number in range(steps)]
     assert all(0 < rate <= 0.5 for rate in found), "every update of the training has one"
     warm = round(warmup_epochs * per_epoch)
     assert found[:warm] == sorted(found[:warm]) and found[warm:] == sorted(found[warm:], reverse=True)
@@ -87,4 +87,4 @@ def test_ends_that_are_counted_in_updates(stop: StopSpec, ends: list[int]) -> No
 def test_the_highest_is_by_the_rule_for_the_global_batch(rule: str, rate: float) -> None:
     spec = null_spec(2, train=TrainSpec(10, learning_rate_rule=rule, base_batch=5))
     assert spec.learning_rate == pytest.approx(rate)
-    assert LearningRateSchedule.from_spec(spec, PER_EPOCH).of_update(3) == spec.learning_rate
+    assert LearningRateSchedule.from_spec(spec, PER_EPOCH).at_step(3) == spec.learning_rate

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.spec import InputError
-from scalebench.workloads.source import Batch, Source
+from scalebench.workloads.source import Source
 
 
 def arrays(samples: int) -> tuple[np.ndarray, np.ndarray]:
@@ -68,15 +68,6 @@ def test_epoch_yields_what_batch_indices_says(size):
             indices = one.batch_indices(1, update)
             assert np.array_equal(batch.targets, indices) and np.array_equal(batch.inputs[:, 1], indices)
             assert batch.global_samples == one.global_samples(update) and batch.samples == len(indices)
-
-
-@given(sizes())
-def test_parts_are_those_of_array_split(size):
-    alone = source(*size[:2]).batch_indices(0, 0)
-    sources = group(*size)
-    if sources[0].global_samples(0) == len(alone):
-        for one, part in zip(sources, np.array_split(alone, size[2]), strict=True):
-            assert np.array_equal(one.batch_indices(0, 0), part)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +186,3 @@ def test_updates_past_the_epoch():
     for update in (-1, 4):
         with pytest.raises(IndexError):
             source(20, 6).batch_indices(0, update)
-
-
-def test_samples_of_a_batch():
-    assert Batch(np.ones((4, 3)), np.ones(4), global_samples=7).samples == 4

@@ -68,7 +68,9 @@ def test_a_file_system_in_memory_is_told():
 
 def test_a_file_in_memory_is_refused(array, monkeypatch):
     monkeypatch.setattr(uncached_rows, "_file_system", lambda path: "tmpfs")
-    with pytest.raises(InputError, match=r"inputs\.npy in memory.*dataset\.cache.*dataset\.feed=host"):
+    with pytest.raises(
+        InputError, match=r"inputs\.npy from a disk, since it is in memory.*dataset\.cache.*dataset\.feed=host"
+    ):
         UncachedRows(array)
 
 

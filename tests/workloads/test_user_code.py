@@ -1,4 +1,4 @@
-"""Functions and networks of the user: references are checked without importing anything, and samples complete a model."""
+"""Functions and networks of the user: references are checked without an import, and samples complete a model."""
 
 from __future__ import annotations
 
@@ -169,8 +169,6 @@ def test_samples_complete_what_the_config_leaves_open(case: str) -> None:
         ({"targets": ["G0", "a", "b"]}, CURVES, r"^model.targets has 3 names for 2 quantities: name all or none$"),
     ],
 )
-def test_settings_that_contradict_the_targets(
-    changes: dict[str, object], samples: SampleShape, message: str
-) -> None:
+def test_settings_that_contradict_the_targets(changes: dict[str, object], samples: SampleShape, message: str) -> None:
     with pytest.raises(InputError, match=message):
         user_code.complete_model(dataclasses.replace(USER_MODEL, **changes), samples, "it")

@@ -1,28 +1,40 @@
-"""The CIFAR-10 archive: both versions, packed or not; every mistake in it said in one line."""
+"""The CIFAR-10 archive: both versions, packed or not; every mistake is one line, and no pickled code is ever run."""
 
-import errno
 import gzip
 import io
 import os
+import pickle
 import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from scalebench.spec import InputError
 from scalebench.workloads import datasets
 from scalebench.workloads.datasets import cache, cifar10, images
-from tests.workloads import cifar10_files
-from tests.workloads.cifar10_files import BINARY, PYTHON, archive, directory, files
-from tests.workloads.configs import image_config
+from scalebench.workloads.datasets.cifar10 import parse_pickle
+from tests.workloads.datasets import cifar10_files
+from tests.workloads.datasets.cifar10_files import (
+    BINARY,
+    PYTHON,
+    archive,
+    directory,
+    files,
+    number,
+    python_batch,
+    string,
+)
+from tests.workloads.datasets.configs import image_config
 
 FOLDERS = {True: PYTHON, False: BINARY}
 
 
 @pytest.fixture(autouse=True)
 def ten_images_a_file(monkeypatch):
-    monkeypatch.setattr(cifar10, "RECORDS", cifar10_files.RECORDS)
+    monkeypatch.setattr(cifar10, "IMAGES_PER_FILE", cifar10_files.RECORDS)
 
 
 def prepare(tmp_path: Path, path: Path, side: int = 32, **changes) -> tuple[np.ndarray, np.ndarray]:
@@ -49,10 +61,6 @@ def test_the_folder_above_and_other_compressions(tmp_path):
         tar.add(tmp_path / "data" / BINARY, BINARY)
     for path in (tmp_path / "data", tmp_path / "cifar.tar.xz"):
         assert np.array_equal(prepare(tmp_path, path)[0], cifar10_files.images()[0])
-
-
-def test_the_real_sizes_leave_the_test_batch_for_validation():
-    assert datasets.split(60_000, 0.1666666667) == 50_000
 
 
 def test_floats_and_another_size(tmp_path, monkeypatch):
@@ -87,7 +95,7 @@ def test_members_of_any_name_stay_in_the_archive(tmp_path):
         info = tarfile.TarInfo("data_batch_1.bin")
         info.type, info.linkname = tarfile.SYMTYPE, "/etc/passwd"
         tar.addfile(info)
-    with pytest.raises(InputError, match="no whole CIFAR-10 archive"):
+    with pytest.raises(InputError, match="not a complete CIFAR-10 archive"):
         prepare(tmp_path, tmp_path / "links.tar")
     prepare(tmp_path, archive(tmp_path / "b.tar.gz", files(False), "/tmp/.."))
     assert {entry.name for entry in tmp_path.iterdir()} == {"a.tar.gz", "b.tar.gz", "links.tar", "cache"}
@@ -114,11 +122,11 @@ def foreign(path: Path) -> Path:
 
 
 BAD = {
-    "cut": (lambda p: cut(archive(p, files(False), BINARY), 0.5), "no whole CIFAR-10 archive"),
-    "cut at the end": (lambda p: cut(archive(p, files(True), PYTHON), 0.999), "no whole CIFAR-10 archive"),
-    "no archive": (lambda p: p.write_bytes(b"hello") and p, "no whole CIFAR-10 archive"),
-    "empty": (lambda p: p.write_bytes(b"") or p, "no whole CIFAR-10 archive|lacks"),
-    "only gzip": (lambda p: p.write_bytes(gzip.compress(b"hello" * 999)) and p, "no whole CIFAR-10 archive"),
+    "cut": (lambda p: cut(archive(p, files(False), BINARY), 0.5), "not a complete CIFAR-10 archive"),
+    "cut at the end": (lambda p: cut(archive(p, files(True), PYTHON), 0.999), "not a complete CIFAR-10 archive"),
+    "no archive": (lambda p: p.write_bytes(b"hello") and p, "not a complete CIFAR-10 archive"),
+    "empty": (lambda p: p.write_bytes(b"") or p, "not a complete CIFAR-10 archive|lacks"),
+    "only gzip": (lambda p: p.write_bytes(gzip.compress(b"hello" * 999)) and p, "not a complete CIFAR-10 archive"),
     "foreign": (foreign, "lacks data_batch_1, data_batch_2"),
     "one missing": (lambda p: archive(p, changed("test_batch.bin", None), BINARY), "lacks test_batch:"),
     "record length": (
@@ -134,10 +142,10 @@ BAD = {
         lambda p: archive(p, changed("data_batch_2", b"cos\nsystem\n(S'x'\ntR.", True), PYTHON),
         "would call os",
     ),
-    "folder": (lambda p: p.mkdir() or p, f"holds no folder {PYTHON} or {BINARY}"),
+    "folder": (lambda p: p.mkdir() or p, f"has no folder {PYTHON} or {BINARY}"),
     "incomplete folder": (lambda p: directory(p, changed("test_batch", None, True)), "with all six files"),
     "cut folder": (lambda p: directory(p, changed("test_batch.bin", b"1234")), "a file of 4 bytes"),
-    "missing": (lambda p: p, "is not there"),
+    "missing": (lambda p: p, "does not exist"),
 }
 
 
@@ -153,17 +161,10 @@ def test_bad_archives_are_one_line(tmp_path, case):
 
 
 def test_a_huge_member_is_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(cifar10, "MOST_BYTES", 30_000)
+    monkeypatch.setattr(cifar10, "MAX_FILE_BYTES", 30_000)
     for path in (archive(tmp_path / "a", files(False), BINARY), directory(tmp_path / BINARY, files(False))):
         with pytest.raises(InputError, match=r"data_batch_.* has 30730 bytes"):
             prepare(tmp_path, path)
-
-
-def test_no_path_says_where_to_get_it(tmp_path):
-    with pytest.raises(
-        InputError, match=r"read from files: get .*cs\.toronto\.edu/~kriz/cifar\.html, then set dataset\.path"
-    ):
-        datasets.prepare(image_config("cifar10", tmp_path, 32))
 
 
 def test_it_is_read_whole_with_its_classes(tmp_path):
@@ -182,17 +183,99 @@ def test_pillow_is_needed_for_another_size_only(tmp_path, monkeypatch):
     def missing(dataset: str) -> None:
         raise InputError(f"dataset={dataset} reads pictures with Pillow")
 
-    monkeypatch.setattr(images, "pillow", missing)
+    monkeypatch.setattr(images, "load_pillow", missing)
     path = archive(tmp_path / "cifar.tar.gz", files(False), BINARY)
     prepare(tmp_path, path)
     with pytest.raises(InputError, match="dataset=cifar10 reads pictures with Pillow"):
         prepare(tmp_path, path, side=64)
 
 
-def test_a_full_disk_is_told_as_such(tmp_path, monkeypatch):
-    def no_room(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+PIXELS = np.arange(4 * 6, dtype=np.uint8).reshape(4, 6)
+LABELS = [3, 9, 0, 255]
 
-    monkeypatch.setattr(os, "posix_fallocate", no_room)
-    with pytest.raises(InputError, match=r"is full .*dataset\.cache=/another/folder"):
-        prepare(tmp_path, archive(tmp_path / "cifar.tar.gz", files(False), BINARY))
+
+def batch(pixels=PIXELS, labels=LABELS, **options) -> bytes:
+    return python_batch(pixels, labels, **options)
+
+
+def test_the_batch_is_a_pickle_of_python_2():
+    """The outside check of the test's own writer: pickle itself reads it."""
+    loaded = pickle.loads(batch(), encoding="bytes")
+    assert np.array_equal(loaded[b"data"], PIXELS) and loaded[b"labels"] == LABELS
+
+
+@pytest.mark.parametrize("fortran", [False, True])
+def test_images_and_labels(fortran):
+    pixels, labels = parse_pickle(batch(fortran=fortran), 4, 6)
+    assert pixels.dtype == labels.dtype == np.uint8
+    assert np.array_equal(pixels, PIXELS) and labels.tolist() == LABELS
+
+
+class Call:
+    def __init__(self, function, *arguments):
+        self.reduced = function, arguments
+
+    def __reduce__(self):
+        return self.reduced
+
+
+CALLS = {
+    "system": Call(os.system, "touch ran"),
+    "eval": Call(eval, "open('ran', 'w')"),
+    "getattr": Call(getattr, "", "join"),
+    "memmap": Call(np.memmap, "ran", np.uint8, "w+", 0, (1,)),
+}
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+@pytest.mark.parametrize("name", CALLS)
+def test_nothing_is_called(tmp_path, name, protocol):
+    with pytest.raises(ValueError, match="it would call"):
+        parse_pickle(pickle.dumps({b"data": CALLS[name], b"labels": []}, protocol), 4, 6)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_names_that_are_known_stand_for_nothing_of_numpy():
+    """numpy.ndarray itself could be told to look at foreign memory, or to take all there is."""
+    huge = b"\x80\x02}(" + string(b"labels") + b"]" + string(b"data")
+    huge += b"cnumpy\nndarray\n(" + number(2**30) + number(2**30) + b"t\x85Ru."
+    with pytest.raises(ValueError, match="data that are no array"):
+        parse_pickle(huge, 4, 6)
+
+
+BAD_PICKLES = {
+    "list": (pickle.dumps([1]), "without data and labels"),
+    "other keys": (pickle.dumps({b"data": 1}), "without data and labels"),
+    "text": (pickle.dumps({b"data": b"x" * 24, b"labels": LABELS}), "no array"),
+    "rows": (batch(PIXELS[:3]), r"shape \(3, 6\)"),
+    "dtype": (batch(dtype=b"u2"), "expected bytes"),
+    "fewer labels": (batch(labels=LABELS[:3]), "no list of 4"),
+    "labels": (batch(labels=[1, 2, 3, 256]), "no class numbers"),
+    "negative": (batch(labels=[1, 2, 3, -1]), "no class numbers"),
+    "cut array": (batch().replace(string(PIXELS.tobytes()), string(PIXELS.tobytes()[:-1])), "cut short"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_PICKLES)
+def test_another_layout(case):
+    content, message = BAD_PICKLES[case]
+    with pytest.raises(ValueError, match=message):
+        parse_pickle(content, 4, 6)
+
+
+def test_a_garbled_index_takes_no_memory():
+    with pytest.raises(ValueError, match="without data"):
+        parse_pickle(b"\x80\x02}r\xff\xff\xff\xff.", 4, 6)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_damage_raises_or_changes_values_only(data):
+    whole = bytearray(batch())
+    for position in data.draw(st.lists(st.integers(0, len(whole) - 1), min_size=1, max_size=3)):
+        whole[position] = data.draw(st.integers(0, 255))
+    try:
+        pixels, labels = parse_pickle(bytes(whole[: data.draw(st.integers(len(whole) // 2, len(whole)))]), 4, 6)
+    except Exception:
+        return
+    assert pixels.shape == (4, 6) and labels.shape == (4,)

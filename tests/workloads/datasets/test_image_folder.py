@@ -1,7 +1,6 @@
 """Class folders of pictures: numbered by name, chosen evenly, decoded once; every mistake said in one line."""
 
 import collections
-import errno
 import os
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from PIL import Image
 from scalebench.spec import InputError
 from scalebench.workloads import datasets
 from scalebench.workloads.datasets import cache, image_folder, images
-from tests.workloads.configs import image_config
+from tests.workloads.datasets.configs import image_config
 
 CLASSES = ("n01", "n02", "n10")
 
@@ -70,7 +69,7 @@ def test_the_folder_train(folder):
 
 def test_several_processes_decode_the_same(folder, monkeypatch):
     one = prepare(folder)
-    monkeypatch.setattr(image_folder, "POOL_BYTES", 0)
+    monkeypatch.setattr(image_folder, "MIN_POOL_BYTES", 0)
     monkeypatch.setattr(image_folder, "CHUNK", 5)
     two = prepare(folder, cache=str(folder.parent / "other"))
     assert np.array_equal(one[0], two[0]) and np.array_equal(one[1], two[1])
@@ -90,7 +89,7 @@ def test_grey_cmyk_and_png_pictures(folder):
 def test_decoded_once_and_again_when_files_come_or_go(folder, monkeypatch):
     decoded = []
     decode = image_folder._decode
-    monkeypatch.setattr(image_folder, "_picture", lambda path, side: (decoded.append(path), decode(path, side))[1])
+    monkeypatch.setattr(image_folder, "_decode", lambda path, side: (decoded.append(path), decode(path, side))[1])
     prepare(folder)
     prepare(folder)
     assert len(decoded) == 12
@@ -115,10 +114,10 @@ def empty(path: Path) -> None:
 @pytest.mark.parametrize("spoil", [cut, foreign, empty])
 def test_a_spoilt_picture_is_named(folder, spoil, pooled, monkeypatch):
     if pooled:
-        monkeypatch.setattr(image_folder, "POOL_BYTES", 0)
+        monkeypatch.setattr(image_folder, "MIN_POOL_BYTES", 0)
         monkeypatch.setattr(image_folder, "CHUNK", 5)
     spoil(folder / "n02" / "2.JPEG")
-    with pytest.raises(InputError, match=r"n02/2\.JPEG is no whole JPEG file \(") as caught:
+    with pytest.raises(InputError, match=r"n02/2\.JPEG is not a complete JPEG file \(") as caught:
         prepare(folder)
     assert "\n" not in str(caught.value) and str(folder) in str(caught.value)
     assert [path.suffix for path in (folder.parent / "cache").iterdir()] == [".lock"]
@@ -130,15 +129,15 @@ def test_no_path_and_no_folders(tmp_path):
     with pytest.raises(InputError, match=r"data cannot be read \(No such file"):
         prepare(tmp_path / "data")
     (tmp_path / "data").mkdir()
-    with pytest.raises(InputError, match="holds no class folders: have a folder"):
+    with pytest.raises(InputError, match="has no class folders: have a folder"):
         prepare(tmp_path / "data")
     (tmp_path / "data" / "n01").mkdir()
-    with pytest.raises(InputError, match="n01 holds no JPEG files"):
+    with pytest.raises(InputError, match="n01 has no JPEG files"):
         prepare(tmp_path / "data")
 
 
 def test_more_classes_than_outputs(folder):
-    with pytest.raises(InputError, match=r"holds 3 class folders, dataset\.classes=2 \(model=net has 10 outputs\)"):
+    with pytest.raises(InputError, match=r"has 3 class folders, dataset\.classes=2 \(model=net has 10 outputs\)"):
         prepare(folder, classes=2)
 
 
@@ -170,20 +169,11 @@ def test_chosen_evenly_and_none_twice(counts, size, seed):
     assert np.array_equal(chosen, image_folder.choose_pictures(counts, size, seed))
 
 
-def test_a_full_disk_is_told_as_such(folder, monkeypatch):
-    def no_room(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", no_room)
-    with pytest.raises(InputError, match=r"is full .*dataset\.cache=/another/folder"):
-        prepare(folder)
-
-
 def test_without_pillow_no_process_is_started(folder, monkeypatch):
     def missing(dataset: str) -> None:
         raise InputError(f"dataset={dataset} reads pictures with Pillow")
 
-    monkeypatch.setattr(images, "pillow", missing)
-    monkeypatch.setattr(cache, "ensure", lambda *_: pytest.fail("began to unpack"))
+    monkeypatch.setattr(images, "load_pillow", missing)
+    monkeypatch.setattr(cache, "ensure_folder", lambda *_: pytest.fail("began to unpack"))
     with pytest.raises(InputError, match="dataset=imagenet reads pictures with Pillow"):
         prepare(folder)

@@ -37,7 +37,9 @@ def copy_to(folder: Path, stage: Path | str, **more: Any) -> Path:
 
 
 def is_same(one: Path, other: Path) -> bool:
-    return all((one / file).read_bytes() == (other / file).read_bytes() for file in ("inputs.npy", "targets.npy", cache.META))
+    return all(
+        (one / file).read_bytes() == (other / file).read_bytes() for file in ("inputs.npy", "targets.npy", cache.META)
+    )
 
 
 def test_copied_once_and_kept(folder: Path, tmp_path: Path) -> None:

@@ -46,7 +46,11 @@ def make_tokens(
 def test_samples_depend_on_seed_and_index_only(
     tmp_path: Path, make: Callable[..., Arrays], size: int, few: int, chunk: int
 ) -> None:
-    one, two, fewer = make(tmp_path / "1", size=size), make(tmp_path / "2", size=size, workers=2), make(tmp_path, size=few)
+    one, two, fewer = (
+        make(tmp_path / "1", size=size),
+        make(tmp_path / "2", size=size, workers=2),
+        make(tmp_path, size=few),
+    )
     for a, b, c in zip(one, two, fewer, strict=True):
         assert len(a) == size and np.array_equal(a, b) and np.array_equal(a[:few], c)
     assert not np.array_equal(one[0][:chunk], one[0][chunk : 2 * chunk])
@@ -110,7 +114,7 @@ def test_each_token_has_a_few_successors_equally_likely(tmp_path: Path) -> None:
     inputs, targets = make_tokens(tmp_path, size=6000, classes=16)
     counts = np.zeros((16, 16))
     np.add.at(counts, (inputs, targets), 1)
-    assert 1 < (counts > 0).sum(1).mean() and (counts > 0).sum(1).max() <= synthetic.SUCCESSORS
+    assert (counts > 0).sum(1).mean() > 1 and (counts > 0).sum(1).max() <= synthetic.SUCCESSORS
     shares = counts / counts.sum(1, keepdims=True)
     quarters = shares[shares > 0] * synthetic.SUCCESSORS
     np.testing.assert_allclose(quarters, np.round(quarters), atol=0.2)

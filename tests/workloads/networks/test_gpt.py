@@ -64,7 +64,7 @@ def test_weights_start_as_those_of_gpt_2() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"heads": 3}, "^model.options.heads=3 does not divide model.options.width=256: take one that does$"),
+        ({"heads": 3}, "^model.options.heads=3 does not divide model.options.width=256: use one that does$"),
         ({"layers": 0}, "^model.options.layers=0 should be at least 1$"),
         ({"width": -4}, "^model.options.width=-4 should be at least 1$"),
         ({"heads": 0}, "^model.options.heads=0 should be at least 1$"),

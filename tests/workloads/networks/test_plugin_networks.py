@@ -52,7 +52,7 @@ def test_unknown_names_look_at_plugins_too(dists: Dists) -> None:
 WRONG_OPTIONS: dict[str, tuple[str, dict[str, Any], str]] = {
     "unknown": ("deep=False", {"widht": 3}, r"^no option of model 'tiny' 'widht'; did you mean 'width'\?$"),
     "type": ("deep=False", {"width": "wide"}, r"^model.options.width='wide' should be int, as its default 4$"),
-    "missing": ("*, depth", {}, r"^model=tiny asks for an option 'depth': set \+model.options.depth$"),
+    "missing": ("*, depth", {}, r"^model=tiny needs an option 'depth': set \+model.options.depth$"),
 }
 
 
@@ -89,13 +89,13 @@ FAULTS = {
     ),
     "no flatten": (
         {"end": "network.dense(network.input, 'out', outputs)"},
-        r"^model 'tiny' of tiny-net ends in 'out' of shape \(3, 5\), and model.outputs=5 wants \(5,\)$",
+        r"^model 'tiny' of tiny-net ends in 'out' of shape \(3, 5\), and model.outputs=5 needs \(5,\)$",
     ),
     "other outputs": (
         {"end": "network.dense(x, 'out', outputs + 1)"},
-        r"^model 'tiny' of tiny-net ends in 'out' of shape \(6,\), and model.outputs=5 wants \(5,\)$",
+        r"^model 'tiny' of tiny-net ends in 'out' of shape \(6,\), and model.outputs=5 needs \(5,\)$",
     ),
-    "nothing trained": ({"body": "network._add(None, 'relu', [], (outputs,)); return"}, "has nothing that is trained"),
+    "nothing trained": ({"body": "network._add(None, 'relu', [], (outputs,)); return"}, "has nothing to train"),
     "no such module": ({"target": "no_such_net:tiny"}, r"^model 'tiny' of tiny-net .*no_such_net"),
     "no such function": ({"target": "tiny_net:teeny"}, r"^model 'tiny' of tiny-net .*teeny"),
     "no function": ({"target": "tiny_net:__name__"}, r"tiny_net:__name__ is no function$"),

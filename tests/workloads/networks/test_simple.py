@@ -67,7 +67,7 @@ def test_convolutions_hold_half_of_the_parameters_or_fewer() -> None:
             1e6,
             1e9,
             3996,
-            r"^model.options.sample_bytes=3996 is too small for so many FLOPs .*; raise it to 4000 or more$",
+            r"^model.options.sample_bytes=3996 is too small for that many FLOPs .*; raise it to 4000 or more$",
         ),
         (1e6, 1e9, 4001, r"^model.options.sample_bytes=4001 should be a multiple of 4"),
         (0, 1e9, 4000, r"^model.options.parameters=0 should be a finite number above 0$"),
@@ -77,7 +77,7 @@ def test_convolutions_hold_half_of_the_parameters_or_fewer() -> None:
             50,
             200,
             4000,
-            r"^model=synthetic comes no nearer to parameters=50 and flops=200 than .*; raise model.options",
+            r"^model=synthetic cannot come closer to parameters=50 and flops=200 than .*; raise model.options",
         ),
     ],
 )
