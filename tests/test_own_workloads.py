@@ -118,7 +118,7 @@ def test_a_network_of_a_plugin_that_fails(dists: Dists) -> None:
 
 def test_a_network_of_a_plugin_has_no_function_of_a_user_beside_it(dists: Dists) -> None:
     plugin(dists)
-    with pytest.raises(InputError, match=r"^model=tiny is made already: model.torch goes with model=custom$"):
+    with pytest.raises(InputError, match=r"^model=tiny has its network already: model.torch is for model=custom$"):
         of("model=tiny", "model.torch=mynet:build", "strategy=bare_torch", "gpus=1")
 
 
