@@ -94,7 +94,7 @@ def test_epochs_and_seeds_shuffle_anew():
     assert source(100, 100, seed=1).batch_indices(0, 0).tolist() != orders[0]
 
 
-def test_iterating_goes_on_through_the_epochs():
+def test_iterating_continues_through_the_epochs():
     one = source(20, 6)
     seen = [batch.targets.tolist() for batch in islice(one, 9)]
     expected = [one.batch_indices(epoch, update).tolist() for epoch in range(3) for update in range(4)]
@@ -134,7 +134,7 @@ def test_fixed_gives_the_same_arrays_again():
     assert len(list(one.epoch(3))) == one.updates_per_epoch == 4
 
 
-def test_host_gives_fresh_plain_arrays_also_from_a_map(tmp_path):
+def test_the_host_feed_gives_new_plain_arrays(tmp_path):
     inputs, targets = arrays(20)
     np.save(tmp_path / "inputs.npy", inputs)
     mapped = np.load(tmp_path / "inputs.npy", mmap_mode="r")
@@ -160,7 +160,7 @@ def test_disk_gives_the_same_batches(tmp_path):
         assert np.array_equal(from_disk.targets, expected.targets)
 
 
-def test_too_little_for_all_replicas():
+def test_too_few_samples_for_all_replicas():
     with pytest.raises(InputError, match=r"3 samples for 4 replicas.*dataset\.size"):
         source(3, 8, replicas=4)
     with pytest.raises(InputError, match="3 samples for 4 replicas"):

@@ -39,7 +39,7 @@ def test_rows_equal_those_of_the_map(array):
     assert np.array_equal(rows, array[indices])
 
 
-def test_lone_labels(tmp_path):
+def test_scalar_labels(tmp_path):
     labels = saved(tmp_path / "labels.npy", np.arange(50))
     assert disk_rows(labels)(np.array([3, 49, 0])).tolist() == [3, 49, 0]
 
@@ -61,12 +61,12 @@ def test_every_batch_comes_from_the_disk_again(array):
 
 
 @pytest.mark.skipif(not os.access("/dev/shm", os.R_OK), reason="needs a file system in memory")
-def test_a_file_system_in_memory_is_told():
+def test_file_systems_in_memory_are_recognized():
     assert uncached_rows._file_system(Path("/dev/shm")) == "tmpfs"
     assert uncached_rows._file_system(Path("/proc/self/status")) == "proc"
 
 
-def test_a_file_in_memory_is_refused(array, monkeypatch):
+def test_a_file_in_memory_is_an_input_error(array, monkeypatch):
     monkeypatch.setattr(uncached_rows, "_file_system", lambda path: "tmpfs")
     with pytest.raises(
         InputError, match=r"inputs\.npy from a disk, since it is in memory.*dataset\.cache.*dataset\.feed=host"
@@ -80,7 +80,7 @@ def test_a_system_without_posix_fadvise(array, monkeypatch):
         UncachedRows(array)
 
 
-def test_an_array_in_memory_is_a_mistake_of_the_caller():
+def test_an_array_in_memory_is_a_callers_mistake():
     with pytest.raises(ValueError, match="memory-mapped"):
         UncachedRows(np.ones((3, 2)))
 

@@ -66,7 +66,7 @@ def files(python: bool) -> dict[str, bytes]:
 
 
 def archive(path: Path, contents: dict[str, bytes], folder: str) -> Path:
-    """A .tar.gz with `contents`, and with a readme, as the real ones have."""
+    """A .tar.gz with `contents`, and with a readme, like the real archives."""
     with tarfile.open(path, "w:gz") as tar:
         for name, content in {"readme.html": b"<html>", **contents}.items():
             info = tarfile.TarInfo(f"{folder}/{name}")

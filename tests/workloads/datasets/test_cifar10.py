@@ -167,7 +167,7 @@ def test_a_huge_member_is_not_read(tmp_path, monkeypatch):
             prepare(tmp_path, path)
 
 
-def test_it_is_read_whole_with_its_classes(tmp_path):
+def test_size_and_classes_are_fixed(tmp_path):
     path = archive(tmp_path / "cifar.tar.gz", files(False), BINARY)
     grey = image_config("cifar10", tmp_path, size=60, path=str(path))
     grey.model.input_shape = [32, 32, 1]
@@ -229,14 +229,14 @@ CALLS = {
 
 @pytest.mark.parametrize("protocol", [0, 2, 4])
 @pytest.mark.parametrize("name", CALLS)
-def test_nothing_is_called(tmp_path, name, protocol):
+def test_no_pickled_function_is_called(tmp_path, name, protocol):
     with pytest.raises(ValueError, match="it would call"):
         parse_pickle(pickle.dumps({b"data": CALLS[name], b"labels": []}, protocol), 4, 6)
     assert not (tmp_path / "ran").exists()
 
 
-def test_the_names_that_are_known_stand_for_nothing_of_numpy():
-    """numpy.ndarray itself could be told to look at foreign memory, or to take all there is."""
+def test_stand_ins_replace_numpy():
+    """A real numpy.ndarray could be made to read foreign memory or to allocate all memory."""
     huge = b"\x80\x02}(" + string(b"labels") + b"]" + string(b"data")
     huge += b"cnumpy\nndarray\n(" + number(2**30) + number(2**30) + b"t\x85Ru."
     with pytest.raises(ValueError, match="data that are no array"):
@@ -271,11 +271,11 @@ def test_a_garbled_index_takes_no_memory():
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_damage_raises_or_changes_values_only(data):
-    whole = bytearray(batch())
-    for position in data.draw(st.lists(st.integers(0, len(whole) - 1), min_size=1, max_size=3)):
-        whole[position] = data.draw(st.integers(0, 255))
+    content = bytearray(batch())
+    for position in data.draw(st.lists(st.integers(0, len(content) - 1), min_size=1, max_size=3)):
+        content[position] = data.draw(st.integers(0, 255))
     try:
-        pixels, labels = parse_pickle(bytes(whole[: data.draw(st.integers(len(whole) // 2, len(whole)))]), 4, 6)
+        pixels, labels = parse_pickle(bytes(content[: data.draw(st.integers(len(content) // 2, len(content)))]), 4, 6)
     except Exception:
         return
     assert pixels.shape == (4, 6) and labels.shape == (4,)

@@ -50,8 +50,8 @@ def test_user_files_are_checked_when_they_are_read(tmp_path):
     np.savez(tmp_path / "my.npz", inputs=np.ones((5, 4)), targets=np.ones((5, 2)))
     small = dataclasses.replace(CURVES, input_shape=[4])
     for name in ("materials", "random"):
-        mine = config(name, small, path="my.npz", cache=str(tmp_path / "cache"))
-        assert cache.open_arrays(datasets.prepare(mine))[0].shape == (5, 4)
+        user_config = config(name, small, path="my.npz", cache=str(tmp_path / "cache"))
+        assert cache.open_arrays(datasets.prepare(user_config))[0].shape == (5, 4)
     with pytest.raises(InputError, match=r"inputs has shape \(5, 4\), expected \(n, 200, 3\)"):
         datasets.prepare(config("materials", CURVES, path="my.npz", cache=str(tmp_path / "cache")))
 
@@ -173,13 +173,13 @@ def test_evaluation_batches_hold_several_micro_batches(batch: int, accumulate: i
 
 
 @pytest.mark.parametrize(
-    ("steps", "wanted", "evaluated"), [(3, 100, 100), (3, None, 1000), (3, 5000, 1000), (None, 100, 1000)]
+    ("steps", "requested", "evaluated"), [(3, 100, 100), (3, None, 1000), (3, 5000, 1000), (None, 100, 1000)]
 )
 def test_a_training_to_a_stop_may_evaluate_only_some_samples(
-    steps: int | None, wanted: int | None, evaluated: int
+    steps: int | None, requested: int | None, evaluated: int
 ) -> None:
     """Without a stop all samples are evaluated."""
-    train = TrainSpec(10, evaluate_samples=wanted, stop=StopSpec(steps=steps))
+    train = TrainSpec(10, evaluate_samples=requested, stop=StopSpec(steps=steps))
     spec = null_spec(2, train=train, dataset=DatasetSpec("materials", size=4000))
     trains, validation = datasets.open_sources(spec, 0, 2)
     subset = datasets.open_training_subset(spec, 0, 2)
@@ -211,16 +211,16 @@ NATIVE_SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[list[int], 
 @pytest.mark.parametrize("case", NATIVE_SHAPES)
 def test_open_shapes_become_those_of_the_samples(tmp_path: Path, case: str) -> None:
     model, dataset, expected = NATIVE_SHAPES[case]
-    found = fill(tmp_path, model, case.partition(" ")[0], **dataset)
-    assert (found.input_shape, found.target_shape, found.outputs) == expected
-    assert found.loss == ("mse" if expected[1] else "cross_entropy") and found.name == "mine:build"
+    model_spec = fill(tmp_path, model, case.partition(" ")[0], **dataset)
+    assert (model_spec.input_shape, model_spec.target_shape, model_spec.outputs) == expected
+    assert model_spec.loss == ("mse" if expected[1] else "cross_entropy") and model_spec.name == "mine:build"
 
 
 @pytest.mark.parametrize("name", ["materials", "random"])
 def test_a_user_file_determines_the_shapes(tmp_path: Path, name: str) -> None:
     np.savez(tmp_path / "my.npz", inputs=np.ones((5, 4, 2)), targets=np.ones((5, 3)))
-    found = fill(tmp_path, {}, name, path="my.npz")
-    assert (found.input_shape, found.target_shape, found.outputs) == ([4, 2], [3], 3)
+    model_spec = fill(tmp_path, {}, name, path="my.npz")
+    assert (model_spec.input_shape, model_spec.target_shape, model_spec.outputs) == ([4, 2], [3], 3)
 
 
 def test_files_without_shapes_are_refused(tmp_path: Path) -> None:

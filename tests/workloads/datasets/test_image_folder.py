@@ -1,4 +1,4 @@
-"""Class folders of pictures: numbered by name, chosen evenly, decoded once; every mistake said in one line."""
+"""Class folders of pictures: numbered by name, chosen evenly, decoded once; every mistake is one line."""
 
 import collections
 import os
@@ -52,7 +52,7 @@ def test_every_picture_with_the_number_of_its_class(folder):
     assert targets.tolist() != sorted(targets.tolist())  # shuffled, so that what validates has all classes
 
 
-def test_as_many_as_asked_for_evenly_and_by_the_seed(folder):
+def test_pictures_are_chosen_evenly_and_by_the_seed(folder):
     inputs, targets = prepare(folder, size=6)
     assert collections.Counter(targets.tolist()) == {0: 2, 1: 2, 2: 2}
     assert len(prepare(folder)[0]) == 12
@@ -112,7 +112,7 @@ def empty(path: Path) -> None:
 
 @pytest.mark.parametrize("pooled", [False, True])
 @pytest.mark.parametrize("spoil", [cut, foreign, empty])
-def test_a_spoilt_picture_is_named(folder, spoil, pooled, monkeypatch):
+def test_a_damaged_picture_is_named(folder, spoil, pooled, monkeypatch):
     if pooled:
         monkeypatch.setattr(image_folder, "MIN_POOL_BYTES", 0)
         monkeypatch.setattr(image_folder, "CHUNK", 5)
@@ -151,7 +151,7 @@ def test_another_size_of_pictures(folder):
         datasets.prepare(config)
 
 
-def test_any_picture_of_a_class_may_be_chosen_and_stand_anywhere():
+def test_any_picture_may_be_chosen_for_any_position():
     chosen = [image_folder.choose_pictures([100, 1], 2, seed) for seed in range(20)]
     assert len({tuple(row) for rows in chosen for row in rows.tolist() if row[0] == 0}) > 10
     places = [np.flatnonzero(image_folder.choose_pictures([100, 1], 101, seed)[:, 0] == 1)[0] for seed in range(20)]
@@ -163,9 +163,9 @@ def test_chosen_evenly_and_none_twice(counts, size, seed):
     chosen = image_folder.choose_pictures(counts, size, seed)
     assert len(chosen) == min(size, sum(counts)) == len(set(map(tuple, chosen.tolist())))
     taken = np.bincount(chosen[:, 0], minlength=len(counts))
-    for c, (some, all_of_it) in enumerate(zip(taken, counts, strict=True)):
-        assert some == all_of_it or some >= max(taken) - 1
-        assert (chosen[chosen[:, 0] == c, 1] < all_of_it).all()
+    for c, (chosen_of_class, all_of_class) in enumerate(zip(taken, counts, strict=True)):
+        assert chosen_of_class == all_of_class or chosen_of_class >= max(taken) - 1
+        assert (chosen[chosen[:, 0] == c, 1] < all_of_class).all()
     assert np.array_equal(chosen, image_folder.choose_pictures(counts, size, seed))
 
 

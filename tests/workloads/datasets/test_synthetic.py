@@ -1,4 +1,4 @@
-"""Generated datasets: the same samples whoever makes them, with something in them to learn (except `random`)."""
+"""Generated datasets: the same samples for any number of processes, and (except in `random`) something to learn."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def make_tokens(
 
 
 @pytest.mark.parametrize(("make", "size", "few", "chunk"), [
-    (make_random, 7, 5, 3), (make_images, 135, 70, synthetic.IMAGE_CHUNK), (make_tokens, 300, 70, synthetic.TOKEN_CHUNK),
+    (make_random, 7, 5, 3),
+    (make_images, 135, 70, synthetic.IMAGE_CHUNK),
+    (make_tokens, 300, 70, synthetic.TOKEN_CHUNK),
 ])  # fmt: skip
 def test_samples_depend_on_seed_and_index_only(
     tmp_path: Path, make: Callable[..., Arrays], size: int, few: int, chunk: int

@@ -1,4 +1,4 @@
-"""A user's own .npz: unpacked once, and every mistake in it said in one line."""
+"""A user's .npz file: unpacked once, and every mistake in it is one line."""
 
 import os
 from pathlib import Path
@@ -115,14 +115,14 @@ def test_a_single_array_is_no_npz(tmp_path):
 
 @settings(max_examples=80, deadline=None)
 @given(data=st.data())
-def test_no_damage_gives_another_error(tmp_path_factory, data):
+def test_damage_raises_input_errors_only(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("damage")
     small = {"inputs": np.ones((2, 2), np.float32), "targets": np.ones((2, 1), np.float32)}
     np.savez_compressed(folder / "data.npz", **small)
-    whole = bytearray((folder / "data.npz").read_bytes())
-    for position in data.draw(st.lists(st.integers(0, len(whole) - 1), min_size=1, max_size=4)):
-        whole[position] = data.draw(st.integers(0, 255))
-    (folder / "data.npz").write_bytes(whole[: data.draw(st.integers(len(whole) // 2, len(whole)))])
+    content = bytearray((folder / "data.npz").read_bytes())
+    for position in data.draw(st.lists(st.integers(0, len(content) - 1), min_size=1, max_size=4)):
+        content[position] = data.draw(st.integers(0, 255))
+    (folder / "data.npz").write_bytes(content[: data.draw(st.integers(len(content) // 2, len(content)))])
     try:
         user_file.import_npz(folder / "cache", folder / "data.npz", (2,), (1,))
     except InputError as error:

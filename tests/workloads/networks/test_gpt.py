@@ -51,14 +51,14 @@ def test_blocks_can_be_cut_apart() -> None:
 
 def test_weights_start_as_those_of_gpt_2() -> None:
     net = build(512, layers=2, width=128, heads=2)
-    found = initial_weights(((a.name, a.shape, a.init) for a in net.arrays), 0)
-    for name, array in found.items():
+    weights = initial_weights(((a.name, a.shape, a.init) for a in net.arrays), 0)
+    for name, array in weights.items():
         ends = name.endswith(("_project/kernel", "_contract/kernel"))
         if name.endswith(("kernel", "embeddings")):
             assert array.std() == pytest.approx(0.02 / (math.sqrt(2 * 2) if ends else 1), rel=0.05), name
         else:
             assert set(array.tolist()) == {1.0 if name.endswith("gamma") else 0.0}, name
-    assert not any(name.endswith("_key/bias") for name in found)
+    assert not any(name.endswith("_key/bias") for name in weights)
 
 
 @pytest.mark.parametrize(

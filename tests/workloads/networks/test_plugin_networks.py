@@ -1,4 +1,4 @@
-"""Networks of plugins: built as ours are, and what is wrong with one said in one line with where."""
+"""Networks of plugins: built like built-in ones, and every fault is one line with its place."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def add(
     dists.add("tiny-net", {"tiny_net.py": code}, {"models": {"tiny": target}})
 
 
-def test_a_network_of_a_plugin_is_built_as_ours_are(dists: Dists) -> None:
+def test_a_network_of_a_plugin_is_built_like_a_built_in_one(dists: Dists) -> None:
     add(dists)
     network = networks.build_by_name("tiny", (3, 2), 5, {"width": 7})
     assert network.parameters == 6 * 7 + 7 + 7 * 5 + 5
@@ -68,7 +68,7 @@ def test_wrong_options_are_the_users_mistake(dists: Dists, case: str) -> None:
 @pytest.mark.parametrize(
     ("more", "options"), [("depth=None", {"depth": 3}), ("*, depth", {"depth": 3}), ("**more", {"a": 1})]
 )
-def test_options_whose_type_nobody_knows_are_taken(dists: Dists, more: str, options: dict[str, int]) -> None:
+def test_options_without_a_known_type_are_accepted(dists: Dists, more: str, options: dict[str, int]) -> None:
     add(dists, more=more)
     assert networks.build_by_name("tiny", (3, 2), 5, options).output.shape == (5,)
 
@@ -114,7 +114,7 @@ def test_a_fault_of_a_plugin_is_one_line(dists: Dists, case: str) -> None:
         assert 'tiny_net.py", line' in caught.value.log
 
 
-def test_what_it_prints_spoils_no_table(dists: Dists, capsys: pytest.CaptureFixture[str]) -> None:
+def test_its_output_is_not_printed(dists: Dists, capsys: pytest.CaptureFixture[str]) -> None:
     add(dists, "print('hello')")
     networks.build_by_name("tiny", (3, 2), 5)
     assert capsys.readouterr().out == ""

@@ -63,21 +63,6 @@ def test_densenets(name: str, derived: float) -> None:
     assert gmacs(name, CIFAR, 11) == pytest.approx(derived, abs=5.1e-6)
 
 
-# Exactly what the layers of keras.applications (Keras 3.15) give: see test_keras_applications.py.
-@pytest.mark.parametrize(
-    ("name", "flops"),
-    [
-        ("resnet50", 7_715_946_496),
-        ("resnet101", 15_140_388_864),
-        ("resnet152", 22_564_831_232),
-        ("resnet50_v2", 6_964_510_720),
-        ("vgg16", 30_940_528_640),
-    ],
-)
-def test_kerass_counts(name: str, flops: int) -> None:
-    assert networks.build_by_name(name, IMAGENET, 1000).forward_flops == flops
-
-
 def test_counts_by_hand() -> None:
     materials = networks.build_by_name("materials_cnn", (200, 3), 2)
     assert materials.forward_flops == 2 * (200 * 7 * 3 * 16 + 100 * 7 * 16 * 24 + 1200 * 125 + 125 * 2)

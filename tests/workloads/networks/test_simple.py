@@ -43,7 +43,7 @@ def test_one_number_changes_alone() -> None:
         assert sum(same) == 2
 
 
-def test_the_whole_sample_is_read_but_for_less_than_one_window() -> None:
+def test_all_of_a_sample_but_less_than_one_window_is_read() -> None:
     for numbers in (1000, 37_632, 37_633, 99_991):
         net = build(1e6, 1e8, 4 * numbers)
         pool = net.nodes[1]
@@ -81,7 +81,7 @@ def test_convolutions_hold_half_of_the_parameters_or_fewer() -> None:
         ),
     ],
 )
-def test_what_cannot_be(parameters: float, flops: float, sample_bytes: int, message: str) -> None:
+def test_impossible_sizes(parameters: float, flops: float, sample_bytes: int, message: str) -> None:
     with pytest.raises(InputError, match=message):
         build(parameters, flops, sample_bytes)
 
@@ -93,5 +93,5 @@ def test_the_shape_is_that_of_the_bytes() -> None:
         networks.build_by_name("synthetic", (9, 1), 1, {"sample_bytes": 4000})
 
 
-def test_the_least_sample_that_the_message_names_will_do() -> None:
+def test_the_sample_size_that_the_message_names_is_enough() -> None:
     assert build(1e6, 1e9, 4000).nodes[1].shape == (1000, 1)

@@ -53,12 +53,12 @@ def test_settings_of_the_normalisation() -> None:
         "resnet20_cifar10": {"epsilon": 1e-5, "momentum": 0.9, "scale": True},
         "densenet40_k12": {"epsilon": 1e-5, "momentum": 0.9, "scale": True},
     }
-    for name, wanted in settings.items():
-        found = [node.settings for node in build(name, 96).nodes if node.op == "batch_norm"]
-        assert found and all(one == wanted for one in found), name
+    for name, expected in settings.items():
+        actual = [node.settings for node in build(name, 96).nodes if node.op == "batch_norm"]
+        assert actual and all(one == expected for one in actual), name
 
 
-def test_zeros_may_win_in_the_first_pool_of_v2_only() -> None:
+def test_padding_can_be_the_maximum_in_the_first_pool_of_v2_only() -> None:
     for name, before, pads in (("resnet50", "relu", 1), ("resnet50_v2", "zero_pad", 0)):
         net = build(name, 64)
         pool = next(node for node in net.nodes if node.op == "max_pool")
