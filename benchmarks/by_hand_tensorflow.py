@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from scalebench.spec import RunSpec
 from scalebench.strategy import Strategy
-from scalebench.workloads import cache, datasets
+from scalebench.workloads import datasets
+from scalebench.workloads.datasets import cache
 
 
 def materials_cnn() -> keras.Model:

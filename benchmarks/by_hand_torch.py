@@ -9,7 +9,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scalebench.spec import RunSpec
 from scalebench.strategy import Strategy
-from scalebench.workloads import cache, datasets
+from scalebench.workloads import datasets
+from scalebench.workloads.datasets import cache
 
 
 class MaterialsCnn(nn.Module):

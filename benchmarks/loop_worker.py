@@ -23,7 +23,7 @@ BLOCKS = 3  # of a turn
 
 
 def body(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: ProgressFile, folder: Path) -> None:
-    train, _ = datasets.sources(spec, *strategy.shard())
+    train, _ = datasets.open_sources(spec, *strategy.shard())
     strategy.setup()
     by_hand = importlib.import_module(f"benchmarks.by_hand_{spec.config.strategy.framework}").ByHand(
         spec, record.rank, strategy

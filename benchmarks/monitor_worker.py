@@ -20,7 +20,7 @@ SECONDS = 40.0
 
 
 def body(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: ProgressFile, folder: Path) -> None:
-    train, _ = datasets.sources(spec, *strategy.shard())
+    train, _ = datasets.open_sources(spec, *strategy.shard())
     strategy.setup()
     ends_s: list[float] = []
     begin_s = time.time()

@@ -21,7 +21,7 @@ WARM_UP, UPDATES = 3, 12
 def ours(spec: RunSpec) -> Callable[[], object]:
     """An update of the strategy, waited for."""
     strategy = registry.load(spec.config.strategy.name)(spec, 0)
-    train, _ = datasets.sources(spec, *strategy.shard())
+    train, _ = datasets.open_sources(spec, *strategy.shard())
     strategy.setup()
     batches = iter(strategy.feed(train))
 

@@ -36,7 +36,7 @@ from scalebench.results import (
 )
 from scalebench.run_folder import MERGED_TRACE_FILE, rank_record_path
 from scalebench.spec import RunSpec
-from scalebench.workloads import datasets, networks, own_model
+from scalebench.workloads import datasets, networks, user_code
 
 FP32_BYTES = 4
 PHASES = ("launch", "setup", "warmup", "measure", "evaluate", "probes", "close", "end")
@@ -227,9 +227,9 @@ def _sync(first: RankRecord | None, transports: dict[str, str] | None) -> Sync:
 def _flops(spec: RunSpec) -> float | None:
     """Return the FLOPs of training on one sample; None for a user's own network, and for one that fails."""
     model = spec.config.model
-    if spec.broken is not None or own_model.is_own(model):
+    if spec.broken is not None or user_code.is_user_model(model):
         return None
-    return networks.of(model).training_flops
+    return networks.build_network(model).training_flops
 
 
 def _scale(spec: RunSpec, first: RankRecord | None) -> Scale:

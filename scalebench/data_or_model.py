@@ -28,7 +28,7 @@ STAGED = {
     "pipeline_1f1b": PIPELINE,
 }
 ALL_REDUCE = ("ddp", "lightning_", "horovod_", "mirrored", "multiworker_")  # beginnings of strategies' names
-MODEL_KEYS = ("name", "options", "input_shape", "outputs", "torch", "keras", "code")
+MODEL_KEYS = ("name", "options", "input_shape", "outputs", "torch", "keras", "code_digest")
 SETTINGS = ("dataset", "hardware", "machine", "framework", "precision", "data_format", "feed")
 SIZES = ("gpus", "nodes", "global_batch")
 

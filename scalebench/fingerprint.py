@@ -13,8 +13,8 @@ from scalebench.spec import Config, SlurmSpec, normalize_train_options
 ADDED: tuple[tuple[str, str, Any], ...] = (
     ("measure", "search", "none"),
     ("measure", "memory_limit_bytes", None),
-    *(("model", key, None) for key in ("torch", "keras", "code")),
-    *(("dataset", key, None) for key in ("builder", "code", "asked")),
+    *(("model", key, None) for key in ("torch", "keras", "code_digest")),
+    *(("dataset", key, None) for key in ("builder", "code_digest", "requested_size")),
     ("dataset", "options", {}),
     ("hardware", "layout", "sequence"),
     *(("hardware", key, None) for key in ("interface", "stage")),

@@ -27,7 +27,8 @@ from scalebench.run_folder import (
     try_folder,
 )
 from scalebench.spec import Config, RunSpec, StopSpec, write_spec
-from scalebench.workloads import cache, datasets
+from scalebench.workloads import datasets
+from scalebench.workloads.datasets import cache
 
 SEARCH = "max_batch"
 FINENESS = 16  # the answer is within this part of itself, and exact below this
@@ -250,7 +251,7 @@ def max_samples(config: Config, gpus: int) -> int:
 
 
 def _max_samples(size: int, config: Config, gpus: int) -> int:
-    return datasets.train_samples(config, size) // gpus
+    return datasets.count_train_samples(config.dataset, size) // gpus
 
 
 def _tried(batch: int, outcome: RunOutcome, ranks: list[RankRecord]) -> BatchTried:

@@ -9,7 +9,7 @@ from scalebench import binding, horovod_build, machine, registry
 from scalebench.placing import Placement
 from scalebench.slurm.commands import Slurm, inside
 from scalebench.spec import Config, HardwareSpec, StrategySpec, goes_to_stop
-from scalebench.workloads import own_model
+from scalebench.workloads import user_code
 
 
 def obstacles(config: Config, gpus: int, placement: Placement) -> list[str]:
@@ -81,10 +81,12 @@ def _of_the_model(config: Config) -> list[str]:
     """Why a user's own network is not there for the strategy's framework."""
     model, strategy = config.model, config.strategy
     key = {"torch": "torch", "tensorflow": "keras"}.get(strategy.framework)
-    if not own_model.is_own(model) or strategy.framework == "none":
+    if not user_code.is_user_model(model) or strategy.framework == "none":
         return []
     if key is None:
-        told = " or ".join(f"model.{name}" for name in own_model.KEYS if getattr(model, name) is not None)
+        told = " or ".join(
+            f"model.{name}" for name in user_code.MODEL_FUNCTION_KEYS if getattr(model, name) is not None
+        )
         return [f"model={model.name} is made by {told}, and {strategy.name} trains with {strategy.framework}"]
     if getattr(model, key) is None:
         return [f"model={model.name} has no model.{key}=MODULE:FUNCTION, which {strategy.name} needs"]

@@ -95,7 +95,7 @@ def _work(spec: RunSpec) -> tuple[str, float]:
         return "throughput", 1.0
     counts = [] if stop.steps is None else [float(stop.steps * spec.global_batch)]
     if stop.epochs is not None:
-        counts.append(stop.epochs * datasets.split(dataset.size, dataset.validation_share))
+        counts.append(stop.epochs * datasets.count_train_samples(dataset))
     return ("samples", min(counts)) if counts else ("seconds", stop.seconds or 1.0)
 
 

@@ -10,7 +10,12 @@ from scalebench.results import Result, StageRecord
 from scalebench.spec import InputError, ModelSpec
 from scalebench.workloads import networks
 from scalebench.workloads.network import Network
-from scalebench.workloads.partitioner import activation_bytes, flops, parameter_bytes, partition
+from scalebench.workloads.partition import (
+    activation_bytes,
+    node_parameter_bytes,
+    node_training_flops,
+    split_into_stages,
+)
 
 MICRO_BATCHES = "micro_batches"  # key of the strategies' options
 
@@ -54,14 +59,14 @@ def _network(result: Result) -> Network:
         raise InputError(f"its record does not tell the model: {error}") from error
     if model.torch is not None or model.keras is not None:
         raise InputError("only the framework knows the network of a model of one's own, and where to cut it")
-    return networks.of(model)
+    return networks.build_network(model)
 
 
 def _planned(network: Network, devices: int) -> list[Stage]:
-    costs, parameters = flops(network), parameter_bytes(network)
+    costs, parameters = node_training_flops(network), node_parameter_bytes(network)
     of_node = {node.name: place for place, node in enumerate(network.nodes)}
     found = []
-    for stage in partition(network, devices, costs):
+    for stage in split_into_stages(network, devices, costs):
         places = [of_node[node.name] for node in stage.nodes]
         sent = 0 if stage.index == devices - 1 else activation_bytes(stage)
         share = _share(sum(costs[place] for place in places), costs)
@@ -71,7 +76,7 @@ def _planned(network: Network, devices: int) -> list[Stage]:
 
 def _recorded(network: Network, stages: list[StageRecord], global_batch: int) -> list[Stage]:
     """InputError where the names are not those of the network's operations."""
-    costs = flops(network)
+    costs = node_training_flops(network)
     of_node = {node.name: place for place, node in enumerate(network.nodes)}
     found = []
     for stage in stages:

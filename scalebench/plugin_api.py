@@ -18,26 +18,22 @@ from scalebench.strategy import (
     Unsupported,
 )
 from scalebench.suggest import no_such
-from scalebench.workloads.batch import Batch
-from scalebench.workloads.images import SCALE
+from scalebench.workloads.datasets.images import PIXEL_SCALE
 from scalebench.workloads.network import Array, Network, Node
-from scalebench.workloads.networks import of as network_of
+from scalebench.workloads.networks import build_network
 from scalebench.workloads.prefetch import prefetch
-from scalebench.workloads.source import Source
+from scalebench.workloads.source import Batch, Source
 from scalebench.workloads.weights import initial_weights
 
 __all__ = [
     "API_VERSION",
-    "BACKWARD",
-    "FORWARD",
-    "OPTIMIZER",
-    "PARTS",
-    "SCALE",
     "Array",
+    "BACKWARD",
     "Batch",
     "Collective",
     "Config",
     "DatasetSpec",
+    "FORWARD",
     "InputError",
     "Loop",
     "LossPart",
@@ -46,7 +42,10 @@ __all__ = [
     "NoOptions",
     "Node",
     "NotMeasured",
+    "OPTIMIZER",
     "Operation",
+    "PARTS",
+    "PIXEL_SCALE",
     "Place",
     "Probes",
     "Profile",
@@ -58,8 +57,8 @@ __all__ = [
     "TrainSpec",
     "Transfer",
     "Unsupported",
+    "build_network",
     "initial_weights",
-    "network_of",
     "no_such",
     "prefetch",
 ]

@@ -16,7 +16,7 @@ from scalebench.plugins import PluginError
 from scalebench.slurm import geometry
 from scalebench.spec import CHIEF, Config, HardwareSpec, InputError, ModelSpec, RunSpec, check_fields
 from scalebench.strategy import check_options, check_values
-from scalebench.workloads import datasets, networks, own_model
+from scalebench.workloads import datasets, networks, user_code
 
 CPU_WORKERS = 2  # devices of a machine without a GPU, unless its YAML says otherwise
 
@@ -86,9 +86,9 @@ def fill_dataset(draft: Draft) -> Draft:
     """Name the model, and fill in what only the samples of a user's own function can say."""
     config = draft.config
     try:
-        config = replace(config, model=own_model.named(config.model))  # a failed row has the name, too
+        config = replace(config, model=user_code.identify_model(config.model))  # a failed row has the name, too
         registry.refuse_broken(draft.config)
-        return replace(draft, config=datasets.filled(config))
+        return replace(draft, config=datasets.fill_from_samples(config))
     except PluginError as error:
         return replace(draft, config=config, broken=error)
 
@@ -111,16 +111,16 @@ def size_model(draft: Draft) -> Draft:
 def _sized(config: Config) -> ModelSpec:
     """The model with its shapes and number of parameters; the parameters of a user's own only its framework knows."""
     model, size = config.model, config.dataset.image_size
-    own = own_model.is_own(model)
-    shape = model.input_shape if own else networks.input_shape(model)
+    own = user_code.is_user_model(model)
+    shape = model.input_shape if own else networks.resolve_input_shape(model)
     if size is not None and len(shape) == 3:
         shape = [size, size, shape[-1]]
     if own:
         return replace(model, input_shape=shape)
-    target = networks.target_shape(model)
-    if (shape, target) != (model.input_shape, model.target_shape) or networks.has_other_options(model):
+    target = networks.resolve_target_shape(model)
+    if (shape, target) != (model.input_shape, model.target_shape) or networks.has_changed_options(model):
         model = replace(model, input_shape=shape, target_shape=target, params=None)
-    found = networks.of(model).parameters
+    found = networks.build_network(model).parameters
     if model.params not in (None, found):
         raise InputError(
             f"model.params={model.params} is asserted, but {model.name} has {found} parameters as it is configured; "
@@ -177,7 +177,7 @@ def _batches(config: Config, gpus: int, has_samples: bool) -> tuple[int, int]:
             f"a global batch of {global_batch} samples is fewer than {gpus} devices: "
             f"raise train.global_batch or lower gpus"
         )
-    samples = datasets.split(config.dataset.size, config.dataset.validation_share)
+    samples = datasets.count_train_samples(config.dataset)
     if has_samples and config.dataset.path is None and samples < global_batch:
         raise InputError(
             f"{samples} training samples are fewer than one global batch of {global_batch}: "

@@ -58,7 +58,7 @@ class ModelSpec:
     options: dict[str, Any] = field(default_factory=dict)  # of the function that builds the network
     torch: str | None = None  # "module:function" that makes a user's own torch.nn.Module, called with the options
     keras: str | None = None  # and the same network as a keras.Model
-    code: str | None = None  # of those functions' files: another network is another run
+    code_digest: str | None = None  # of those functions' files, so that an edited network is another run
     batch_per_device: int = 1
     optimizer: str = "adam"
     learning_rate: float = 1e-3
@@ -79,8 +79,10 @@ class DatasetSpec:
     classes: int | None = number(None, at_least=2)  # labels are 0 .. classes - 1; null: targets are quantities
     builder: str | None = None  # "module:function" that makes a user's own samples, called with size, seed and options
     options: dict[str, Any] = field(default_factory=dict)  # of that function
-    code: str | None = None  # of its file: other samples are another run
-    asked: int | None = number(None, at_least=1)  # samples that it was asked for, where it gave `size` of them instead
+    code_digest: str | None = None  # of its file, so that other samples are another run
+    requested_size: int | None = number(
+        None, at_least=1
+    )  # samples requested of the function, where it returned `size` instead
     cache: str | None = None  # null: $SCALEBENCH_CACHE, else ~/.cache/scalebench
     feed: str = one_of("host", "device", "fixed", "disk")
     prefetch: str = one_of("none", "queue", "device")

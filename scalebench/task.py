@@ -233,7 +233,7 @@ def prepare_data(specs: Sequence[RunSpec], console: Console) -> None:
     for spec in specs:
         d, model = spec.config.dataset, spec.config.model
         samples = (*model.input_shape, "->", *model.target_shape, model.outputs)
-        own = (d.builder, d.code, d.asked, str(d.options))
+        own = (d.builder, d.code_digest, d.requested_size, str(d.options))
         key = (d.name, d.size, d.seed, d.path, d.dtype, d.classes, d.cache, own, samples)
         if not spec.starts or key in seen:
             continue
@@ -245,9 +245,9 @@ def prepare_data(specs: Sequence[RunSpec], console: Console) -> None:
 
 
 def _check_user_data(spec: RunSpec, folder: Path) -> None:
-    from scalebench.workloads import cache
+    from scalebench.workloads.datasets import cache
 
-    samples = datasets.train_samples(spec.config, len(cache.open_arrays(folder)[0]))
+    samples = datasets.count_train_samples(spec.config.dataset, len(cache.open_arrays(folder)[0]))
     if samples < spec.global_batch:
         raise InputError(
             f"dataset.path={spec.config.dataset.path} gives {samples} training samples, fewer than one global "

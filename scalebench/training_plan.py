@@ -36,7 +36,7 @@ def check_samples(config: Config, gpus: int, global_batch: int, replicas: int) -
             f"train.accumulate={train.accumulate} is more parts than a device has samples of an update, {smallest}: "
             f"lower it or raise train.batch_per_device"
         )
-    left = dataset.size - datasets.split(dataset.size, dataset.validation_share)
+    left = dataset.size - datasets.count_train_samples(dataset)
     if train.stop.target is not None and dataset.path is None and left < replicas:
         raise InputError(f"{NOTHING_TO_VALIDATE}: raise dataset.size or dataset.validation_share")
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from scalebench.spec import RunSpec, StopSpec
-from scalebench.workloads.rates import Rates
+from scalebench.workloads.learning_rate import LearningRateSchedule
 from scalebench.workloads.source import Source
 
 
@@ -32,8 +32,8 @@ def pictures(count: int, classes: int = 10) -> tuple[np.ndarray, np.ndarray]:
 def scheduled(spec: RunSpec, updates: int, updates_per_epoch: int) -> list[float]:
     """The learning rate of each update of a run that warms up for an epoch and falls to 0 along a cosine."""
     train = dataclasses.replace(spec.config.train, schedule="cosine", warmup_epochs=1.0, stop=StopSpec(steps=updates))
-    rates = Rates(train, spec.learning_rate, updates_per_epoch)
-    return [rates.of_update(number) for number in range(updates)]
+    rates = LearningRateSchedule(train, spec.learning_rate, updates_per_epoch)
+    return [rates.at_step(number) for number in range(updates)]
 
 
 class Lesson:

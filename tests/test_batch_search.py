@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from scalebench.max_batch import FINENESS, largest_batch, max_samples, try_counts
 from scalebench.spec import Config, DatasetSpec
-from scalebench.workloads import cache, datasets
+from scalebench.workloads import datasets
+from scalebench.workloads.datasets import cache
 from tests.helpers import null_config
 
 

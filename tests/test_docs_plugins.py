@@ -45,16 +45,18 @@ def page(dists: Dists) -> None:
 
 def test_the_model_of_the_page(page: None) -> None:
     spec = resolved("model=one_hidden")
-    network = networks.of(spec.config.model)
+    network = networks.build_network(spec.config.model)
     assert network.parameters == spec.config.model.params
     assert spec.config.dataset.name == "ripples" and spec.global_batch == 32
-    assert networks.of(resolved("model=one_hidden", "model.options.width=8", "model.params=null").config.model).arrays
+    assert networks.build_network(
+        resolved("model=one_hidden", "model.options.width=8", "model.params=null").config.model
+    ).arrays
 
 
 def test_the_data_of_the_page(page: None) -> None:
     spec = resolved("model=one_hidden", "dataset.size=100")
     datasets.prepare(spec.config)
-    train, validation = datasets.sources(spec, 0, 1)
+    train, validation = datasets.open_sources(spec, 0, 1)
     assert (train.samples, validation.samples if validation else None) == (75, 25)
     batch = next(iter(train))
     assert batch.inputs.shape == (32, 32) and batch.targets.shape == (32, 1)

@@ -12,7 +12,7 @@ from scalebench.collect import RunOutcome
 from scalebench.compose import compose_config
 from scalebench.results import Result
 from scalebench.spec import InputError, RunSpec
-from scalebench.workloads import built
+from scalebench.workloads.datasets import user_function
 from tests.plugin_dists import Dists
 from tests.plugin_dists import dists as dists
 
@@ -25,7 +25,7 @@ NETWORK = "def tiny(network, outputs):\n    network.dense(network.flatten(networ
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mynet.py").write_text("def build(width=3): ...\ndef other(width=3): ...\n")
     (tmp_path / "mydata.py").write_text("def build(size, seed):\n    raise ValueError('empty shelf')\n")
-    monkeypatch.setattr(built, "_failed", {})
+    monkeypatch.setattr(user_function, "_failed", {})
 
 
 def of(*words: str) -> RunSpec:
@@ -124,7 +124,7 @@ def test_a_network_of_a_plugin_that_fails(dists: Dists) -> None:
 
 def test_a_network_of_a_plugin_has_no_function_of_a_user_beside_it(dists: Dists) -> None:
     plugin(dists)
-    with pytest.raises(InputError, match=r"^model=tiny is made already: model.torch goes with model=custom$"):
+    with pytest.raises(InputError, match=r"^model=tiny has its network already: model.torch is for model=custom$"):
         of("model=tiny", "model.torch=mynet:build", "strategy=bare_torch", "gpus=1")
 
 
@@ -135,4 +135,4 @@ def test_the_network_of_a_plugin_may_be_one_of_a_framework(dists: Dists) -> None
         "tiny-net", {k: v.replace("{name}", "tiny") for k, v in files.items()}, {"configs": {"t": "tiny_net.conf"}}
     )
     spec = of("model=tiny", "strategy=bare_torch", "gpus=1")
-    assert spec.broken is None and spec.config.model.name == "tiny" and spec.config.model.code
+    assert spec.broken is None and spec.config.model.name == "tiny" and spec.config.model.code_digest

@@ -21,8 +21,8 @@ from scalebench.compose import compose_config
 from scalebench.resolve import resolve
 from scalebench.spec import OPTIMIZERS, RunSpec, TrainSpec
 from scalebench.workloads import networks
+from scalebench.workloads.learning_rate import LearningRateSchedule
 from scalebench.workloads.network import Network
-from scalebench.workloads.rates import Rates
 from scalebench.workloads.source import Source
 from scalebench.workloads.weights import initial_weights
 
@@ -49,7 +49,7 @@ def network(name: str) -> Network:
     """At a size that is quick to compute, and with few outputs."""
     pixels = SIZES.get(name, 32)
     shape = SHAPES.get(name, (pixels, pixels, 3))
-    return networks.build(name, shape, OUTPUTS.get(name, 11), OPTIONS.get(name))
+    return networks.build_by_name(name, shape, OUTPUTS.get(name, 11), OPTIONS.get(name))
 
 
 def arrays(net: Network, seed: int = 1) -> dict[str, np.ndarray]:
@@ -182,11 +182,15 @@ def losses_at_rates(strategy: str, words: list[str]) -> list[float]:
     inputs = rng.normal(size=(101, 200, 3)).astype(np.float32)
     targets = np.stack([inputs[:, :100, 0].mean(1) + 1, np.abs(inputs[:, :, 1]).mean(1)], 1)
     source = Source(inputs, targets, global_batch=20, seed=3, replica=0, replicas=1)
-    one, rates, losses = registry.load(strategy)(spec, 0), Rates.of(spec, source.updates_per_epoch), []
-    assert (rates.of_update(0), rates.of_update(4)) == (pytest.approx(spec.learning_rate / 5), spec.learning_rate)
+    one, rates, losses = (
+        registry.load(strategy)(spec, 0),
+        LearningRateSchedule.from_spec(spec, source.updates_per_epoch),
+        [],
+    )
+    assert (rates.at_step(0), rates.at_step(4)) == (pytest.approx(spec.learning_rate / 5), spec.learning_rate)
     one.setup()
     for number, batch in zip(range(UPDATES), one.feed(source), strict=False):
-        one.set_learning_rate(rates.of_update(number))
+        one.set_learning_rate(rates.at_step(number))
         part = one.step(batch)
         losses.append(float(part.loss_sum) / part.samples)
     one.close()

@@ -13,7 +13,7 @@ from scalebench.measure.loop import Block
 from scalebench.results import CurvePoint, reached
 from scalebench.spec import RunSpec
 from scalebench.strategy import Strategy
-from scalebench.workloads.rates import Rates, updates_of
+from scalebench.workloads.learning_rate import LearningRateSchedule, list_step_limits
 from scalebench.workloads.source import Source
 
 GO_ON, EVALUATE, STOP = 0.0, 1.0, 2.0
@@ -60,7 +60,7 @@ class Training(Finite):
         super().__init__()
         self.spec, self.strategy, self.train, self.looks, self.report = spec, strategy, train, looks, report
         self.stop, self.settings = spec.config.train.stop, spec.config.train
-        self.rates = Rates.of(spec, train.updates_per_epoch)
+        self.rates = LearningRateSchedule.from_spec(spec, train.updates_per_epoch)
         self.curve: list[CurvePoint] = []
         self.over = False
         self.stopped_by: str | None = None
@@ -71,12 +71,12 @@ class Training(Finite):
         self._issued = 0
         self._loss_sum, self._loss_samples = 0.0, 0
         self._points_made = 0  # that are counted in epochs
-        self._ends = updates_of(self.settings, train.updates_per_epoch)
+        self._ends = list_step_limits(self.settings, train.updates_per_epoch)
         self._by_time = self.stop.seconds is not None or self.settings.evaluate_s is not None
         every = self.settings.evaluate_epochs
         self._interval = None if every is None else max(1.0, every * train.updates_per_epoch)
         self._rate: float | None = None  # that was set last; the strategy begins with its highest
-        if not self.rates.constant:
+        if not self.rates.is_constant:
             self._set_rate()
 
     def room(self) -> int | None:
@@ -92,7 +92,7 @@ class Training(Finite):
         return min(known, default=None)
 
     def updated(self) -> None:
-        if not self.rates.constant:
+        if not self.rates.is_constant:
             self._issued += 1
             self._set_rate()
 
@@ -110,7 +110,7 @@ class Training(Finite):
             self.stopped_by = "target" if at_target else self._ended_by()
 
     def _set_rate(self) -> None:
-        rate = self.rates.of_update(self._issued)
+        rate = self.rates.at_step(self._issued)
         if rate != self._rate:
             self.strategy.set_learning_rate(rate)
             self._rate = rate
@@ -167,7 +167,7 @@ class Training(Finite):
                 epochs=samples / self.train.samples,
                 samples=samples,
                 train_s=self.train_s,
-                learning_rate=self.rates.of_update(self.updates - 1),
+                learning_rate=self.rates.at_step(self.updates - 1),
                 loss=self._loss_sum / self._loss_samples if self._loss_samples else None,
                 loss_samples=self._loss_samples,
                 metrics=validation,

@@ -49,7 +49,7 @@ class Session:
         settings = self.spec.config.measure
         self._enter("setup")
         replica, replicas = self.strategy.shard()
-        train, validation = datasets.sources(self.spec, replica, replicas, on_copied=self._still_alive)
+        train, validation = datasets.open_sources(self.spec, replica, replicas, on_copied=self._still_alive)
         self.record.train_samples, self.record.updates_per_epoch = train.samples, train.updates_per_epoch
         self.strategy.setup()
         self.record.params = self.probes.num_params()
@@ -73,7 +73,7 @@ class Session:
         """One that goes to a stop, with what its points are measured on."""
         if self.spec.config.train.stop.target is not None and validation is None:
             raise InputError(NOTHING_TO_VALIDATE)
-        alike = datasets.like_validation(self.spec, *self.strategy.shard()) if validation is not None else None
+        alike = datasets.open_training_subset(self.spec, *self.strategy.shard()) if validation is not None else None
         return course.Training(self.spec, self.strategy, train, (validation, alike), self._report_training)
 
     def _measure(self, train: Source, training: course.Training | None) -> None:

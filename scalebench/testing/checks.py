@@ -89,7 +89,7 @@ class CountedLoop:
 def examine(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: ProgressFile, folder: Path) -> None:
     """All checks of one rank, in the order in which one does not spoil the next."""
     replica, replicas = strategy.shard()
-    train, validation = datasets.sources(spec, replica, replicas, ListeningSource)
+    train, validation = datasets.open_sources(spec, replica, replicas, ListeningSource)
     assert isinstance(train, ListeningSource)
     seen = Checks(record.rank, [replica, replicas], train.updates_per_epoch, train.samples)
     seen.options = asdict(type(strategy).Options())

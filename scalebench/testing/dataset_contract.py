@@ -20,7 +20,8 @@ from scalebench.compose import compose_config
 from scalebench.resolve import resolve
 from scalebench.spec import Config
 from scalebench.testing.words import DATA_ONLY, of_dataset
-from scalebench.workloads import cache, datasets
+from scalebench.workloads import datasets
+from scalebench.workloads.datasets import cache
 
 SIZE = 60
 INPUT_DTYPES = ("float32", "uint8", "int32")
@@ -102,7 +103,7 @@ class DatasetContract:
     def test_split(self, made: Made) -> None:
         """Of as many as the YAML asks for, some train and some validate."""
         samples = len(made.inputs) if made.config.dataset.path is not None else self.usual_size()
-        train = datasets.train_samples(made.config, samples)
+        train = datasets.count_train_samples(made.config.dataset, samples)
         assert 0 < train < samples, f"{train} of {samples} samples train: dataset.validation_share"
 
     def test_same_seed_same_samples(self, made: Made, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def examine(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: Pro
 
 
 def _train(spec: RunSpec, strategy: Strategy, found: Found, folder: Path) -> None:
-    train, validation = datasets.sources(spec, *strategy.shard())
+    train, validation = datasets.open_sources(spec, *strategy.shard())
     batches = iter(strategy.feed(train))
     loop = CountedLoop(batches, UPDATES)
     strategy.train(loop)

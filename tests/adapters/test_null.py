@@ -92,7 +92,7 @@ def test_samples_take_theirs(slept: list[float]) -> None:
 def test_it_learns_as_told(slept: list[float]) -> None:
     """Half the error on samples that it was trained on."""
     spec = null_spec(options={"learning": 0.5, "evaluate_s": 3.0, "step_s": 0.0})
-    strategy, (train, validation) = Null(spec, 0), datasets.sources(spec, 0, 1)
+    strategy, (train, validation) = Null(spec, 0), datasets.open_sources(spec, 0, 1)
     assert validation is not None
     strategy.step(BATCH)
     strategy.step(BATCH)
@@ -105,7 +105,7 @@ def test_it_learns_as_told(slept: list[float]) -> None:
 @pytest.mark.parametrize(("rate", "mse"), [(0.01, 0.0), (0.1, 1.0), (0.001, 1.0), (1e-4, 4.0)])
 def test_it_learns_best_at_the_learning_rate_that_it_is_told(rate: float, mse: float) -> None:
     spec = null_spec(options={"best_rate": 0.01}, train=TrainSpec(batch_per_device=10, learning_rate=rate))
-    _, validation = datasets.sources(spec, 0, 1)
+    _, validation = datasets.open_sources(spec, 0, 1)
     assert validation is not None
     assert Null(spec, 0).evaluate(validation) == {"mse": pytest.approx(mse, abs=1e-12)}
 
@@ -136,7 +136,7 @@ def test_the_exchange_takes_its_time_while_it_is_on(slept: list[float]) -> None:
 
 def test_loading_takes_its_time(slept: list[float]) -> None:
     spec = null_spec(options={"loading_s": 2.0})
-    train, _ = datasets.sources(spec, 0, 1)
+    train, _ = datasets.open_sources(spec, 0, 1)
     assert len(list(itertools.islice(Null(spec, 0).feed(train), 3))) == 3
     assert slept == [2.0] * 3
 

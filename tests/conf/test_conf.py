@@ -42,8 +42,8 @@ KINDS = {
 }
 # Only said where it is so: a user's own functions, and strategies that do not update as their baseline does.
 OF_SOME = {
-    "model": {"torch", "keras", "code"},
-    "dataset": {"builder", "options", "code", "asked"},
+    "model": {"torch", "keras", "code_digest"},
+    "dataset": {"builder", "options", "code_digest", "requested_size"},
     "strategy": {"inexact", "tolerance", "choices", "at_least"},
 }
 FILES = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml"))
@@ -124,7 +124,7 @@ def test_the_model_brings_its_training_settings() -> None:
 @pytest.mark.parametrize("path", [path for path in MODELS if path.stem != "custom"], ids=str)
 def test_a_model_has_the_parameters_that_its_yaml_expects(path: Path) -> None:
     model = from_dict(ModelSpec, {key: value for key, value in load(path).items() if key != "defaults"})
-    assert model.params in (networks.of(model).parameters, None)
+    assert model.params in (networks.build_network(model).parameters, None)
     assert (model.params is None) == (path.stem == "synthetic")  # whose parameters are an option
     assert model.sources
 

@@ -24,7 +24,7 @@ def config(*words: str) -> Config:
 
 
 def trained_on(config: Config) -> int:
-    return datasets.train_samples(config, config.dataset.size)
+    return datasets.count_train_samples(config.dataset, config.dataset.size)
 
 
 def test_every_data_set_is_known_and_has_its_yaml() -> None:
@@ -56,7 +56,7 @@ def test_an_epoch_of_the_generated_cifar10_is_as_long_as_one_of_the_real() -> No
     ("random", "mlp", 133),
 ])  # fmt: skip
 def test_the_sizes_on_disk_that_the_files_tell(name: str, model: str, megabytes: int) -> None:
-    made = datasets.DATASETS[name].recipe
+    made = datasets.DATASETS[name].define
     assert made is not None
     assert round(made(config(f"dataset={name}", f"model={model}")).size_bytes / 1e6) == megabytes
 

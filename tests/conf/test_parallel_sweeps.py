@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from scalebench.workloads import networks
-from scalebench.workloads.partitioner import most_stages
+from scalebench.workloads.partition import max_stages
 from tests.conf.test_sweeps import archive as archive  # for every test here
 from tests.conf.test_sweeps import runs, values
 
@@ -25,4 +25,4 @@ def test_data_or_model_tries_each_kind_on_the_same_work() -> None:
 def test_its_models_can_be_cut(model: str) -> None:
     assert model in values("data_or_model")["model"]
     (spec, *_) = runs("data_or_model", model=[model], strategy=["ddp_gloo"])
-    assert most_stages(networks.of(spec.config.model)) >= 2
+    assert max_stages(networks.build_network(spec.config.model)) >= 2

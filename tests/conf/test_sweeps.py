@@ -81,7 +81,7 @@ def test_keras_multi_gpu_cuts_every_batch_evenly(data: str, batch: int) -> None:
     words = [f"dataset={data}", f"train.batch_per_device={batch}"]
     for gpus, scaling in itertools.product((1, 2, 3, 4, 6, 8), ("strong", "weak")):
         spec = runs("keras_multi_gpu", *words, f"gpus={gpus}", scaling=[scaling], strategy=["kuza55_ps_cpu"])[0]
-        rest = datasets.train_samples(spec.config, spec.config.dataset.size) % spec.global_batch
+        rest = datasets.count_train_samples(spec.config.dataset, spec.config.dataset.size) % spec.global_batch
         if spec.global_batch % gpus == 0:  # it was the study's error otherwise
             assert rest % gpus == 0
 

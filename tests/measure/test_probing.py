@@ -69,7 +69,7 @@ def probed(
     measure = {"block_s": 0.05, "probe_s": 2.0, **changes.pop("measure", {})}
     spec = null_spec(gpus, measure=measure, **changes)
     strategy, lives = kind(spec), []
-    train, _ = datasets.sources(spec, 0, gpus)
+    train, _ = datasets.open_sources(spec, 0, gpus)
     report: Callable[[], None] = lambda: lives.append(strategy.now_s)  # noqa: E731
     probing = Probing(spec, strategy, STEP_S + EXCHANGE_S, list(messages), report, lambda: strategy.now_s)
     probing.run(train, folder)

@@ -218,7 +218,7 @@ def test_every_sample_is_counted_also_of_an_uneven_last_batch(gpus: int, tmp_pat
     spec.batch_per_device, spec.global_batch = 7, 7 * gpus
     result = run(spec, tmp_path / "run")
     assert result.status == "ok", result.reason
-    train, _ = datasets.sources(spec, 0, gpus)
+    train, _ = datasets.open_sources(spec, 0, gpus)
     first = result.ranks[0]
     assert (first.train_samples, first.updates_per_epoch) == (94, train.updates_per_epoch)
     assert train.global_samples(train.updates_per_epoch - 1) != 7 * gpus

@@ -180,9 +180,9 @@ def test_a_file_with_too_few_samples_to_validate(tmp_path: Path) -> None:
 
 def test_as_many_samples_trained_on_as_there_are_to_validate() -> None:
     spec = spec_of(2, size=100)
-    alike = datasets.like_validation(spec, 0, 2)
+    alike = datasets.open_training_subset(spec, 0, 2)
     assert alike is not None and (alike.samples, alike.first) == (25, 0)
     mostly = spec_of(2, size=100, share=0.7)
-    alike = datasets.like_validation(mostly, 1, 2)
+    alike = datasets.open_training_subset(mostly, 1, 2)
     assert alike is not None and alike.samples == 30, "all there are"
-    assert datasets.like_validation(spec_of(2, size=100, share=0.01), 0, 2) is None
+    assert datasets.open_training_subset(spec_of(2, size=100, share=0.01), 0, 2) is None

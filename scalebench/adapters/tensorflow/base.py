@@ -27,7 +27,7 @@ from scalebench.adapters.tensorflow.pieces import Share
 from scalebench.adapters.tensorflow.probed import Probed
 from scalebench.spec import RunSpec
 from scalebench.strategy import LossPart
-from scalebench.workloads import networks, own_model
+from scalebench.workloads import networks, user_code
 from scalebench.workloads.network import Network
 from scalebench.workloads.source import Source
 from scalebench.workloads.weights import initial_weights
@@ -54,7 +54,7 @@ class TensorFlowStrategy(Probed):
 
     def setup(self) -> None:
         settings = self.spec.config
-        if own_model.is_own(settings.model):
+        if user_code.is_user_model(settings.model):
             own_build.refuse(settings)
         self.devices = devices.configure(self.spec.device, self.place)
         computes_in = precision.choose(settings.train.precision, self.devices[0])
@@ -166,7 +166,7 @@ class TensorFlowStrategy(Probed):
         return global_samples
 
     def model_type(self) -> type[NetworkModel] | type[OwnModel]:
-        return OwnModel if own_model.is_own(self.spec.config.model) else NetworkModel
+        return OwnModel if user_code.is_user_model(self.spec.config.model) else NetworkModel
 
     def forward(self, inputs: tf.Tensor) -> tf.Tensor:
         """The model's outputs, for validation."""
@@ -222,7 +222,7 @@ class TensorFlowStrategy(Probed):
 
     def _build(self, computes_in: str) -> NetworkModel | OwnModel:
         """The model with the weights that every rank starts from, and with a network of ours every framework."""
-        wanted, own = self.spec.config.model, own_model.is_own(self.spec.config.model)
+        wanted, own = self.spec.config.model, user_code.is_user_model(self.spec.config.model)
         model = self._built_own(computes_in) if own else self._built_network(computes_in)
         found = sum(math.prod(variable.shape) for variable in model.trainable_variables)
         if found != wanted.params and not (own and wanted.params is None):
@@ -234,7 +234,7 @@ class TensorFlowStrategy(Probed):
 
     def _built_network(self, computes_in: str) -> NetworkModel:
         settings = self.spec.config
-        network = networks.of(settings.model)
+        network = networks.build_network(settings.model)
         layout = "nhwc" if settings.train.data_format == "default" else settings.train.data_format
         return self.model_type()(
             network,

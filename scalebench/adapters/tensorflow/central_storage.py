@@ -12,7 +12,7 @@ from scalebench.adapters.tensorflow import central
 from scalebench.adapters.tensorflow.feeding import Part
 from scalebench.adapters.tensorflow.mirrored import Replicated
 from scalebench.strategy import Unsupported
-from scalebench.workloads import networks, own_model
+from scalebench.workloads import networks, user_code
 
 
 @dataclass
@@ -33,11 +33,11 @@ class CentralStorage(central.OneCopy, Replicated):
     def setup(self) -> None:
         model = self.spec.config.model
         central.refuse_compiler(self.spec.config)
-        if own_model.is_own(model):
+        if user_code.is_user_model(model):
             super().setup()  # only then is it known what it has
             self._refuse_parts(bool(self.model.moving or self.model.drawing))
         else:
-            self._refuse_parts(any(not array.trainable for array in networks.of(model).arrays))
+            self._refuse_parts(any(not array.trainable for array in networks.build_network(model).arrays))
             super().setup()
 
     def _refuse_parts(self, keeps_state: bool) -> None:
@@ -46,7 +46,7 @@ class CentralStorage(central.OneCopy, Replicated):
             raise Unsupported(
                 f"{settings.strategy.name} puts moving statistics together after every forward pass, which it cannot "
                 f"do within an update: leave out train.accumulate, or take a model without batch normalisation"
-                + (", or dropout" if own_model.is_own(settings.model) else "")
+                + (", or dropout" if user_code.is_user_model(settings.model) else "")
             )
 
     def join(self) -> None:

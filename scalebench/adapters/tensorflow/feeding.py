@@ -10,9 +10,8 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from scalebench.workloads.batch import Batch
 from scalebench.workloads.prefetch import prefetch
-from scalebench.workloads.source import Source
+from scalebench.workloads.source import Batch, Source
 
 Part = tuple[tf.Tensor, tf.Tensor]  # inputs, targets of one device
 Arrays = tuple[NDArray[Any], ...]  # the same in host memory
@@ -96,7 +95,7 @@ def _resident(source: Source, devices: Sequence[str]) -> TfBatches:
     whole = []
     for device in devices:
         with tf.device(device):
-            whole.append(tuple(tf.identity(np.asarray(array)) for array in source.whole()))
+            whole.append(tuple(tf.identity(np.asarray(array)) for array in source.arrays()))
     epoch = 0
     while True:
         for update in range(source.updates_per_epoch):

@@ -17,8 +17,7 @@ from scalebench.adapters.tensorflow.feeding import TfBatch
 from scalebench.adapters.tensorflow.network import NetworkModel
 from scalebench.adapters.tensorflow.own import OwnModel
 from scalebench.strategy import Loop, LossPart, Unsupported
-from scalebench.workloads.batch import Batch
-from scalebench.workloads.source import Source
+from scalebench.workloads.source import Batch, Source
 
 AHEAD = 2  # batches that wait for fit where prefetching is asked for, as many as in the other loops
 

@@ -18,13 +18,13 @@ from scalebench.adapters.tensorflow.stage_optimizers import StageOptimizers
 from scalebench.results import StageRecord
 from scalebench.spec import InputError
 from scalebench.strategy import NotMeasured, Unsupported
-from scalebench.workloads import own_model, partitioner
+from scalebench.workloads import partition, user_code
 from scalebench.workloads.network import Network
-from scalebench.workloads.partitioner import Stage
+from scalebench.workloads.partition import NetworkStage
 
 COSTS: dict[str, Callable[[Network], list[float]]] = {
-    "flops": partitioner.flops,
-    "size": partitioner.parameter_bytes,
+    "flops": partition.node_training_flops,
+    "size": partition.node_parameter_bytes,
 }
 
 
@@ -41,7 +41,7 @@ class ModelParallel(TensorFlowStrategy):
 
     Options = ModelParallelOptions
     model: NetworkModel
-    cut: list[Stage]
+    cut: list[NetworkStage]
     _exchange: tuple[list[int], crossings.InTurn] | None = None
 
     def shard(self) -> tuple[int, int]:
@@ -53,7 +53,7 @@ class ModelParallel(TensorFlowStrategy):
 
     def device_of(self, network: Network) -> dict[str, str]:
         try:
-            self.cut = partitioner.partition(network, len(self.devices), COSTS[self.options.split](network))
+            self.cut = partition.split_into_stages(network, len(self.devices), COSTS[self.options.split](network))
         except InputError as reason:
             raise Unsupported(str(reason)) from None
         found = {
@@ -128,7 +128,7 @@ class ModelParallel(TensorFlowStrategy):
             work_s = stage_work.seconds(self.model, self.cut, self.last_batch.parts[0], self._loss)
         return [self._record(stage, seconds) for stage, seconds in zip(self.cut, work_s, strict=True)]
 
-    def _record(self, stage: Stage, work_s: float | None) -> StageRecord:
+    def _record(self, stage: NetworkStage, work_s: float | None) -> StageRecord:
         sent_bytes = math.prod(stage.output.shape) * self.model.computes_in.size * self.spec.global_batch
         held = [array for node in stage.nodes for array in node.arrays if array.trainable]
         return StageRecord(
@@ -153,7 +153,7 @@ class ModelParallel(TensorFlowStrategy):
 
     def _refuse(self) -> None:
         settings, name = self.spec.config, self.spec.config.strategy.name
-        if own_model.is_own(settings.model):
+        if user_code.is_user_model(settings.model):
             raise Unsupported(
                 f"{name} cuts networks of scalebench's own, and a Keras model of yours does not say where it can be cut"
             )

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from scalebench.adapters.tensorflow import sequence_layers
 from scalebench.adapters.tensorflow.own import OwnModel
-from scalebench.workloads.images import SCALE
+from scalebench.workloads.datasets.images import PIXEL_SCALE
 from scalebench.workloads.network import Network, Node
 
 Arrays = Mapping[str, NDArray[np.float32]]
@@ -101,7 +101,7 @@ class NetworkModel(keras.Model):
         # Scaled before it is rounded: bfloat16 has few numbers near 2, and many near the 0 that they become.
         if inputs.dtype in (tf.int32, tf.int64):
             return inputs
-        x = tf.cast(inputs, tf.float32) / SCALE - 1 if inputs.dtype == tf.uint8 else inputs
+        x = tf.cast(inputs, tf.float32) / PIXEL_SCALE - 1 if inputs.dtype == tf.uint8 else inputs
         x = tf.cast(x, self.computes_in)
         return tf.transpose(x, [0, 3, 1, 2]) if self.channels_first else x
 

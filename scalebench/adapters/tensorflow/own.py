@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from scalebench.workloads.images import SCALE
+from scalebench.workloads.datasets.images import PIXEL_SCALE
 
 
 class OwnModel(keras.Model):
@@ -29,7 +29,7 @@ class OwnModel(keras.Model):
         self.built = True
 
     def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
-        x = tf.cast(inputs, tf.float32) / SCALE - 1 if inputs.dtype == tf.uint8 else inputs
+        x = tf.cast(inputs, tf.float32) / PIXEL_SCALE - 1 if inputs.dtype == tf.uint8 else inputs
         return tf.cast(self.inner(x, training=training), tf.float32)
 
 

@@ -17,7 +17,7 @@ from scalebench.adapters.tensorflow import own, own_check
 from scalebench.plugins import PluginError
 from scalebench.spec import Config
 from scalebench.strategy import Unsupported
-from scalebench.workloads import own_code
+from scalebench.workloads import user_code
 
 POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 SAID = 300  # characters of a message of Keras' at the most, which may be pages: the log has it whole
@@ -103,7 +103,7 @@ def _said(error: BaseException) -> str:
 def _made(config: Config) -> keras.Model:
     """What the function gives. Modules may make networks when they are imported, hence the first seed."""
     keras.utils.set_random_seed(config.seed % 2**32)
-    function = own_code.load(str(config.model.keras), "model.keras")
+    function = user_code.load_function(str(config.model.keras), "model.keras")
     if isinstance(function, keras.Layer) or not callable(function):
         raise own_check.Problem(f"is a {type(function).__name__}: name a function that makes the network")
     _check_call(function, config)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scalebench.adapters.tensorflow import cluster, devices, evidence, precision
 from scalebench.spec import Place, RunSpec
 from scalebench.workloads import datasets
-from scalebench.workloads.disk import DiskRows
+from scalebench.workloads.uncached_rows import UncachedRows
 
 READ, RECORD = "scalebench.read", "scalebench.record"
 _kept: dict[str, Callable[..., Any]] = {}  # TensorFlow's own table holds them weakly
@@ -63,8 +63,8 @@ class Rows:
 
     def __init__(self, spec: RunSpec) -> None:
         feed = spec.config.dataset.feed
-        arrays = datasets.arrays(spec)
-        self._arrays = [DiskRows(array) if feed == "disk" else np.asarray(array) for array in arrays]
+        arrays = datasets.open_dataset(spec)
+        self._arrays = [UncachedRows(array) if feed == "disk" else np.asarray(array) for array in arrays]
         self._fixed: dict[bytes, list[NDArray[Any]]] | None = {} if feed == "fixed" else None
 
     def __call__(self, rows: NDArray[np.int64]) -> list[NDArray[Any]]:
@@ -76,7 +76,7 @@ class Rows:
         return self._fixed[key]
 
     def _read(self, rows: NDArray[np.int64]) -> list[NDArray[Any]]:
-        return [a(rows) if isinstance(a, DiskRows) else np.take(a, rows, axis=0) for a in self._arrays]
+        return [a(rows) if isinstance(a, UncachedRows) else np.take(a, rows, axis=0) for a in self._arrays]
 
 
 class Recorder:

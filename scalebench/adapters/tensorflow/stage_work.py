@@ -12,13 +12,13 @@ import tensorflow as tf
 from scalebench.adapters.tensorflow import devices
 from scalebench.adapters.tensorflow.feeding import Part
 from scalebench.adapters.tensorflow.network import NetworkModel
-from scalebench.workloads.partitioner import Stage
+from scalebench.workloads.partition import NetworkStage
 
 REPEATS = 5  # after a first one, which traces
 Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
-def seconds(model: NetworkModel, cut: Sequence[Stage], part: Part, loss: Loss) -> list[float]:
+def seconds(model: NetworkModel, cut: Sequence[NetworkStage], part: Part, loss: Loss) -> list[float]:
     """Of each stage in turn, the median; the other devices have nothing to do. Moves moving statistics."""
     inputs, targets = part
     with model.device(cut[-1].output):
@@ -29,7 +29,7 @@ def seconds(model: NetworkModel, cut: Sequence[Stage], part: Part, loss: Loss) -
     ]
 
 
-def _read(model: NetworkModel, cut: Sequence[Stage], inputs: tf.Tensor) -> list[tf.Tensor]:
+def _read(model: NetworkModel, cut: Sequence[NetworkStage], inputs: tf.Tensor) -> list[tf.Tensor]:
     """What each stage reads, on the device of the stage."""
 
     def forward(inputs: tf.Tensor) -> list[tf.Tensor]:
@@ -44,7 +44,7 @@ def _read(model: NetworkModel, cut: Sequence[Stage], inputs: tf.Tensor) -> list[
     return here
 
 
-def _alone(model: NetworkModel, stage: Stage, loss: Loss | None) -> Callable[..., Any]:
+def _alone(model: NetworkModel, stage: NetworkStage, loss: Loss | None) -> Callable[..., Any]:
     """(what the stage reads, targets) -> a number of each gradient that it finds. `loss`: of the last stage; the others
     begin with the gradients of their outputs, for which ones stand."""
     arrays = [array for node in stage.nodes for array in node.arrays if array.trainable]

@@ -22,7 +22,7 @@ from scalebench.adapters.torch.weights import load_weights, read_weights
 from scalebench.results import Profile
 from scalebench.spec import RunSpec
 from scalebench.strategy import BACKWARD, FORWARD, Loop, LossPart, Probes, Strategy, Unsupported
-from scalebench.workloads import networks, own_model
+from scalebench.workloads import networks, user_code
 from scalebench.workloads.source import Source
 from scalebench.workloads.weights import initial_weights
 
@@ -226,7 +226,7 @@ class TorchStrategy(Strategy, Probes):
         """The model on its device, with the weights that every rank and every framework starts from."""
         config = self.spec.config
         wanted = config.model
-        model = self._own() if own_model.is_own(wanted) else self._ours()
+        model = self._own() if user_code.is_user_model(wanted) else self._ours()
         torch.manual_seed(config.seed + self.shard()[0])  # of dropout: those that share samples draw alike
         return model
 
@@ -236,7 +236,7 @@ class TorchStrategy(Strategy, Probes):
             raise RuntimeError(f"{wanted.name} has {found} parameters here and {wanted.params} in its YAML")
 
     def _ours(self) -> NetworkModule:
-        config, network = self.spec.config, networks.of(self.spec.config.model)
+        config, network = self.spec.config, networks.build_network(self.spec.config.model)
         model = NetworkModule(network, config.train.data_format, config.train.dropout)
         arrays = ((array.name, array.shape, array.init) for array in network.arrays)
         load_weights(model, initial_weights(arrays, config.seed))

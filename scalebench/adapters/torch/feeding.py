@@ -11,9 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scalebench.workloads.batch import Batch
 from scalebench.workloads.prefetch import prefetch
-from scalebench.workloads.source import Source
+from scalebench.workloads.source import Batch, Source
 
 CHUNK = 4096  # samples
 
@@ -138,7 +137,7 @@ def _resident(source: Source, device: torch.device) -> TorchBatches:
 
     All of it and not one replica's part, since each epoch deals the samples anew.
     """
-    inputs, targets = (_on_device(array, device) for array in source.whole())
+    inputs, targets = (_on_device(array, device) for array in source.arrays())
     epoch = 0
     while True:
         updates = range(source.updates_per_epoch)

@@ -13,8 +13,7 @@ from torch.nn import functional
 from torch.nn.utils import skip_init
 
 from scalebench.adapters.torch import sequence_layers
-from scalebench.workloads.network import Node
-from scalebench.workloads.windows import Pads
+from scalebench.workloads.network import Node, Pads
 
 FUNCTIONS = {1: functional.conv1d, 2: functional.conv2d}
 MAX_POOL = {1: nn.MaxPool1d, 2: nn.MaxPool2d}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from scalebench.adapters.torch.layers import CHANNELS_LAST, EITHER_ORDER, Moved, modules_of
-from scalebench.workloads.images import SCALE
+from scalebench.workloads.datasets.images import PIXEL_SCALE
 from scalebench.workloads.network import Network, Node
 
 # No backward pass of these reads their output, so that it may be overwritten.
@@ -32,7 +32,7 @@ class NetworkModule(nn.Module):
     """(samples, *input_shape) -> (samples, outputs); arrays are parameters and buffers of their node's module.
 
     Outputs for each position come as (samples, outputs, positions), as torch's losses take them. Inputs are float32,
-    uint8 that becomes -1 .. 1 (see workloads.images), or whole numbers to look up. Images lie in memory channels last,
+    uint8 that becomes -1 .. 1 (see datasets.images), or whole numbers to look up. Images lie in memory channels last,
     as they come, or with `data_format` nchw channels first. Without `dropout` such nodes let everything through.
     Weights are uninitialised: see weights.load_weights.
     """
@@ -59,7 +59,7 @@ class NetworkModule(nn.Module):
         x = inputs.movedim(-1, 1) if inputs.dim() > 2 else inputs
         if self.channels_first:
             x = x.contiguous()
-        values = {self.network.input.name: x.div(SCALE).sub(1) if x.dtype == torch.uint8 else x}
+        values = {self.network.input.name: x.div(PIXEL_SCALE).sub(1) if x.dtype == torch.uint8 else x}
         for step in self.plan:
             values[step.output] = getattr(self, step.module)(*[values[name] for name in step.inputs])
             for name in step.spent:

@@ -20,8 +20,8 @@ from torch.nn.parameter import is_lazy
 from scalebench.plugins import PluginError, said
 from scalebench.spec import Config, InputError, ModelSpec
 from scalebench.strategy import Unsupported
-from scalebench.workloads import own_code
-from scalebench.workloads.images import SCALE
+from scalebench.workloads import user_code
+from scalebench.workloads.datasets.images import PIXEL_SCALE
 
 # How DDP begins what it says of parameters without a gradient, and what Lightning makes of that.
 UNUSED = re.compile("Expected to have finished reduction in the prior|has parameters that were not used in producing")
@@ -49,7 +49,7 @@ class OwnModule(nn.Module):
         x = inputs.movedim(-1, 1) if inputs.dim() > 2 else inputs
         if not (self.channels_last and x.dim() == 4):
             x = x.contiguous()
-        outputs = self.module(x.div(SCALE).sub(1) if x.dtype == torch.uint8 else x)
+        outputs = self.module(x.div(PIXEL_SCALE).sub(1) if x.dtype == torch.uint8 else x)
         if not isinstance(outputs, Tensor):  # some have more to say in training than in evaluation
             raise TypeError(f"it should give one tensor, and gives a {type(outputs).__name__}")
         return outputs
@@ -69,7 +69,7 @@ def built(config: Config, device: torch.device) -> OwnModule:
     if model.torch is None:
         name = config.strategy.name
         raise Unsupported(f"model={model.name} has no model.torch=MODULE:FUNCTION, which {name} needs")
-    build = own_code.load(model.torch, "model.torch")
+    build = user_code.load_function(model.torch, "model.torch")
     _seed(config.seed)
     with blamed(model, anywhere=True):
         _check_call(build, model)

@@ -23,7 +23,7 @@ from scalebench.adapters.torch.weights import read_weights
 from scalebench.results import StageRecord
 from scalebench.spec import InputError, RunSpec
 from scalebench.strategy import LossPart, NotMeasured, Unsupported
-from scalebench.workloads import micro_batches, networks, partitioner
+from scalebench.workloads import networks, partition
 from scalebench.workloads.source import Source
 
 
@@ -38,7 +38,7 @@ class ModelParallelOptions:
 class PipelineOptions:
     """Where the model is cut, and what a batch goes through it in."""
 
-    micro_batches: int | None = None  # None: see workloads.micro_batches.usual
+    micro_batches: int | None = None  # None: see workloads.partition.default_micro_batches
     split: str = TIME
 
 
@@ -47,7 +47,7 @@ class HybridOptions:
     """As of a pipeline, of which there are gpus / stages; each trains on its own part of a batch."""
 
     stages: int = 2
-    micro_batches: int | None = None  # None: see workloads.micro_batches.usual
+    micro_batches: int | None = None  # None: see workloads.partition.default_micro_batches
     schedule: str = "gpipe"  # gpipe | 1f1b
     split: str = TIME
 
@@ -64,7 +64,7 @@ class ModelParallel(TorchStrategy):
     stage_count: int
     replicas: int = 1
     chain: Chain
-    cut: list[partitioner.Stage]
+    cut: list[partition.NetworkStage]
     wires: list[Wire]
     model: NetworkModule
     relay: Relay
@@ -93,9 +93,11 @@ class ModelParallel(TorchStrategy):
         self.shard()  # whether there are whole replicas
         self.micro_batches = self.count_micro_batches()
         refuse(self.spec, self.group_backend(), self.schedule, self.stage_count, self.micro_batches)
-        network = networks.of(self.spec.config.model)
-        self._partition(network, partitioner.flops(network))  # there are places enough, whatever they cost
-        obstacle = micro_batches.obstacle(micro_batches.batch_sizes(self.spec, *self.shard()), self.micro_batches)
+        network = networks.build_network(self.spec.config.model)
+        self._partition(network, partition.node_training_flops(network))  # there are places enough, whatever they cost
+        obstacle = partition.indivisible_reason(
+            partition.epoch_batch_sizes(self.spec, *self.shard()), self.micro_batches
+        )
         if obstacle is not None:
             raise Unsupported(f"{self.spec.config.strategy.name}: {obstacle}")
         super().setup()
@@ -195,11 +197,11 @@ class ModelParallel(TorchStrategy):
         ]
 
     def _ours(self) -> NetworkModule:
-        network = networks.of(self.spec.config.model)
+        network = networks.build_network(self.spec.config.model)
         self.cut = self._partition(network, self._costs(network))
         return built(self.cut[self.chain.index], self.spec.config, self.device)
 
-    def _costs(self, network: partitioner.Network) -> list[float]:
+    def _costs(self, network: partition.Network) -> list[float]:
         """The same on every rank: seconds are those of rank 0."""
         split = "flops" if self.stage_count == 1 else self.options.split  # nothing to balance
         if split in COUNTED:
@@ -211,9 +213,9 @@ class ModelParallel(TorchStrategy):
         assert self.group is not None, "processes have met"
         return self.group.sum(costs)
 
-    def _partition(self, network: partitioner.Network, costs: list[float]) -> list[partitioner.Stage]:
+    def _partition(self, network: partition.Network, costs: list[float]) -> list[partition.NetworkStage]:
         try:
-            return partitioner.partition(network, self.stage_count, costs)
+            return partition.split_into_stages(network, self.stage_count, costs)
         except InputError as reason:
             raise Unsupported(str(reason)) from None
 
@@ -235,11 +237,11 @@ class ModelParallel(TorchStrategy):
         return None if self.chain.first else self.wires[self.chain.index - 1]
 
     def _micro_samples(self, replica: int) -> int:
-        whole, _ = micro_batches.batch_sizes(self.spec, replica, self.replicas)
+        whole, _ = partition.epoch_batch_sizes(self.spec, replica, self.replicas)
         return whole.samples // self.micro_batches
 
     def _parameter_bytes(self, index: int) -> int:
-        return round(sum(partitioner.parameter_bytes(self.cut[index].network("stage"))))
+        return round(sum(partition.node_parameter_bytes(self.cut[index].network("stage"))))
 
 
 class Pipeline(ModelParallel):
@@ -253,7 +255,7 @@ class Pipeline(ModelParallel):
             raise InputError(f"strategy.options.micro_batches={self.options.micro_batches} should be a whole number")
 
     def count_micro_batches(self) -> int:
-        return self.options.micro_batches or micro_batches.usual(self.spec, self.replicas, self.stage_count)
+        return self.options.micro_batches or partition.default_micro_batches(self.spec, self.replicas, self.stage_count)
 
 
 class Pipeline1F1B(Pipeline):

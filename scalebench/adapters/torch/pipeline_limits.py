@@ -9,13 +9,13 @@ from torch.distributed.pipelining import ScheduleGPipe
 
 from scalebench.spec import RunSpec
 from scalebench.strategy import Unsupported
-from scalebench.workloads import own_model
+from scalebench.workloads import user_code
 
 
 def refuse(spec: RunSpec, backend: str, schedule: str, stages: int, micro_batches: int) -> None:
     """Raises Unsupported with the first reason."""
     train, name = spec.config.train, spec.config.strategy.name
-    if own_model.is_own(spec.config.model):
+    if user_code.is_user_model(spec.config.model):
         raise Unsupported(
             f"{name} cuts the networks of scalebench, and a module of one's own does not say where it can be cut"
         )

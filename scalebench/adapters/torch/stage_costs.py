@@ -12,10 +12,10 @@ from scalebench.adapters.torch.stage_module import StageModule, built, example
 from scalebench.adapters.torch.stage_work import Work, median_s
 from scalebench.spec import Config
 from scalebench.workloads.network import Network
-from scalebench.workloads.partitioner import Stage, cuts, flops, parameter_bytes
+from scalebench.workloads.partition import NetworkStage, find_cuts, node_parameter_bytes, node_training_flops
 
 TIME = "time"
-COUNTED: dict[str, Callable[[Network], list[float]]] = {"flops": flops, "size": parameter_bytes}
+COUNTED: dict[str, Callable[[Network], list[float]]] = {"flops": node_training_flops, "size": node_parameter_bytes}
 REPEATS = 3
 
 
@@ -39,8 +39,8 @@ def measured(
     return [costs[node.name] for node in network.nodes]
 
 
-def segments(network: Network) -> Iterator[Stage]:
+def segments(network: Network) -> Iterator[NetworkStage]:
     """The network cut wherever it can be."""
-    ends = [0, *cuts(network), len(network.nodes) - 1]
+    ends = [0, *find_cuts(network), len(network.nodes) - 1]
     for index, (a, b) in enumerate(pairwise(ends)):
-        yield Stage(index, tuple(network.nodes[a + 1 : b + 1]), network.nodes[a])
+        yield NetworkStage(index, tuple(network.nodes[a + 1 : b + 1]), network.nodes[a])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from scalebench.adapters.torch.network import NetworkModule
 from scalebench.adapters.torch.weights import load_weights
 from scalebench.spec import Config
-from scalebench.workloads.partitioner import Stage
+from scalebench.workloads.partition import NetworkStage
 from scalebench.workloads.weights import initial_weights
 
 
@@ -68,7 +68,7 @@ class StageModule(nn.Module):
         return outputs if self.sends is None else self.sends.sent(outputs)
 
 
-def built(stage: Stage, config: Config, device: torch.device) -> NetworkModule:
+def built(stage: NetworkStage, config: Config, device: torch.device) -> NetworkModule:
     """With those of the weights that the whole model starts from which are the stage's."""
     network = stage.network(config.model.name)
     model = NetworkModule(network, config.train.data_format, config.train.dropout)

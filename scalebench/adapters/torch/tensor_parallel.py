@@ -16,7 +16,7 @@ from scalebench.adapters.torch.precision import HALF
 from scalebench.adapters.torch.tensor_plan import Split, plan
 from scalebench.spec import RunSpec
 from scalebench.strategy import LossPart, NotMeasured, Unsupported
-from scalebench.workloads import own_model
+from scalebench.workloads import user_code
 
 NEEDS = (2, 7)  # PyTorch, whose parallelize_module takes each part from what is there on every process
 
@@ -53,7 +53,7 @@ class TensorParallel(TorchStrategy):
         train, name = self.spec.config.train, self.spec.config.strategy.name
         if tuple(map(int, torch.__version__.split(".")[:2])) < NEEDS:
             raise Unsupported(f"{name} needs PyTorch 2.7 or newer, and here is {torch.__version__}")
-        if own_model.is_own(self.spec.config.model):
+        if user_code.is_user_model(self.spec.config.model):
             raise Unsupported(
                 f"{name} splits the layers of a network that scalebench describes, and not a module of yours"
             )

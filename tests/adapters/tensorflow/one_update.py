@@ -72,7 +72,7 @@ def main(overrides: list[str]) -> None:
         join()
 
     strategy.join = join_on_reversed_devices
-    source, _ = datasets.sources(spec, *strategy.shard())
+    source, _ = datasets.open_sources(spec, *strategy.shard())
     strategy.setup()
     batch = next(iter(strategy.feed(source)))
     expected = expected_statistics(strategy, batch.parts)

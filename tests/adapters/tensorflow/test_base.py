@@ -35,7 +35,7 @@ def test_loss_decreases(strategy: Any, source: Callable[..., Source], optimizer:
 
 def test_starts_from_the_seeds_weights(strategy: Any) -> None:
     bare = strategy(*BARE, "seed=5")
-    arrays = networks.of(bare.spec.config.model).arrays
+    arrays = networks.build_network(bare.spec.config.model).arrays
     for name, array in initial_weights(((a.name, a.shape, a.init) for a in arrays), 5).items():
         np.testing.assert_array_equal(bare.parameters()[name], array)
     assert bare.num_params() == 153441
@@ -104,7 +104,7 @@ def test_evaluate_is_the_mean_over_all_samples(
 
 def test_metrics_of_a_classifier(strategy: Any, pictures: Callable[..., Source]) -> None:
     bare = strategy(*BARE, "model=resnet20_cifar10", "dataset=cifar10_synthetic")
-    images, labels = pictures().whole()
+    images, labels = pictures().arrays()
     outputs = bare.model(tf.constant(images)).numpy().astype(np.float64)
     entropies = np.log(np.exp(outputs).sum(1)) - outputs[np.arange(65), labels]
     found = bare.evaluate(pictures(30))

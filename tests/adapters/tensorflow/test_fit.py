@@ -17,8 +17,7 @@ import tensorflow as tf
 from scalebench.adapters.tensorflow.fit import FitModel, Supply, Told
 from scalebench.measure.loop import Stage, TimedLoop, fixed
 from scalebench.strategy import LossPart, Unsupported
-from scalebench.workloads.batch import Batch
-from scalebench.workloads.source import Source
+from scalebench.workloads.source import Batch, Source
 
 FIT = "strategy.options.loop=fit"
 BARE = ("strategy=bare_tensorflow", "gpus=1")

@@ -99,7 +99,7 @@ def test_a_last_batch_of_fewer_samples_than_devices(strategy: Any, tmp_path: Pat
     """It joins the one before: a device without a sample would have a convolution over nothing."""
     words = ("dataset.size=42", "dataset.validation_share=0.02", "scaling=strong", "train.global_batch=20")
     one = strategy(*MIRRORED, *words, f"dataset.cache={tmp_path}")
-    source, _ = datasets.sources(one.spec, *one.shard())
+    source, _ = datasets.open_sources(one.spec, *one.shard())
     batches = list(islice(one.feed(source), 3))
     assert [batch.samples for batch in batches] == [20, 21, 20]
     assert all(np.isfinite(float(one.step(batch).loss_sum)) for batch in batches)

@@ -135,7 +135,7 @@ def test_more_stages_than_there_are_places_to_cut(made: Any) -> None:
     one = made(*TWO, "gpus=5")
     one.devices = DEVICES * 3
     with pytest.raises(Unsupported, match=re.escape("can be cut into at most 4 stages")):
-        one.device_of(networks.of(one.spec.config.model))
+        one.device_of(networks.build_network(one.spec.config.model))
 
 
 def test_the_exchange_stays(made: Any) -> None:

@@ -15,7 +15,7 @@ from scalebench.launchers import local
 from scalebench.resolve import resolve
 from scalebench.run import run
 from scalebench.spec import RunSpec
-from scalebench.workloads.batch import Batch
+from scalebench.workloads.source import Batch
 
 SHORT = ("measure=quick", "measure.min_s=0", "measure.max_s=1", "measure.hang_s=30", "measure.probes=false")
 

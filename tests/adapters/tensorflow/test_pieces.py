@@ -13,8 +13,7 @@ import tensorflow as tf
 
 from scalebench.adapters.tensorflow import feeding, xplane
 from scalebench.strategy import NotMeasured
-from scalebench.workloads.batch import Batch
-from scalebench.workloads.source import Source
+from scalebench.workloads.source import Batch, Source
 from tests.adapters.tensorflow.conftest import DEVICES
 
 ONE_COPY = ["central_storage_cpu", "multi_gpu_model"]

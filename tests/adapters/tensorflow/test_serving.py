@@ -11,7 +11,8 @@ import tensorflow as tf
 from scalebench.adapters.tensorflow import cluster, serving
 from scalebench.adapters.tensorflow.serving import Recorder, Rows
 from scalebench.spec import RunSpec
-from scalebench.workloads import cache, datasets
+from scalebench.workloads import datasets
+from scalebench.workloads.datasets import cache
 from tests.helpers import null_spec
 
 SPEC = (tf.TensorSpec((None, 200, 3), tf.float32), tf.TensorSpec((None, 2), tf.float32))

@@ -29,7 +29,7 @@ def test_loss_decreases(strategy: Any, source: Callable[..., Source], optimizer:
 
 def test_starts_from_the_seeds_weights(strategy: Any) -> None:
     bare = strategy("bare_torch", seed=5)
-    arrays = networks.of(bare.spec.config.model).arrays
+    arrays = networks.build_network(bare.spec.config.model).arrays
     for name, array in initial_weights(((a.name, a.shape, a.init) for a in arrays), 5).items():
         np.testing.assert_array_equal(bare.parameters()[name], array)
     assert bare.num_params() == 153441

@@ -249,7 +249,7 @@ def small(name: str) -> Network:
     shape = list(model.input_shape)
     if len(shape) == 3 and shape[0] > 64:
         shape[:2] = [SMALL.get(name, 32)] * 2
-    return networks.build(name, shape, model.outputs, model.options)
+    return networks.build_by_name(name, shape, model.outputs, model.options)
 
 
 LARGE = ("resnet101", "resnet152", "vgg16", "densenet100_k12")

@@ -23,7 +23,7 @@ Arrays = dict[str, np.ndarray]
 
 def gpt() -> Network:
     options = {"layers": LAYERS, "width": WIDTH, "heads": HEADS, "sequence_length": LENGTH}
-    return networks.build("gpt_small", (LENGTH,), VOCABULARY, options)
+    return networks.build_by_name("gpt_small", (LENGTH,), VOCABULARY, options)
 
 
 def module(net: Network) -> tuple[NetworkModule, Arrays]:

@@ -8,7 +8,7 @@ import torch
 from scalebench.adapters.torch.precision import Precision
 from scalebench.adapters.torch.stage_costs import measured, segments
 from scalebench.workloads import networks
-from scalebench.workloads.partitioner import partition
+from scalebench.workloads.partition import split_into_stages
 from tests.adapters.torch.conftest import spec_of
 
 CPU = torch.device("cpu")
@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("model", ["materials_cnn", "resnet20_cifar10"])
 def test_segments_are_the_whole_network(model: str) -> None:
-    network = networks.of(spec_of("model_parallel", model=model).config.model)
+    network = networks.build_network(spec_of("model_parallel", model=model).config.model)
     found = list(segments(network))
     assert [node for segment in found for node in segment.nodes] == network.nodes[1:]
     assert [segment.source for segment in found[1:]] == [segment.output for segment in found[:-1]]
@@ -25,7 +25,7 @@ def test_segments_are_the_whole_network(model: str) -> None:
 def test_seconds_balance_the_stages() -> None:
     """Twice as many samples cost more, and the partitioner takes what is measured."""
     config = spec_of("model_parallel").config
-    network = networks.of(config.model)
+    network = networks.build_network(config.model)
     few, many = (
         measured(network, config, samples, CPU, Precision("float32", CPU), lambda: None) for samples in (2, 256)
     )
@@ -33,4 +33,4 @@ def test_seconds_balance_the_stages() -> None:
     for costs in (few, many):
         assert {node.name for node, cost in zip(network.nodes, costs, strict=True) if cost > 0} == ends
     assert sum(many) > sum(few)
-    assert len(partition(network, 3, many)) == 3
+    assert len(split_into_stages(network, 3, many)) == 3

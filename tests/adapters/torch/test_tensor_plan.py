@@ -29,10 +29,10 @@ SPLIT = {
 PAIRS = {"mlp": 2, "synthetic": 1, "alexnet": 1, "alexnet_cifar10": 1, "vgg16": 1, "materials_cnn": 1, "cifar10_cnn": 1}
 
 
-def network_of(name: str) -> Network:
+def build_network(name: str) -> Network:
     spec = model_spec(name)
-    spec.input_shape = networks.input_shape(spec)
-    return networks.of(spec)
+    spec.input_shape = networks.resolve_input_shape(spec)
+    return networks.build_network(spec)
 
 
 def told(splits: list[Split]) -> list[tuple[str, bool]]:
@@ -42,7 +42,7 @@ def told(splits: list[Split]) -> list[tuple[str, bool]]:
 @pytest.mark.parametrize("devices", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", sorted({*networks.NETWORKS} - {"gpt_small"}))
 def test_every_dense_layer_of_the_zoo_is_split(name: str, devices: int) -> None:
-    network = network_of(name)
+    network = build_network(name)
     splits = plan(network, devices)
     assert [one.layer for one in splits] == [node.name for node in network.nodes if node.op == "dense"]
     assert told(splits) == SPLIT.get(name, LAST_ALONE)
@@ -53,7 +53,7 @@ def test_every_dense_layer_of_the_zoo_is_split(name: str, devices: int) -> None:
 @pytest.mark.parametrize("devices", [1, 2, 3, 4])
 def test_an_attention_is_split_by_heads(devices: int) -> None:
     """Query, key and value read one tensor, whose gradient is summed up once."""
-    network = network_of("gpt_small")
+    network = build_network("gpt_small")
     splits = plan(network, devices)
     block = [*(HEADS_APART if devices == 3 else ATTENTION), *FEED_FORWARD]
     assert told(splits) == [*block * 4, ("columns", False)]
@@ -74,7 +74,7 @@ def test_an_attention_whose_inputs_others_read_is_not() -> None:
 
 def test_what_is_sent_by_vgg16() -> None:
     """The first layer's wide input is gathered and not summed up, which is half of it."""
-    assert [(one.kind, one.width) for one in messages(plan(network_of("vgg16"), 2))] == [
+    assert [(one.kind, one.width) for one in messages(plan(build_network("vgg16"), 2))] == [
         ("all_reduce", 4096),
         ("all_reduce", 1000),
         ("all_reduce", 4096),
@@ -83,7 +83,7 @@ def test_what_is_sent_by_vgg16() -> None:
 
 
 def test_dropout_and_relu_stay_between_a_pair() -> None:
-    net = network_of("cifar10_cnn")
+    net = build_network("cifar10_cnn")
     first, second = plan(net, 2, lone=False)
     by_name = {node.name: node for node in net.nodes}
     assert [by_name[name].op for name in first.between] == ["relu", "dropout"]

@@ -89,7 +89,7 @@ def test_metrics_of_a_classifier(strategy: Any, pictures: Callable[..., Source])
     bare = strategy("bare_torch", **IMAGES)
     losses(bare, pictures(), 3)
     found = bare.evaluate(pictures(30))
-    images, labels = (torch.from_numpy(array) for array in pictures().whole())
+    images, labels = (torch.from_numpy(array) for array in pictures().arrays())
     with torch.no_grad():
         outputs = bare.model.eval()(images)
     assert found == pytest.approx(

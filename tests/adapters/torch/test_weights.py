@@ -13,7 +13,7 @@ from scalebench.workloads.network import Network
 
 
 def cnn(positions: int = 200) -> Network:
-    return networks.build("materials_cnn", (positions, 3), 2)
+    return networks.build_by_name("materials_cnn", (positions, 3), 2)
 
 
 def drawn(net: Network) -> dict[str, np.ndarray]:

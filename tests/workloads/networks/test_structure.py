@@ -7,7 +7,7 @@ from scalebench.workloads.network import Network, Node
 
 
 def build(name: str, size: int, outputs: int = 10) -> Network:
-    return networks.build(name, (size, size, 3), outputs)
+    return networks.build_by_name(name, (size, size, 3), outputs)
 
 
 def node(net: Network, name: str) -> Node:
@@ -21,7 +21,7 @@ def strided(net: Network) -> list[str]:
 @pytest.mark.parametrize("name", networks.NETWORKS)
 def test_every_node_leads_to_the_output(name: str) -> None:
     shapes = {"materials_cnn": (200, 3), "mlp": (8000,), "synthetic": (37632, 1), "gpt_small": (64,)}
-    net = networks.build(name, shapes.get(name, (96, 96, 3)), 5)
+    net = networks.build_by_name(name, shapes.get(name, (96, 96, 3)), 5)
     read = {source for node in net.nodes for source in node.inputs}
     assert {node.name for node in net.nodes} - read == {net.output.name}
     assert net.output.op == "dense" and net.output.shape[-1:] == (5,)
@@ -53,12 +53,12 @@ def test_settings_of_the_normalisation() -> None:
         "resnet20_cifar10": {"epsilon": 1e-5, "momentum": 0.9, "scale": True},
         "densenet40_k12": {"epsilon": 1e-5, "momentum": 0.9, "scale": True},
     }
-    for name, wanted in settings.items():
-        found = [node.settings for node in build(name, 96).nodes if node.op == "batch_norm"]
-        assert found and all(one == wanted for one in found), name
+    for name, expected in settings.items():
+        actual = [node.settings for node in build(name, 96).nodes if node.op == "batch_norm"]
+        assert actual and all(one == expected for one in actual), name
 
 
-def test_zeros_may_win_in_the_first_pool_of_v2_only() -> None:
+def test_padding_can_be_the_maximum_in_the_first_pool_of_v2_only() -> None:
     for name, before, pads in (("resnet50", "relu", 1), ("resnet50_v2", "zero_pad", 0)):
         net = build(name, 64)
         pool = next(node for node in net.nodes if node.op == "max_pool")

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from scalebench.plugin_api import OPTIMIZER, LossPart, Probes, Profile, RunSpec, Source, Strategy, network_of
+from scalebench.plugin_api import OPTIMIZER, LossPart, Probes, Profile, RunSpec, Source, Strategy, build_network
 from scalebench_jax import devices, evaluation, evidence, precision, profiling
 from scalebench_jax.feeding import Feeder, JaxBatch
 from scalebench_jax.programs import ALONE, BACKWARD, FORWARD, UPDATE, Programs
@@ -74,7 +74,7 @@ class JaxStrategy(Strategy, Probes):
         self.devices = devices.configure(self.spec.device, self.place)
         precision.choose(train.precision, self.devices[0])
         self._split, self._whole = self.layouts()
-        replica, count = Replica(self.spec.config, network_of(self.spec.config.model)), len(self.devices)
+        replica, count = Replica(self.spec.config, build_network(self.spec.config.model)), len(self.devices)
         copies = jax.tree.map(lambda one: np.broadcast_to(one, (count, *np.shape(one))), replica.start())
         self.state = jax.device_put(copies, self._split)
         self._after = jax.device_put(np.zeros(count, np.float32), self._split)
@@ -88,7 +88,7 @@ class JaxStrategy(Strategy, Probes):
 
     def feed(self, source: Source) -> Iterable[JaxBatch]:
         """The update is compiled here for each size of batch that an epoch has, so that none is in the midst of it."""
-        settings, (inputs, targets) = self.spec.config.dataset, source.whole()
+        settings, (inputs, targets) = self.spec.config.dataset, source.arrays()
         last = 0 if settings.feed == "fixed" else source.updates_per_epoch - 1
         for samples in {source.global_samples(0), source.global_samples(last)}:
             self._program(UPDATE, self.feeder.like(samples, inputs, targets))

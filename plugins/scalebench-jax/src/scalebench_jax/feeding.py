@@ -88,7 +88,7 @@ class Feeder:
 
         All of it and not one replica's part, since each epoch deals the samples anew.
         """
-        whole = jax.device_put(tuple(np.asarray(array) for array in source.whole()), self._whole)
+        whole = jax.device_put(tuple(np.asarray(array) for array in source.arrays()), self._whole)
         pick = jax.jit(lambda arrays, rows: [array[rows] for array in arrays], out_shardings=self._split)
         epoch = 0
         while True:
