@@ -155,9 +155,10 @@ class PluginFolders(SearchPathPlugin):
 
 
 class CachingLoader(ConfigLoaderImpl):
-    """Composes as Hydra's loader does, error messages included, from files that it reads once.
+    """Composes as Hydra's loader does, but reads each file once.
 
-    What only its way of loading cannot do, such as hydra.searchpath, and whatever fails is left to Hydra's loader.
+    Hydra's own loader handles everything else: overrides that add files (hydra.searchpath), and all that fails, so that
+    the errors are Hydra's.
     """
 
     def __init__(self, search_path: ConfigSearchPath) -> None:
@@ -230,14 +231,14 @@ class CachingLoader(ConfigLoaderImpl):
 
 
 class _FilesReadOnce(ConfigRepository):
-    """Keeps what it has read. Nobody changes it: `CachingLoader` merges copies."""
+    """Keeps the files that it has read. They must not be changed: `CachingLoader` merges copies."""
 
     def __init__(self, search_path: ConfigSearchPath) -> None:
         super().__init__(search_path)
         self._read: dict[str, ConfigResult | None] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _FilesReadOnce:
-        return self  # Hydra copies it for each run, lest its search path changes
+        return self  # Hydra copies it for each run in case hydra.searchpath changes it, which is excluded here
 
     def load_config(self, config_path: str) -> ConfigResult | None:
         if config_path not in self._read:
@@ -257,7 +258,7 @@ def _loader(files: tuple[Any, ...]) -> CachingLoader:
 
 
 def _files_state() -> tuple[Any, ...]:
-    """Everything that a loader keeps: it is made anew when a YAML file, or what plugins bring, has changed."""
+    """Identify the YAML files and plugins that a loader has read, which is replaced when any of them changes."""
     folders = [conf_dir(), *(folder for _, folder in configs.plugin_folders())]
     stats = [(path, path.stat()) for folder in folders for path in folder.rglob("*.yaml")]
     files = tuple((str(path), found.st_mtime_ns, found.st_size) for path, found in stats)
