@@ -86,11 +86,9 @@ def ensure_folder(
                 _check_space(folder.parent, size_bytes)
                 _build(folder, {"name": name, **identity}, key, write)
     except OSError as error:
-        reason = error.strerror or str(error)
         problem = "is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "cannot be written"
-        raise InputError(
-            f"{settings.label} {folder.parent} {problem} ({reason}): set {settings.config_key}=/another/folder"
-        ) from None
+        line = f"{settings.label} {folder.parent} {problem} ({error.strerror or error})"
+        raise InputError(f"{line}: set {settings.config_key}=/another/folder") from None
     return folder
 
 

@@ -1,4 +1,4 @@
-"""The dataset cache: complete or rebuilt, written once by one of several processes, with errors that name the folder."""
+"""The dataset cache: complete or rebuilt, written once by one of several processes; errors name the folder."""
 
 import dataclasses
 import errno
