@@ -104,7 +104,11 @@ def test_the_template_keeps_to_the_api() -> None:
     assert foreign(ast.parse("from scalebench import run\nrun.run()")) == {"scalebench.run.run"}
 
 
-@pytest.mark.parametrize("folder", sorted(ROOT.glob("plugins/*/src")), ids=lambda folder: folder.parent.name)
+# scalebench-search is a part of the program that is installed apart: it runs sweeps, which plugins do not.
+PLUGINS = sorted(set(ROOT.glob("plugins/*/src")) - {ROOT / "plugins/scalebench-search/src"})
+
+
+@pytest.mark.parametrize("folder", PLUGINS, ids=lambda folder: folder.parent.name)
 def test_our_own_plugins_keep_to_the_api(folder: Path) -> None:
     files = sorted(folder.rglob("*.py"))
     assert files
