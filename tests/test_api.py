@@ -88,8 +88,12 @@ def test_the_template_keeps_to_the_api() -> None:
     assert {path: names for path, text in texts.items() if (names := private_imports(ast.parse(text)))} == {}
 
 
-@pytest.mark.parametrize("folder", sorted(ROOT.glob("plugins/*/src")), ids=lambda folder: folder.parent.name)
-def test_the_plugins_here_keep_to_the_api(folder: Path) -> None:
+# scalebench-search is a part of the program that is installed apart: it runs sweeps, which plugins do not.
+PLUGINS = sorted(set(ROOT.glob("plugins/*/src")) - {ROOT / "plugins/scalebench-search/src"})
+
+
+@pytest.mark.parametrize("folder", PLUGINS, ids=lambda folder: folder.parent.name)
+def test_our_own_plugins_keep_to_the_api(folder: Path) -> None:
     files = sorted(folder.rglob("*.py"))
     assert files
     imports = {str(path.relative_to(folder)): private_imports(ast.parse(path.read_text())) for path in files}
