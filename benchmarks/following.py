@@ -33,7 +33,7 @@ class Over(Exception):
 
 
 def main() -> None:
-    spec = resolve(compose_config(["strategy=null", "gpus=1"]))
+    spec = resolve(compose_config(["strategy=simulated", "gpus=1"]))
     for count in COUNTS:
         with tempfile.TemporaryDirectory() as name:
             measure(spec, count, Path(name))

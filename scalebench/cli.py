@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
     session = SweepSession(arguments)
     try:
         with tempfile.TemporaryDirectory() as nowhere, compose.hydra_raises_errors(), _terminate_as_interrupt():
-            switches, overrides = split([compose.quote_null(word) for word in arguments])
+            switches, overrides = split(arguments)
             if _is_dry(overrides):  # Hydra makes its folders before it asks us
                 overrides += [f"hydra.run.dir={nowhere}", f"hydra.sweep.dir={nowhere}"]
             _register()

@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import importlib
 import os
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -84,7 +83,7 @@ def compose(overrides: Sequence[str]) -> DictConfig:
     version.setbase(HYDRA_VERSION)
     JobRuntime.instance().set("name", "scalebench")
     with hydra_raises_errors():
-        words = [quote_null(word) for word in overrides]
+        words = list(overrides)
         composed = _loader(_files_state()).load_configuration("config", words, RunMode.RUN, from_shell=False)
     with open_dict(composed):
         del composed["hydra"]
@@ -111,13 +110,6 @@ def to_config(composed: DictConfig) -> Config:
         return from_dict(Config, tree)
     except ValueError as error:
         raise InputError(str(error)) from error
-
-
-def quote_null(word: str) -> str:
-    """Quote `null` where it is the strategy of that name; unquoted, Hydra takes it for no strategy at all."""
-    if not word.startswith("strategy="):
-        return word
-    return re.sub(r"(?<=[=,])null(?=,|$)", "'null'", word)
 
 
 @contextlib.contextmanager

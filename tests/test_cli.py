@@ -120,7 +120,7 @@ def test_and_can_be_seen_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_run_with_a_row_and_no_process(tmp_path: Path, number: int) -> None:
-    words = ["strategy=null", "hardware=cpu", "gpus=2", "dataset.size=1000", "strategy.options.fault=hang"]
+    words = ["strategy=simulated", "hardware=cpu", "gpus=2", "dataset.size=1000", "strategy.options.fault=hang"]
     command = [sys.executable, "-m", "scalebench", *words, f"hydra.run.dir={tmp_path}/run"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         wait_until(lambda: len(ranks_of(tmp_path / "run")) >= 3)  # two workers and the monitor
@@ -137,7 +137,14 @@ def test_a_sweep_that_ends_early_reports_what_it_has_and_goes_on(tmp_path: Path,
     """Its second run hangs; nobody can say a word any more after SIGKILL, but the report can be made."""
     folder = tmp_path / "s"
     program = [sys.executable, "-m", "scalebench"]
-    words = ["strategy=null", "hardware=cpu", "gpus=1,2", "dataset.size=1000", "measure=quick", "measure.probes=false"]
+    words = [
+        "strategy=simulated",
+        "hardware=cpu",
+        "gpus=1,2",
+        "dataset.size=1000",
+        "measure=quick",
+        "measure.probes=false",
+    ]
     words.append("measure.repeats=2")
     hanging = ["strategy.options.fault=hang", "strategy.options.fault_rank=1"]
     sweep = [*program, "--multirun", *words, f"hydra.sweep.dir={folder}"]

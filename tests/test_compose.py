@@ -164,8 +164,8 @@ def test_a_file_that_has_changed_is_read_anew(tmp_path: Path, monkeypatch: pytes
 
 
 def test_compose_gives_what_the_command_line_would(monkeypatch: pytest.MonkeyPatch) -> None:
-    composed = compose(["strategy=null", "gpus=3", "measure=quick"])
-    assert (composed.strategy.name, composed.gpus, composed.measure.max_s) == ("null", 3, 8.0)
+    composed = compose(["strategy=simulated", "gpus=3", "measure=quick"])
+    assert (composed.strategy.name, composed.gpus, composed.measure.max_s) == ("simulated", 3, 8.0)
     assert "hydra" not in composed
     assert "HYDRA_FULL_ERROR" not in os.environ
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # what a user has set stays
@@ -176,10 +176,10 @@ def test_compose_gives_what_the_command_line_would(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("word", "quoted"),
     [
-        ("strategy=null", "strategy='null'"),
-        ("strategy=ddp,null", "strategy=ddp,'null'"),
-        ("strategy=null,ddp,null", "strategy='null',ddp,'null'"),
-        ("strategy='null'", "strategy='null'"),
+        ("strategy=simulated", "strategy=simulated"),
+        ("strategy=ddp,simulated", "strategy=ddp,simulated"),
+        ("strategy=simulated,ddp,simulated", "strategy=simulated,ddp,simulated"),
+        ("strategy=simulated", "strategy=simulated"),
         ("strategy=nullable", "strategy=nullable"),
         ("gpus=null", "gpus=null"),
         ("+strategy.options.x=null", "+strategy.options.x=null"),
@@ -204,9 +204,12 @@ def test_a_pair_of_each_link(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("words", "planned"),
     [
-        (["sweep=placement"], ["null gpus=1", "null gpus=2", "null gpus=2"]),  # the first is the baseline
-        (["sweep=each_device"], ["null gpus=1"] * 3),
-        (["sweep=each_device", "hardware.device_ids=[0],[2]"], ["null gpus=1"] * 2),
+        (
+            ["sweep=placement"],
+            ["simulated gpus=1", "simulated gpus=2", "simulated gpus=2"],
+        ),  # the first is the baseline
+        (["sweep=each_device"], ["simulated gpus=1"] * 3),
+        (["sweep=each_device", "hardware.device_ids=[0],[2]"], ["simulated gpus=1"] * 2),
     ],
 )
 def test_a_sweep_is_filled_in(
@@ -214,7 +217,7 @@ def test_a_sweep_is_filled_in(
 ) -> None:
     monkeypatch.setattr(machine, "gpu_count", lambda: 3)
     monkeypatch.setattr(machine, "pair_of_each_link", lambda: [(0, 2)])
-    assert main([*words, "strategy=null", "hardware=cpu", "dry_run=true"]) == 0
+    assert main([*words, "strategy=simulated", "hardware=cpu", "dry_run=true"]) == 0
     GlobalHydra.instance().clear()
     lines = [line.partition("] ")[2] for line in capsys.readouterr().out.splitlines()[:-1]]
     assert [line[: len(told)] for line, told in zip(lines, planned, strict=True)] == planned

@@ -63,7 +63,7 @@ def test_a_baseline_that_was_asked_for_stays_where_it_was() -> None:
 
 
 def test_a_strategy_that_is_its_own_baseline() -> None:
-    assert told(plan("strategy='null'", "gpus=2")) == ["+null 1", "null 2"]
+    assert told(plan("strategy=simulated", "gpus=2")) == ["+simulated 1", "simulated 2"]
 
 
 def test_none_for_a_run_that_cannot_happen_here() -> None:

@@ -26,7 +26,7 @@ from scalebench.spec import (
     write_spec,
 )
 from tests.configs import put
-from tests.helpers import null_spec
+from tests.helpers import simulated_spec
 
 
 def fields_of(part: object, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any]]]:
@@ -154,7 +154,7 @@ def test_label_and_processes() -> None:
 
 def test_a_hang_is_noticed_by_the_launcher_first() -> None:
     """A rank that waits for another gives up only after the launcher has seen that none makes progress."""
-    spec = null_spec(measure={"hang_s": 7.0})
+    spec = simulated_spec(measure={"hang_s": 7.0})
     assert spec.group_timeout_s > 7.0
     spec.config.debug = True
     assert spec.group_timeout_s >= 3600

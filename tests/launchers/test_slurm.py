@@ -33,7 +33,7 @@ from scalebench.run_folder import (
 from scalebench.slurm.commands import SlurmError
 from scalebench.slurm.submission import Submission, write_submission
 from scalebench.spec import RunSpec, write_spec
-from tests.helpers import alive, null_spec, wait_until
+from tests.helpers import alive, simulated_spec, wait_until
 from tests.launchers import slurm_stand_in
 from tests.launchers.slurm_stand_in import StandIn
 from tests.launchers.slurm_stand_in import job as job  # a fixture
@@ -339,7 +339,9 @@ def test_who_starts_the_ranks(job: StandIn, monkeypatch: pytest.MonkeyPatch) -> 
     assert launchers.launcher_of(spec) == "mpi"
     spec.config.hardware.slurm.mpi = "pmix"
     assert launchers.launcher_of(spec) == "slurm"
-    assert launchers.launcher_of(null_spec(gpus=2)) == "local", "the hardware is this machine, whatever job this is"
+    assert launchers.launcher_of(simulated_spec(gpus=2)) == "local", (
+        "the hardware is this machine, whatever job this is"
+    )
     monkeypatch.delenv("SLURM_JOB_ID")
     assert launchers.launcher_of(job.spec(2)) == "local"
 
@@ -353,7 +355,7 @@ def test_the_record_of_a_job(job: StandIn, tmp_path: Path, monkeypatch: pytest.M
     assert slurm.scheduler_record(job.spec(3), tmp_path) == here, "an earlier job of this folder"
     (tmp_path / JOB_FILE).write_text("{")
     assert slurm.scheduler_record(job.spec(3), tmp_path) == here
-    assert slurm.scheduler_record(null_spec(), tmp_path) is None
+    assert slurm.scheduler_record(simulated_spec(), tmp_path) is None
     monkeypatch.delenv("SLURM_JOB_ID")
     assert slurm.scheduler_record(job.spec(3), tmp_path) is None
 

@@ -20,10 +20,10 @@ from scalebench.results import CurvePoint
 from scalebench.spec import MeasureSpec, RunSpec, StopSpec, TrainSpec
 from scalebench.strategy import LossPart
 from scalebench.workloads.source import Source
-from tests.helpers import null_spec
+from tests.helpers import simulated_spec
 
 BATCH = 4
-BASE = null_spec()
+BASE = simulated_spec()
 
 
 class Trainer:

@@ -16,14 +16,14 @@ from scalebench.measure.node import NodeReport, machines_part, nodes_report, rec
 from scalebench.records import write_json
 from scalebench.run_folder import monitor_path, node_report_path
 from scalebench.spec import Place, RunSpec, write_spec
-from tests.helpers import MACHINE, null_config, null_spec, rank
+from tests.helpers import MACHINE, rank, simulated_config, simulated_spec
 
 PLACES = [Place(0, 0, 0, [0], [], 1), Place(1, 1, 0, [1], [], 1), Place(2, 0, 1, [0], [], 1)]
 
 
 def on_nodes(folder: Path, monitor: bool = True) -> RunSpec:
     """A run on two nodes, described in `folder`."""
-    spec = null_spec(measure={"monitor": monitor})
+    spec = simulated_spec(measure={"monitor": monitor})
     spec = dataclasses.replace(spec, nodes=2, places=PLACES)
     spec.config.hardware.hosts = ["a:2", "b:1"]
     write_spec(spec, folder)
@@ -31,13 +31,13 @@ def on_nodes(folder: Path, monitor: bool = True) -> RunSpec:
 
 
 def test_who_attends() -> None:
-    config = null_config()
-    assert not nodes_report(null_spec())
+    config = simulated_config()
+    assert not nodes_report(simulated_spec())
     for hardware in ({"scheduler": "slurm"}, {"hosts": ["a:2"]}):
         changed = dataclasses.replace(config, hardware=dataclasses.replace(config.hardware, **hardware))
-        assert nodes_report(dataclasses.replace(null_spec(), config=changed))
+        assert nodes_report(dataclasses.replace(simulated_spec(), config=changed))
     by_hand = dataclasses.replace(config, strategy=dataclasses.replace(config.strategy, launcher="by_hand"))
-    assert nodes_report(dataclasses.replace(null_spec(), config=by_hand))
+    assert nodes_report(dataclasses.replace(simulated_spec(), config=by_hand))
 
 
 def test_the_second_node_tells_of_itself(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def facts(number: int, over: bool = True, **machine: object) -> NodeReport:
 
 
 def on_slurm_nodes(count: int) -> RunSpec:
-    spec = dataclasses.replace(null_spec(), nodes=count)
+    spec = dataclasses.replace(simulated_spec(), nodes=count)
     spec.config.hardware.scheduler = "slurm"
     return spec
 
@@ -170,4 +170,4 @@ def test_nodes_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_half_a_file_is_none(tmp_path: Path) -> None:
     node_report_path(tmp_path, 0).write_text('{"node": 0')
     assert node.read_reports(on_slurm_nodes(1), tmp_path) == [None]
-    assert node.read_reports(null_spec(), tmp_path) == []  # launched here: whatever lies there
+    assert node.read_reports(simulated_spec(), tmp_path) == []  # launched here: whatever lies there

@@ -13,7 +13,7 @@ from scalebench.measure import progress
 from scalebench.measure.progress import Progress, ProgressFile, read_progress, rss_peak_bytes
 from scalebench.measure.session import Session
 from scalebench.run_folder import progress_path
-from tests.helpers import null_spec, rank
+from tests.helpers import rank, simulated_spec
 from tests.trainings import curve
 
 
@@ -98,7 +98,7 @@ def test_a_training_tells_its_epoch_and_metric(now: SimpleNamespace, tmp_path: P
 
 def test_a_session_tells_how_far_its_training_is(now: SimpleNamespace, tmp_path: Path) -> None:
     file = ProgressFile(tmp_path, 0, 77)
-    session = Session(null_spec(), None, rank(), file)  # type: ignore[arg-type]
+    session = Session(simulated_spec(), None, rank(), file)  # type: ignore[arg-type]
     source = SimpleNamespace(updates_per_epoch=50)
     session._report_training(SimpleNamespace(updates=75, samples=750, train_s=3.0, train=source, curve=[]))  # type: ignore[arg-type]
     seen = read_progress(tmp_path, 0)

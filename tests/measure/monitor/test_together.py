@@ -15,7 +15,7 @@ from scalebench.measure.node import NodeReport
 from scalebench.results import Monitor, RankRecord
 from scalebench.run_folder import monitor_path
 from scalebench.spec import Place, RunSpec
-from tests.helpers import MACHINE, null_spec, rank
+from tests.helpers import MACHINE, rank, simulated_spec
 from tests.measure.monitor.making import BEGIN_S, Curve, series
 
 AHEAD_S = 15.0  # of node 1's clock: by that of node 0 its measured phase would be another part of its series
@@ -52,7 +52,7 @@ def measured_rank(number: int) -> RankRecord:
 
 def spec_of(device: str = "cuda") -> RunSpec:
     places = [Place(r, r % 2, r // 2, [r % 2], [], 1) for r in range(4)]
-    spec = dataclasses.replace(null_spec(), nodes=2, places=places, device=device)
+    spec = dataclasses.replace(simulated_spec(), nodes=2, places=places, device=device)
     spec.config.hardware.hosts = ["n0:2", "n1:2"]
     return spec
 

@@ -16,7 +16,7 @@ from scalebench.workloads import datasets
 from scalebench.workloads.datasets import cache
 from scalebench.workloads.prefetch import prefetch
 from scalebench.workloads.source import Batch
-from tests.helpers import null_config, null_spec
+from tests.helpers import simulated_config, simulated_spec
 from tests.workloads.datasets.configs import image_config
 
 IMAGES = ModelSpec("resnet50", input_shape=[224, 224, 3], target_shape=[], outputs=1000)
@@ -129,7 +129,7 @@ def test_a_home_folder_in_the_path(tmp_path, monkeypatch):
 
 def batches(cache_dir: Path, count: int, feed: str = "host", dtype: str = "uint8") -> list[Batch]:
     """The first batches that replica 1 of 2 gets of 100 generated images."""
-    spec = resolve(null_config(gpus=2))
+    spec = resolve(simulated_config(gpus=2))
     spec.config = dataclasses.replace(
         image_config("cifar10_synthetic", cache_dir, dtype=dtype, feed=feed), seed=spec.config.seed
     )
@@ -163,7 +163,7 @@ def test_bytes_and_class_numbers_reach_the_ranks_by_every_feed(tmp_path):
 )
 def test_evaluation_batches_hold_several_micro_batches(batch: int, accumulate: int, gpus: int, per_call: int) -> None:
     train = TrainSpec(batch, accumulate=accumulate)
-    spec = null_spec(gpus, train=train, dataset=DatasetSpec("materials", size=4000))
+    spec = simulated_spec(gpus, train=train, dataset=DatasetSpec("materials", size=4000))
     trains, validation = datasets.open_sources(spec, 0, gpus)
     subset = datasets.open_training_subset(spec, 0, gpus)
     assert validation is not None and subset is not None
@@ -180,7 +180,7 @@ def test_a_training_to_a_stop_may_evaluate_only_some_samples(
 ) -> None:
     """Without a stop all samples are evaluated."""
     train = TrainSpec(10, evaluate_samples=requested, stop=StopSpec(steps=steps))
-    spec = null_spec(2, train=train, dataset=DatasetSpec("materials", size=4000))
+    spec = simulated_spec(2, train=train, dataset=DatasetSpec("materials", size=4000))
     trains, validation = datasets.open_sources(spec, 0, 2)
     subset = datasets.open_training_subset(spec, 0, 2)
     assert validation is not None and subset is not None and trains.samples == 3000

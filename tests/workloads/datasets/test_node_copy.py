@@ -17,7 +17,7 @@ from scalebench.spec import InputError
 from scalebench.workloads import datasets
 from scalebench.workloads.datasets import cache, node_copy
 from scalebench.workloads.source import Source
-from tests.helpers import null_spec
+from tests.helpers import simulated_spec
 
 WAIT_S = 60.0
 
@@ -130,7 +130,7 @@ def test_a_dataset_that_this_node_cannot_read(folder: Path, tmp_path: Path) -> N
 
 
 def test_a_run_reads_from_the_stage(tmp_path: Path) -> None:
-    spec = null_spec()
+    spec = simulated_spec()
     spec.config.dataset.cache, spec.config.hardware.stage = str(tmp_path / "cache"), str(tmp_path / "stage")
     train, _ = datasets.open_sources(spec, 0, 1)
     assert isinstance(train, Source)
