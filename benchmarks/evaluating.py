@@ -71,7 +71,9 @@ def _trained(spec: RunSpec) -> Result:
 def _bookkeeping() -> None:
     """Of a strategy that does nothing, in blocks of one update: the most that there can be of it."""
     for name, words in (("constant", []), ("cosine", ["train.schedule=cosine", "train.warmup_epochs=1"])):
-        spec = resolve(jobs.to_config(cli.compose(["strategy=null", "gpus=1", "train.stop.steps=1000000", *words])))
+        spec = resolve(
+            jobs.to_config(cli.compose(["strategy=simulated", "gpus=1", "train.stop.steps=1000000", *words]))
+        )
         idle: Any = SimpleNamespace(place=SimpleNamespace(rank=0), set_learning_rate=lambda rate: None)
         train: Any = SimpleNamespace(updates_per_epoch=10**9, samples=10**9 * 75, global_batch=75)
         training = Training(spec, idle, train, (None, None), lambda training: None)

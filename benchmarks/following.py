@@ -33,7 +33,7 @@ class Over(Exception):
 
 
 def main() -> None:
-    spec = resolve(jobs.to_config(cli.compose(["strategy=null", "gpus=1"])))
+    spec = resolve(jobs.to_config(cli.compose(["strategy=simulated", "gpus=1"])))
     for count in COUNTS:
         with tempfile.TemporaryDirectory() as name:
             measure(spec, count, Path(name))

@@ -11,7 +11,7 @@ from scalebench.measure.progress import Progress
 from scalebench.resolve import resolve
 from scalebench.run import run
 
-WORDS = ["strategy=null", "gpus=2", "measure.min_s=8", "measure.max_s=8", "measure.hang_s=60"]
+WORDS = ["strategy=simulated", "gpus=2", "measure.min_s=8", "measure.max_s=8", "measure.hang_s=60"]
 
 
 def main() -> None:

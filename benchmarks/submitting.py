@@ -19,7 +19,7 @@ from scalebench.spec import RunSpec, write_spec
 
 LAUNCHES = 7
 WORDS = (
-    "hardware=testcluster strategy=null gpus=4 dataset.size=1000 measure=quick measure.min_s=0 measure.max_s=0.2 "
+    "hardware=testcluster strategy=simulated gpus=4 dataset.size=1000 measure=quick measure.min_s=0 measure.max_s=0.2 "
     "measure.evaluate=false measure.probes=false measure.monitor=false"
 ).split()
 BY_HAND = """#!/bin/sh

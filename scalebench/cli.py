@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
     session = SweepSession(arguments)
     try:
         with tempfile.TemporaryDirectory() as nowhere, _environment(), _terminate_as_interrupt():
-            switches, overrides = split([quote_null(word) for word in arguments])
+            switches, overrides = split(arguments)
             if _is_dry(overrides):  # Hydra makes its folders before it asks us
                 overrides += [f"hydra.run.dir={nowhere}", f"hydra.sweep.dir={nowhere}"]
             register()
@@ -100,14 +100,7 @@ def compose(overrides: Sequence[str]) -> DictConfig:
     register()
     GlobalHydra.instance().clear()
     with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"), _environment():
-        return hydra.compose("config", [quote_null(word) for word in overrides])
-
-
-def quote_null(word: str) -> str:
-    """`strategy=null` means the strategy of that name; unquoted, Hydra takes it for no strategy at all."""
-    if not word.startswith("strategy="):
-        return word
-    return re.sub(r"(?<=[=,])null(?=,|$)", "'null'", word)
+        return hydra.compose("config", list(overrides))
 
 
 def _hydra_main(session: SweepSession, arguments: list[str]) -> None:

@@ -126,7 +126,7 @@ def _baselines(job: Job, compose: Compose) -> list[Job]:
     varied = strategy.framework != "none" and strategy.options != option_defaults(strategy.name)
     if name is not None and (name != strategy.name or varied):
         neutral = [w for w in own if not w.startswith(("strategy=", "strategy."))]
-        wanted.append([*neutral, f"strategy='{name}'", "gpus=1"])
+        wanted.append([*neutral, f"strategy={name}", "gpus=1"])
     if spec.gpus > 1 and spec.config.baseline != "bare":
         wanted.append([*own, "gpus=1"])
     local, uneven = divmod(spec.global_batch, spec.gpus)

@@ -23,7 +23,7 @@ GROUP = "scalebench.strategies"
 GROUPS = {"strategies": "strategy", "models": "model", "datasets": "dataset"}  # kind of entry point -> config group
 
 BUILT_IN: dict[str, str] = {
-    "null": "scalebench.adapters.null:Null",
+    "simulated": "scalebench.adapters.simulated:Simulated",
     "bare_torch": "scalebench.adapters.torch.bare:BareTorch",
     "ddp": "scalebench.adapters.torch.ddp:Ddp",
     "ddp_nccl": "scalebench.adapters.torch.ddp:Ddp",

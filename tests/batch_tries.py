@@ -17,7 +17,7 @@ from scalebench.results import RankRecord, Result
 from scalebench.spec import RunSpec, read_spec
 from scalebench.train_spec import TrainSpec
 from scalebench.worker import rank_path
-from tests.helpers import null_spec, rank
+from tests.helpers import rank, simulated_spec
 
 SEARCH = {"search": "max_batch", "memory_limit_bytes": 10**9, "probes": True, "monitor": True, "evaluate": True}
 Ends = Callable[[RunSpec, Path], Ended]
@@ -74,7 +74,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[RunSpec]]:
 
 def searching(gpus: int = 2, batch: int = 10, measure: dict[str, Any] | None = None, **changes: Any) -> RunSpec:
     changes = {"train": TrainSpec(batch_per_device=batch), "size": 4000, **changes}
-    return null_spec(gpus, measure=SEARCH | (measure or {}), **changes)
+    return simulated_spec(gpus, measure=SEARCH | (measure or {}), **changes)
 
 
 def tried(result: Result) -> list[tuple[int, str]]:

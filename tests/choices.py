@@ -10,7 +10,7 @@ from scalebench.probe_records import Probes
 from scalebench.results import Result, Sync
 from scalebench.spec import ModelSpec
 from scalebench.stage_records import StageRecord
-from tests.helpers import null_config, rank, record
+from tests.helpers import rank, record, simulated_config
 
 # 8,080,000 multiply-adds up to the second layer and 1,150,300 behind it: cut between them, 2000 numbers go on.
 MLP = ModelSpec("mlp", input_shape=[20], target_shape=[1], outputs=1, options={})
@@ -37,7 +37,7 @@ def made(
     **changes: Any,
 ) -> Result:
     """A run of strong scaling with that global batch; without step_s one that is unsupported."""
-    train = dataclasses.replace(null_config().train, batch_per_device=batch, global_batch=batch)
+    train = dataclasses.replace(simulated_config().train, batch_per_device=batch, global_batch=batch)
     seconds = [] if step_s is None else [2 * step_s * (1 + 0.001 * (-1) ** (n // 2)) for n in range(32)]
     samples = [2 * batch // gpus] * len(seconds)
     ranks = [rank(k, seconds, samples, probes=probes) for k in range(gpus if seconds else 0)]

@@ -1,4 +1,4 @@
-"""Configs of null runs for tests of what becomes of them, and a machine that is not this one."""
+"""Configs of simulated runs for tests of what becomes of them, and a machine that is not this one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from scalebench import machine, resolve
 from scalebench.spec import Config, HardwareSpec, InputError, RunSpec
-from tests.helpers import null_config
+from tests.helpers import simulated_config
 
 ALPHA = HardwareSpec(
     "alpha",
@@ -26,8 +26,8 @@ GPUS_HERE = HardwareSpec("local", devices="cuda")
 
 
 def config(**changes: Any) -> Config:
-    """A null run on the CPU; `changes` by dotted key with two underscores: train__global_batch=5."""
-    made = null_config(size=1000)
+    """A simulated run on the CPU; `changes` by dotted key with two underscores: train__global_batch=5."""
+    made = simulated_config(size=1000)
     for key, value in changes.items():
         put(made, key.replace("__", "."), value)
     return made

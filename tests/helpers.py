@@ -1,4 +1,4 @@
-"""Runs and records for tests: null runs of the real program, and results made by hand with known figures."""
+"""Runs and records for tests: simulated runs of the real program, and results made by hand with known figures."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ MACHINE = Machine(
 )  # fmt: skip
 
 
-def null_config(
+def simulated_config(
     options: dict[str, Any] | None = None, measure: dict[str, Any] | None = None, size: int = 64, **changes: Any
 ) -> Config:
-    """A short run of the null strategy; `changes` are fields of Config."""
+    """A short run of the simulated strategy; `changes` are fields of Config."""
     return Config(
         **{
             "model": MODEL,
             "dataset": DatasetSpec("materials", size=size),
-            "strategy": StrategySpec("null", baseline="null", options=options or {}),
+            "strategy": StrategySpec("simulated", baseline="simulated", options=options or {}),
             "hardware": HardwareSpec("cpu", devices="cpu", gpus_per_node=2),
             "measure": dataclasses.replace(SHORT, **(measure or {})),
             "train": TrainSpec(batch_per_device=10),
@@ -61,10 +61,10 @@ def null_config(
     )
 
 
-def null_spec(
+def simulated_spec(
     gpus: int = 1, options: dict[str, Any] | None = None, measure: dict[str, Any] | None = None, **changes: Any
 ) -> RunSpec:
-    return resolve(null_config(options, measure, gpus=gpus, **changes))
+    return resolve(simulated_config(options, measure, gpus=gpus, **changes))
 
 
 def in_parallel(work: Callable[[S], T], cases: Iterable[S], at_once: int = 6) -> dict[S, T]:
@@ -142,7 +142,7 @@ def record(
     `changes` are fields of Config, which stand in its spec too, or of Result. Without `block_s` nothing was measured.
     """
     fields = {f.name for f in dataclasses.fields(Config)}
-    config = null_config(gpus=gpus)
+    config = simulated_config(gpus=gpus)
     config.strategy = StrategySpec(strategy, framework="torch", baseline=baseline, lockstep=lockstep)
     config = dataclasses.replace(config, **{k: v for k, v in changes.items() if k in fields})
     if ranks is None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from scalebench.probe_records import Probes
 from scalebench.results import Result
-from tests.helpers import null_config, rank, record
+from tests.helpers import rank, record, simulated_config
 
 STEPS = 2  # updates in each block
 NOISE = 0.002  # of the blocks of the headline, one way and the other
@@ -62,7 +62,7 @@ def together(scaling: str = "weak", strategy: str = "ddp", **changes: Any) -> Re
 
 def one(strategy: str, gpus: int, ranks: list[Any], batch: int, scaling: str, **changes: Any) -> Result:
     """With the batch told as `scaling` wants it: the same train settings for all of a strong sweep."""
-    train = null_config().train
+    train = simulated_config().train
     told = {"global_batch": gpus * batch} if scaling == "strong" else {"batch_per_device": batch}
     train = dataclasses.replace(train, **told)
     made = record(strategy, gpus, ranks=ranks, scaling=scaling, train=train, **changes)

@@ -9,7 +9,7 @@ from typing import Any
 
 from scalebench.pairing import Launch, launch_of
 from scalebench.results import Result
-from tests.helpers import MACHINE, null_config, record
+from tests.helpers import MACHINE, record, simulated_config
 from tests.sweeps import write
 
 DAYS = {"a": 1, "b": 2, "c": 3}
@@ -57,7 +57,7 @@ def failed(side: str, status: str = "failed", strategy: str = "ddp", gpus: int =
 
 def train(**settings: Any) -> dict[str, Any]:
     """Fields of Config with these settings of training."""
-    return {"train": dataclasses.replace(null_config().train, **settings)}
+    return {"train": dataclasses.replace(simulated_config().train, **settings)}
 
 
 def machine(**changes: Any) -> dict[str, Any]:

@@ -16,17 +16,17 @@ from typing import Any
 import pytest
 
 from scalebench import configs, plugins, registry
-from scalebench.adapters.null import Null
+from scalebench.adapters.simulated import Simulated
 
 # A strategy of a plugin that can do nothing but sleep, and does it well.
 CODE = """\
-from scalebench.adapters.null import Null
+from scalebench.adapters.simulated import Simulated
 
 
-class Mine(Null):
+class Mine(Simulated):
     pass
 """
-OPTIONS = dataclasses.asdict(Null.Options())
+OPTIONS = dataclasses.asdict(Simulated.Options())
 
 
 def yaml_of(name: str, **keys: Any) -> str:

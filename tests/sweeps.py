@@ -11,13 +11,13 @@ from typing import Any
 from scalebench.monitor_records import Monitor
 from scalebench.probe_records import Probes
 from scalebench.results import Quality, Result, Sync, write_result
-from tests.helpers import null_config, rank, record
+from tests.helpers import rank, record, simulated_config
 from tests.report.probed_run import OPERATIONS, probes
 
 BATCH = 10  # samples a device
 BARE_S = 0.01  # of an update of the bare baseline
 EFFICIENCY = {"ddp_gloo": 0.9, "horovod_gloo": 0.8, "lightning_ddp_gloo": 0.7}  # what is kept at each doubling
-BASELINES = {"mirrored": "bare_tensorflow", "null": "null"}
+BASELINES = {"mirrored": "bare_tensorflow", "simulated": "simulated"}
 
 
 def step_s(strategy: str, gpus: int) -> float:
@@ -89,7 +89,7 @@ def failed(strategy: str = "ddp_gloo", gpus: int = 8, status: str = "failed", **
 
 def strong(batch: int, gpus: int) -> dict[str, Any]:
     """Fields of Config for strong scaling: a global batch of `batch`."""
-    config = null_config()
+    config = simulated_config()
     return {"scaling": "strong", "train": dataclasses.replace(config.train, global_batch=batch,
                                                               batch_per_device=batch // gpus)}  # fmt: skip
 

@@ -14,7 +14,7 @@ from scalebench.analysis import Baselines
 from scalebench.results import Result
 from scalebench.spec import DatasetSpec, HardwareSpec, MeasureSpec, StrategySpec, TrainSpec
 from scalebench.stats import Interval, batch_means_interval, ratio_interval, scale, sum_interval
-from tests.helpers import MACHINE, null_config, rank, record
+from tests.helpers import MACHINE, rank, record, simulated_config
 
 
 def two_ranks(lockstep: bool = True) -> Result:
@@ -169,13 +169,13 @@ def test_rows_that_differ_in_more_than_devices_are_not_compared(change: dict[str
 
 
 def with_options(gpus: int, name: str, **options: Any) -> Result:
-    made = record(name, gpus=gpus, baseline="null")
+    made = record(name, gpus=gpus, baseline="simulated")
     made.spec["strategy"]["options"] = options
     return made
 
 
 def test_other_options_are_another_self_but_the_same_bare() -> None:
-    found = Baselines.among([with_options(1, "ddp", bucket_cap_mb=1.0), with_options(1, "null")])
+    found = Baselines.among([with_options(1, "ddp", bucket_cap_mb=1.0), with_options(1, "simulated")])
     asking = with_options(2, "ddp", bucket_cap_mb=25.0)
     assert found.self_of(asking) is None
     assert found.bare_of(asking) is not None
@@ -183,17 +183,17 @@ def test_other_options_are_another_self_but_the_same_bare() -> None:
 
 def test_rows_of_before_an_option_there_was_are_compared_with_rows_that_have_its_default() -> None:
     older = with_options(1, "ddp", bucket_cap_mb=25.0)
-    found = Baselines.among([older, with_options(1, "null")])
+    found = Baselines.among([older, with_options(1, "simulated")])
     assert found.self_of(with_options(2, "ddp", bucket_cap_mb=25.0, overlap=True)) is older
     assert found.self_of(with_options(2, "ddp", bucket_cap_mb=25.0, overlap=False)) is None
 
 
 def test_a_strategy_that_is_its_own_bare_baseline_must_have_the_same_options() -> None:
-    one, other = with_options(1, "null", step_s=0.1), with_options(1, "null", step_s=0.2)
+    one, other = with_options(1, "simulated", step_s=0.1), with_options(1, "simulated", step_s=0.2)
     found = Baselines.among([one, other])
-    assert found.bare_of(with_options(2, "null", step_s=0.1)) is one
-    assert found.bare_of(with_options(2, "null", step_s=0.2)) is other
-    assert found.bare_of(with_options(2, "null", step_s=0.3)) is None
+    assert found.bare_of(with_options(2, "simulated", step_s=0.1)) is one
+    assert found.bare_of(with_options(2, "simulated", step_s=0.2)) is other
+    assert found.bare_of(with_options(2, "simulated", step_s=0.3)) is None
 
 
 def of_tensorflow(loop: str, name: str = "bare_tensorflow", gpus: int = 1) -> Result:
@@ -266,5 +266,5 @@ def test_throughput_is_samples_over_time_whatever_the_blocks(seconds: list[float
 
 
 def test_the_config_of_these_records_is_a_real_one() -> None:
-    assert set(record().spec) == set(vars(null_config()))
-    assert isinstance(null_config().strategy, StrategySpec)
+    assert set(record().spec) == set(vars(simulated_config()))
+    assert isinstance(simulated_config().strategy, StrategySpec)

@@ -34,7 +34,9 @@ def test_without_the_first_device_the_lowest_number_is_taken() -> None:
 
 def test_a_strategy_that_is_its_own_baseline_is_compared_so_too() -> None:
     rows = [
-        record("null", run_id=f"null {ids}", baseline="null", hardware=HardwareSpec("cpu", device_ids=ids))
+        record(
+            "simulated", run_id=f"simulated {ids}", baseline="simulated", hardware=HardwareSpec("cpu", device_ids=ids)
+        )
         for ids in ([0], [1])
     ]
     for row in rows:

@@ -16,7 +16,7 @@ from scalebench import batch
 from scalebench.launchers import watch
 from scalebench.results import RESULT_FILE, Result, read_result
 from scalebench.spec import SPEC_FILE, write_spec
-from tests.helpers import alive, null_spec, ranks_of, record, wait_until
+from tests.helpers import alive, ranks_of, record, simulated_spec, wait_until
 
 BATCH = "import sys; from scalebench.batch import run_folder; run_folder(sys.argv[1])"
 
@@ -38,25 +38,25 @@ def replaced(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
 def test_it_runs_what_the_folder_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spec = null_spec(gpus=2)
+    spec = simulated_spec(gpus=2)
     write_spec(spec, tmp_path)
     asked: list[Any] = []
 
     def run(*words: Any) -> Result:
         asked.append(words)
-        return record("null", gpus=2, status="failed", reason="told to fail")
+        return record("simulated", gpus=2, status="failed", reason="told to fail")
 
     replaced(monkeypatch, run)
     batch.run_folder(str(tmp_path))
     assert asked == [(spec, tmp_path)]
-    assert capsys.readouterr().out == "scalebench: null gpus=2 failed: told to fail\n"
+    assert capsys.readouterr().out == "scalebench: simulated gpus=2 failed: told to fail\n"
 
 
 def test_sigterm_is_an_interrupt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whatever handler stood there before: submitit's passes it by."""
-    write_spec(null_spec(), tmp_path)
+    write_spec(simulated_spec(), tmp_path)
     signal.signal(signal.SIGTERM, lambda *_: None)
     replaced(monkeypatch, lambda *_: os.kill(os.getpid(), signal.SIGTERM) or watch.wait_until(lambda: False, 10.0))
     batch.run_folder(str(tmp_path))
@@ -68,14 +68,14 @@ def test_sigterm_is_an_interrupt(
 def test_a_folder_that_cannot_be_run(lacking: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A job that SLURM has started again finds the row of the first time."""
     if lacking == RESULT_FILE:
-        write_spec(null_spec(), tmp_path)
+        write_spec(simulated_spec(), tmp_path)
         (tmp_path / RESULT_FILE).write_text("{}")
     batch.run_folder(str(tmp_path))
     assert str(tmp_path) in capsys.readouterr().out
 
 
 def test_a_cancelled_job_leaves_a_row_and_no_process(tmp_path: Path) -> None:
-    spec = null_spec(gpus=2, measure={"min_s": 600.0, "max_s": 600.0})
+    spec = simulated_spec(gpus=2, measure={"min_s": 600.0, "max_s": 600.0})
     write_spec(spec, tmp_path)
     job = subprocess.Popen([sys.executable, "-c", BATCH, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     try:

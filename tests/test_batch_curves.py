@@ -11,11 +11,11 @@ from scalebench.curves import Curve, curves
 from scalebench.pooling import pool
 from scalebench.results import Result
 from tests import sweeps
-from tests.helpers import null_config
+from tests.helpers import simulated_config
 
 
 def batched(batch: int, gpus: int = 1, **settings: Any) -> Result:
-    train = dataclasses.replace(null_config().train, batch_per_device=batch, **settings)
+    train = dataclasses.replace(simulated_config().train, batch_per_device=batch, **settings)
     made = sweeps.run("ddp_gloo", gpus, train=train)
     made.run_id = made.fingerprint = "-".join(map(str, (gpus, batch, *settings.values())))
     for rank in made.ranks:

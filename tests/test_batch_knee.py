@@ -17,7 +17,7 @@ from scalebench.batch_knee import fit, knee, step_points
 from scalebench.curves import curves
 from scalebench.run import run
 from scalebench.train_spec import TrainSpec
-from tests.helpers import null_spec
+from tests.helpers import simulated_spec
 
 BATCHES = (75, 150, 350, 700, 1000, 2000, 5000)
 
@@ -156,7 +156,7 @@ def test_known_truth_of_real_runs(tmp_path: Path) -> None:
     long = {"max_s": 2.0, "block_s": 0.1, "warmup_max_s": 0.5}
     for batch in (50, 200, 800, 3200, 6400):
         train = TrainSpec(batch_per_device=batch)
-        spec = null_spec(options=options, measure=long, size=17_067, train=train)
+        spec = simulated_spec(options=options, measure=long, size=17_067, train=train)
         assert run(spec, tmp_path / str(batch)).status == "ok"
     (curve,) = over_batches(curves(scalebench.pooled(tmp_path)))
     found, made = knee(curve.rows), fit(step_points(curve.rows))

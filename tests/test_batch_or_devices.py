@@ -18,7 +18,7 @@ from scalebench.pooling import pool
 from scalebench.results import Result
 from scalebench.time_to_target import outcomes
 from tests import sweeps
-from tests.helpers import null_config
+from tests.helpers import simulated_config
 from tests.trainings import training
 
 # Samples/s of the made-up runs: an update takes as long as one of ten samples does there, whatever its batch.
@@ -26,7 +26,7 @@ STEP_S = {("bare_torch", 1): 0.01, ("ddp_gloo", 1): 0.01 / 0.95, ("ddp_gloo", 2)
 
 
 def batched(strategy: str, gpus: int, batch: int, run: Result | None = None, **settings: Any) -> Result:
-    train = dataclasses.replace(null_config().train, batch_per_device=batch, **settings)
+    train = dataclasses.replace(simulated_config().train, batch_per_device=batch, **settings)
     made = run or sweeps.run(strategy, gpus, train=train)
     made.run_id = made.fingerprint = f"{made.run_id}-{batch}"
     made.scale.batch_per_device, made.scale.global_batch = batch, batch * gpus

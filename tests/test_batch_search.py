@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scalebench.batch_search import FINENESS, largest, most_samples, tries
 from scalebench.spec import Config, DatasetSpec
 from scalebench.workloads import cache, datasets
-from tests.helpers import null_config
+from tests.helpers import simulated_config
 
 
 def search(start: int, border: int, most: int, least: int = 1) -> tuple[int | None, list[int]]:
@@ -66,7 +66,7 @@ def test_a_search_takes_no_more_tries_than_were_estimated(start: int, border: in
 
 
 def sized(size: int, batch: int = 10) -> Config:
-    config = null_config(size=size)
+    config = simulated_config(size=size)
     config.dataset.validation_share = 0.25
     return dataclasses.replace(config, train=dataclasses.replace(config.train, batch_per_device=batch))
 

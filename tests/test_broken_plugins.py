@@ -23,7 +23,7 @@ from scalebench.resolve import resolve
 from scalebench.spec import ModelSpec, RunSpec, StopSpec, TrainSpec
 from scalebench.sweeping import Sweep
 from scalebench.workloads import datasets
-from tests.helpers import null_config, null_spec
+from tests.helpers import simulated_config, simulated_spec
 from tests.plugin_dists import CODE, Dists, yaml_of
 from tests.plugin_dists import dists as dists
 
@@ -110,8 +110,9 @@ OF_METADATA = {
         "strategy 'ddp' is registered by both scalebench and ddp-dist; uninstall one of them or set SCALEBENCH_PLUGINS",
     ),
     "baseless": Fault(
-        {"yaml": yaml_of("baseless", baseline="nul")},
-        "strategy 'baseless' of baseless-dist names the baseline 'nul': no strategy 'nul'; did you mean 'null'?",
+        {"yaml": yaml_of("baseless", baseline="simul")},
+        "strategy 'baseless' of baseless-dist names the baseline 'simul': "
+        "no strategy 'simul'; did you mean 'simulated'?",
     ),
 }
 
@@ -130,7 +131,7 @@ def sweep(names: list[str], *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def check_rows(
-    done: subprocess.CompletedProcess[str], faults: dict[str, Fault], sound: tuple[str, ...] = ("null",)
+    done: subprocess.CompletedProcess[str], faults: dict[str, Fault], sound: tuple[str, ...] = ("simulated",)
 ) -> None:
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stdout + done.stderr
@@ -155,24 +156,24 @@ def check_rows(
 @pytest.mark.slow
 def test_what_is_wrong_before_its_code_runs_fails_its_own_runs(dists: Dists) -> None:
     install(dists, OF_METADATA)
-    done = sweep(["null", *OF_METADATA], "measure.cool_down_s=100")
+    done = sweep(["simulated", *OF_METADATA], "measure.cool_down_s=100")
     check_rows(done, OF_METADATA)
     assert done.stderr == "" and "cooling down" not in done.stdout
-    assert not list(Path("out").glob("*/rank0.log"))[1:], "no process but that of the null run was started"
+    assert not list(Path("out").glob("*/rank0.log"))[1:], "no process but that of the simulated run was started"
 
 
 @pytest.mark.slow
 def test_a_dry_run_of_a_sweep_among_them(dists: Dists, capsys: pytest.CaptureFixture[str]) -> None:
     install(dists, OF_METADATA)
     try:
-        words = ["--multirun", f"strategy=null,{','.join(OF_METADATA)}", "gpus=2", "hardware=cpu", "dry_run=true"]
+        words = ["--multirun", f"strategy=simulated,{','.join(OF_METADATA)}", "gpus=2", "hardware=cpu", "dry_run=true"]
         assert main(words) == 0
     finally:
         GlobalHydra.instance().clear()
         HydraConfig.instance().cfg = None
     out, err = capsys.readouterr()
     lines = out.splitlines()
-    assert err == "" and len(lines) == 2 + len(OF_METADATA) + 1, "with one baseline, of the null run"
+    assert err == "" and len(lines) == 2 + len(OF_METADATA) + 1, "with one baseline, of the simulated run"
     assert [line for line in lines if "will fail" in line] == [
         f"[{number}/{2 + len(OF_METADATA)}] {name} gpus=2: will fail: {fault.reason}"
         for number, (name, fault) in enumerate(OF_METADATA.items(), 3)
@@ -183,8 +184,8 @@ def test_a_dry_run_of_a_sweep_among_them(dists: Dists, capsys: pytest.CaptureFix
 def test_what_is_wrong_with_its_code_fails_its_own_runs_and_prints_do_no_harm(dists: Dists) -> None:
     install(dists, OF_CODE)
     dists.strategy("prints", "prints-dist", code=f"print('hello from a plugin')\n{CODE}")
-    done = sweep(["null", "prints", *OF_CODE])
-    check_rows(done, OF_CODE, sound=("null", "prints"))
+    done = sweep(["simulated", "prints", *OF_CODE])
+    check_rows(done, OF_CODE, sound=("simulated", "prints"))
     assert "hello" not in done.stdout
     assert not list(Path().rglob("child"))
 
@@ -193,7 +194,7 @@ LINE = "strategy 'mine' of my-plugin cannot go"
 
 
 def broken(log: str = "", **changes: Any) -> RunSpec:
-    return dataclasses.replace(null_spec(**changes), broken=LINE, broken_log=log)
+    return dataclasses.replace(simulated_spec(**changes), broken=LINE, broken_log=log)
 
 
 @pytest.mark.parametrize("log", ["", "Traceback: here\n"])
@@ -215,7 +216,7 @@ def test_its_row_is_made_where_it_would_be_submitted() -> None:
 
 
 def test_it_is_not_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = null_spec()
+    spec = simulated_spec()
     hardware = dataclasses.replace(spec.config.hardware, scheduler="slurm", here=False)
     spec = dataclasses.replace(spec, config=dataclasses.replace(spec.config, hardware=hardware))
     monkeypatch.setattr(on_cluster, "inside", lambda: False)
@@ -224,13 +225,13 @@ def test_it_is_not_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_takes_no_time_and_no_part_in_a_curve() -> None:
-    future, sound = outlook.Outlook(), null_spec(measure={"cool_down_s": 5.0})
+    future, sound = outlook.Outlook(), simulated_spec(measure={"cool_down_s": 5.0})
     endless = broken(train=TrainSpec(batch_per_device=10, stop=StopSpec(epochs=3)))
     assert future.expected_s(endless) == 0.0 and future.knows(endless)
     assert not future.knows(dataclasses.replace(endless, broken=None))
     stopless = dataclasses.replace(broken(), config=dataclasses.replace(sound.config))
     assert future.rest_s([stopless]) == 0.0 < 5.0 < future.rest_s([sound])
-    runs = [null_spec(gpus=1), null_spec(gpus=2), broken(gpus=4)]
+    runs = [simulated_spec(gpus=1), simulated_spec(gpus=2), broken(gpus=4)]
     assert budget.affordable(runs, runs, [1.0, 1.0, 0.0], 0.0) == [2]
     assert budget._ends(runs) == budget._ends(runs[:2])
 
@@ -243,11 +244,11 @@ def test_no_data_are_made_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_baselines_are_added_for_it_and_a_broken_one_is_not_added(monkeypatch: pytest.MonkeyPatch) -> None:
     def plan(faulty: Sequence[int]) -> list[int]:
         def resolve(config: Any) -> RunSpec:
-            spec = null_spec(gpus=config.gpus)
+            spec = simulated_spec(gpus=config.gpus)
             return dataclasses.replace(spec, broken=LINE) if config.gpus in faulty else spec
 
         monkeypatch.setattr(jobs, "resolve", resolve)
-        monkeypatch.setattr(jobs, "to_config", lambda words: null_config(gpus=words))
+        monkeypatch.setattr(jobs, "to_config", lambda words: simulated_config(gpus=words))
         compose: Any = lambda words: int(words[-1].partition("=")[2])  # noqa: E731
         return [job.spec.gpus for job in jobs.plan([["gpus=2"]], compose)]
 
@@ -257,16 +258,16 @@ def test_no_baselines_are_added_for_it_and_a_broken_one_is_not_added(monkeypatch
 
 
 def test_a_dry_run_says_what_will_fail(capsys: pytest.CaptureFixture[str]) -> None:
-    Console().plan([(broken(), False), (null_spec(), False)])
+    Console().plan([(broken(), False), (simulated_spec(), False)])
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"[1/2] null gpus=1: will fail: {LINE}"
-    assert lines[1].startswith("[2/2] null gpus=1: batch ")
+    assert lines[0] == f"[1/2] simulated gpus=1: will fail: {LINE}"
+    assert lines[1].startswith("[2/2] simulated gpus=1: batch ")
 
 
 def test_a_sweep_does_not_judge_the_others_by_it(tmp_path: Path) -> None:
     now_s = [0.0]
     sweep = Sweep(tmp_path, [], None, clock=lambda: now_s[0])
-    for _ in sweep.runs([jobs.Job([], broken()), jobs.Job([], null_spec())], 0):
+    for _ in sweep.runs([jobs.Job([], broken()), jobs.Job([], simulated_spec())], 0):
         now_s[0] += 7.0
     assert [(spec.broken, took_s) for spec, took_s in sweep._outlook._took] == [(None, 7.0)]
 
@@ -275,7 +276,7 @@ def test_a_model_whose_code_fails_has_a_row_with_its_traceback(dists: Dists, tmp
     code = "def f(network, outputs):\n    return 1 / 0\n"
     files = {"a/__init__.py": "", "a/nets.py": code, "a/conf/model/mine.yaml": "name: mine\n"}
     dists.add("a-dist", files, {"models": {"mine": "a.nets:f"}, "configs": {"a": "a.conf"}})
-    spec = resolve(null_config(model=ModelSpec("mine", input_shape=[200, 3], target_shape=[2], outputs=2)))
+    spec = resolve(simulated_config(model=ModelSpec("mine", input_shape=[200, 3], target_shape=[2], outputs=2)))
     assert spec.broken == "model 'mine' of a-dist fails: ZeroDivisionError: division by zero"
     result = run.run(spec, tmp_path / "run")
     assert (result.status, result.reason, result.log) == ("failed", spec.broken, run.PLUGIN_LOG)
@@ -286,7 +287,7 @@ def test_a_model_whose_code_fails_has_a_row_with_its_traceback(dists: Dists, tmp
 def test_what_is_registered_without_a_yaml_has_a_row(dists: Dists, tmp_path: Path, part: str) -> None:
     dists.add("a-dist", points={f"{part}s": {"mine": "a:f"}})
     try:
-        composed = cli.compose(["strategy=null", "gpus=1", "hardware=cpu", f"{part}=mine"])
+        composed = cli.compose(["strategy=simulated", "gpus=1", "hardware=cpu", f"{part}=mine"])
     finally:
         GlobalHydra.instance().clear()
     result = run.run(resolve(jobs.to_config(composed)), tmp_path / "run")

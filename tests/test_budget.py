@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from scalebench.budget import affordable
 from scalebench.spec import RunSpec
-from tests.helpers import null_spec
+from tests.helpers import simulated_spec
 
 COUNTS, LAUNCHES = (1, 2, 4, 8), 4
-PLANNED = [null_spec(size=1000, gpus=gpus, repeat=repeat) for repeat in range(LAUNCHES) for gpus in COUNTS]
+PLANNED = [simulated_spec(size=1000, gpus=gpus, repeat=repeat) for repeat in range(LAUNCHES) for gpus in COUNTS]
 
 
 def names(specs: list[RunSpec]) -> list[tuple[int, int]]:
@@ -39,14 +39,14 @@ def test_what_says_least_goes_first() -> None:
 
 
 def test_strategies_have_curves_of_their_own() -> None:
-    other = [null_spec(options={"step_s": 0.5}, size=1000, gpus=gpus) for gpus in (1, 2)]
-    planned = [*(null_spec(size=1000, gpus=gpus) for gpus in COUNTS), *other]
+    other = [simulated_spec(options={"step_s": 0.5}, size=1000, gpus=gpus) for gpus in (1, 2)]
+    planned = [*(simulated_spec(size=1000, gpus=gpus) for gpus in COUNTS), *other]
     kept = affordable(planned, planned, [1.0] * 6, 4)
     assert names([planned[place] for place in kept]) == [(1, 0), (8, 0), (1, 0), (2, 0)], "two are the other's most"
 
 
 def test_what_cannot_run_is_no_end_of_a_curve_and_costs_nothing() -> None:
-    planned = [null_spec(size=1000, gpus=gpus) for gpus in (1, 2, 4)]
+    planned = [simulated_spec(size=1000, gpus=gpus) for gpus in (1, 2, 4)]
     planned[2].unsupported = "too many"
     assert affordable(planned, planned, [1.0, 1.0, 0.0], 1.0) == [0, 2]
     assert affordable(planned, planned, [1.0, 1.0, 0.0], 0.0) == [2]
@@ -56,7 +56,7 @@ def test_what_cannot_run_is_no_end_of_a_curve_and_costs_nothing() -> None:
 
 def test_the_ends_are_those_of_the_whole_sweep() -> None:
     """Two devices are not the most because four have been measured before."""
-    planned = [null_spec(size=1000, gpus=gpus, repeat=repeat) for repeat in (0, 1) for gpus in (1, 2, 4)]
+    planned = [simulated_spec(size=1000, gpus=gpus, repeat=repeat) for repeat in (0, 1) for gpus in (1, 2, 4)]
     rest = [planned[1], planned[3]]  # two devices; the second launch of one
     assert affordable(rest, planned, [1.0, 1.0], 1.0) == [1]
 

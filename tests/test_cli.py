@@ -37,22 +37,6 @@ def hydra_forgets() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("word", "quoted"),
-    [
-        ("strategy=null", "strategy='null'"),
-        ("strategy=ddp,null", "strategy=ddp,'null'"),
-        ("strategy=null,ddp,null", "strategy='null',ddp,'null'"),
-        ("strategy='null'", "strategy='null'"),
-        ("strategy=nullable", "strategy=nullable"),
-        ("gpus=null", "gpus=null"),
-        ("+strategy.options.x=null", "+strategy.options.x=null"),
-    ],
-)
-def test_null_is_quoted_where_it_is_a_strategy(word: str, quoted: str) -> None:
-    assert cli.quote_null(word) == quoted
-
-
-@pytest.mark.parametrize(
     ("words", "switches", "overrides"),
     [
         (["gpus=1", "seed=2"], [], ["gpus=1", "seed=2"]),
@@ -114,8 +98,8 @@ def test_no_pause_is_no_line_and_a_lost_signal_still_ends_it(capsys: pytest.Capt
 
 
 def test_compose_gives_what_the_command_line_would() -> None:
-    composed = cli.compose(["strategy=null", "gpus=3", "measure=quick"])
-    assert (composed.strategy.name, composed.gpus, composed.measure.max_s) == ("null", 3, 8.0)
+    composed = cli.compose(["strategy=simulated", "gpus=3", "measure=quick"])
+    assert (composed.strategy.name, composed.gpus, composed.measure.max_s) == ("simulated", 3, 8.0)
     assert "hydra" not in composed
     assert "HYDRA_FULL_ERROR" not in os.environ
 
@@ -149,7 +133,7 @@ def test_and_can_be_seen_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_run_with_a_row_and_no_process(tmp_path: Path, number: int) -> None:
-    words = ["strategy=null", "hardware=cpu", "gpus=2", "dataset.size=1000", "strategy.options.fault=hang"]
+    words = ["strategy=simulated", "hardware=cpu", "gpus=2", "dataset.size=1000", "strategy.options.fault=hang"]
     command = [sys.executable, "-m", "scalebench", *words, f"hydra.run.dir={tmp_path}/run"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         wait_until(lambda: len(ranks_of(tmp_path / "run")) >= 3)  # two workers and the monitor
@@ -166,7 +150,14 @@ def test_a_sweep_that_ends_early_reports_what_it_has_and_goes_on(tmp_path: Path,
     """Its second run hangs; nobody can say a word any more after SIGKILL, but the report can be made."""
     folder = tmp_path / "s"
     program = [sys.executable, "-m", "scalebench"]
-    words = ["strategy=null", "hardware=cpu", "gpus=1,2", "dataset.size=1000", "measure=quick", "measure.probes=false"]
+    words = [
+        "strategy=simulated",
+        "hardware=cpu",
+        "gpus=1,2",
+        "dataset.size=1000",
+        "measure=quick",
+        "measure.probes=false",
+    ]
     words.append("measure.repeats=2")
     hanging = ["strategy.options.fault=hang", "strategy.options.fault_rank=1"]
     sweep = [*program, "--multirun", *words, f"hydra.sweep.dir={folder}"]

@@ -20,7 +20,7 @@ from scalebench.results import RankRecord
 from scalebench.spec import DatasetSpec
 from scalebench.train_spec import StopSpec, TrainSpec
 from scalebench.worker import rank_path
-from tests.helpers import MACHINE, null_spec, rank
+from tests.helpers import MACHINE, rank, simulated_spec
 
 KILLED, TERMINATED = -signal.SIGKILL, -signal.SIGTERM
 
@@ -134,7 +134,7 @@ def test_ranks_that_left_no_whole_record_are_none(tmp_path: Path) -> None:
 
 def test_a_good_run_as_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "detect", lambda: MACHINE)
-    spec = null_spec(gpus=2, repeat=3, seed=4)
+    spec = simulated_spec(gpus=2, repeat=3, seed=4)
     spec.flags = ["oversubscribed"]
     marks = {
         "launch": 100.5,
@@ -168,14 +168,14 @@ def test_a_good_run_as_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
     w, s, q = result.workload, result.scale, result.quality
     assert (w.model_params, w.gradient_bytes, w.train_samples, w.updates_per_epoch) == (7, 28, 1000, 100)
     assert (s.framework_version, s.backend_used, s.gpus, s.processes, s.repeat, s.seed) == ("1", "gloo", 2, 2, 3, 4)
-    assert (s.batch_per_device, s.global_batch, s.lockstep, s.baseline_bare) == (10, 20, True, "null")
+    assert (s.batch_per_device, s.global_batch, s.lockstep, s.baseline_bare) == (10, 20, True, "simulated")
     assert q.final_loss == (1.0 * 30 + 2.0 * 10) / 40, "the last block of all ranks, by samples"
     assert (q.metric_name, q.metric, q.metrics) == ("mse", 0.5, {"mse": 0.5, "mae": 2.0})
     assert result.sync.message_bytes == [8, 8]
 
 
 def test_a_run_without_any_rank_as_a_record() -> None:
-    result = assemble(null_spec(), [None], "now", "an id", Outcome("failed", "rank 0 was killed by SIGKILL", 0))
+    result = assemble(simulated_spec(), [None], "now", "an id", Outcome("failed", "rank 0 was killed by SIGKILL", 0))
     assert (result.status, result.reason, result.log, result.ranks) == (
         "failed",
         "rank 0 was killed by SIGKILL",
@@ -187,7 +187,7 @@ def test_a_run_without_any_rank_as_a_record() -> None:
 
 
 def test_figures_come_from_the_first_rank_that_is_there() -> None:
-    result = assemble(null_spec(2), [None, rank(1, [0.1], params=7)], "now", "an id", Outcome("failed", "gone", 0))
+    result = assemble(simulated_spec(2), [None, rank(1, [0.1], params=7)], "now", "an id", Outcome("failed", "gone", 0))
     assert result.workload.model_params == 7 and [r.rank for r in result.ranks] == [1]
 
 
@@ -196,7 +196,7 @@ def test_figures_come_from_the_first_rank_that_is_there() -> None:
 )
 def test_ranks_without_a_loss_do_not_count(losses: list[list[float | None]], expected: float | None) -> None:
     ranks = [rank(k, block_losses=loss, block_samples=[10] * len(loss)) for k, loss in enumerate(losses)]
-    assert assemble(null_spec(2), ranks, "now", "an id", Outcome("ok")).quality.final_loss == expected
+    assert assemble(simulated_spec(2), ranks, "now", "an id", Outcome("ok")).quality.final_loss == expected
 
 
 def trained_rank(number: int, train_s: float, blocks: list[float]) -> RankRecord:
@@ -213,7 +213,7 @@ def trained_rank(number: int, train_s: float, blocks: list[float]) -> RankRecord
 
 
 def test_a_training_as_a_record() -> None:
-    spec = null_spec(2, train=TrainSpec(10, stop=StopSpec(target=0.3), learning_rate_rule="linear", base_batch=10))
+    spec = simulated_spec(2, train=TrainSpec(10, stop=StopSpec(target=0.3), learning_rate_rule="linear", base_batch=10))
     ranks: list[RankRecord | None] = [trained_rank(0, 4.0, [0.1]), trained_rank(1, 8.0, [0.1])]
     result = assemble(spec, ranks, "now", "an id", Outcome("ok"))
     q, p = result.quality, result.phases
@@ -225,7 +225,7 @@ def test_a_training_as_a_record() -> None:
 
 
 def test_a_training_that_was_over_in_warmup_is_flagged() -> None:
-    spec = null_spec(train=TrainSpec(10, stop=StopSpec(steps=20)))
+    spec = simulated_spec(train=TrainSpec(10, stop=StopSpec(steps=20)))
     result = assemble(spec, [trained_rank(0, 4.0, [])], "now", "an id", Outcome("ok"))
     assert (result.flags, result.quality.final_loss) == (["over_in_warmup"], 0.5)
     assert result.quality.time_to_target_s is None, "nobody asked for one"
@@ -233,13 +233,15 @@ def test_a_training_that_was_over_in_warmup_is_flagged() -> None:
 
 
 def test_a_dataset_of_ones_own_goes_by_its_path(tmp_path: Path) -> None:
-    spec = null_spec(dataset=DatasetSpec("materials", size=64, path="/data/mine.npz"))
+    spec = simulated_spec(dataset=DatasetSpec("materials", size=64, path="/data/mine.npz"))
     assert assemble(spec, [None], "now", "an id", Outcome("ok")).workload.dataset == "/data/mine.npz"
 
 
 def test_a_clock_that_was_set_back_gives_no_negative_launch(tmp_path: Path) -> None:
     ranks = [rank(0, marks_s={"launch": 99.0, "setup": 99.5})]
-    assert assemble(null_spec(), list(ranks), "now", "id", Outcome("ok", launched_at_s=100.0)).phases.launch_s == 0.0
+    assert (
+        assemble(simulated_spec(), list(ranks), "now", "id", Outcome("ok", launched_at_s=100.0)).phases.launch_s == 0.0
+    )
 
 
 def on_hosts(*failures: tuple[str, float, float | None]) -> list[RankRecord | None]:
@@ -278,7 +280,7 @@ def test_a_timeout_by_another_clock(offset_s: float | None, status: str) -> None
     ("hosts", "here", "launch_s"), [([], False, 0.5), (["a:2"], False, None), (["a:2"], True, 0.5)]
 )
 def test_the_launch_is_of_one_clock(hosts: list[str], here: bool, launch_s: float | None) -> None:
-    spec = null_spec()
+    spec = simulated_spec()
     spec.config.hardware.hosts = hosts
     host = socket.gethostname() if here else "node"
     ranks: list[RankRecord | None] = [rank(0, hostname=host, marks_s={"launch": 100.5, "setup": 101.0})]

@@ -209,7 +209,7 @@ def test_by_hardware_the_machine_may_differ_and_is_told() -> None:
 
 
 def test_of_other_models_it_is_told_that_samples_differ() -> None:
-    other = dataclasses.replace(results("a", [0.1])[0].spec and sweeps.null_config().model, name="mlp")
+    other = dataclasses.replace(results("a", [0.1])[0].spec and sweeps.simulated_config().model, name="mlp")
     found = compare_by([*made("a", [0.1]), *made("b", [0.05], model=other)], "model")
     assert len(found.pairs) == 1 and any("a sample is not the same work" in note for note in found.notes)
     assert compare(made("a", [0.1]), made("b", [0.1])).notes == []

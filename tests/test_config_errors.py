@@ -67,14 +67,17 @@ def test_each_kind_of_error(words: list[str], line: str) -> None:
     ("words", "key", "line"),
     [
         ([], "bucket_cap", "no option of strategy 'ddp' 'bucket_cap'; did you mean 'bucket_cap_mb'?"),
-        (["strategy=null"], "step", "no option of strategy 'null' 'step'; did you mean 'step_s'?"),
-        (["strategy='null'"], "step", "no option of strategy 'null' 'step'; did you mean 'step_s'?"),
-        (["strategy=ddp", "strategy=null"], "step", "no option of strategy 'null' 'step'; did you mean 'step_s'?"),
+        (["strategy=simulated"], "step", "no option of strategy 'simulated' 'step'; did you mean 'step_s'?"),
+        (
+            ["strategy=ddp", "strategy=simulated"],
+            "step",
+            "no option of strategy 'simulated' 'step'; did you mean 'step_s'?",
+        ),
         (["sweep=thesis_scaling"], "op", "no option of strategy 'bare_torch' 'op'; known: none"),
         (["sweep=gpus"], "bucket_cap", "no option of strategy 'ddp' 'bucket_cap'; did you mean 'bucket_cap_mb'?"),
         (["strategy=bare_torch"], "step", "no option of strategy 'bare_torch' 'step'; known: none"),
         # of a sweep's strategies, the first that has no such option
-        (["strategy=null,ddp"], "step_s", "no option of strategy 'ddp' 'step_s'; known: broadcast_buffers, "),
+        (["strategy=simulated,ddp"], "step_s", "no option of strategy 'ddp' 'step_s'; known: broadcast_buffers, "),
     ],
 )
 def test_an_option_is_looked_up_in_the_chosen_strategys_yaml(words: list[str], key: str, line: str) -> None:

@@ -26,7 +26,7 @@ def test_without_plugins_there_is_no_other_folder(dists: Dists) -> None:
 
 
 def test_option_defaults_are_those_of_the_yaml() -> None:
-    assert configs.option_defaults("null")["step_s"] == 0.001
+    assert configs.option_defaults("simulated")["step_s"] == 0.001
     assert configs.option_defaults("bare_torch") == {}
     assert configs.option_defaults("hybrid")["micro_batches"] is None
 
@@ -168,7 +168,7 @@ def test_names_that_are_broken_end_no_program_and_warnings_are_told_once(dists: 
     dists.add("a", files, {"configs": {"a": "a.conf"}})
     code = """
 from scalebench.__main__ import main
-print(main(["strategy=null", "gpus=1", "dry_run=true"]), main(["strategy=ddp", "gpus=1", "dry_run=true"]))
+print(main(["strategy=simulated", "gpus=1", "dry_run=true"]), main(["strategy=ddp", "gpus=1", "dry_run=true"]))
 """
     done = python(code)
     lines = done.stdout.splitlines()
@@ -219,7 +219,7 @@ def test_a_run_of_it_composes_and_fails_by_itself_until_it_is_repaired(dists: Di
     try:
         spec = resolve(jobs.to_config(cli.compose(words)))
         assert spec.broken is not None and spec.broken.startswith("strategy/mine.yaml of my-plugin cannot be read: ")
-        assert resolve(jobs.to_config(cli.compose(["strategy=null", *words[1:]]))).broken is None
+        assert resolve(jobs.to_config(cli.compose(["strategy=simulated", *words[1:]]))).broken is None
         (root / "my_plugin/conf/strategy/mine.yaml").write_text(yaml_of("mine"))
         forget()
         spec = resolve(jobs.to_config(cli.compose(words)))

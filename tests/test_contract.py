@@ -1,5 +1,5 @@
 """Every strategy passes the contract: at 2 workers, and one of each adapter family at 1 and 3 as well. Here are those
-of PyTorch, the null strategy, and pictures under both frameworks."""
+of PyTorch, the simulated strategy, and pictures under both frameworks."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 from scalebench.testing import StrategyContract
 
 
-class TestNull(StrategyContract):
-    strategy = "null"
+class TestSimulated(StrategyContract):
+    strategy = "simulated"
 
 
-class TestNull3(StrategyContract):
-    strategy = "null"
+class TestSimulated3(StrategyContract):
+    strategy = "simulated"
     gpus = 3
 
 

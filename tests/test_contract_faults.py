@@ -46,6 +46,6 @@ class TestHorovodMpiFaults(FaultContract):
     strategy = "horovod_mpi"
 
 
-class TestNullFaults(FaultContract):
-    strategy = "null"
+class TestSimulatedFaults(FaultContract):
+    strategy = "simulated"
     hang_s = 3.0

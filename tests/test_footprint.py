@@ -15,7 +15,7 @@ from scalebench.pooling import pool
 from scalebench.results import Result
 from tests import sweeps
 from tests.footprints import PARAMETERS, WHOLE, kept, out_of_memory, searched
-from tests.helpers import null_config
+from tests.helpers import simulated_config
 
 
 def of(*results: Result) -> list[Footprints]:
@@ -67,7 +67,7 @@ def test_a_device_that_cannot_tell_makes_the_row_null() -> None:
 
 
 def test_models_hardware_and_optimizers_stand_apart() -> None:
-    train = dataclasses.replace(null_config().train, optimizer="sgd")
+    train = dataclasses.replace(simulated_config().train, optimizer="sgd")
     assert len(of(kept("ddp_gloo", 2, WHOLE), kept("ddp_gloo", 4, 4 * PARAMETERS, train=train))) == 2
 
 

@@ -41,12 +41,16 @@ def records() -> list[Result]:
     ]
     series = [uneven(16), uneven(31), uneven(64, 0.2), uneven(100, 0.0, 12), uneven(257, -0.1, 5), uneven(15), []]
     made += [
-        record("null", 2, ranks=[rank(0, times), rank(1, times[::-1])], run_id=f"blocks-{len(times)}",
-               baseline="null", lockstep=lockstep, repeat=number, measure=MeasureSpec(target=0.01))
+        record("simulated", 2, ranks=[rank(0, times), rank(1, times[::-1])], run_id=f"blocks-{len(times)}",
+               baseline="simulated", lockstep=lockstep, repeat=number, measure=MeasureSpec(target=0.01))
         for lockstep in (True, False)
         for number, times in enumerate(series)
     ]  # fmt: skip
-    return [*made, record("null", 1, ranks=[rank(0, uneven(64))], baseline="null", run_id="one"), sweeps.failed()]
+    return [
+        *made,
+        record("simulated", 1, ranks=[rank(0, uneven(64))], baseline="simulated", run_id="one"),
+        sweeps.failed(),
+    ]
 
 
 def plain(table: pd.DataFrame) -> list[dict[str, Any]]:

@@ -17,7 +17,14 @@ from scalebench import __main__ as program
 from scalebench.folder_lock import FolderLock
 
 SHORT = [
-    *("hardware=cpu", "strategy=null", "dataset.size=1000", "measure=quick", "measure.min_s=0", "measure.max_s=0.1"),
+    *(
+        "hardware=cpu",
+        "strategy=simulated",
+        "dataset.size=1000",
+        "measure=quick",
+        "measure.min_s=0",
+        "measure.max_s=0.1",
+    ),
     *("measure.warmup_steps=2", "measure.evaluate=false", "measure.probes=false", "measure.monitor=false"),
     "sweep.report=false",
 ]
@@ -57,7 +64,7 @@ def test_a_sweep_adds_its_baselines_and_goes_on_after_a_failed_run(sweep: Sweep)
         (1, 1, "ok"),
     ]
     assert frame.reason.iloc[0] == "rank 1: RuntimeError: told to fail"
-    assert "[1/4] null gpus=2 ..." in out and "[4/4] null gpus=1 ..." in out
+    assert "[1/4] simulated gpus=2 ..." in out and "[4/4] simulated gpus=1 ..." in out
     files = ["multirun.yaml", "results.csv", "results.parquet", "sweep.json"]
     assert sorted(os.listdir("s")) == ["0", "1", "2", "3", *files]
     assert len(pd.read_csv("s/results.csv")) == len(pd.read_parquet("s/results.parquet")) == 4
@@ -72,7 +79,7 @@ def test_resume_keeps_what_went_well_and_repeats_what_did_not(sweep: Sweep) -> N
 
     status, out, _ = sweep("gpus=2", *options, "resume=true")  # in the same folder
     again = rows()
-    assert status == 1 and "[1/2] null gpus=1: done before, kept" in out
+    assert status == 1 and "[1/2] simulated gpus=1: done before, kept" in out
     assert again.run_id.iloc[0] == first.run_id.iloc[0]
     assert again.run_id.iloc[1] != first.run_id.iloc[1]
 
@@ -96,9 +103,9 @@ def test_a_finished_sweep_is_not_run_over(sweep: Sweep) -> None:
     ("words", "line"),
     [
         (["gpus=1,0"], "gpus=0 should be at least 1"),
-        (["strategy=null,mirorred"], "no strategy 'mirorred'; did you mean 'mirrored'?"),
+        (["strategy=simulated,mirorred"], "no strategy 'mirorred'; did you mean 'mirrored'?"),
         (["gpus=1,two"], "gpus=two: Value 'two' of type 'str' could not be converted to Integer"),
-        (["strategy.options.step=0.1,0.2"], "no option of strategy 'null' 'step'; did you mean 'step_s'?"),
+        (["strategy.options.step=0.1,0.2"], "no option of strategy 'simulated' 'step'; did you mean 'step_s'?"),
         (["gpus=1,2", "dataset.size=100"], "75 training samples are fewer than one global batch of 150: "),
         (["gpus=interval(1,2)"], "an interval is for a search, not for a sweep: add --multirun hydra/sweeper=search"),
     ],
@@ -124,8 +131,8 @@ def test_a_single_run_with_repeats_is_a_sweep_that_can_be_lengthened(
     """No pause before the first run, nor before what was kept: it heated nothing."""
     assert program.main([*SHORT, "gpus=1", "measure.repeats=2", "measure.cool_down_s=0.2", "hydra.run.dir=s"]) == 0
     out = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"\[1/2\] null gpus=1 repeat=0 \.\.\. \(about \d+ s of the sweep left\)", out[0])
-    assert out[1:3] == ["cooling down for 0.2 s ...", "[2/2] null gpus=1 repeat=1 ..."]
+    assert re.fullmatch(r"\[1/2\] simulated gpus=1 repeat=0 \.\.\. \(about \d+ s of the sweep left\)", out[0])
+    assert out[1:3] == ["cooling down for 0.2 s ...", "[2/2] simulated gpus=1 repeat=1 ..."]
     first = rows()
     assert first.repeat.tolist() == [0, 1] and first.fingerprint.nunique() == 1
 
@@ -143,7 +150,9 @@ def test_a_single_run_with_repeats_is_a_sweep_that_can_be_lengthened(
 def test_a_dry_run_with_repeats_lists_them_all(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     assert program.main([*SHORT, *words, "gpus=1", "measure.cool_down_s=60", "dry_run=true"]) == 0
     first, second, last = capsys.readouterr().out.splitlines()
-    assert first.startswith("[1/2] null gpus=1 repeat=0: ") and second.startswith("[2/2] null gpus=1 repeat=1: ")
+    assert first.startswith("[1/2] simulated gpus=1 repeat=0: ") and second.startswith(
+        "[2/2] simulated gpus=1 repeat=1: "
+    )
     assert re.fullmatch(r"2 runs, about \d+ to \d+ s, 60 s of them cooling down; nothing was started", last)
     assert os.listdir() == []
 
@@ -157,7 +166,7 @@ def test_a_single_run_with_repeats_is_refused_as_a_sweep_is(capsys: pytest.Captu
 @pytest.mark.slow
 def test_what_is_impossible_here_gets_its_row_among_the_others(sweep: Sweep) -> None:
     """And no pause before it, which heats nothing."""
-    status, out, err = sweep("strategy=null,horovod_nccl", "gpus=1", "measure.cool_down_s=50")
+    status, out, err = sweep("strategy=simulated,horovod_nccl", "gpus=1", "measure.cool_down_s=50")
     assert (status, err) == (0, "") and "cooling down" not in out
     assert rows().status.tolist() == ["ok", "unsupported"]
     assert "horovod_nccl gpus=1: unsupported: horovod_nccl exchanges gradients over NCCL" in out

@@ -82,7 +82,7 @@ def test_a_baseline_that_was_asked_for_stays_where_it_was(plan: Plan) -> None:
 
 
 def test_a_strategy_that_is_its_own_baseline(plan: Plan) -> None:
-    assert told(plan("strategy='null'", "gpus=2")) == ["+null 1", "null 2"]
+    assert told(plan("strategy=simulated", "gpus=2")) == ["+simulated 1", "simulated 2"]
 
 
 def test_none_for_a_run_that_cannot_happen_here(plan: Plan) -> None:

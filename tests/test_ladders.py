@@ -187,8 +187,8 @@ def test_without_a_bare_run_the_strategy_itself_is_the_baseline() -> None:
 
 
 def test_a_strategy_that_is_its_own_baseline_has_no_overhead() -> None:
-    own = alone("null", OWN_S, baseline="null")
-    result = together(strategy="null", baseline="null")
+    own = alone("simulated", OWN_S, baseline="simulated")
+    result = together(strategy="simulated", baseline="simulated")
     found = ladder(result, own, own, own)
     assert found is not None and adds_up(found)
     assert found.missing["overhead"] == NO_WRAPPER and found.part("overhead") is None

@@ -124,7 +124,7 @@ def test_a_framework_is_imported_in_its_adapters_only(framework: str) -> None:
 
 
 def test_adapters_are_reached_through_the_registry_only() -> None:
-    framework_free = {"scalebench.adapters.null"}
+    framework_free = {"scalebench.adapters.simulated"}
     reached = [i for i in OURS if below(i.target, "scalebench.adapters") and i.target not in framework_free]
     assert [str(i) for i in reached if not below(i.source, "scalebench.adapters")] == []
 
@@ -167,7 +167,7 @@ def test_listing_strategies_loads_no_framework() -> None:
 WORKER = """
 from pathlib import Path
 from scalebench import cli, jobs, resolve, spec
-words = ["strategy=null", "gpus=1", "measure=quick", "measure.min_s=0", "measure.max_s=0.05", "dataset.size=1000"]
+words = ["strategy=simulated", "gpus=1", "measure=quick", "measure.min_s=0", "measure.max_s=0.05", "dataset.size=1000"]
 words += ["measure.probes=false"]
 spec.write_spec(resolve.resolve(jobs.to_config(cli.compose(words))), Path("."))
 """

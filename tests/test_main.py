@@ -17,7 +17,14 @@ import scalebench
 from scalebench import __main__ as program
 
 SHORT = [
-    *("hardware=cpu", "strategy=null", "dataset.size=1000", "measure=quick", "measure.min_s=0", "measure.max_s=0.1"),
+    *(
+        "hardware=cpu",
+        "strategy=simulated",
+        "dataset.size=1000",
+        "measure=quick",
+        "measure.min_s=0",
+        "measure.max_s=0.1",
+    ),
     *("measure.warmup_steps=2", "measure.evaluate=false", "measure.probes=false", "measure.monitor=false"),
 ]
 Call = Callable[..., tuple[int, list[str], list[str]]]
@@ -102,13 +109,6 @@ def test_bad_input_is_one_line_and_status_2_and_leaves_nothing(call: Call, word:
     assert os.listdir() == []
 
 
-@pytest.mark.parametrize("words", [["strategy=null"], ["strategy='null'"], ["strategy=bare_torch", "strategy=null"]])
-def test_null_means_the_strategy_of_that_name(call: Call, words: list[str]) -> None:
-    status, out, err = call(*words, "hardware=cpu", "dry_run=true")
-    assert (status, err) == (0, [])
-    assert out[0] == "[1/1] null gpus=2: batch 75 per device, 150 global, 14 to 61 s"
-
-
 @pytest.mark.parametrize(
     ("words", "runs"),
     [
@@ -121,7 +121,7 @@ def test_null_means_the_strategy_of_that_name(call: Call, words: list[str]) -> N
     ],
 )
 def test_a_dry_run_lists_the_runs_and_leaves_nothing(call: Call, words: list[str], runs: int) -> None:
-    status, out, err = call("hardware=cpu", "strategy=null", *words, "dry_run=true")
+    status, out, err = call("hardware=cpu", "strategy=simulated", *words, "dry_run=true")
     assert (status, err) == (0, [])
     assert len(out) == runs + 1 and out[-1].endswith("nothing was started")
     assert os.listdir() == []
@@ -144,7 +144,7 @@ def test_a_run_leaves_its_files_and_a_second_one_is_refused(call: Call, tmp_path
     words = [*SHORT, "gpus=2", f"hydra.run.dir='{folder}'"]
     status, out, err = call(*words)
     assert (status, err) == (0, [])
-    assert "null" in "\n".join(out) and f"results: {folder}" in out
+    assert "simulated" in "\n".join(out) and f"results: {folder}" in out
     assert sorted(path.name for path in folder.iterdir()) == [
         *(".hydra", "rank0.json", "rank0.log", "rank1.json", "rank1.log", "result.json", "spec.json")
     ]
@@ -174,7 +174,7 @@ def test_what_is_impossible_here_is_a_row_and_no_failure(call: Call) -> None:
 def test_a_failed_run_is_a_row_and_status_1(call: Call, tmp_path: Path) -> None:
     status, out, err = call(*SHORT, "gpus=1", "strategy.options.fault=raise", "hydra.run.dir=here")
     assert (status, err) == (1, [])
-    assert f"null gpus=1: failed: RuntimeError: told to fail (log: {tmp_path}/here/rank0.log)" in out
+    assert f"simulated gpus=1: failed: RuntimeError: told to fail (log: {tmp_path}/here/rank0.log)" in out
     assert "told to fail" in Path("here/rank0.log").read_text()
 
 

@@ -74,7 +74,7 @@ def test_words_name_the_batch_and_the_next_that_does_not_fit(stand_in: Any, tmp_
     stand_in(100)
     result = run(searching(batch=75), tmp_path / "run")
     assert largest_batch.words(result) == (
-        "null gpus=2: the largest batch is 97 per device, 194 global; "
+        "simulated gpus=2: the largest batch is 97 per device, 194 global; "
         "102 does not fit within 1.00 GB a process (6 tries)"
     )
 

@@ -64,7 +64,7 @@ def test_not_even_the_framework_itself_fits(strategy: str, tmp_path: Path) -> No
 
 def test_ctrl_c_ends_the_try_and_leaves_a_row(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    words = ["strategy=null", "strategy.options.step_s=60", f"hydra.run.dir={folder}"]
+    words = ["strategy=simulated", "strategy.options.step_s=60", f"hydra.run.dir={folder}"]
     program = subprocess.Popen([*SEARCH, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         wait_until(lambda: ranks_of(folder / "try_75"), 120.0)
@@ -79,12 +79,12 @@ def test_ctrl_c_ends_the_try_and_leaves_a_row(tmp_path: Path) -> None:
 
 
 def test_a_plan_says_that_it_searches(tmp_path: Path) -> None:
-    done = subprocess.run([*SEARCH, "strategy=null", "dry_run=true"], capture_output=True, text=True, timeout=120)
-    assert "null gpus=2: the largest batch that fits, from 75 per device on" in done.stdout
+    done = subprocess.run([*SEARCH, "strategy=simulated", "dry_run=true"], capture_output=True, text=True, timeout=120)
+    assert "simulated gpus=2: the largest batch that fits, from 75 per device on" in done.stdout
 
 
 def test_resumed_it_is_not_searched_again(tmp_path: Path) -> None:
-    words = ["strategy=null", "train.batch_per_device=8000", "measure.max_s=0.1", "measure.min_s=0.0"]
+    words = ["strategy=simulated", "train.batch_per_device=8000", "measure.max_s=0.1", "measure.min_s=0.0"]
     first, _ = search(tmp_path / "run", *words)
     again, said = search(tmp_path / "run", *words, "resume=true")
     assert again == first and "done before, kept" in said

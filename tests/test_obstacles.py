@@ -21,8 +21,8 @@ def machine_with(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_one_process_drives_the_devices_of_one_node() -> None:
-    told = "null has one process for all devices, which are on 2 nodes with gpus=16"
-    strategy = StrategySpec("null", processes="one_for_all", options={})
+    told = "simulated has one process for all devices, which are on 2 nodes with gpus=16"
+    strategy = StrategySpec("simulated", processes="one_for_all", options={})
     for gpus, expected in ((8, False), (16, True)):
         reason = of(gpus=gpus, hardware=ALPHA, strategy=strategy).unsupported or ""
         assert (told in reason) == expected
@@ -36,8 +36,8 @@ ANOTHER = "hardware=alpha is another machine (8 x A100 a node"
 NEEDS_GPUS = "gradients over NCCL, which needs GPUs"
 NO_GPU = "copies to a GPU ahead of time and there is none"
 FEW = "hardware.hosts has 1 slots for 2 processes; give the hosts more slots or lower gpus"
-FOR_MPIRUN = "hardware.hosts is for mpirun, and null is not; set strategy.launcher=mpi"
-NO_PACKAGE = "null needs no_such_package_x, which is not installed: pip install no_such_package_x"
+FOR_MPIRUN = "hardware.hosts is for mpirun, and simulated is not; set strategy.launcher=mpi"
+NO_PACKAGE = "simulated needs no_such_package_x, which is not installed: pip install no_such_package_x"
 
 
 @pytest.mark.parametrize(
@@ -49,12 +49,12 @@ NO_PACKAGE = "null needs no_such_package_x, which is not installed: pip install 
         (4, {"hardware": GPUS_HERE, "gpus": 4}, None),
         (0, {"strategy": NCCL}, f"ddp_nccl exchanges {NEEDS_GPUS}; use strategy=ddp_gloo on CPU"),
         (4, {"hardware": GPUS_HERE, "strategy": NCCL}, None),
-        (4, {"hardware": GPUS_HERE, "strategy__devices": ["cpu"]}, "null does not run on cuda"),
-        (0, {"strategy__max_gpus": 1, "gpus": 2}, "null runs on 1 device only, gpus=2"),
+        (4, {"hardware": GPUS_HERE, "strategy__devices": ["cpu"]}, "simulated does not run on cuda"),
+        (0, {"strategy__max_gpus": 1, "gpus": 2}, "simulated runs on 1 device only, gpus=2"),
         (0, {"strategy__requires": ["no_such_package_x"]}, NO_PACKAGE),
         (0, {"dataset__prefetch": "device"}, f"dataset.prefetch=device {NO_GPU}; use queue"),
         (4, {"hardware": GPUS_HERE, "dataset__prefetch": "device"}, None),
-        (0, {"hardware__unsupported": {"null": "it sleeps"}}, "null does not work on cpu: it sleeps"),
+        (0, {"hardware__unsupported": {"simulated": "it sleeps"}}, "simulated does not work on cpu: it sleeps"),
         (0, {"hardware__unsupported": {"ddp": "it sleeps"}}, None),
         (0, {"hardware__hosts": ["a:1"], "strategy__launcher": "mpi", "gpus": 2}, FEW),
         (0, {"hardware__hosts": ["a:2"], "gpus": 2}, FOR_MPIRUN),
@@ -125,7 +125,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (0, horovod("nccl", launcher="mpi"), CPU_ONLY, False),
         (2, horovod("nccl"), NO_NCCL, True),
         (0, horovod("mpi"), NO_MPIRUN, False),
-        (0, StrategySpec("null", launcher="mpi"), NO_MPIRUN.replace("horovod_mpi", "null"), False),
+        (0, StrategySpec("simulated", launcher="mpi"), NO_MPIRUN.replace("horovod_mpi", "simulated"), False),
         (0, horovod("gloo", max_gpus=1), "horovod_gloo runs on 1 device only, gpus=2", False),
     ],
 )
@@ -177,7 +177,7 @@ def test_one_process_stays_on_one_host(machine_with: Any, monkeypatch: pytest.Mo
     monkeypatch.setattr(shutil, "which", lambda name, **where: f"/usr/bin/{name}")
     changes = {**HOSTS, "strategy__processes": "one_for_all", "hardware__layout": "spread"}
     assert of(gpus=2, **changes).unsupported is None
-    told = "null has one process for all devices, which are on 2 nodes with gpus=3"
+    told = "simulated has one process for all devices, which are on 2 nodes with gpus=3"
     assert of(gpus=3, **changes).unsupported == told
 
 

@@ -26,10 +26,10 @@ from scalebench.report.console import Console
 from scalebench.run import run
 from scalebench.slurm.submission import Submission, write_submission
 from scalebench.spec import InputError, RunSpec
-from tests.helpers import null_spec
+from tests.helpers import simulated_spec
 
 WORDS = [
-    *("hardware=testcluster", "strategy=null", "dataset.size=1000", "measure=quick", "measure.min_s=0"),
+    *("hardware=testcluster", "strategy=simulated", "dataset.size=1000", "measure=quick", "measure.min_s=0"),
     *("measure.max_s=0.1", "measure.warmup_steps=2", "measure.evaluate=false", "measure.probes=false"),
     *("measure.monitor=false", "sweep.report=false"),
 ]
@@ -248,7 +248,7 @@ def test_the_question_stands_alone(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 
 def test_clusters_are_not_mixed(tmp_path: Path) -> None:
-    asked = [scalebench.cluster.Asked(number, null_spec(), tmp_path / str(number)) for number in range(2)]
+    asked = [scalebench.cluster.Asked(number, simulated_spec(), tmp_path / str(number)) for number in range(2)]
     asked[1].spec.config.hardware.slurm.bin = "/opt/other/bin"
     with pytest.raises(InputError, match=r"hardware.slurm.bin differs between the runs of one sweep; "):
         list(on_cluster.follow(asked, Console(), None))
@@ -277,7 +277,9 @@ def test_a_dry_sweep_prints_each_script(call: Call) -> None:
 
 def test_a_job_that_goes_on_keeps_its_folder(tmp_path: Path) -> None:
     """Two runs of a sweep change places; the job of the one would be copied over the other."""
-    one, two = (scalebench.cluster.Asked(number, null_spec(seed=number), tmp_path / str(number)) for number in (0, 1))
+    one, two = (
+        scalebench.cluster.Asked(number, simulated_spec(seed=number), tmp_path / str(number)) for number in (0, 1)
+    )
     of_one, of_two = ((run.spec.fingerprint, 0) for run in (one, two))
     kept = on_cluster._with_running([one, two], {of_two: two.folder})
     assert [(run.folder, run.adopted) for run in kept] == [(one.folder, False), (two.folder, True)]

@@ -9,20 +9,20 @@ import pytest
 from scalebench.outlook import PROBES, SETUP_S, Outlook, between, estimate_s, in_words
 from scalebench.spec import RunSpec
 from scalebench.train_spec import StopSpec, TrainSpec
-from tests.helpers import null_spec
+from tests.helpers import simulated_spec
 
 MEASURE = {"min_s": 10.0, "max_s": 20.0, "warmup_max_s": 0.0}  # with a start of 0.3 s: 15.3 s in the middle
 
 
-def spec(gpus: int = 1, strategy: str = "null", **changes: object) -> RunSpec:
-    made = null_spec(gpus=gpus, measure=MEASURE, **changes)
+def spec(gpus: int = 1, strategy: str = "simulated", **changes: object) -> RunSpec:
+    made = simulated_spec(gpus=gpus, measure=MEASURE, **changes)
     made.config.strategy.name = strategy
     return made
 
 
 @pytest.mark.parametrize("framework", ["none", "torch", "a new one"])
 def test_an_estimate_is_start_up_and_measuring(framework: str) -> None:
-    one = null_spec(measure={"min_s": 1.0, "max_s": 5.0})
+    one = simulated_spec(measure={"min_s": 1.0, "max_s": 5.0})
     one.config.strategy.framework = framework
     start_s = SETUP_S.get(framework, 4.0)
     assert estimate_s(one) == (1.0 + start_s, pytest.approx(5.0 + 0.1 + start_s)), "0.1 s of warm-up at the most"
@@ -69,7 +69,7 @@ def test_in_words(seconds: float, words: str) -> None:
     assert in_words(seconds) == words
 
 
-def training(strategy: str = "null", gpus: int = 1, size: int = 64, **stop: float) -> RunSpec:
+def training(strategy: str = "simulated", gpus: int = 1, size: int = 64, **stop: float) -> RunSpec:
     return spec(gpus, strategy, train=TrainSpec(10, stop=StopSpec(**stop)), size=size)  # type: ignore[arg-type]
 
 

@@ -102,8 +102,8 @@ def test_a_bare_strategy_has_one_only_with_other_options() -> None:
     slow.spec["strategy"]["options"] = {"loop": "fit"}
     assert [row[1] for row in of(plain, again, slow)] == [None, None, pytest.approx(0.2)]
     assert of(fit) == [(None, None, None)]  # nothing to compare it with
-    sleeper = record("null", baseline="null")
-    assert of(sleeper, record("null", gpus=2, baseline="null")) == [(None, None, None)] * 2
+    sleeper = record("simulated", baseline="simulated")
+    assert of(sleeper, record("simulated", gpus=2, baseline="simulated")) == [(None, None, None)] * 2
 
 
 def test_few_blocks_give_it_without_an_interval() -> None:

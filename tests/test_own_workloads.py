@@ -63,7 +63,7 @@ def test_pictures_of_the_size_that_the_data_set_says() -> None:
         ),
         (["strategy.framework=jax"], "model=mynet:build is made by model.torch, and bare_torch trains with jax"),
         (["strategy=mirrored", "model.keras=mynet:build"], None),
-        (["strategy='null'"], None),
+        (["strategy=simulated"], None),
     ],
 )
 def test_a_framework_that_it_is_not_there_for(words: list[str], told: str | None) -> None:
@@ -87,7 +87,7 @@ def test_flops_of_a_network_of_ones_own_are_not_known() -> None:
         return row.workload.flops_per_sample
 
     assert flops(*OWN) is None
-    assert flops("strategy='null'", "gpus=1") == 3 * 2 * 486_250
+    assert flops("strategy=simulated", "gpus=1") == 3 * 2 * 486_250
 
 
 PLUGIN_YAML = "name: {name}\nloss: auto\nmetric: auto\nbatch_per_device: 8\n"

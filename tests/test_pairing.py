@@ -49,8 +49,8 @@ def test_rows_become_one_without_the_seed_only() -> None:
     (row,) = merged(rows(seeds), ["seed"])[0].values()
     assert len(row.measured) == 2
     steps = [
-        *made("a", [0.1], "null", options={"step_s": 1.0}),
-        *made("a", [0.2], "null", run_id="other", options={"step_s": 2.0}),
+        *made("a", [0.1], "simulated", options={"step_s": 1.0}),
+        *made("a", [0.2], "simulated", run_id="other", options={"step_s": 2.0}),
     ]
     whole, refused = merged(rows(steps), ["strategy.options.step_s"])
     assert (

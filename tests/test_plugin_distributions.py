@@ -39,7 +39,7 @@ SHOWS: dict[str, tuple[list[str], int, list[str]]] = {
         9,
         ["ddp_fp16", "ddp_powersgd", "ddp_topk"],
     ),
-    "scalebench-search": (["sweep=lr_search", "strategy=null", "gpus=1", *TRIALS], 2, []),
+    "scalebench-search": (["sweep=lr_search", "strategy=simulated", "gpus=1", *TRIALS], 2, []),
 }
 
 

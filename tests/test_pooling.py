@@ -73,7 +73,7 @@ def test_fewer_than_three_do_not_pretend(launches: int, over: str | None) -> Non
 
 
 def test_single_launches_are_the_rows_of_load() -> None:
-    made = [record(gpus=2), record(), record("bare_torch"), record("null", status="failed", block_s=None)]
+    made = [record(gpus=2), record(), record("bare_torch"), record("simulated", status="failed", block_s=None)]
     folders = [Path(str(number)) for number in range(4)]
     table = pool(made, folders)
     assert list(table.columns) == [*COLUMNS, "repeats"] and str(table["repeats"].dtype) == "Int64"

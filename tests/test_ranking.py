@@ -110,9 +110,9 @@ def test_frameworks_are_rivals_and_options_too() -> None:
 
 
 def test_controls_are_no_rivals_unless_there_is_nothing_else() -> None:
-    found = only(cells("independent_torch", 2000.0), cells("null", 9000.0), cells("ddp", 1000.0))
+    found = only(cells("independent_torch", 2000.0), cells("simulated", 9000.0), cells("ddp", 1000.0))
     assert (found.best, found.certainty) == ("ddp", "alone")
-    assert only(cells("null", 9000.0)).best == "null"
+    assert only(cells("simulated", 9000.0)).best == "simulated"
     assert only(cells("of_a_plugin", 9000.0), cells("ddp", 10.0)).best == "of_a_plugin"
 
 

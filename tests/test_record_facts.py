@@ -10,10 +10,10 @@ import pytest
 from scalebench.gpus import Gpu
 from scalebench.record_facts import canonical, check_key, describe, flat, main_key, under, with_bound
 from scalebench.spec import HardwareSpec, MeasureSpec
-from tests.helpers import MODEL, null_config, record
+from tests.helpers import MODEL, record, simulated_config
 from tests.launches import machine, made, train
 
-CONFIG = null_config()
+CONFIG = simulated_config()
 GPU = Gpu(0, "Tesla K80", None, 2**33, 875, 2505, 149.0, 0, None)
 
 MUST_AGREE: dict[str, dict[str, Any]] = {

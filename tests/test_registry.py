@@ -12,12 +12,12 @@ from scalebench import registry
 from scalebench.plugins import PluginError
 from scalebench.spec import InputError, RunSpec
 from scalebench.strategy import Strategy
-from tests.helpers import null_config, null_spec
+from tests.helpers import simulated_config, simulated_spec
 from tests.plugin_dists import CODE, OPTIONS, Dists, yaml_of
 from tests.plugin_dists import dists as dists
 
 BUILT_IN = (
-    "null bare_torch ddp ddp_nccl ddp_gloo fsdp_nccl fsdp_gloo zero1 data_parallel "
+    "simulated bare_torch ddp ddp_nccl ddp_gloo fsdp_nccl fsdp_gloo zero1 data_parallel "
     "lightning_ddp lightning_ddp_nccl lightning_ddp_gloo independent_torch "
     "bare_tensorflow mirrored mirrored_nccl mirrored_hierarchical mirrored_reduce_cpu mirrored_reduce_device "
     "central_storage_cpu central_storage_device multiworker_ring multiworker_nccl parameter_server "
@@ -44,9 +44,9 @@ def test_the_class_of_a_built_in_stands_where_the_table_says(target: str) -> Non
 
 
 def test_a_built_in_loads() -> None:
-    from scalebench.adapters.null import Null
+    from scalebench.adapters.simulated import Simulated
 
-    assert registry.load("null") is Null
+    assert registry.load("simulated") is Simulated
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,8 @@ def test_a_plugin_that_is_not_chosen_is_hidden(dists: Dists, monkeypatch: pytest
 
 
 def refusal(**changes: Any) -> str | None:
-    """What is wrong with the plugins of a run of the null strategy but for these names; None where nothing is."""
-    config = null_config()
+    """What is wrong with the plugins of a run of the simulated strategy but for these names; None where nothing is."""
+    config = simulated_config()
     for part, name in changes.items():
         setattr(config, part, dataclasses.replace(getattr(config, part), name=name))
     try:
@@ -143,7 +143,7 @@ def test_a_yaml_of_a_strategy_that_nobody_registers(dists: Dists) -> None:
 @pytest.mark.parametrize(
     ("baseline", "reason"),
     [
-        ("null", None),
+        ("simulated", None),
         ("mine", None),
         (None, None),
         ("bare_torhc", "no strategy 'bare_torhc'; did you mean 'bare_torch'?"),
@@ -151,7 +151,7 @@ def test_a_yaml_of_a_strategy_that_nobody_registers(dists: Dists) -> None:
 )
 def test_the_baseline_that_a_plugin_names(dists: Dists, baseline: str | None, reason: str | None) -> None:
     dists.strategy()
-    config = null_config()
+    config = simulated_config()
     config.strategy = dataclasses.replace(config.strategy, name="mine", baseline=baseline)
     if reason is None:
         return registry.refuse_broken(config)
@@ -168,7 +168,7 @@ def test_the_baseline_that_a_plugin_names(dists: Dists, baseline: str | None, re
             " cannot be loaded from my_plugin.code:Missing: module 'my_plugin.code' has no attribute 'Missing'",
         ),
         ("not_there:Mine", " cannot be loaded from not_there:Mine: No module named 'not_there'"),
-        ("{package}.code:Null.setup", " cannot be loaded from my_plugin.code:Null.setup: "),
+        ("{package}.code:Simulated.setup", " cannot be loaded from my_plugin.code:Simulated.setup: "),
         ("{package}.code", " cannot be loaded from my_plugin.code: it should be MODULE:NAME"),
         ("{package}.code:Stranger", ": my_plugin.code:Stranger is no subclass of scalebench.strategy.Strategy"),
         ("{package}.code:name", ": my_plugin.code:name is no subclass of scalebench.strategy.Strategy"),
@@ -187,7 +187,7 @@ def test_a_plugin_that_does_not_hold_what_it_registers(dists: Dists, target: str
 
 
 def spec_of(options: dict[str, Any]) -> RunSpec:
-    spec = null_spec()
+    spec = simulated_spec()
     strategy = dataclasses.replace(spec.config.strategy, name="mine", options=options)
     return dataclasses.replace(spec, config=dataclasses.replace(spec.config, strategy=strategy))
 
@@ -217,9 +217,9 @@ def test_options_of_the_class_and_of_the_yaml(dists: Dists, options: dict[str, A
 def test_an_option_that_a_class_of_ours_was_given_later_need_not_be_in_a_plugins_yaml(dists: Dists) -> None:
     """It would break with each newer version of scalebench; others it has to list."""
     code = (
-        "from dataclasses import dataclass\nfrom scalebench.adapters import null\n"
-        "@dataclass\nclass Later(null.Options):\n    overlap: bool = True\n"
-        "class Mine(null.Null):\n    Options = Later\n"
+        "from dataclasses import dataclass\nfrom scalebench.adapters import simulated\n"
+        "@dataclass\nclass Later(simulated.Options):\n    overlap: bool = True\n"
+        "class Mine(simulated.Simulated):\n    Options = Later\n"
     )
     dists.strategy(code=code)
     assert registry.create(spec_of(OPTIONS), 0).options.overlap is True
@@ -235,7 +235,7 @@ def test_options_that_are_no_dataclass(dists: Dists) -> None:
 
 
 def test_options_of_ours_may_be_left_out() -> None:
-    assert registry.create(null_spec(options={"step_s": 0.25}), 0).options.step_s == 0.25
+    assert registry.create(simulated_spec(options={"step_s": 0.25}), 0).options.step_s == 0.25
 
 
 def test_missing_packages_and_how_to_get_them() -> None:

@@ -121,7 +121,7 @@ def test_every_number_that_people_set_is_checked() -> None:
         ({"strategy__name": "mirorred"}, "no strategy 'mirorred'; did you mean 'mirrored'?"),
         (
             {"strategy__options": {"stepp_s": 1.0}},
-            "no option of strategy 'null' 'stepp_s'; did you mean 'step_s'?",
+            "no option of strategy 'simulated' 'stepp_s'; did you mean 'step_s'?",
         ),
         (
             {"strategy__options": {"step_s": "x"}},

@@ -25,12 +25,12 @@ from scalebench.results import RESULT_FILE, RankRecord, Result, read_result
 from scalebench.run import run
 from scalebench.spec import HardwareSpec, InputError, read_spec
 from scalebench.worker import rank_path
-from tests.helpers import null_spec
+from tests.helpers import simulated_spec
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 3])
 def test_a_run_leaves_its_files_and_its_row(gpus: int, tmp_path: Path) -> None:
-    spec = null_spec(gpus, options={"step_s": 0.002})
+    spec = simulated_spec(gpus, options={"step_s": 0.002})
     folder = tmp_path / "deep" / "run"
     result = run(spec, folder)
     ranks = [name for k in range(gpus) for name in (f"rank{k}.json", f"rank{k}.log")]
@@ -50,23 +50,25 @@ def test_a_run_leaves_its_files_and_its_row(gpus: int, tmp_path: Path) -> None:
 
 
 def test_two_runs_of_the_same_spec_have_a_fingerprint_and_two_ids(tmp_path: Path) -> None:
-    one, two = (run(null_spec(repeat=k), tmp_path / str(k)) for k in range(2))
+    one, two = (run(simulated_spec(repeat=k), tmp_path / str(k)) for k in range(2))
     assert one.fingerprint == two.fingerprint and one.run_id != two.run_id
     assert one.started_at < two.started_at
 
 
 def test_a_folder_with_a_result_is_left_alone(tmp_path: Path) -> None:
-    run(null_spec(), tmp_path / "run")
+    run(simulated_spec(), tmp_path / "run")
     before = (tmp_path / "run" / RESULT_FILE).read_bytes()
     with pytest.raises(InputError, match=r"already holds a result\.json; choose another folder or remove it"):
-        run(null_spec(gpus=2), tmp_path / "run")
+        run(simulated_spec(gpus=2), tmp_path / "run")
     assert (tmp_path / "run" / RESULT_FILE).read_bytes() == before
     assert read_spec(tmp_path / "run").gpus == 1
 
 
 def test_what_is_impossible_here_is_a_row_and_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "launch", lambda *args, **options: pytest.fail("it was started"))
-    spec = null_spec(hardware=HardwareSpec("far", devices="cuda", gpus_per_node=8, here=False, gpu_model="X"), gpus=3)
+    spec = simulated_spec(
+        hardware=HardwareSpec("far", devices="cuda", gpus_per_node=8, here=False, gpu_model="X"), gpus=3
+    )
     result = run(spec, tmp_path / "run")
     assert result.status == "unsupported" and result.reason is not None
     assert "hardware=far is another machine (8 x X a node)" in result.reason
@@ -77,7 +79,7 @@ def test_what_is_impossible_here_is_a_row_and_starts_nothing(tmp_path: Path, mon
 def test_looks_show_the_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "LOOK_S", 0.02)
     phases: list[str] = []
-    run(null_spec(), tmp_path / "run", lambda progress: phases.extend(p.phase for p in progress))
+    run(simulated_spec(), tmp_path / "run", lambda progress: phases.extend(p.phase for p in progress))
     assert "measure" in phases
 
 
@@ -101,14 +103,14 @@ def broken(error: BaseException) -> Any:
 def test_cancelled_is_a_row_and_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "launch", broken(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
-        run(null_spec(), tmp_path / "run")
+        run(simulated_spec(), tmp_path / "run")
     result = read_result(tmp_path / "run" / RESULT_FILE)
     assert (result.status, result.reason, result.log) == ("cancelled", "cancelled while it ran", None)
 
 
 def test_no_processes_to_be_had_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "launch", broken(watch.StartError(errno.EAGAIN, os.strerror(errno.EAGAIN))))
-    result = run(null_spec(), tmp_path / "run")
+    result = run(simulated_spec(), tmp_path / "run")
     assert result.status == "failed"
     assert result.reason == "the processes could not be started: Resource temporarily unavailable"
     assert read_result(tmp_path / "run" / RESULT_FILE) == result
@@ -119,7 +121,7 @@ def test_the_launcher_of_the_strategy_is_taken(launcher: str, tmp_path: Path, mo
     for module in (local, mpi):
         ended = Ended([0], 0.0, 1.0, broken=f"{module.__name__} was taken")
         monkeypatch.setattr(module, "launch", lambda *args, ended=ended: ended)
-    spec = null_spec()
+    spec = simulated_spec()
     spec.config.strategy.launcher = launcher
     result = run(spec, tmp_path / "run")
     assert (result.status, result.reason) == ("failed", f"scalebench.launchers.{launcher} was taken")
@@ -131,7 +133,7 @@ def test_what_nccl_logged_is_in_the_record(tmp_path: Path, monkeypatch: pytest.M
         return Ended([0, 0], 5.0, 2.0, [])
 
     monkeypatch.setattr(local, "launch", stand_in)
-    run(null_spec(2), tmp_path / "run")
+    run(simulated_spec(2), tmp_path / "run")
     assert read_result(tmp_path / "run" / RESULT_FILE).sync.transports == {"0-1": "P2P/IPC"}
 
 
@@ -149,7 +151,7 @@ def test_a_launcher_that_went_wrong_is_the_reason_and_not_what_follows(
         return Ended([1], 5.0, 2.0, [0], broken="mpirun was killed by SIGKILL")
 
     monkeypatch.setattr(local, "launch", stand_in)
-    result = run(null_spec(), folder)
+    result = run(simulated_spec(), folder)
     assert (result.status, result.reason, result.log) == ("failed", "mpirun was killed by SIGKILL", log)
     assert result.phases.wall_s == 2.0 and [rank.reason for rank in result.ranks] == ["connection lost"]
 
@@ -161,7 +163,7 @@ def test_a_kill_while_the_kernel_killed_for_memory(
     counts = [before, after]
     monkeypatch.setattr(machine, "oom_kills", lambda: counts.pop(0))
     monkeypatch.setattr(local, "launch", lambda *args: Ended([-signal.SIGKILL], 0.0, 1.0, [0]))
-    result = run(null_spec(), tmp_path / "run")
+    result = run(simulated_spec(), tmp_path / "run")
     assert result.status == status and result.reason is not None and "killed by" in result.reason
 
 
@@ -185,7 +187,7 @@ def test_signals_wait_while_the_row_is_written(
     write, before = run_module.write_result, signal.signal(sign, handler)
     monkeypatch.setattr(run_module, "write_result", interrupted)
     try:
-        assert run(null_spec(), tmp_path / "run").status == "ok"
+        assert run(simulated_spec(), tmp_path / "run").status == "ok"
         assert signal.getsignal(sign) is handler
     finally:
         signal.signal(sign, before)
@@ -194,7 +196,7 @@ def test_signals_wait_while_the_row_is_written(
 
 def test_a_run_outside_the_main_thread(tmp_path: Path) -> None:
     done: list[Result] = []
-    thread = threading.Thread(target=lambda: done.append(run(null_spec(), tmp_path / "run")))
+    thread = threading.Thread(target=lambda: done.append(run(simulated_spec(), tmp_path / "run")))
     thread.start()
     thread.join()
     assert [result.status for result in done] == ["ok"]
@@ -211,7 +213,7 @@ def test_a_full_disk_is_said_and_leaves_no_half_result(tmp_path: Path, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", full)
         with pytest.raises(OSError, match="No space left on device"):
-            run(null_spec(), tmp_path / "run")
+            run(simulated_spec(), tmp_path / "run")
     assert not [name for name in os.listdir(tmp_path / "run") if "result" in name]
 
 
@@ -227,7 +229,7 @@ def traced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Result:
         return Ended([0, 0], 0.0, 1.0)
 
     monkeypatch.setattr(local, "launch", stand_in)
-    return run(null_spec(gpus=2), folder)
+    return run(simulated_spec(gpus=2), folder)
 
 
 def test_the_traces_of_the_ranks_become_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,13 +257,13 @@ def test_traces_that_cannot_be_merged_fail_no_run(
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OSError):
-        run(null_spec(), tmp_path / "file" / "run")
+        run(simulated_spec(), tmp_path / "file" / "run")
 
 
 def test_rank_files_of_an_earlier_run_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run whose parent was killed left rank files; the next one in this folder starts nothing."""
     folder = tmp_path / "run"
-    run(null_spec(), folder)
+    run(simulated_spec(), folder)
     (folder / RESULT_FILE).unlink()
     left = ["progress0.json", "pid0.json", "exit0.json", MPIRUN_LOG]
     for name in left:
@@ -274,18 +276,18 @@ def test_rank_files_of_an_earlier_run_do_not_count(tmp_path: Path, monkeypatch: 
         return Ended([0], 0.0, 1.0)
 
     monkeypatch.setattr(local, "launch", stand_in)
-    result = run(null_spec(), folder)
+    result = run(simulated_spec(), folder)
     assert (result.status, result.ranks) == ("failed", [])
     assert sorted(os.listdir(folder)) == ["result.json", "spec.json"]
 
 
 def test_a_row_that_somebody_else_wrote_meanwhile_stays(tmp_path: Path) -> None:
     """As for a job whose node had been given up for dead, and came back."""
-    others = run(null_spec(), tmp_path / "another")
+    others = run(simulated_spec(), tmp_path / "another")
 
     def write(progress: object) -> None:
         (tmp_path / "run").mkdir(exist_ok=True)
         shutil.copy(tmp_path / "another" / "result.json", tmp_path / "run" / "result.json")
 
-    assert run(null_spec(options={"step_s": 0.01}), tmp_path / "run", write).run_id == others.run_id
+    assert run(simulated_spec(options={"step_s": 0.01}), tmp_path / "run", write).run_id == others.run_id
     assert read_result(tmp_path / "run" / "result.json").run_id == others.run_id

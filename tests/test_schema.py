@@ -19,7 +19,7 @@ from scalebench.results import RESULT_FILE, SCHEMA_PATH, Result, read_result
 from scalebench.run import run
 from scalebench.schema import generate
 from scalebench.spec import InputError
-from tests.helpers import null_spec, rank, record
+from tests.helpers import rank, record, simulated_spec
 
 VALIDATOR = Draft202012Validator(json.loads(SCHEMA_PATH.read_text(encoding="utf-8")))
 FULL = record(
@@ -64,7 +64,7 @@ def test_every_field_is_in_the_schema() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"fault": "raise", "fault_rank": 1}])
 def test_a_real_result_is_valid(options: dict[str, Any], tmp_path: Path) -> None:
-    run(null_spec(gpus=2, options=options), tmp_path / "run")
+    run(simulated_spec(gpus=2, options=options), tmp_path / "run")
     tree = json.loads((tmp_path / "run" / RESULT_FILE).read_text())
     VALIDATOR.validate(tree)
     assert tree["status"] == ("failed" if options else "ok")

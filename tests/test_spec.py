@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from scalebench.spec import Config, Place, RunSpec, read_spec, write_spec
-from tests.helpers import null_spec
+from tests.helpers import simulated_spec
 
 
 def run_spec() -> RunSpec:
@@ -30,7 +30,7 @@ def test_label_and_processes() -> None:
 
 def test_a_hang_is_noticed_by_the_launcher_first() -> None:
     """A rank that waits for another gives up only after the launcher has seen that none makes progress."""
-    spec = null_spec(measure={"hang_s": 7.0})
+    spec = simulated_spec(measure={"hang_s": 7.0})
     assert spec.group_timeout_s > 7.0
     spec.config.debug = True
     assert spec.group_timeout_s >= 3600

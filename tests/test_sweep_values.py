@@ -27,9 +27,12 @@ def test_a_pair_of_each_link(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("words", "planned"),
     [
-        (["sweep=placement"], ["null gpus=1", "null gpus=2", "null gpus=2"]),  # the first is the baseline
-        (["sweep=each_device"], ["null gpus=1"] * 3),
-        (["sweep=each_device", "hardware.device_ids=[0],[2]"], ["null gpus=1"] * 2),
+        (
+            ["sweep=placement"],
+            ["simulated gpus=1", "simulated gpus=2", "simulated gpus=2"],
+        ),  # the first is the baseline
+        (["sweep=each_device"], ["simulated gpus=1"] * 3),
+        (["sweep=each_device", "hardware.device_ids=[0],[2]"], ["simulated gpus=1"] * 2),
     ],
 )
 def test_a_sweep_is_filled_in(
@@ -37,7 +40,7 @@ def test_a_sweep_is_filled_in(
 ) -> None:
     monkeypatch.setattr(machine, "gpu_count", lambda: 3)
     monkeypatch.setattr(machine, "pair_of_each_link", lambda: [(0, 2)])
-    assert main([*words, "strategy=null", "hardware=cpu", "dry_run=true"]) == 0
+    assert main([*words, "strategy=simulated", "hardware=cpu", "dry_run=true"]) == 0
     lines = [line.partition("] ")[2] for line in capsys.readouterr().out.splitlines()[:-1]]
     assert [line[: len(told)] for line, told in zip(lines, planned, strict=True)] == planned
 

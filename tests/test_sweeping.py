@@ -9,7 +9,7 @@ import pytest
 from scalebench.jobs import Job
 from scalebench.sweep_record import read_sweep
 from scalebench.sweeping import Sweep
-from tests.helpers import null_spec
+from tests.helpers import simulated_spec
 
 MEASURE = {"min_s": 10.0, "max_s": 20.0, "warmup_max_s": 0.0}  # 15.3 s in the middle of the estimate
 
@@ -23,7 +23,7 @@ class Clock:
 
 
 def planned(*counts: int) -> list[Job]:
-    return [Job([], null_spec(gpus=gpus, measure=MEASURE, size=1000)) for gpus in counts]
+    return [Job([], simulated_spec(gpus=gpus, measure=MEASURE, size=1000)) for gpus in counts]
 
 
 def test_runs_come_in_order_and_the_record_has_them_all(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_runs_come_in_order_and_the_record_has_them_all(tmp_path: Path) -> None:
     assert list(sweep.runs(jobs, 3)) == [(3, jobs[0]), (4, jobs[1])]
     record = read_sweep(tmp_path / "s")
     assert record is not None and not record.ended and record.words == ["sweep=demo"]
-    assert [(run.number, run.label) for run in record.runs] == [(3, "null gpus=1"), (4, "null gpus=2")]
+    assert [(run.number, run.label) for run in record.runs] == [(3, "simulated gpus=1"), (4, "simulated gpus=2")]
     assert (record.runs[0].fingerprint, record.runs[0].repeat) == jobs[0].key
     sweep.end()
     assert read_sweep(tmp_path / "s").ended  # type: ignore[union-attr]
@@ -50,7 +50,7 @@ def test_what_there_is_no_time_for_waits_and_is_left_out(tmp_path: Path) -> None
         done.append((number, job.spec.gpus))
         clock.now_s += 25.0
     assert done == [(0, 1), (3, 8)], "once it is known that two fit, those are the ends of the curve"
-    assert [run.label for run in sweep.record.left_out] == ["null gpus=2", "null gpus=4"]
+    assert [run.label for run in sweep.record.left_out] == ["simulated gpus=2", "simulated gpus=4"]
 
 
 def test_quick_runs_leave_time_for_those_that_wait(tmp_path: Path) -> None:

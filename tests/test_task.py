@@ -13,7 +13,7 @@ from scalebench.jobs import Job
 from scalebench.results import write_result
 from scalebench.sweep_record import read_sweep
 from scalebench.task import AsSweep, CheckSingleRun, SweepSession, session_of
-from tests.helpers import null_spec, record
+from tests.helpers import record, simulated_spec
 
 
 def composed(*words: str) -> DictConfig:
@@ -30,14 +30,14 @@ def test_the_callback_has_the_name_in_the_config() -> None:
 
 
 def test_a_sound_run_passes_and_leaves_nothing() -> None:
-    CheckSingleRun().on_run_start(composed("strategy=null", "gpus=1"))
+    CheckSingleRun().on_run_start(composed("strategy=simulated", "gpus=1"))
     assert list(Path().iterdir()) == []
 
 
 @pytest.mark.parametrize("resume", ["resume=true", "resume=false"])
 def test_a_run_with_repeats_is_a_sweep(resume: str) -> None:
     with pytest.raises(AsSweep):
-        CheckSingleRun().on_run_start(composed("strategy=null", "gpus=1", "measure.repeats=2", resume))
+        CheckSingleRun().on_run_start(composed("strategy=simulated", "gpus=1", "measure.repeats=2", resume))
     assert list(Path().iterdir()) == []
 
 
@@ -80,7 +80,7 @@ def session_with(status: str, report: bool = False) -> SweepSession:
     write_result(result, folder)
     session = SweepSession([])
     session.done.append(result)
-    job = Job([], null_spec())
+    job = Job([], simulated_spec())
     sweep = session.begin_sweep([job], Path("s"), None, report)
     assert [run for _, run in sweep.runs([job], 0)]
     session.release()

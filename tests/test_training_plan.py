@@ -10,7 +10,7 @@ from scalebench import training_plan
 from scalebench.resolve import resolve
 from scalebench.spec import Config, DatasetSpec, InputError, StrategySpec
 from scalebench.train_spec import StopSpec, TrainSpec
-from tests.helpers import null_config
+from tests.helpers import simulated_config
 
 TO_END = {"stop": {"epochs": 3.0}}
 
@@ -18,7 +18,9 @@ TO_END = {"stop": {"epochs": 3.0}}
 def config(train: dict[str, Any], gpus: int = 1, measure: dict[str, Any] | None = None, **dataset: Any) -> Config:
     train = {**train, "stop": StopSpec(**train.get("stop", {}))}
     data = DatasetSpec("materials", **{"size": 64, **dataset})
-    return null_config(measure=measure, gpus=gpus, train=TrainSpec(**{"batch_per_device": 10, **train}), dataset=data)
+    return simulated_config(
+        measure=measure, gpus=gpus, train=TrainSpec(**{"batch_per_device": 10, **train}), dataset=data
+    )
 
 
 def line(*args: Any, **kwargs: Any) -> str:
@@ -107,10 +109,10 @@ def test_a_target_alone_gives_up() -> None:
 
 def test_replicas_that_exchange_nothing_have_no_one_training() -> None:
     made = config(TO_END, gpus=2)
-    made.strategy = StrategySpec("null", baseline="null", lockstep=False)
+    made.strategy = StrategySpec("simulated", baseline="simulated", lockstep=False)
     assert resolve(made).unsupported == (
-        "replicas of null exchange nothing, and each trains a model of its own: there is no one training to stop, so "
-        "leave out train.stop"
+        "replicas of simulated exchange nothing, and each trains a model of its own: there is no one training to "
+        "stop, so leave out train.stop"
     )
     made.train.stop = StopSpec()
     assert resolve(made).unsupported is None

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from scalebench import worker
-from scalebench.adapters.null import Null
+from scalebench.adapters.simulated import Simulated
 from scalebench.launchers.surroundings import environment, free_port
 from scalebench.records import from_dict, read_json
 from scalebench.results import RankRecord
 from scalebench.spec import InputError, RunSpec, write_spec
 from scalebench.strategy import Unsupported
 from scalebench.worker import classify, rank_path, run_rank
-from tests.helpers import alive, null_spec, wait_until
+from tests.helpers import alive, simulated_spec, wait_until
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.delenv(worker.PARENT, raising=False)
     monkeypatch.setattr(worker, "pin", lambda cpus: None)
-    write_spec(null_spec(), tmp_path)
+    write_spec(simulated_spec(), tmp_path)
     return tmp_path
 
 
@@ -43,7 +43,7 @@ def test_a_rank_that_goes_well(folder: Path) -> None:
     assert (record.status, record.reason, record.rank, record.pid) == ("ok", None, 0, os.getpid())
     assert list(record.marks_s) == ["launch", "setup", "warmup", "measure", "evaluate", "probes", "close", "end"]
     assert list(record.marks_s.values()) == sorted(record.marks_s.values())
-    assert record.threads == null_spec().places[0].threads
+    assert record.threads == simulated_spec().places[0].threads
     assert record.affinity == sorted(os.sched_getaffinity(0))
     assert record.cpu_s is not None and record.rss_anon_peak_bytes is not None
 
@@ -97,7 +97,7 @@ def test_a_failure_is_classified_and_recorded(
 
 
 def test_a_strategy_that_cannot_be_made_is_a_failed_rank(folder: Path) -> None:
-    spec = null_spec()
+    spec = simulated_spec()
     spec.config.strategy.options = {"stepp_s": 1.0}
     write_spec(spec, folder)
     assert worker.main([str(folder)]) == 1
@@ -110,14 +110,14 @@ def test_ranks_meet_once_more_before_they_end(gone: bool, folder: Path, monkeypa
     """What another still fetches from this rank is there until it has it; that the other has left meanwhile is well."""
     done: list[str] = []
 
-    def broadcast(self: Null, value: float) -> float:
+    def broadcast(self: Simulated, value: float) -> float:
         done.append("broadcast")
         if gone:
             raise EOFError("the other has left")
         return value
 
-    monkeypatch.setattr(Null, "broadcast", broadcast)
-    monkeypatch.setattr(Null, "close", lambda self: done.append("close"))
+    monkeypatch.setattr(Simulated, "broadcast", broadcast)
+    monkeypatch.setattr(Simulated, "close", lambda self: done.append("close"))
     assert run_rank(folder, lambda *parts: done.append("body")) == 0
     assert done == ["body", "broadcast", "close"]
     assert record_in(folder).status == "ok"
@@ -128,11 +128,11 @@ def test_after_a_failure_the_strategy_is_closed_and_what_that_raises_is_only_pri
 ) -> None:
     closed = []
 
-    def close(self: Null) -> None:
+    def close(self: Simulated) -> None:
         closed.append(rank_path(folder, 0).exists())
         raise RuntimeError("the group is broken")
 
-    monkeypatch.setattr(Null, "close", close)
+    monkeypatch.setattr(Simulated, "close", close)
     assert run_rank(folder, body(RuntimeError("first"))) == 1
     assert closed == [True], "once, with the record safe"
     assert record_in(folder).reason == "RuntimeError: first"
@@ -140,10 +140,10 @@ def test_after_a_failure_the_strategy_is_closed_and_what_that_raises_is_only_pri
 
 
 def test_a_failure_in_closing_is_a_failure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def close(self: Null) -> None:
+    def close(self: Simulated) -> None:
         raise RuntimeError("cannot leave")
 
-    monkeypatch.setattr(Null, "close", close)
+    monkeypatch.setattr(Simulated, "close", close)
     assert run_rank(folder, lambda *parts: None) == 1
     assert record_in(folder).reason == "RuntimeError: cannot leave"
 
@@ -173,14 +173,14 @@ def process(folder: Path, spec: RunSpec, **variables: str) -> subprocess.Popen[s
 
 
 def test_a_worker_by_hand(tmp_path: Path) -> None:
-    one = process(tmp_path, null_spec())
+    one = process(tmp_path, simulated_spec())
     out, _ = one.communicate(timeout=60)
     assert (one.returncode, out) == (0, "")
     assert record_in(tmp_path).pid == one.pid
 
 
 def test_a_failed_worker_ends_with_1_and_its_traceback(tmp_path: Path) -> None:
-    one = process(tmp_path, null_spec(options={"fault": "raise"}))
+    one = process(tmp_path, simulated_spec(options={"fault": "raise"}))
     out, _ = one.communicate(timeout=60)
     assert one.returncode == 1 and "RuntimeError: told to fail" in out
 
@@ -196,7 +196,7 @@ def test_what_happens_after_a_worker_is_done_does_not_count(trap: str, fault: st
         f"import atexit, os, runpy, sys, threading\n{trap}\nprint('said', end='')\n"
         "runpy.run_module('scalebench.worker', run_name='__main__')\n"
     )
-    write_spec(spec := null_spec(options={"fault": fault}), tmp_path)
+    write_spec(spec := simulated_spec(options={"fault": fault}), tmp_path)
     surroundings = environment(spec, "an id", 0, [f"127.0.0.1:{free_port()}"])
     del surroundings["PYTHONUNBUFFERED"]
     command = [sys.executable, str(tmp_path / "stuck.py"), str(tmp_path)]
@@ -207,7 +207,7 @@ def test_what_happens_after_a_worker_is_done_does_not_count(trap: str, fault: st
 
 def test_a_worker_whose_parent_is_gone_before_it_looks_ends(tmp_path: Path) -> None:
     """It was started by another process than it was told."""
-    one = process(tmp_path, null_spec(options={"setup_s": 600.0}), SCALEBENCH_PARENT_PID="1")
+    one = process(tmp_path, simulated_spec(options={"setup_s": 600.0}), SCALEBENCH_PARENT_PID="1")
     out, _ = one.communicate(timeout=60)
     assert (one.returncode, out) == (1, "")
     assert not rank_path(tmp_path, 0).exists()
@@ -215,7 +215,7 @@ def test_a_worker_whose_parent_is_gone_before_it_looks_ends(tmp_path: Path) -> N
 
 def test_the_kernel_ends_a_worker_whose_parent_was_killed(tmp_path: Path) -> None:
     """A parent of its own, so that it can be killed; it says the pid of its worker."""
-    write_spec(null_spec(options={"setup_s": 600.0}), tmp_path)
+    write_spec(simulated_spec(options={"setup_s": 600.0}), tmp_path)
     parent = (
         "import os, subprocess, sys, time\n"
         "env = dict(os.environ, RANK='0', SCALEBENCH_PARENT_PID=str(os.getpid()))\n"
@@ -247,7 +247,7 @@ def test_the_kernel_ends_a_worker_whose_parent_was_killed(tmp_path: Path) -> Non
 def service_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """This process as rank 1 of a run, which serves the chief."""
     monkeypatch.setenv("RANK", "1")
-    spec = null_spec(gpus=2)
+    spec = simulated_spec(gpus=2)
     spec.places[0].role, spec.places[1].role = "chief", "ps"
     write_spec(spec, folder)
     return folder
@@ -255,7 +255,7 @@ def service_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_service_leaves_no_record_and_never_ends_well(service_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     served = []
-    monkeypatch.setattr(Null, "serve", lambda self: served.append(self.place.role))
+    monkeypatch.setattr(Simulated, "serve", lambda self: served.append(self.place.role))
     assert run_rank(service_folder, lambda *parts: pytest.fail("a service has no body")) == 1
     assert served == ["ps"]
     assert not list(service_folder.glob("rank*.json")) and not list(service_folder.glob("progress*"))
@@ -264,5 +264,9 @@ def test_a_service_leaves_no_record_and_never_ends_well(service_folder: Path, mo
 def test_a_service_that_fails_says_why(service_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert worker.main([str(service_folder)]) == 1
     record = record_in(service_folder, 1)
-    assert (record.rank, record.status, record.reason) == (1, "unsupported", "null has no process that serves others")
+    assert (record.rank, record.status, record.reason) == (
+        1,
+        "unsupported",
+        "simulated has no process that serves others",
+    )
     assert "has no process that serves others" in capsys.readouterr().err

@@ -59,7 +59,7 @@ def test_it_becomes_the_job_that_the_table_says(own: Path, tmp_path: Path) -> No
         "lines": '["--mail-type=END"]', "setup": '["module load CUDA"]',
     }  # fmt: skip
     words = [f"hardware.slurm.{key}={value}" for key, value in settings.items()]
-    text = script.text(resolve.resolve(composed(own, "strategy=null", "gpus=8", *words)), tmp_path)
+    text = script.text(resolve.resolve(composed(own, "strategy=simulated", "gpus=8", *words)), tmp_path)
     lines = [line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH --")]
     options = dict(line.partition("=")[::2] for line in lines)
     wanted = {
@@ -74,8 +74,8 @@ def test_it_becomes_the_job_that_the_table_says(own: Path, tmp_path: Path) -> No
 
 
 def test_the_command_line_finds_it(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--config-dir", str(own), f"hardware={NAME}", "strategy=null", "gpus=1", "dry_run=true"]) == 0
-    assert "[1/1] null gpus=1" in capsys.readouterr().out
+    assert main(["--config-dir", str(own), f"hardware={NAME}", "strategy=simulated", "gpus=1", "dry_run=true"]) == 0
+    assert "[1/1] simulated gpus=1" in capsys.readouterr().out
     assert main([f"hardware={NAME}"]) == 2  # not without the folder
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from scalebench.curve_records import CurvePoint, first_reached
 from scalebench.results import Quality, Result
 from scalebench.train_spec import StopSpec
-from tests.helpers import null_config, record
+from tests.helpers import record, simulated_config
 from tests.sweeps import run
 
 UPDATES = 50  # an epoch
@@ -43,7 +43,7 @@ def training(
 ) -> Result:
     """It ends with the last of `values`, whether that is as good as the target or not. `settings` are of `train`."""
     stop = StopSpec(epochs=20.0, target=target)
-    train = dataclasses.replace(null_config().train, stop=stop, **(settings or {}))
+    train = dataclasses.replace(simulated_config().train, stop=stop, **(settings or {}))
     made: dict[str, Any] = {
         "run_id": f"{strategy}-{gpus}-s{seed}-r{repeat}-{train.learning_rate_rule}", "seed": seed, "train": train,
         "started_at": f"2026-01-01T{repeat:02}:{seed:02}:{gpus:02}.000+00:00", "repeat": repeat,

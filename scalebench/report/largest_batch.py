@@ -7,7 +7,7 @@ from scalebench.results import Result
 
 
 def words(result: Result) -> str:
-    """`null gpus=2: the largest batch is 21 per device, 42 global; 22 does not fit within 500 MB a process (7 tries)`.
+    """`simulated gpus=2: the largest batch is 21 per device, 42 global; 22 does not fit within 500 MB (7 tries)`.
     ValueError of a run that searched for none, or in vain."""
     search = result.quality.max_batch
     if search is None or search.batch_per_device is None:

@@ -105,7 +105,7 @@ def _flag(flag: str, value: str) -> str:
 
 
 def _typed(overrides: Path) -> list[str]:
-    words = [str(word).replace("'null'", "null") for word in OmegaConf.load(overrides)]
+    words = [str(word) for word in OmegaConf.load(overrides)]
     return [word for word in words if not word.startswith("hydra.")]
 
 

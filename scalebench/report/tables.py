@@ -183,7 +183,7 @@ def _baseline_command(row: dict[str, Any]) -> str:
     overrides = Path(str(row["path"])) / ".hydra" / "overrides.yaml"  # what the user typed, where Hydra kept it
     chosen = [f"strategy={row['strategy']}", f"gpus={row['gpus']}"]
     if overrides.is_file():
-        typed = [str(word).replace("'null'", "null") for word in OmegaConf.load(overrides)]
+        typed = [str(word) for word in OmegaConf.load(overrides)]
         left_out = ("hydra.", "repeat=") if _unrolled(overrides.with_name("config.yaml")) else ("hydra.",)
         typed = [word for word in typed if not word.startswith(left_out)]
         named = {word.partition("=")[0] for word in typed}

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from scalebench.adapters.null import fail
+from scalebench.adapters.simulated import fail
 from scalebench.measure.session import Session
 from scalebench.records import read_json
 from scalebench.spec import RunSpec
@@ -22,7 +22,7 @@ FAULT_FILE = "fault.json"
 
 
 def spoil(strategy: Strategy, fault: str, batch: int) -> None:
-    """Have `strategy` go wrong in the named way (adapters.null.fail) when it draws that batch."""
+    """Have `strategy` go wrong in the named way (adapters.simulated.fail) when it draws that batch."""
     feed = strategy.feed
 
     def spoiled(source: Source) -> Iterable[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 # Of a run that is resolved for the sake of its samples alone: no framework, and no network that is ever built.
-DATA_ONLY = ("strategy=null", "gpus=1", "train.batch_per_device=1")
+DATA_ONLY = ("strategy=simulated", "gpus=1", "train.batch_per_device=1")
 ANY_MODEL = ("model=custom", "model.torch=scalebench.testing.words:never_built")
 
 

@@ -125,7 +125,7 @@ def contracts(subject: Subject) -> list[Case]:
         resolved([*of_dataset(subject.name, subject.overrides), *DATA_ONLY])
         return [Case("DatasetContract", {"dataset": subject.name, "overrides": subject.overrides})]
     if subject.kind == "model":
-        resolved(["strategy=null", f"model={subject.name}", "gpus=1", *subject.overrides])
+        resolved(["strategy=simulated", f"model={subject.name}", "gpus=1", *subject.overrides])
         return [Case("ModelContract", {"model": subject.name, "overrides": subject.overrides})]
     others = tuple(word for word in subject.overrides if not word.startswith("gpus="))
     spec = resolved([f"strategy={subject.name}", *subject.overrides])

@@ -74,7 +74,7 @@ def test_who_failed_first_is_told_in_spite_of_the_clocks(skewed_python: Cluster,
     """The others tell of lost connections, and by their clocks a minute and more before."""
     options = ("fault", "raise"), ("fault_phase", "step"), ("fault_rank", "2"), ("fault_step", "200")
     result = run(
-        skewed_python, tmp_path / "run", "null", *(f"strategy.options.{name}={value}" for name, value in options)
+        skewed_python, tmp_path / "run", "simulated", *(f"strategy.options.{name}={value}" for name, value in options)
     )
     assert result.status == "failed" and (result.reason or "").startswith("rank 2: "), result.reason
     told = {rank.rank: rank.failed_at_s for rank in result.ranks if rank.failed_at_s is not None}
@@ -84,7 +84,7 @@ def test_who_failed_first_is_told_in_spite_of_the_clocks(skewed_python: Cluster,
 def test_the_data_set_is_copied_once_per_node(cluster: Cluster, tmp_path: Path) -> None:
     """To a folder that is another one on each node."""
     stage = cluster.unshared / "stage"
-    result = run(cluster, tmp_path / "run", "null", f"hardware.stage={stage}")
+    result = run(cluster, tmp_path / "run", "simulated", f"hardware.stage={stage}")
     assert result.status == "ok", result.reason
     for node in cluster.nodes:
         (copy,) = [name for name in cluster.on(node, "ls", str(stage)).split() if not name.endswith(".lock")]
@@ -94,5 +94,5 @@ def test_the_data_set_is_copied_once_per_node(cluster: Cluster, tmp_path: Path) 
 
 
 def test_a_stage_that_cannot_be_is_a_reason(cluster: Cluster, tmp_path: Path) -> None:
-    result = run(cluster, tmp_path / "run", "null", "hardware.stage=/proc/stage")
+    result = run(cluster, tmp_path / "run", "simulated", "hardware.stage=/proc/stage")
     assert result.status == "failed" and "stage /proc/stage cannot be written" in (result.reason or ""), result.reason

@@ -84,7 +84,7 @@ def test_mpirun_starts_the_ranks_on_both_hosts(
 @NEEDS_MPIRUN
 def test_hosts_are_spread_over(mpi: Callable[..., Result], cluster: Cluster, tmp_path: Path) -> None:
     named = f"[{cluster.nodes[0]}:2,{cluster.nodes[1]}:2]"
-    result = mpi(tmp_path / "run", named, "strategy=null", "gpus=2", "hardware.layout=spread")
+    result = mpi(tmp_path / "run", named, "strategy=simulated", "gpus=2", "hardware.layout=spread")
     assert (result.status, result.scale.nodes) == ("ok", 2)
     assert [rank.hostname for rank in result.ranks] == stand(cluster, 0, 1)
 
@@ -101,21 +101,21 @@ def test_a_rank_on_the_other_host_goes_wrong(
     fault: str, status: str, reason: str, mpi: Callable[..., Result], cluster: Cluster, tmp_path: Path
 ) -> None:
     options = [f"strategy.options.fault={fault}", "strategy.options.fault_rank=2", "measure.hang_s=4"]
-    result = mpi(tmp_path / "run", uneven(cluster), "strategy=null", *options)
+    result = mpi(tmp_path / "run", uneven(cluster), "strategy=simulated", *options)
     assert (result.status, result.reason) == (status, reason)
     assert not ranks_of(tmp_path / "run"), "those of the nodes are to be seen from here"
 
 
 @NEEDS_MPIRUN
 def test_a_host_that_cannot_be_reached(mpi: Callable[..., Result], cluster: Cluster, tmp_path: Path) -> None:
-    result = mpi(tmp_path / "run", f"[{cluster.nodes[0]}:1,nowhere:2]", "strategy=null")
+    result = mpi(tmp_path / "run", f"[{cluster.nodes[0]}:1,nowhere:2]", "strategy=simulated")
     assert (result.status, result.reason, result.log) == ("failed", "mpirun: no host nowhere", "mpirun.log")
 
 
 @NEEDS_MPIRUN
 def test_a_folder_that_the_hosts_do_not_share(mpi: Callable[..., Result], cluster: Cluster) -> None:
     folder = cluster.unshared / "run"
-    result = mpi(folder, uneven(cluster), "strategy=null")
+    result = mpi(folder, uneven(cluster), "strategy=simulated")
     assert result.status == "failed" and result.log == "mpirun.log"
     assert f"cannot read {folder / 'spec.json'} (No such file or directory)" in (result.reason or "")
 
@@ -144,7 +144,7 @@ def test_torchrun_on_both_hosts(strategy: str, cluster: Cluster, tmp_path: Path)
 
 
 def test_a_rank_by_hand_is_killed_on_the_other_host(cluster: Cluster, tmp_path: Path) -> None:
-    options = ["strategy=null", "strategy.options.fault=kill", "strategy.options.fault_rank=2"]
+    options = ["strategy=simulated", "strategy.options.fault=kill", "strategy.options.fault_rank=2"]
     with hands(cluster, tmp_path, *options) as somebody:
         assert somebody.end(LIMIT_S) == (1, [1, 1]), somebody.said
     result = read_result(tmp_path / "run" / "result.json")

@@ -47,14 +47,14 @@ def test_srun_starts_ranks_of_mpi(gpus: int, program: Program) -> None:
 
 def test_setup_lines_and_options_take_effect(program: Program) -> None:
     words = """hardware.slurm.setup='["export NCCL_DEBUG=WARN"]' hardware.slurm.lines='["--comment=words of mine"]'"""
-    found = row(program, f"strategy=null gpus=4 {words}")
+    found = row(program, f"strategy=simulated gpus=4 {words}")
     assert found.status == "ok" and found.machine.environment["NCCL_DEBUG"] == "WARN"
     (job,) = program.ids()
     assert "Comment=words of mine" in program.cluster.slurm("scontrol", "show", "job", job)
 
 
 def test_options_of_the_step_take_effect(program: Program) -> None:
-    found = row(program, """strategy=null gpus=4 hardware.slurm.srun='["--no-such-option"]'""", status=1)
+    found = row(program, """strategy=simulated gpus=4 hardware.slurm.srun='["--no-such-option"]'""", status=1)
     assert found.status == "failed" and "no-such-option" in (found.reason or ""), found.reason
 
 

@@ -17,7 +17,7 @@ from tests.cluster.program import ENDLESS, PATIENCE_S, Program
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 # One run that measures on one node, one on both that waits for that, and one that is not even submitted.
-WORDS = ("strategy=null gpus=1,4,3 hardware.max_jobs=2 baseline=none", *ENDLESS)
+WORDS = ("strategy=simulated gpus=1,4,3 hardware.max_jobs=2 baseline=none", *ENDLESS)
 LOGIN = "import os, sys; os.login_tty(0); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
 CTRL_C = b"\x03"
 
@@ -89,11 +89,11 @@ def cancelled(program: Program) -> None:
 
 def table_of(said: str) -> list[list[str]]:
     """Strategy and devices of its rows."""
-    lines = [line.split() for line in said.splitlines() if line.split()[:1] == ["null"]]
+    lines = [line.split() for line in said.splitlines() if line.split()[:1] == ["simulated"]]
     return sorted([*line[:2], "cancelled" in line] for line in lines if line[1].isdigit())  # type: ignore[list-item]
 
 
-ALL_CANCELLED = [["null", "1", True], ["null", "3", True], ["null", "4", True]]
+ALL_CANCELLED = [["simulated", "1", True], ["simulated", "3", True], ["simulated", "4", True]]
 
 
 def test_ctrl_c_asks_and_no_lets_the_jobs_go_on(program: Program) -> None:

@@ -11,9 +11,9 @@ from tests.launchers.launching import NEEDS_MPIRUN
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.real]
 FULL = {
     "horovod_tensorflow_gloo": "gloo", "horovod_tensorflow_mpi": "mpi", "independent_tensorflow": None,
-    "independent_torch": None, "null": None, "parameter_server": "grpc",
+    "independent_torch": None, "simulated": None, "parameter_server": "grpc",
 }  # fmt: skip
-UNEVEN = ["ddp_gloo", "horovod_mpi", "horovod_tensorflow_gloo", "multiworker_ring", "null", "parameter_server"]
+UNEVEN = ["ddp_gloo", "horovod_mpi", "horovod_tensorflow_gloo", "multiworker_ring", "simulated", "parameter_server"]
 ALONE = ("mirrored", "central_storage_cpu", "multi_gpu_model")
 
 

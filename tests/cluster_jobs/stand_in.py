@@ -13,7 +13,7 @@ from scalebench.slurm.commands import SlurmError, Unreachable
 from scalebench.slurm.states import JobState
 from scalebench.slurm.submission import JOB_LOG, Submission, write_submission
 from scalebench.spec import RunSpec
-from tests.helpers import null_spec, record
+from tests.helpers import record, simulated_spec
 
 BEGUN_S = 1_700_000_000.0  # of the scheduler's clock, which is not that of this host
 PATIENCE_S = 3 * 3600.0
@@ -150,7 +150,9 @@ class Sweep:
 
     def asked(self, count: int | None = None, gpus: int = 1) -> list[Asked]:
         count = len(self.scheduler.plays) if count is None else count
-        return [Asked(number, null_spec(gpus, repeat=number), self.folder / str(number)) for number in range(count)]
+        return [
+            Asked(number, simulated_spec(gpus, repeat=number), self.folder / str(number)) for number in range(count)
+        ]
 
     def ends(self, asked: list[Asked] | None = None) -> list[tuple[int, Result]]:
         asked = self.asked() if asked is None else asked

@@ -11,7 +11,7 @@ from scalebench.results import RESULT_FILE, read_result
 from scalebench.slurm.submission import JOB_FILE, Submission, write_submission
 from scalebench.spec import InputError, write_spec
 from tests.cluster_jobs.stand_in import BEGUN_S, Play, Scheduler, forgotten, leaves, row, runs, state
-from tests.helpers import null_spec
+from tests.helpers import simulated_spec
 
 PENDING: Play = []
 
@@ -22,7 +22,7 @@ def killed(root: Path, plays: list[Play], scheduler: Scheduler) -> list[Path]:
     for number, play in enumerate(plays):
         folder = root / "sweep" / str(number)
         folder.mkdir(parents=True)
-        write_spec(null_spec(repeat=number), folder)
+        write_spec(simulated_spec(repeat=number), folder)
         scheduler.submitted.append(folder)
         write_submission(scheduler.start(play, folder), folder)
         folders.append(folder)
@@ -31,7 +31,7 @@ def killed(root: Path, plays: list[Play], scheduler: Scheduler) -> list[Path]:
 
 def find(root: Path, scheduler: Scheduler) -> dict[int, Path]:
     found = find_running(root, scheduler, watcher=scheduler, pause=scheduler.pause)  # type: ignore[arg-type]
-    assert {key[0] for key in found} <= {null_spec().fingerprint}
+    assert {key[0] for key in found} <= {simulated_spec().fingerprint}
     return {repeat: folder for (_, repeat), folder in found.items()}
 
 
@@ -61,7 +61,7 @@ def test_a_row_that_shows_up_late_is_waited_for(tmp_path: Path) -> None:
 def test_of_equal_runs_the_last_one_is_taken(tmp_path: Path) -> None:
     scheduler = Scheduler()
     _, two = killed(tmp_path, [PENDING, PENDING], scheduler)
-    write_spec(null_spec(repeat=0), two)
+    write_spec(simulated_spec(repeat=0), two)
     write_submission(Submission("102", BEGUN_S + 5.0, "main"), two)
     assert find(tmp_path, scheduler) == {0: two}
 
@@ -77,7 +77,7 @@ def test_a_number_that_is_used_again_is_no_job_of_ours(ending: str, tmp_path: Pa
 
 def test_nobody_is_asked_where_nothing_was_submitted(tmp_path: Path) -> None:
     (tmp_path / "0").mkdir()
-    write_spec(null_spec(), tmp_path / "0")
+    write_spec(simulated_spec(), tmp_path / "0")
     scheduler = Scheduler(deaf={"squeue"})
     assert find(tmp_path, scheduler) == {} and scheduler.queries == 0
 

@@ -163,7 +163,7 @@ def test_a_strategys_yaml_is_consistent(name: str) -> None:
         assert strategy.framework in strategy.requires
 
 
-@pytest.mark.parametrize("name", ["null"])
+@pytest.mark.parametrize("name", ["simulated"])
 def test_the_yaml_lists_every_option_with_its_default(name: str) -> None:
     options = registry.load(name).Options
     assert load(f"strategy/{name}.yaml")["options"] == dataclasses.asdict(options())

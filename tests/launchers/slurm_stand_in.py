@@ -8,7 +8,7 @@ import pytest
 
 from scalebench.slurm_spec import SlurmSpec
 from scalebench.spec import HardwareSpec, RunSpec
-from tests.helpers import null_spec
+from tests.helpers import simulated_spec
 
 SCONTROL = """echo "$@" >>{folder}/asked
 times="SubmitTime=2026-01-01T00:00:00 StartTime=2026-01-01T00:00:09"
@@ -43,13 +43,13 @@ class StandIn:
         path.chmod(0o755)
 
     def spec(self, gpus: int, per_node: int = 2, **changes: object) -> RunSpec:
-        """A null run on its nodes."""
+        """A simulated run on its nodes."""
         slurm = SlurmSpec(bin=str(self.bin))
         hardware = HardwareSpec(
             "cpu", devices="cpu", gpus_per_node=per_node, cpus_per_node=per_node, max_nodes=2, bind="none", here=False,
             scheduler="slurm", slurm=slurm,
         )  # fmt: skip
-        spec = null_spec(gpus, hardware=hardware, **changes)  # type: ignore[arg-type]
+        spec = simulated_spec(gpus, hardware=hardware, **changes)  # type: ignore[arg-type]
         spec.unsupported = None
         return spec
 

@@ -12,7 +12,7 @@ from scalebench.launchers.watch import StartError
 from scalebench.results import SchedulerRecord
 from scalebench.slurm.commands import SlurmError
 from scalebench.slurm.submission import JOB_FILE, Submission, write_submission
-from tests.helpers import null_spec
+from tests.helpers import simulated_spec
 from tests.launchers import slurm_stand_in
 from tests.launchers.slurm_stand_in import StandIn
 from tests.launchers.slurm_stand_in import job as job  # a fixture
@@ -87,7 +87,7 @@ def test_who_starts_the_ranks(job: StandIn, monkeypatch: pytest.MonkeyPatch) -> 
     assert launchers.of(spec) == "mpi"
     spec.config.hardware.slurm.mpi = "pmix"
     assert launchers.of(spec) == "slurm"
-    assert launchers.of(null_spec(gpus=2)) == "local", "the hardware is this machine, whatever job this is"
+    assert launchers.of(simulated_spec(gpus=2)) == "local", "the hardware is this machine, whatever job this is"
     monkeypatch.delenv("SLURM_JOB_ID")
     assert launchers.of(job.spec(2)) == "local"
 
@@ -101,7 +101,7 @@ def test_the_record_of_a_job(job: StandIn, tmp_path: Path, monkeypatch: pytest.M
     assert allocation.record(job.spec(3), tmp_path) == here, "an earlier job of this folder"
     (tmp_path / JOB_FILE).write_text("{")
     assert allocation.record(job.spec(3), tmp_path) == here
-    assert allocation.record(null_spec(), tmp_path) is None
+    assert allocation.record(simulated_spec(), tmp_path) is None
     monkeypatch.delenv("SLURM_JOB_ID")
     assert allocation.record(job.spec(3), tmp_path) is None
 

@@ -20,13 +20,13 @@ from scalebench.results import read_result
 from scalebench.run import run
 from scalebench.spec import RunSpec, write_spec
 from tests.hands import Hands
-from tests.helpers import null_config, null_spec, ranks_of, wait_until
+from tests.helpers import ranks_of, simulated_config, simulated_spec, wait_until
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
 def spec_of(gpus: int, hosts: list[str], **measure: float) -> RunSpec:
-    made = null_config(gpus=gpus, measure=measure)
+    made = simulated_config(gpus=gpus, measure=measure)
     made.strategy.launcher, made.hardware.hosts = "by_hand", hosts
     return resolve(made)
 
@@ -44,13 +44,13 @@ def test_a_command_for_each_node(tmp_path: Path) -> None:
 
 
 def test_a_command_for_this_machine(tmp_path: Path) -> None:
-    spec = null_spec(2)
+    spec = simulated_spec(2)
     ((host, words),) = by_hand.commands(spec, tmp_path, by_hand.addresses(spec, "an id")[-1])
     assert host == "localhost" and "--master-addr=127.0.0.1" in words and "--nproc-per-node=2" in words
 
 
 def test_processes_without_a_device_are_started_too(tmp_path: Path) -> None:
-    made = null_config(gpus=2)
+    made = simulated_config(gpus=2)
     made.strategy.processes = {"roles": {"chief": 1, "ps": 1, "worker": "gpus"}}
     made.hardware.hosts = ["a:1", "b:1"]
     words = [words for _, words in by_hand.commands(resolve(made), tmp_path, "a:1")]
@@ -71,7 +71,7 @@ def test_nobody_starts_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert (result.status, result.reason, result.log) == ("failed", reason, None)
     assert sorted(os.listdir(tmp_path / "run")) == ["result.json", "spec.json"]
     head, *rest = capsys.readouterr().out.splitlines()
-    assert head == f"null gpus=2 waits 0.2 s for its ranks; start on each host, in {tmp_path}:"
+    assert head == f"simulated gpus=2 waits 0.2 s for its ranks; start on each host, in {tmp_path}:"
     assert [line.partition(": ")[0] for line in rest] == ["a", "b"]
 
 
@@ -110,7 +110,7 @@ def test_torchrun_starts_the_ranks_of_every_framework(strategy: str, tmp_path: P
 def test_a_rank_that_fails_ends_all(fault: str, reason: str, tmp_path: Path) -> None:
     """torchrun, too, which would wait for minutes for one on another node whose ranks ended otherwise."""
     options = [f"strategy.options.fault={fault}", "strategy.options.fault_rank=2"]
-    with Hands(["strategy=null", *WORDS, *options], tmp_path) as hands:
+    with Hands(["strategy=simulated", *WORDS, *options], tmp_path) as hands:
         assert hands.end() == (1, [1, 1]), hands.said
     result = read_result(tmp_path / "run" / "result.json")
     assert (result.status, result.reason, result.log) == ("failed", reason, "rank2.log")
@@ -121,7 +121,7 @@ def test_a_rank_that_fails_ends_all(fault: str, reason: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("victim", ["program", "torchrun"])
 def test_what_is_ended_takes_the_others_along(victim: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with Hands(["strategy=null", *WORDS, "measure.min_s=60", "measure.max_s=60"], tmp_path) as hands:
+    with Hands(["strategy=simulated", *WORDS, "measure.min_s=60", "measure.max_s=60"], tmp_path) as hands:
         wait_until(lambda: [_phase(folder, rank) for rank in range(3)] == ["measure"] * 3, 60.0)
         process = hands.program if victim == "program" else hands.started[1]
         process.send_signal(signal.SIGINT if victim == "program" else signal.SIGTERM)
@@ -140,7 +140,7 @@ def _phase(folder: Path, rank: int) -> str | None:
 
 @pytest.mark.slow
 def test_nobody_is_waited_for_after_ctrl_c(tmp_path: Path) -> None:
-    with Hands(["strategy=null", *WORDS], tmp_path, willing=False) as hands:
+    with Hands(["strategy=simulated", *WORDS], tmp_path, willing=False) as hands:
         wait_until((tmp_path / "run" / WAITING_FILE).exists, 60.0)
         hands.program.send_signal(signal.SIGINT)
         assert hands.end() == (1, [])

@@ -25,7 +25,7 @@ from scalebench.results import RESULT_FILE, Result, read_result
 from scalebench.run import PASSING, run
 from scalebench.spec import write_spec
 from scalebench.testing import FaultContract
-from tests.helpers import alive, in_parallel, null_spec, ranks_of, wait_until
+from tests.helpers import alive, in_parallel, ranks_of, simulated_spec, wait_until
 from tests.launchers.launching import NEEDS_MPIRUN
 
 PHASES = ("setup", "step", "evaluate", "close")
@@ -83,7 +83,7 @@ def expected(case: Case) -> tuple[str, str, str | None]:
 
 def gone_wrong(case: Case, folder: Path) -> tuple[Result, float]:
     options = {"fault": case.fault, "fault_phase": case.phase, "fault_rank": case.rank, "fault_step": case.step}
-    spec = null_spec(
+    spec = simulated_spec(
         case.ranks, options=options, measure={"hang_s": HANG_S if case.fault in ("stop", "hang") else 60.0}
     )
     spec.config.strategy.launcher = case.launcher
@@ -116,7 +116,7 @@ def test_a_rank_that_goes_wrong(cases: list[Case], tmp_path: Path, monkeypatch: 
         assert took_s < LIMIT_S, case
         if case.fault in ("raise", "oom", "unsupported"):
             text = (folder / result.log).read_text()
-            assert "Traceback" in text and "scalebench/adapters/null.py" in text, case
+            assert "Traceback" in text and "scalebench/adapters/simulated.py" in text, case
             assert {"raise": "told to fail", "oom": "MemoryError", "unsupported": "told to be"}[case.fault] in text
         ok = [r.rank for r in result.ranks if r.status == "ok"]
         assert case.rank not in ok, case
@@ -135,7 +135,7 @@ class Ended:
         return f"{self.sign.name} in {self.phase} under {self.launcher}"
 
 
-SMALL = "strategy=null gpus=2 dataset.size=64 train.batch_per_device=10 measure.warmup_steps=5".split()
+SMALL = "strategy=simulated gpus=2 dataset.size=64 train.batch_per_device=10 measure.warmup_steps=5".split()
 BRIEF = ["measure.min_s=0", "measure.max_s=0.3", "measure.probes=false"]
 TO_STAY_IN = {
     "launch": ["strategy.options.setup_s=600"],
@@ -225,7 +225,7 @@ def test_an_interrupt_whose_exception_got_lost_still_ends_the_run(
         if pids:
             watch.cancelled.set()
 
-    spec = null_spec(gpus=2, measure={"min_s": 30.0, "max_s": 30.0})
+    spec = simulated_spec(gpus=2, measure={"min_s": 30.0, "max_s": 30.0})
     write_spec(spec, tmp_path)
     try:
         with pytest.raises(KeyboardInterrupt):
@@ -236,8 +236,8 @@ def test_an_interrupt_whose_exception_got_lost_still_ends_the_run(
 
 
 @NEEDS_MPIRUN
-class TestNullFaultsUnderMpi(FaultContract):
-    strategy = "null"
+class TestSimulatedFaultsUnderMpi(FaultContract):
+    strategy = "simulated"
     overrides = ("strategy.launcher=mpi",)
     hang_s = 3.0
 

@@ -15,7 +15,7 @@ import pytest
 
 from scalebench.launchers.hand_rank import STOP_FILE, WAITING_FILE, rank_of
 from scalebench.spec import InputError, RunSpec, write_spec
-from tests.helpers import null_spec, wait_until
+from tests.helpers import simulated_spec, wait_until
 
 ADDRESSES = ["127.0.0.1:5000", "127.0.0.1:5001"]
 RANK_1 = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "GROUP_RANK": "0"}
@@ -23,7 +23,7 @@ UP = "(folder / 'up').touch(); time.sleep(600)"
 
 
 def spec_of() -> RunSpec:
-    spec = null_spec(2)
+    spec = simulated_spec(2)
     spec.config.strategy.launcher = "by_hand"
     return spec
 

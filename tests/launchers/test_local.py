@@ -20,18 +20,18 @@ from scalebench.records import from_dict, read_json
 from scalebench.results import RankRecord
 from scalebench.run import run
 from scalebench.worker import rank_path
-from tests.helpers import alive, null_spec, ranks_of, wait_until
+from tests.helpers import alive, ranks_of, simulated_spec, wait_until
 from tests.launchers.launching import FOREVER, Interrupted, launched
 
 
 def test_the_variables_of_this_process_stay_as_they_are(tmp_path: Path) -> None:
     before = dict(os.environ)
-    launched(null_spec(), tmp_path)
+    launched(simulated_spec(), tmp_path)
     assert dict(os.environ) == before
 
 
 def test_ranks_run_in_their_places(tmp_path: Path) -> None:
-    spec = null_spec(gpus=2)
+    spec = simulated_spec(gpus=2)
     cores = machine.usable_cpus()
     for place, core in zip(spec.places, (cores[-1], cores[0]), strict=True):
         place.cpus, place.threads = [core], 5
@@ -48,7 +48,7 @@ def test_ranks_run_in_their_places(tmp_path: Path) -> None:
 
 def test_output_goes_to_the_log_of_the_rank(tmp_path: Path, program: Callable[[str], str]) -> None:
     module = program("print('out of', rank); print('error of', rank, file=sys.stderr)")
-    launched(null_spec(gpus=2), tmp_path, module=module)
+    launched(simulated_spec(gpus=2), tmp_path, module=module)
     for rank in range(2):
         assert (tmp_path / log_name(rank)).read_text() == f"out of {rank}\nerror of {rank}\n"
 
@@ -66,7 +66,7 @@ def test_a_start_that_fails_half_way_ends_those_that_started(tmp_path: Path, mon
 
     monkeypatch.setattr(local, "_start", two_only)
     with pytest.raises(OSError, match="no more processes"):
-        launched(null_spec(gpus=3, **FOREVER), tmp_path)
+        launched(simulated_spec(gpus=3, **FOREVER), tmp_path)
     assert len(started) == 2 and not alive(started)
 
 
@@ -90,7 +90,7 @@ def test_a_signal_during_a_start_does_not_lose_the_process(
     before = signal.signal(sign, handler)
     try:
         with pytest.raises(Interrupted):
-            launched(null_spec(gpus=2, **FOREVER), tmp_path)
+            launched(simulated_spec(gpus=2, **FOREVER), tmp_path)
         assert signal.getsignal(sign) is handler
     finally:
         signal.signal(sign, before)
@@ -99,7 +99,7 @@ def test_a_signal_during_a_start_does_not_lose_the_process(
 
 def test_no_interpreter_is_a_failed_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/missing/python")
-    result = run(null_spec(gpus=2), tmp_path / "run")
+    result = run(simulated_spec(gpus=2), tmp_path / "run")
     assert result.status == "failed"
     assert result.reason == "the processes could not be started: No such file or directory"
     assert result.ranks == [] and (tmp_path / "run" / "result.json").exists()
@@ -115,7 +115,7 @@ def test_processes_of_workers_end_with_them(tmp_path: Path, program: Callable[[s
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
     """)
-    ended = launched(null_spec(gpus=2), tmp_path, module=module)
+    ended = launched(simulated_spec(gpus=2), tmp_path, module=module)
     assert ended.exit_codes[1] == -signal.SIGKILL
     children = [int((tmp_path / f"child{rank}").read_text()) for rank in range(2)]
     wait_until(lambda: not alive(children), 5.0)
@@ -124,7 +124,7 @@ def test_processes_of_workers_end_with_them(tmp_path: Path, program: Callable[[s
 def test_debugging_knows_no_limits_and_keeps_rank_0_in_the_foreground(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], program: Callable[[str], str]
 ) -> None:
-    spec = null_spec(gpus=2, measure={"hang_s": 0.1, "timeout_s": 0.1}, debug=True)
+    spec = simulated_spec(gpus=2, measure={"hang_s": 0.1, "timeout_s": 0.1}, debug=True)
     module = program("print('this is', rank, os.getpgid(os.getppid()) == os.getpgid(0)); time.sleep(1)")
     ended = launched(spec, tmp_path, module=module)
     assert (ended.timeout, ended.exit_codes) == (None, [0, 0])
@@ -138,7 +138,7 @@ def test_a_port_in_use_is_a_failed_row_with_its_reason(tmp_path: Path, monkeypat
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         monkeypatch.setattr(local, "free_ports", lambda count: [port] * count)
-        result = run(null_spec(gpus=2), tmp_path / "run")
+        result = run(simulated_spec(gpus=2), tmp_path / "run")
     assert result.status == "failed" and result.log == "rank0.log"
     words = f"cannot listen on port {port} of 127.0.0.1 (Address already in use); run it again"
     assert result.reason == f"rank 0: OSError: {words}"

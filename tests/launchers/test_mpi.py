@@ -21,7 +21,7 @@ from scalebench.measure.progress import Progress
 from scalebench.resolve import resolve
 from scalebench.run import run
 from scalebench.spec import RunSpec, write_spec
-from tests.helpers import alive, in_parallel, null_config
+from tests.helpers import alive, in_parallel, simulated_config
 from tests.launchers.launching import NEEDS_MPIRUN
 
 LONG = {"min_s": 600.0, "max_s": 600.0}
@@ -29,7 +29,7 @@ LIMIT_S = 45.0
 
 
 def spec_of(gpus: int = 2, hosts: list[str] | None = None, **changes: Any) -> RunSpec:
-    made = null_config(gpus=gpus, **changes)
+    made = simulated_config(gpus=gpus, **changes)
     made.strategy.launcher, made.hardware.hosts = "mpi", hosts or []
     return resolve(made)
 

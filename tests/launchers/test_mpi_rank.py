@@ -15,7 +15,7 @@ import pytest
 
 from scalebench.launchers import mpi_rank
 from scalebench.spec import write_spec
-from tests.helpers import alive, null_spec, wait_until
+from tests.helpers import alive, simulated_spec, wait_until
 
 # With less patience than the real one has, where a test wants that.
 KEEPER = (
@@ -31,7 +31,7 @@ def keeper(tmp_path: Path) -> Any:
     started: list[subprocess.Popen[str]] = []
 
     def start(module: str, hold_s: float = HELD_S, first: str = "pass") -> subprocess.Popen[str]:
-        write_spec(null_spec(gpus=2), tmp_path)
+        write_spec(simulated_spec(gpus=2), tmp_path)
         group = {"SCALEBENCH_ADDRESSES": "127.0.0.1:5000,127.0.0.1:5001", "SCALEBENCH_RUN_ID": "an id"}
         env = {**os.environ, "OMPI_COMM_WORLD_RANK": "1", **group}
         command = [sys.executable, "-c", f"{first}; {KEEPER.format(hold_s)}", str(tmp_path), module]
@@ -144,7 +144,7 @@ def test_in_a_step_the_worker_may_be_told_first(
 
 def test_a_keeper_ends_with_what_started_it(tmp_path: Path, program: Callable[[str], str]) -> None:
     """mpirun, which may be killed; the worker ends with the keeper then."""
-    write_spec(null_spec(), tmp_path)
+    write_spec(simulated_spec(), tmp_path)
     text = "from scalebench.worker import end_with_parent\nend_with_parent()\n(folder / 'up').touch()\ntime.sleep(600)"
     words = [sys.executable, "-m", "scalebench.launchers.mpi_rank", str(tmp_path), program(text)]
     starter = "import subprocess, sys, time; subprocess.Popen(sys.argv[1:]); time.sleep(600)"

@@ -9,12 +9,12 @@ import pytest
 from scalebench import machine
 from scalebench.launchers import pinning
 from scalebench.spec import HardwareSpec, Place, RunSpec
-from tests.helpers import null_spec
+from tests.helpers import simulated_spec
 
 
 def spec_of(nodes: Sequence[Sequence[int]], threads: int = 1, **changes: object) -> RunSpec:
     """A rank for each device of each node."""
-    spec = null_spec(gpus=sum(map(len, nodes)), size=1000)
+    spec = simulated_spec(gpus=sum(map(len, nodes)), size=1000)
     fields = {"devices": "cpu", "cpus_per_device": threads, "here": False, **changes}
     spec.config.hardware = HardwareSpec("cluster", **fields)  # type: ignore[arg-type]
     placed = [(node, devices, k) for node, devices in enumerate(nodes) for k in range(len(devices))]

@@ -14,7 +14,7 @@ from scalebench.results import RESULT_FILE, Result, read_result
 from scalebench.slurm_spec import SlurmSpec
 from scalebench.spec import HardwareSpec, RunSpec, write_spec
 from tests.cluster.cluster import Cluster
-from tests.helpers import alive, null_spec, wait_until
+from tests.helpers import alive, simulated_spec, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 BATCH = "import sys; from scalebench.batch import run_folder; run_folder(sys.argv[1])"
@@ -35,7 +35,7 @@ def spec_of(cluster: Cluster, gpus: int = 4, **changes: Any) -> RunSpec:
         "testcluster", devices="cpu", gpus_per_node=2, cpus_per_node=8, cpus_per_device=1, max_nodes=2, here=False,
         scheduler="slurm", slurm=SlurmSpec(bin=str(cluster.bin)),
     )  # fmt: skip
-    spec = null_spec(gpus, hardware=hardware, size=40 * gpus, **changes)
+    spec = simulated_spec(gpus, hardware=hardware, size=40 * gpus, **changes)
     spec.unsupported = None
     return spec
 
@@ -104,7 +104,7 @@ def test_in_an_allocation_from_a_host_that_is_no_node(cluster: Cluster, folder: 
     write_spec(spec_of(cluster), folder)
     shell = allocation(cluster, folder)
     said = shell.communicate(timeout=LIMIT_S)[0]
-    assert "scalebench: null gpus=4 ok" in said
+    assert "scalebench: simulated gpus=4 ok" in said
     first, second = cluster.nodes[:2]
     assert [rank.hostname for rank in row(folder).ranks] == [first, first, second, second]
 

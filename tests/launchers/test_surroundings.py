@@ -9,11 +9,11 @@ import pytest
 
 from scalebench.launchers import interface
 from scalebench.launchers.surroundings import THREAD_VARIABLES, environment, free_port, free_ports
-from tests.helpers import null_spec
+from tests.helpers import simulated_spec
 
 
 def test_each_rank_has_its_own_variables() -> None:
-    spec = null_spec(gpus=3)
+    spec = simulated_spec(gpus=3)
     spec.places[1].threads = 7
     spec.places[2].node, spec.places[2].local_rank = 1, 0
     first, second, third = (environment(spec, "an id", rank, ["127.0.0.1:12345"]) for rank in range(3))
@@ -35,7 +35,7 @@ def test_each_rank_has_its_own_variables() -> None:
 
 def test_each_rank_knows_the_addresses_of_all() -> None:
     addresses = ["10.0.0.1:5000", "10.0.0.1:5001"]
-    variables = environment(null_spec(gpus=2), "an id", 1, addresses)
+    variables = environment(simulated_spec(gpus=2), "an id", 1, addresses)
     assert variables["SCALEBENCH_ADDRESSES"] == "10.0.0.1:5000,10.0.0.1:5001"
     assert (variables["MASTER_ADDR"], variables["MASTER_PORT"]) == ("10.0.0.1", "5000")
 
@@ -44,13 +44,15 @@ def test_gloo_takes_the_loopback_where_all_ranks_are_here(monkeypatch: pytest.Mo
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.setattr(interface, "towards", {"10.0.0.1": "eth1", "127.0.0.1": "eth2"}.get)
     here, there = "127.0.0.1:5000", "10.0.0.1:5001"
-    assert environment(null_spec(gpus=2), "an id", 0, [here, here])["GLOO_SOCKET_IFNAME"] == "lo"
-    names = [environment(null_spec(gpus=2), "an id", rank, [here, there])["GLOO_SOCKET_IFNAME"] for rank in range(2)]
+    assert environment(simulated_spec(gpus=2), "an id", 0, [here, here])["GLOO_SOCKET_IFNAME"] == "lo"
+    names = [
+        environment(simulated_spec(gpus=2), "an id", rank, [here, there])["GLOO_SOCKET_IFNAME"] for rank in range(2)
+    ]
     assert names == ["eth1", "eth2"], "each the one towards the other"
 
 
 def test_what_the_user_sets_for_the_processes_wins() -> None:
-    spec = null_spec(gpus=2)
+    spec = simulated_spec(gpus=2)
     spec.config.hardware.interface = "ib0"
     spec.config.hardware.environment = {"NCCL_SOCKET_IFNAME": "eth5"}
     found = environment(spec, "an id", 0, ["a:1", "b:2"])

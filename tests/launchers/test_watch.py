@@ -12,14 +12,16 @@ import pytest
 from scalebench.launchers import watch
 from scalebench.launchers.surroundings import log_name
 from scalebench.spec import RunSpec
-from tests.helpers import alive, null_spec
+from tests.helpers import alive, simulated_spec
 from tests.launchers.launching import FOREVER, launched
 
 
 def test_progress_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "LOOK_S", 0.02)
     seen: list[tuple[int, str]] = []
-    launched(null_spec(gpus=2), tmp_path, on_look=lambda progress: seen.extend((p.rank, p.phase) for p in progress))
+    launched(
+        simulated_spec(gpus=2), tmp_path, on_look=lambda progress: seen.extend((p.rank, p.phase) for p in progress)
+    )
     assert {(0, "measure"), (1, "measure")} <= set(seen)
 
 
@@ -33,7 +35,7 @@ def test_an_exception_while_watching_ends_the_group(error: BaseException, tmp_pa
             raise error
 
     with pytest.raises(type(error)):
-        launched(null_spec(gpus=2, **FOREVER), tmp_path, on_look=on_look)
+        launched(simulated_spec(gpus=2, **FOREVER), tmp_path, on_look=on_look)
     assert len(pids) == 2 and not alive(pids)
 
 
@@ -53,7 +55,7 @@ def test_a_worker_that_ignores_sigterm_is_killed(
         sys.exit(3)
     """)
     begin_s = time.monotonic()
-    ended = launched(null_spec(gpus=2), tmp_path, module=module)
+    ended = launched(simulated_spec(gpus=2), tmp_path, module=module)
     assert time.monotonic() - begin_s < 30
     assert (ended.exit_codes, ended.died_first) == ([None, 3], [1])
     assert "told to end" in (tmp_path / log_name(0)).read_text()
@@ -84,14 +86,14 @@ def test_the_second_ctrl_c_kills_at_once(
     monkeypatch.setattr(watch, "wait_until", interrupted)
     begin_s = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        launched(null_spec(), tmp_path, module=module, on_look=on_look)
+        launched(simulated_spec(), tmp_path, module=module, on_look=on_look)
     assert time.monotonic() - begin_s < 30
     assert not alive([int((tmp_path / "deaf").read_text())])
 
 
 @pytest.mark.slow
 def test_no_progress_for_hang_s_ends_the_run(tmp_path: Path) -> None:
-    spec = null_spec(gpus=2, options={"fault": "hang", "fault_rank": 1}, measure={"hang_s": 2.0})
+    spec = simulated_spec(gpus=2, options={"fault": "hang", "fault_rank": 1}, measure={"hang_s": 2.0})
     ended = launched(spec, tmp_path)
     assert ended.timeout == "no rank made progress for 2 s (measure.hang_s)"
     assert (ended.exit_codes, ended.died_first, ended.stopped) == ([None, None], [], [])
@@ -101,7 +103,7 @@ def test_no_progress_for_hang_s_ends_the_run(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_progress_postpones_hang_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "LOOK_S", 0.05)
-    spec = null_spec(measure={"hang_s": 2.5, "min_s": 3.5, "max_s": 3.5})
+    spec = simulated_spec(measure={"hang_s": 2.5, "min_s": 3.5, "max_s": 3.5})
     ended = launched(spec, tmp_path)
     assert ended.timeout is None and ended.exit_codes == [0]
     assert ended.wall_s > 3.5
@@ -109,7 +111,7 @@ def test_progress_postpones_hang_s(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow
 def test_timeout_s_ends_the_run_whatever_its_progress(tmp_path: Path) -> None:
-    spec = null_spec(gpus=2, measure={"min_s": 600.0, "max_s": 600.0, "timeout_s": 1.5})
+    spec = simulated_spec(gpus=2, measure={"min_s": 600.0, "max_s": 600.0, "timeout_s": 1.5})
     ended = launched(spec, tmp_path)
     assert ended.timeout == "not over after 1.5 s (measure.timeout_s)"
     assert ended.wall_s >= 1.5 and not alive(ended.pids)
@@ -133,7 +135,7 @@ def test_services_end_with_the_chief(tmp_path: Path, program: Callable[[str], st
             time.sleep(0.01)
     """)
     begin_s = time.monotonic()
-    ended = launched(with_services(null_spec(gpus=3)), tmp_path, module=module)
+    ended = launched(with_services(simulated_spec(gpus=3)), tmp_path, module=module)
     assert time.monotonic() - begin_s < 20
     assert (ended.exit_codes, ended.died_first, ended.timeout) == ([0, None, None], [], None)
     assert ended.services == {1: "ps", 2: "worker"} and not alive(ended.pids)
@@ -151,7 +153,7 @@ def test_a_service_that_ends_before_the_chief_ends_the_run(
         time.sleep(600 if rank == 1 else 1)
     """)
     begin_s = time.monotonic()
-    ended = launched(with_services(null_spec(gpus=3)), tmp_path, module=module)
+    ended = launched(with_services(simulated_spec(gpus=3)), tmp_path, module=module)
     assert time.monotonic() - begin_s < watch.FOLLOW_S
     assert (ended.exit_codes[1:], ended.died_first) == ([None, code], [2])
     assert not alive(ended.pids)

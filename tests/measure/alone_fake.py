@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from scalebench.strategy import Unsupported
-from tests.helpers import null_spec
+from tests.helpers import simulated_spec
 
 
 class Fake:
@@ -14,7 +14,7 @@ class Fake:
 
     def __init__(self, seconds: Callable[..., float], gpus: int = 2, told: list[float] | None = None) -> None:
         """`seconds(name, size_bytes)` of an operation, or of a transfer `(kind, source, target, size_bytes)`."""
-        self.spec = null_spec(gpus)
+        self.spec = simulated_spec(gpus)
         self.now_s, self.seconds = 0.0, seconds
         self.asked: list[tuple[Any, ...]] = []
         self.said: list[float] = []

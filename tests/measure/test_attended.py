@@ -14,7 +14,7 @@ from scalebench.measure import attended
 from scalebench.measure.node import NodeFacts, facts_path
 from scalebench.records import write_json
 from scalebench.spec import RunSpec
-from tests.helpers import MACHINE, null_spec, rank, record
+from tests.helpers import MACHINE, rank, record, simulated_spec
 
 GPU = Gpu(0, "made up", "GPU-0", 2**35, 1410, 1215, 400.0, 0, None)
 
@@ -25,7 +25,7 @@ def facts(node: int, over: bool = True, **machine: object) -> NodeFacts:
 
 
 def on_nodes(count: int) -> RunSpec:
-    spec = dataclasses.replace(null_spec(), nodes=count)
+    spec = dataclasses.replace(simulated_spec(), nodes=count)
     spec.config.hardware.scheduler = "slurm"
     return spec
 
@@ -106,4 +106,4 @@ def test_nodes_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_half_a_file_is_none(tmp_path: Path) -> None:
     facts_path(tmp_path, 0).write_text('{"node": 0')
     assert attended.read_nodes(on_nodes(1), tmp_path) == [None]
-    assert attended.read_nodes(null_spec(), tmp_path) == []  # launched here: whatever lies there
+    assert attended.read_nodes(simulated_spec(), tmp_path) == []  # launched here: whatever lies there

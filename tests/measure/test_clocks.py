@@ -13,7 +13,7 @@ import pytest
 
 from scalebench.measure import clocks
 from scalebench.spec import Place, RunSpec
-from tests.helpers import null_spec, rank
+from tests.helpers import rank, simulated_spec
 
 NOON_S = 1_799_999_937.25  # a float32 misses it by a minute
 
@@ -21,7 +21,7 @@ NOON_S = 1_799_999_937.25  # a float32 misses it by a minute
 def two_nodes() -> RunSpec:
     """Ranks 0 and 1 on node 0, rank 2 on node 1."""
     places = [Place(0, 0, 0, [0], [], 1), Place(1, 1, 0, [1], [], 1), Place(2, 0, 1, [0], [], 1)]
-    return dataclasses.replace(null_spec(), nodes=2, places=places)
+    return dataclasses.replace(simulated_spec(), nodes=2, places=places)
 
 
 class World:
@@ -77,7 +77,7 @@ def test_who_needs_none_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     def not_asked(value: float) -> float:
         raise AssertionError
 
-    assert clocks.measure(null_spec(2), 1, not_asked) is None  # on one node nobody is kept waiting
+    assert clocks.measure(simulated_spec(2), 1, not_asked) is None  # on one node nobody is kept waiting
 
 
 def test_every_rank_asks_as_often(monkeypatch: pytest.MonkeyPatch) -> None:

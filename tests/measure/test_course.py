@@ -21,10 +21,10 @@ from scalebench.spec import MeasureSpec, RunSpec
 from scalebench.strategy import LossPart
 from scalebench.train_spec import StopSpec, TrainSpec
 from scalebench.workloads.source import Source
-from tests.helpers import null_spec
+from tests.helpers import simulated_spec
 
 BATCH = 4
-BASE = null_spec()
+BASE = simulated_spec()
 
 
 class Trainer:

@@ -13,14 +13,14 @@ from scalebench.measure.monitor import series_path
 from scalebench.measure.monitor.series import read_series
 from scalebench.measure.node import attend_node, attended_by_nodes, facts_path
 from scalebench.spec import Place, RunSpec, write_spec
-from tests.helpers import null_config, null_spec
+from tests.helpers import simulated_config, simulated_spec
 
 PLACES = [Place(0, 0, 0, [0], [], 1), Place(1, 1, 0, [1], [], 1), Place(2, 0, 1, [0], [], 1)]
 
 
 def on_nodes(folder: Path, monitor: bool = True) -> RunSpec:
     """A run on two nodes, described in `folder`."""
-    spec = null_spec(measure={"monitor": monitor})
+    spec = simulated_spec(measure={"monitor": monitor})
     spec = dataclasses.replace(spec, nodes=2, places=PLACES)
     spec.config.hardware.hosts = ["a:2", "b:1"]
     write_spec(spec, folder)
@@ -28,13 +28,13 @@ def on_nodes(folder: Path, monitor: bool = True) -> RunSpec:
 
 
 def test_who_attends() -> None:
-    config = null_config()
-    assert not attended_by_nodes(null_spec())
+    config = simulated_config()
+    assert not attended_by_nodes(simulated_spec())
     for hardware in ({"scheduler": "slurm"}, {"hosts": ["a:2"]}):
         changed = dataclasses.replace(config, hardware=dataclasses.replace(config.hardware, **hardware))
-        assert attended_by_nodes(dataclasses.replace(null_spec(), config=changed))
+        assert attended_by_nodes(dataclasses.replace(simulated_spec(), config=changed))
     by_hand = dataclasses.replace(config, strategy=dataclasses.replace(config.strategy, launcher="by_hand"))
-    assert attended_by_nodes(dataclasses.replace(null_spec(), config=by_hand))
+    assert attended_by_nodes(dataclasses.replace(simulated_spec(), config=by_hand))
 
 
 def test_the_second_node_tells_of_itself(tmp_path: Path) -> None:

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from scalebench.adapters.null import Null
+from scalebench.adapters.simulated import Simulated
 from scalebench.measure.probing import ALONE, APART, Probing
 from scalebench.probe_records import Probes, Profile
 from scalebench.spec import RunSpec, StrategySpec
 from scalebench.strategy import PARTS, LossPart, Unsupported
 from scalebench.workloads import datasets
-from tests.helpers import null_spec
+from tests.helpers import simulated_spec
 
 STEP_S, EXCHANGE_S, PART_S, COPY_S = 0.010, 0.004, {"forward": 0.003, "backward": 0.008, "optimizer": 0.010}, 0.001
 
 
-class Timed(Null):
+class Timed(Simulated):
     """A rank whose peers are always there at once. `cannot` names the hooks that it does not have."""
 
     cannot: frozenset[str] = frozenset()
@@ -67,7 +67,7 @@ def probed(
     folder: Path, kind: type[Timed] = Timed, gpus: int = 2, messages: tuple[int, ...] = (8, 8), **changes: Any
 ) -> tuple[Probes, Timed, list[float]]:
     measure = {"block_s": 0.05, "probe_s": 2.0, **changes.pop("measure", {})}
-    spec = null_spec(gpus, measure=measure, **changes)
+    spec = simulated_spec(gpus, measure=measure, **changes)
     strategy, lives = kind(spec), []
     train, _ = datasets.sources(spec, 0, gpus)
     report: Callable[[], None] = lambda: lives.append(strategy.now_s)  # noqa: E731
@@ -161,7 +161,7 @@ def test_one_device_has_nobody_to_wait_for(tmp_path: Path) -> None:
 
 
 def test_replicas_without_an_exchange_wait_for_nobody(tmp_path: Path) -> None:
-    strategy = StrategySpec("null", baseline="null", lockstep=False)
+    strategy = StrategySpec("simulated", baseline="simulated", lockstep=False)
     found, _, _ = probed(tmp_path, strategy=strategy)
     assert found.reasons == dict.fromkeys(("exposed", "straggler", "isolated"), APART)
 

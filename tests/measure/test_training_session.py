@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from scalebench.adapters.null import Null
+from scalebench.adapters.simulated import Simulated
 from scalebench.frame import load
 from scalebench.measure.progress import ProgressFile
 from scalebench.measure.session import Session
@@ -18,7 +18,7 @@ from scalebench.run import run
 from scalebench.spec import DatasetSpec, InputError, RunSpec
 from scalebench.train_spec import StopSpec, TrainSpec
 from scalebench.workloads import datasets
-from tests.helpers import in_parallel, null_spec
+from tests.helpers import in_parallel, simulated_spec
 
 LEARNS = {"step_s": 0.001, "learning": 0.05}  # mse after n updates: exp(-n / 20)
 PER_EPOCH = 24  # updates, of 480 samples on two devices
@@ -35,11 +35,11 @@ def spec_of(
 ) -> RunSpec:
     trains = TrainSpec(batch_per_device=10, stop=StopSpec(**(stop or {})), **train)
     data = DatasetSpec("materials", size=size, validation_share=share)
-    return null_spec(gpus, {**LEARNS, **(options or {})}, measure, train=trains, dataset=data)
+    return simulated_spec(gpus, {**LEARNS, **(options or {})}, measure, train=trains, dataset=data)
 
 
-def one_rank(tmp_path: Path, spec: RunSpec) -> tuple[RankRecord, Null]:
-    record, strategy = RankRecord(0, "here", os.getpid()), Null(spec, 0)
+def one_rank(tmp_path: Path, spec: RunSpec) -> tuple[RankRecord, Simulated]:
+    record, strategy = RankRecord(0, "here", os.getpid()), Simulated(spec, 0)
     Session(spec, strategy, record, ProgressFile(tmp_path, 0, os.getpid())).run()
     return record, strategy
 
@@ -160,7 +160,7 @@ def test_rates_follow_the_schedule_through_both_stages(tmp_path: Path) -> None:
 
 
 def test_a_look_that_finds_no_number_fails(tmp_path: Path) -> None:
-    class Lost(Null):
+    class Lost(Simulated):
         def evaluate(self, source: Any) -> dict[str, float]:
             return {"mse": float("nan")}
 

@@ -16,7 +16,7 @@ from scalebench.report.batch_words import MOST, half, sentence, sentences
 from scalebench.report.console import Console
 from scalebench.results import Result
 from tests import sweeps
-from tests.helpers import null_config
+from tests.helpers import simulated_config
 
 
 def curve(rates: dict[int, float], width: float | None = 0.01, gpus: int = 1, start_s: float | None = None) -> Curve:
@@ -82,7 +82,7 @@ def test_half_batches(low: float | None, high: float | None, shown: str) -> None
 
 
 def batched(batch: int, strategy: str = "ddp_gloo", **changes: Any) -> Result:
-    train = dataclasses.replace(null_config().train, batch_per_device=batch)
+    train = dataclasses.replace(simulated_config().train, batch_per_device=batch)
     made = sweeps.run(strategy, 1, train=train, **changes)
     made.run_id = made.fingerprint = f"{strategy}-{batch}"
     return made

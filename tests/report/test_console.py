@@ -19,7 +19,7 @@ from scalebench.results import write_result
 from scalebench.spec import InputError
 from scalebench.sweep_record import PlannedRun, beginning
 from tests import sweeps
-from tests.helpers import null_spec, rank, record
+from tests.helpers import rank, record, simulated_spec
 from tests.trainings import training
 
 
@@ -46,25 +46,25 @@ def test_lines_are_neither_broken_nor_markup(capsys: pytest.CaptureFixture[str])
 
 
 def test_plain_output_gets_one_line_a_run(capsys: pytest.CaptureFixture[str]) -> None:
-    with Console().progress(null_spec(gpus=2), 2, 3) as on_look:
+    with Console().progress(simulated_spec(gpus=2), 2, 3) as on_look:
         on_look([Progress(0, 1, "warmup", 0.0)])
         on_look([Progress(0, 1, "measure", 0.0)])
-    assert capsys.readouterr().out == "[2/3] null gpus=2 ...\n"
+    assert capsys.readouterr().out == "[2/3] simulated gpus=2 ...\n"
 
 
 def test_a_terminal_gets_a_line_that_changes() -> None:
     made = on_terminal()
-    with made.progress(null_spec(gpus=2), 2, 3) as on_look:
+    with made.progress(simulated_spec(gpus=2), 2, 3) as on_look:
         on_look([Progress(0, 1, "warmup", 0.0)])
         made.rich._live_stack[0].refresh()
-    assert "[2/3] null gpus=2  warmup" in shown(made)
+    assert "[2/3] simulated gpus=2  warmup" in shown(made)
 
 
 def test_debugging_keeps_the_terminal_free() -> None:
     made = on_terminal()
-    with made.progress(null_spec(debug=True), 1, 1) as on_look:
+    with made.progress(simulated_spec(debug=True), 1, 1) as on_look:
         on_look([])
-    assert shown(made) == "[1/1] null gpus=1 ...\n"
+    assert shown(made) == "[1/1] simulated gpus=1 ...\n"
 
 
 def test_a_pause_has_its_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,35 +124,37 @@ def test_a_skipped_run_gets_a_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_plan_lists_each_run_and_the_time_of_all(capsys: pytest.CaptureFixture[str]) -> None:
     measure = {"min_s": 10.0, "max_s": 20.0}
-    one, many = null_spec(measure=measure), null_spec(gpus=64, size=2000, measure=measure)
-    cannot = null_spec()
+    one, many = simulated_spec(measure=measure), simulated_spec(gpus=64, size=2000, measure=measure)
+    cannot = simulated_spec()
     cannot.unsupported = "not here"
     Console().plan([(one, True), (many, False), (cannot, False)])
     first, second, third, last = capsys.readouterr().out.splitlines()
-    assert first == "[1/3] null gpus=1 (baseline, added): batch 10 per device, 10 global, 10 to 20 s"
-    assert second.startswith("[2/3] null gpus=64 [oversubscribed]: batch 10 per device, 640 global")
-    assert third == "[3/3] null gpus=1: unsupported: not here"
+    assert first == "[1/3] simulated gpus=1 (baseline, added): batch 10 per device, 10 global, 10 to 20 s"
+    assert second.startswith("[2/3] simulated gpus=64 [oversubscribed]: batch 10 per device, 640 global")
+    assert third == "[3/3] simulated gpus=1: unsupported: not here"
     assert last == "3 runs, about 21 to 41 s; nothing was started"
 
 
 def test_the_plan_tells_repeats_apart_and_counts_the_pauses(capsys: pytest.CaptureFixture[str]) -> None:
     """None before the first run, nor for what cannot run."""
     measure = {"min_s": 10.0, "max_s": 20.0, "repeats": 2, "cool_down_s": 30.0}
-    cannot, *runs = null_spec(), *(null_spec(measure=measure, repeat=repeat) for repeat in (0, 1, 0, 1))
+    cannot, *runs = simulated_spec(), *(simulated_spec(measure=measure, repeat=repeat) for repeat in (0, 1, 0, 1))
     cannot.unsupported = "not here"
     Console().plan([(spec, False) for spec in (cannot, *runs)])
     _, first, second, *_, last = capsys.readouterr().out.splitlines()
-    assert first.startswith("[2/5] null gpus=1 repeat=0: ") and second.startswith("[3/5] null gpus=1 repeat=1: ")
+    assert first.startswith("[2/5] simulated gpus=1 repeat=0: ") and second.startswith(
+        "[3/5] simulated gpus=1 repeat=1: "
+    )
     low_s, high_s = (4 * estimate + 90 for estimate in estimate_s(runs[0]))
     assert last == f"5 runs, about {low_s:.0f} to {high_s:.0f} s, 90 s of them cooling down; nothing was started"
 
 
 def test_a_run_of_a_sweep_tells_how_long_the_rest_will_take(capsys: pytest.CaptureFixture[str]) -> None:
-    with Console().progress(null_spec(), 1, 2, lambda: "about 5 s left"):
+    with Console().progress(simulated_spec(), 1, 2, lambda: "about 5 s left"):
         pass
-    assert capsys.readouterr().out == "[1/2] null gpus=1 ... (about 5 s left)\n"
+    assert capsys.readouterr().out == "[1/2] simulated gpus=1 ... (about 5 s left)\n"
     made = on_terminal()
-    with made.progress(null_spec(), 1, 2, lambda: "about 5 s left") as on_look:
+    with made.progress(simulated_spec(), 1, 2, lambda: "about 5 s left") as on_look:
         on_look([])
         made.rich._live_stack[0].refresh()
     assert "starting (about 5 s left)" in shown(made)
@@ -234,7 +236,7 @@ def test_the_first_running_jobs_show_their_phase(tmp_path: Path) -> None:
     for number, gpus in enumerate((1, 2, 4)):
         folder = tmp_path / str(number)
         folder.mkdir()
-        runs.append(Asked(number, null_spec(gpus=gpus), folder))
+        runs.append(Asked(number, simulated_spec(gpus=gpus), folder))
         if number:
             ProgressFile(folder, 0, 1).phase("warmup")
-    assert queue_line(queue(runs=tuple(runs))) == "0 of 3 runs over, 3 running; null gpus=2: warmup"
+    assert queue_line(queue(runs=tuple(runs))) == "0 of 3 runs over, 3 running; simulated gpus=2: warmup"

@@ -9,25 +9,25 @@ import pytest
 
 from scalebench.report.going_on import unfinished
 from scalebench.spec import write_spec
-from tests.helpers import null_spec
+from tests.helpers import simulated_spec
 from tests.sweeps import sweep
 
 
 def begun(folder: Path, **progress: object) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    write_spec(null_spec(2), folder)
+    write_spec(simulated_spec(2), folder)
     said = {"rank": 0, "pid": 1, "phase": "warmup", "at_s": 1_800_000_000.0, **progress}
     (folder / f"progress{said['rank']}.json").write_text(json.dumps(said))
 
 
 def test_the_last_sign_of_any_rank(tmp_path: Path) -> None:
     sweep(tmp_path, ["ddp_gloo"], gpus=(1,))
-    write_spec(null_spec(1), tmp_path / "0")
+    write_spec(simulated_spec(1), tmp_path / "0")
     begun(tmp_path / "7")
     begun(tmp_path / "7", rank=1, phase="measure", at_s=1_800_000_060.0)
     (found,) = unfinished([tmp_path])
     assert found.folder == tmp_path / "7" and (found.gpus, found.phase) == ("2", "measure")
-    assert found.tags == {"model": "materials_cnn", "strategy": "null", "hardware": "cpu"}
+    assert found.tags == {"model": "materials_cnn", "strategy": "simulated", "hardware": "cpu"}
     assert found.last_sign == "2027-01-15 08:01:00"
     assert list(unfinished([tmp_path / "0" / "result.json"])) == []
 

@@ -21,7 +21,7 @@ from scalebench.report.recipes import command, recipe
 from tests import sweeps
 from tests.conftest import ROOT
 
-NAMES = sorted(BUILT_IN.keys() - {"null"})
+NAMES = sorted(BUILT_IN.keys() - {"simulated"})
 # What one process without GPUs cannot run: a cluster, what talks over NCCL, what would pass all through, two stages.
 NO_CHANCE = ("parameter_server", "mirrored_hierarchical", "data_parallel", "hybrid")
 NEED_MORE = [name for name in NAMES if "nccl" in name or name in NO_CHANCE]
@@ -44,7 +44,7 @@ def test_every_strategy_has_lines(strategy: str, device: str) -> None:
 
 
 def test_a_plugin_has_none() -> None:
-    assert recipe("of_a_plugin", 2, "cpu") is None and recipe("null", 2, "cpu") is None
+    assert recipe("of_a_plugin", 2, "cpu") is None and recipe("simulated", 2, "cpu") is None
 
 
 def test_lines_are_of_the_strategy_the_device_and_the_count() -> None:
@@ -92,10 +92,10 @@ def composed(text: str) -> Any:
 
 def test_the_command_is_what_was_typed(tmp_path: Path) -> None:
     (tmp_path / ".hydra").mkdir()
-    typed = ["strategy='null'", "sweep=demo", "gpus=2", "hydra.verbose=true", "hardware.device_ids=[1,0]"]
+    typed = ["strategy=simulated", "sweep=demo", "gpus=2", "hydra.verbose=true", "hardware.device_ids=[1,0]"]
     (tmp_path / ".hydra" / "overrides.yaml").write_text("".join(f"- {json.dumps(word)}\n" for word in typed))
     found = command(row(tmp_path))
-    assert found == "python -m scalebench --multirun strategy=null sweep=demo gpus=2 'hardware.device_ids=[1,0]'"
+    assert found == "python -m scalebench --multirun strategy=simulated sweep=demo gpus=2 'hardware.device_ids=[1,0]'"
 
 
 def test_repeats_are_measured_again_as_often(tmp_path: Path) -> None:

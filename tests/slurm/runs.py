@@ -24,9 +24,9 @@ GPU_NODES = CPU_NODES | {"devices": "cuda", "gpus_per_node": 8, "cpus_per_node":
 def run(
     gpus: int, nodes: dict[str, Any] | None = None, strategy: dict[str, Any] | None = None, **slurm: Any
 ) -> RunSpec:
-    """Of the null strategy under the name of ddp, on `nodes`; `slurm` are keys of hardware.slurm."""
+    """Of the simulated strategy under the name of ddp, on `nodes`; `slurm` are keys of hardware.slurm."""
     hardware = HardwareSpec(**(CPU_NODES | (nodes or {})), slurm=SlurmSpec(**slurm))
-    spec = of(gpus=gpus, hardware=hardware, strategy=StrategySpec("null", **(strategy or {})))
+    spec = of(gpus=gpus, hardware=hardware, strategy=StrategySpec("simulated", **(strategy or {})))
     return spec
 
 

@@ -15,10 +15,10 @@ from tests.plugin_dists import dists as dists
 HEAD = """
 import dataclasses
 import numpy as np
-from scalebench.adapters.null import Null
+from scalebench.adapters.simulated import Simulated
 from scalebench.strategy import LossPart, Unsupported
 
-class Mine(Null):
+class Mine(Simulated):
 """
 # Question -> the method that gets it wrong.
 FAULTS = {
@@ -53,7 +53,7 @@ def answers(folder: Path, **settings: Any) -> dict[str, Answer]:
 @pytest.mark.slow
 def test_a_lax_yaml_fails(dists: Dists, tmp_path: Path) -> None:
     """Of a class that is sound, and of words alone; all that is asked of it otherwise still holds."""
-    dists.strategy(yaml=yaml_of("mine", baseline="null", **YAMLS["yaml says whether it is exact"]))
+    dists.strategy(yaml=yaml_of("mine", baseline="simulated", **YAMLS["yaml says whether it is exact"]))
     found = answers(tmp_path / "asked")
     assert [name for name, answer in found.items() if answer.verdict == FAILS] == ["yaml says whether it is exact"]
     assert "say in `inexact` why its updates differ" in found["yaml says whether it is exact"].reason
@@ -63,7 +63,7 @@ def test_a_lax_yaml_fails(dists: Dists, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("question", FAULTS)
 def test_a_faulty_class_fails(question: str, dists: Dists, tmp_path: Path) -> None:
-    dists.strategy(code=f"{HEAD}    {FAULTS[question]}\n", yaml=yaml_of("mine", baseline="null"))
+    dists.strategy(code=f"{HEAD}    {FAULTS[question]}\n", yaml=yaml_of("mine", baseline="simulated"))
     answer = answers(tmp_path / "asked")[question]
     assert (answer.verdict, bool(answer.reason), bool(answer.detail)) == (FAILS, True, True)
 
@@ -79,7 +79,7 @@ def test_a_faulty_yaml_fails(question: str, dists: Dists, tmp_path: Path) -> Non
 def test_inexact_updates_are_held_to_their_own_tolerance(dists: Dists, tmp_path: Path) -> None:
     off = "    def step(self, batch):\n        part = super().step(batch)\n"
     off += "        return LossPart(part.loss_sum * 1.01, part.samples)\n"
-    told = {"baseline": "null", "inexact": "its losses are a hundredth more"}
+    told = {"baseline": "simulated", "inexact": "its losses are a hundredth more"}
     dists.strategy(code=HEAD + off, yaml=yaml_of("mine", **told, tolerance=0.02))
     assert answers(tmp_path / "wide")["losses equal the baselines"].verdict == HOLDS
     assert answers(tmp_path / "narrow", loss_rtol=0.005)["losses equal the baselines"].verdict == FAILS

@@ -11,10 +11,10 @@ import pytest
 from scalebench.testing import FaultContract, StrategyContract
 
 class TestMine(StrategyContract):
-    strategy = "null"
+    strategy = "simulated"
 
 class TestMineFaults(FaultContract):
-    strategy = "null"
+    strategy = "simulated"
 
 def test_of_my_own():
     pass

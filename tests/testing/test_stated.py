@@ -29,7 +29,7 @@ def test_every_strategy_of_ours_is_under_contract() -> None:
     assert asked == set(registry.BUILT_IN)
 
 
-@pytest.mark.parametrize(("name", "flagged"), [("parameter_server", True), ("null", False)])
+@pytest.mark.parametrize(("name", "flagged"), [("parameter_server", True), ("simulated", False)])
 def test_rows_of_inexact_strategies_say_so(name: str, flagged: bool) -> None:
     spec = resolve(jobs.to_config(cli.compose([f"strategy={name}", "gpus=1"])))
     assert ("inexact" in spec.flags) == flagged

@@ -20,7 +20,7 @@ from scalebench.results import RankRecord, Result
 from scalebench.spec import MeasureSpec, RunSpec
 from scalebench.strategy import BACKWARD, FORWARD, OPTIMIZER, LossPart, Strategy
 from scalebench.workloads.source import Source
-from tests.helpers import null_spec, record
+from tests.helpers import record, simulated_spec
 from tests.truth.noise import Noise
 
 UNTIL = {FORWARD: 0.3, BACKWARD: 0.8, OPTIMIZER: 1.0}  # of an update's own time
@@ -139,12 +139,12 @@ class Simulated(Strategy):
 
 @cache
 def _spec(ranks: int) -> RunSpec:
-    return null_spec(ranks)
+    return simulated_spec(ranks)
 
 
 @cache
 def _result(ranks: int) -> Result:
-    return record("null", gpus=ranks)
+    return record("simulated", gpus=ranks)
 
 
 def spec_of(ranks: int, **measure: Any) -> RunSpec:

@@ -1,6 +1,6 @@
-"""The ladder of real processes, which sleep as the null strategy does, against what they really slept.
+"""The ladder of real processes, which sleep as the simulated strategy does, against what they really slept.
 
-Bare, the strategy alone and its group are runs of the null strategy, whose steps, loading, exchange and straggler
+Bare, the strategy alone and its group are runs of the simulated strategy, whose steps, loading, exchange and straggler
 differ.
 """
 
@@ -19,7 +19,7 @@ from scalebench.run import run
 from scalebench.rungs import PARTS
 from scalebench.spec import TrainSpec
 from scalebench.stats import FloatArray
-from tests.helpers import in_parallel, null_spec
+from tests.helpers import in_parallel, simulated_spec
 from tests.truth.ladder_trials import holds
 from tests.truth.sleeping_worker import EXCHANGE_S
 
@@ -53,7 +53,7 @@ def one(folder: Path, trial: int) -> Ladder:
     for name, (devices, batch, options, probes) in RUNS.items():
         scaling, train = ("strong", TrainSpec(global_batch=batch)) if devices > 1 else ("weak", TrainSpec(batch))
         measure = {**MEASURE, "probes": probes}
-        spec = null_spec(devices, options, measure, seed=trial, size=SIZE, scaling=scaling, train=train)
+        spec = simulated_spec(devices, options, measure, seed=trial, size=SIZE, scaling=scaling, train=train)
         found[name] = run(spec, folder / f"{name}{trial}", module="tests.truth.sleeping_worker")
         assert found[name].status == "ok", found[name].reason
     told = ladder(found["group"], found["full"], found["bare"], found["own"])

@@ -13,7 +13,7 @@ from scalebench.report.sections import training
 from scalebench.run import run
 from scalebench.time_to_target import Outcome, outcomes
 from scalebench.train_spec import StopSpec, TrainSpec
-from tests.helpers import in_parallel, null_spec
+from tests.helpers import in_parallel, simulated_spec
 
 pytestmark = [pytest.mark.truth, pytest.mark.slow]
 
@@ -31,7 +31,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, Out
     def one(case: tuple[int, int]) -> str:
         gpus, seed = case
         train = TrainSpec(batch_per_device=BATCH, stop=StopSpec(epochs=9.0, target=TARGET))
-        spec = null_spec(gpus, {"learning": RATE, "step_s": STEP_S}, size=SIZE, train=train, seed=seed)
+        spec = simulated_spec(gpus, {"learning": RATE, "step_s": STEP_S}, size=SIZE, train=train, seed=seed)
         return run(spec, folder / f"{gpus}-{seed}").status
 
     cases = [(gpus, seed) for gpus in (1, 2) for seed in range(3)]
@@ -67,5 +67,5 @@ def test_the_speedup_is_that_of_updates_and_not_of_samples(found: tuple[Path, di
 def test_the_report_draws_it(found: tuple[Path, dict[int, Outcome]]) -> None:
     section = training.section(gather([found[0]]))
     assert section is not None
-    (line,) = [one for one in section.blocks[1].series if one.name == "null on 2 devices"]  # type: ignore[union-attr]
+    (line,) = [one for one in section.blocks[1].series if one.name == "simulated on 2 devices"]  # type: ignore[union-attr]
     assert line.y == pytest.approx([math.exp(-RATE * 15 * epoch) for epoch in range(1, 6)])

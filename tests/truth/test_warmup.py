@@ -12,7 +12,7 @@ import pytest
 from scalebench import analysis
 from scalebench.results import Result
 from scalebench.run import run as run_processes
-from tests.helpers import in_parallel, null_spec
+from tests.helpers import in_parallel, simulated_spec
 from tests.truth.expected import truths
 from tests.truth.group import Times, run, spec_of
 from tests.truth.noise import Noise, autoregressive, lognormal, spikes, white
@@ -118,7 +118,7 @@ def test_a_warm_up_that_was_slept_is_found(tmp_path: Path) -> None:
     def slept(length: int) -> Result:
         options = {"step_s": 0.02, "warmup_s": 0.2, "warmup_steps": length}
         measure = {"warmup_steps": 50, "warmup_max_s": 30.0, "target": 0.05}
-        return run_processes(null_spec(1, options, measure), tmp_path / str(length), module=SLEEPING)
+        return run_processes(simulated_spec(1, options, measure), tmp_path / str(length), module=SLEEPING)
 
     results = in_parallel(slept, (0, 1, 5, 20), at_once=2)
     found = {length: result.ranks[0].warmup_found_steps for length, result in results.items()}

@@ -24,7 +24,7 @@ OWN = ("model.torch=mine:build", "seed=1")
         ("resnet50", Subject("model", "resnet50", (), False)),
         ("materials", Subject("dataset", "materials", (), False)),
         ("model=custom model.torch=mine:build seed=1", Subject("model", "custom", OWN, False)),
-        ("strategy=null model=mlp", Subject("strategy", "null", ("model=mlp",), False)),
+        ("strategy=simulated model=mlp", Subject("strategy", "simulated", ("model=mlp",), False)),
     ],
 )
 def test_words(words: str, subject: Subject) -> None:
@@ -39,11 +39,11 @@ def test_words(words: str, subject: Subject) -> None:
         ("ddp_glo", "no strategy, model or data set 'ddp_glo'; did you mean 'ddp_gloo'?"),
         ("custom", "'custom' is a model and a data set: say model=custom or dataset=custom"),
         ("ddp_gloo mirrored", "check takes one name, not 'ddp_gloo mirrored'"),
-        ("null --fault", "check: no option '--fault'; did you mean '--faults'?"),
+        ("simulated --fault", "check: no option '--fault'; did you mean '--faults'?"),
         ("materials --faults", "--faults is for strategies, and materials is a data set"),
-        ("null strategy.options.step=1", "no option of strategy 'null' 'step'"),
-        ("null trian.epochs=1", "no key 'trian.epochs'"),
-        ("strategy=nul", "no strategy 'nul'; did you mean 'null'?"),
+        ("simulated strategy.options.step=1", "no option of strategy 'simulated' 'step'"),
+        ("simulated trian.epochs=1", "no key 'trian.epochs'"),
+        ("strategy=simul", "no strategy 'simul'; did you mean 'simulated'?"),
     ],
 )
 def test_mistakes_are_one_line(words: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,10 +70,10 @@ def test_a_strategy_that_holds(capsys: pytest.CaptureFixture[str], monkeypatch: 
     Path("conftest.py").write_text("raise RuntimeError('read')")
     Path("pytest.ini").write_text("[pytest]\naddopts = --nonsense")
     monkeypatch.setenv("PYTEST_ADDOPTS", "--nonsense")
-    assert main(["check", "null"]) == 0
+    assert main(["check", "simulated"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.split() == "losses equal the baselines holds".split() for line in lines)
-    assert lines[-1] == "null: 19 hold, 0 do not hold, 2 not asked"
+    assert lines[-1] == "simulated: 19 hold, 0 do not hold, 2 not asked"
     assert {path.name for path in Path().iterdir()} == {"test_other.py", "conftest.py", "pytest.ini"}
 
 
@@ -96,7 +96,7 @@ def test_nothing_could_be_run(dists: Dists, capsys: pytest.CaptureFixture[str]) 
 
 def test_words_that_make_no_run() -> None:
     with pytest.raises(InputError, match="gpus=0"):
-        contracts(Subject("strategy", "null", ("gpus=0",), False))
+        contracts(Subject("strategy", "simulated", ("gpus=0",), False))
     assert set(check.KINDS) == {"strategy", "model", "dataset"}
 
 
@@ -104,5 +104,5 @@ def test_pytest_is_named_where_it_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(check, "find_spec", lambda name: None)
-    assert main(["check", "null"]) == 2
+    assert main(["check", "simulated"]) == 2
     assert capsys.readouterr().err == "scalebench: check needs pytest: pip install 'scalebench[testing]'\n"

@@ -1,4 +1,4 @@
-"""`scalebench compare` on runs of the real program: the null strategy, made slower by a known share."""
+"""`scalebench compare` on runs of the real program: the simulated strategy, made slower by a known share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 STEP_S = 0.05  # long beside what waking up late costs on a busy machine
 SLOWER_S = 0.0525  # by 5 %
 SHORT = (
-    "strategy=null hardware=cpu gpus=1 measure=quick measure.min_s=0 measure.max_s=1.5 measure.block_s=0.05 "
+    "strategy=simulated hardware=cpu gpus=1 measure=quick measure.min_s=0 measure.max_s=1.5 measure.block_s=0.05 "
     "measure.warmup_steps=2 measure.warmup_max_s=0.1 measure.probes=false measure.monitor=false "
     "measure.evaluate=false measure.repeats=5 dataset.size=1000 sweep.report=false"
 ).split()

@@ -34,7 +34,7 @@ def test_every_registered_strategy_has_one_line_in_order(listed: dict[str, str])
 @pytest.mark.parametrize(
     ("name", "here"),
     [
-        ("null", "yes"),
+        ("simulated", "yes"),
         ("ddp_gloo", "yes"),
         ("ddp_nccl", "no: needs cuda"),
         (
@@ -72,7 +72,7 @@ def test_broken_plugins_have_their_line_and_hide_no_other(
 
 
 def test_what_it_is_and_where_it_comes_from(listed: dict[str, str]) -> None:
-    assert "no framework: sleeps as told, fails as told" in listed["null"]
+    assert "no framework: sleeps and fails as its options say" in listed["simulated"]
     assert all(" scalebench " in line for line in listed.values())
 
 

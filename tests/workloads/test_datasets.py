@@ -12,7 +12,7 @@ from scalebench.spec import Config, DatasetSpec, InputError, ModelSpec, StopSpec
 from scalebench.workloads import cache, datasets
 from scalebench.workloads.batch import Batch
 from scalebench.workloads.prefetch import prefetch
-from tests.helpers import null_config, null_spec
+from tests.helpers import simulated_config, simulated_spec
 from tests.workloads.configs import image_config
 
 IMAGES = ModelSpec("resnet50", input_shape=[224, 224, 3], target_shape=[], outputs=1000)
@@ -120,7 +120,7 @@ def test_a_home_folder_in_the_path(tmp_path, monkeypatch):
 
 def batches(cache_dir: Path, count: int, feed: str = "host", dtype: str = "uint8") -> list[Batch]:
     """The first batches that replica 1 of 2 gets of 100 generated images."""
-    spec = resolve(null_config(gpus=2))
+    spec = resolve(simulated_config(gpus=2))
     spec.config = dataclasses.replace(
         image_config("cifar10_synthetic", cache_dir, dtype=dtype, feed=feed), seed=spec.config.seed
     )
@@ -154,7 +154,7 @@ def test_bytes_and_class_numbers_reach_the_ranks_by_every_feed(tmp_path):
 )
 def test_several_parts_of_an_update_are_looked_at_at_once(batch: int, accumulate: int, gpus: int, at_once: int) -> None:
     train = TrainSpec(batch, accumulate=accumulate)
-    spec = null_spec(gpus, train=train, dataset=DatasetSpec("materials", size=4000))
+    spec = simulated_spec(gpus, train=train, dataset=DatasetSpec("materials", size=4000))
     trains, validation = datasets.sources(spec, 0, gpus)
     alike = datasets.like_validation(spec, 0, gpus)
     assert validation is not None and alike is not None
@@ -171,7 +171,7 @@ def test_a_point_of_a_curve_may_look_at_some_samples_only(
 ) -> None:
     """Where there is no curve, all are looked at."""
     train = TrainSpec(10, evaluate_samples=wanted, stop=StopSpec(steps=steps))
-    spec = null_spec(2, train=train, dataset=DatasetSpec("materials", size=4000))
+    spec = simulated_spec(2, train=train, dataset=DatasetSpec("materials", size=4000))
     trains, validation = datasets.sources(spec, 0, 2)
     alike = datasets.like_validation(spec, 0, 2)
     assert validation is not None and alike is not None and trains.samples == 3000

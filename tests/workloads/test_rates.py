@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from scalebench.train_spec import StopSpec, TrainSpec
 from scalebench.workloads.rates import Rates, updates_of
-from tests.helpers import null_spec
+from tests.helpers import simulated_spec
 
 PER_EPOCH = 10
 
@@ -85,6 +85,6 @@ def test_ends_that_are_counted_in_updates(stop: StopSpec, ends: list[int]) -> No
 
 @pytest.mark.parametrize(("rule", "rate"), [("none", 1e-3), ("linear", 4e-3), ("sqrt", 2e-3)])
 def test_the_highest_is_by_the_rule_for_the_global_batch(rule: str, rate: float) -> None:
-    spec = null_spec(2, train=TrainSpec(10, learning_rate_rule=rule, base_batch=5))
+    spec = simulated_spec(2, train=TrainSpec(10, learning_rate_rule=rule, base_batch=5))
     assert spec.learning_rate == pytest.approx(rate)
     assert Rates.of(spec, PER_EPOCH).of_update(3) == spec.learning_rate

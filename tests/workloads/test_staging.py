@@ -17,7 +17,7 @@ import pytest
 from scalebench.spec import InputError
 from scalebench.workloads import cache, datasets, staging
 from scalebench.workloads.source import Source
-from tests.helpers import null_spec, wait_until
+from tests.helpers import simulated_spec, wait_until
 
 WAIT_S = 60.0
 ARRAYS = (cache.INPUTS, cache.TARGETS)
@@ -177,7 +177,7 @@ def test_a_data_set_that_this_node_does_not_see(folder: Path, tmp_path: Path) ->
 
 
 def test_a_run_reads_from_the_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = null_spec()
+    spec = simulated_spec()
     spec.config.dataset.cache, spec.config.hardware.stage = str(tmp_path / "cache"), str(tmp_path / "stage")
     train, _ = datasets.sources(spec, 0, 1)
     assert isinstance(train, Source)

@@ -15,7 +15,7 @@ from scalebench.report.console import Console
 
 ARGUMENTS = [
     "sweep=lr_search",
-    "strategy=null",
+    "strategy=simulated",
     "hydra.sweeper.n_trials=9",
     "resume=true",
     "hydra.sweep.dir=s",
@@ -41,7 +41,7 @@ def test_the_command_is_one_run_of_the_best_settings() -> None:
         "sweep.max_minutes=3",
     ]
     assert summary.command(trial, typed) == (
-        "python -m scalebench sweep=lr_search strategy=null '+a.b='\"'\"'x y'\"'\"'' hydra.mode=RUN "
+        "python -m scalebench sweep=lr_search strategy=simulated '+a.b='\"'\"'x y'\"'\"'' hydra.mode=RUN "
         "train.learning_rate=0.1 train.optimizer=sgd"
     )
     assert summary.command(trial, ["-m", "gpus=1"]) == (

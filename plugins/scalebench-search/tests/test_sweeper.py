@@ -19,7 +19,7 @@ from scalebench.hydra_launcher import SweepLauncher
 
 BEST_RATE = 0.003
 SHORT = [
-    *("hardware=cpu", "strategy=null", "gpus=1", "dataset.size=1000", "measure=quick", "measure.probes=false"),
+    *("hardware=cpu", "strategy=simulated", "gpus=1", "dataset.size=1000", "measure=quick", "measure.probes=false"),
     *("measure.monitor=false", "sweep.report=false", "train.stop.steps=2", "strategy.options.step_s=0"),
     f"strategy.options.best_rate={BEST_RATE}",
 ]
@@ -68,11 +68,11 @@ def test_each_trial_is_a_row_and_the_best_one_a_command(search: Search) -> None:
     assert (found["value"], Path(first.path).name) == (first.metric, found["run"])
     assert found["command"] in out and out.index("trials, the best mse first") > out.index("results: s")
     assert f"best: mse {first.metric:.4g} of trial {found['trial']}" in out
-    assert "[1/3] null gpus=1 ..." in out and "[3/3]" in out
+    assert "[1/3] simulated gpus=1 ..." in out and "[3/3]" in out
 
     status, out, err = search(RATE, "train.optimizer=adam,sgd", "resume=true", trials=4)
     assert (status, err) == (0, "")
-    assert "trial 3 (4 of 4)" in out and "trial 2 (3 of" not in out and "[1/1] null" in out
+    assert "trial 3 (4 of 4)" in out and "trial 2 (3 of" not in out and "[1/1] simulated" in out
     assert scalebench.load("s").set_index("run_id").started_at.isin(frame.started_at).sum() == 3
 
     assert program.main([*shlex.split(found["command"])[3:], "hydra.run.dir=again"]) == 0

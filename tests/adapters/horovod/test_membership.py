@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.helpers import null_spec
+from tests.helpers import simulated_spec
 
 pytest.importorskip("horovod")
 
@@ -58,7 +58,7 @@ def test_where_a_rank_stands(
     """Two nodes of three and two: (number, of how many) on the node, and among those of the same number."""
     monkeypatch.setenv("MASTER_ADDR", "node1")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
-    spec = null_spec(gpus=2)
+    spec = simulated_spec(gpus=2)
     spec.places = [Place(k, k % 3, k // 3, [k % 3], [], 1) for k in range(5)]
     found = membership._place(spec, rank, 7.0)
     numbers = {name.removeprefix("HOROVOD_"): value for name, value in found.items()}

@@ -13,13 +13,13 @@ from scalebench.configs import option_defaults
 from scalebench.resolve import resolve
 from scalebench.spec import RunSpec, StrategySpec
 from scalebench.strategy import Unsupported
-from tests.helpers import null_config
+from tests.helpers import simulated_config
 
 
 def spec(
     name: str = "horovod_mpi", launcher: str = "mpi", backend: str = "mpi", gpus: int = 2, **train: Any
 ) -> RunSpec:
-    made = resolve(null_config(size=1000, gpus=gpus))
+    made = resolve(simulated_config(size=1000, gpus=gpus))
     made.config.strategy = StrategySpec(name, framework="torch", launcher=launcher, backend=backend)
     made.config.train = dataclasses.replace(made.config.train, **train)
     return made

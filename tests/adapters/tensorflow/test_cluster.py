@@ -8,7 +8,7 @@ import tensorflow as tf
 from scalebench.adapters.tensorflow import cluster
 from scalebench.adapters.tensorflow.workers import Workers
 from scalebench.spec import InputError
-from tests.helpers import null_spec
+from tests.helpers import simulated_spec
 
 
 @pytest.fixture
@@ -43,4 +43,4 @@ def test_a_port_in_use_is_named(three: list[str]) -> None:
 
 def test_an_unknown_carrier_names_the_nearest() -> None:
     with pytest.raises(InputError, match=r"no strategy\.backend 'rign'; did you mean 'ring'"):
-        Workers(null_spec(), 0, ["/CPU:0"], "rign")
+        Workers(simulated_spec(), 0, ["/CPU:0"], "rign")

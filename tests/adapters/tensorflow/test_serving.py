@@ -12,13 +12,13 @@ from scalebench.adapters.tensorflow import cluster, serving
 from scalebench.adapters.tensorflow.serving import Recorder, Rows
 from scalebench.spec import RunSpec
 from scalebench.workloads import cache, datasets
-from tests.helpers import null_spec
+from tests.helpers import simulated_spec
 
 SPEC = (tf.TensorSpec((None, 200, 3), tf.float32), tf.TensorSpec((None, 2), tf.float32))
 
 
 def spec_of(feed: str) -> RunSpec:
-    spec = null_spec(size=64)
+    spec = simulated_spec(size=64)
     spec.config.dataset = dataclasses.replace(spec.config.dataset, feed=feed)
     return spec
 
@@ -61,7 +61,7 @@ def test_what_ran_between_the_two_calls_is_recorded() -> None:
 
 
 def test_addresses_by_role(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = null_spec(gpus=4)
+    spec = simulated_spec(gpus=4)
     for place, role in zip(spec.places, ("chief", "ps", "worker", "worker"), strict=True):
         place.role = role
     monkeypatch.setenv(cluster.ADDRESSES, "a:1,b:2,c:3,d:4")

@@ -16,10 +16,10 @@ from scalebench.measure.monitor import SERIES_FILE, keeper
 from scalebench.measure.monitor.keeper import Keeper
 from scalebench.measure.monitor.series import read_series
 from scalebench.spec import write_spec
-from tests.helpers import alive, null_spec, wait_until
+from tests.helpers import alive, simulated_spec, wait_until
 from tests.nvml_stand_in import put_in
 
-SPEC = null_spec(measure={"monitor": True})
+SPEC = simulated_spec(measure={"monitor": True})
 PARENT = """
 import sys, time
 from pathlib import Path
@@ -145,7 +145,7 @@ def test_signals_are_as_before_when_it_runs(folder: Path) -> None:
 
 @pytest.mark.parametrize("why", ["measure.monitor=false", "debug=true"])
 def test_it_is_not_started_where_nobody_wants_it(why: str, tmp_path: Path) -> None:
-    spec = null_spec(measure={"monitor": why == "debug=true"}, debug=why == "debug=true")
+    spec = simulated_spec(measure={"monitor": why == "debug=true"}, debug=why == "debug=true")
     with Keeper(spec, tmp_path) as kept:
         assert kept._process is None
     assert kept.reason == why

@@ -14,7 +14,7 @@ from scalebench.measure.monitor.record import fill, used_gpus
 from scalebench.results import Monitor, Result, read_result
 from scalebench.run import run
 from scalebench.spec import Place, RunSpec
-from tests.helpers import null_spec, rank
+from tests.helpers import rank, simulated_spec
 from tests.helpers import record as made_record
 from tests.nvml_stand_in import put_in
 
@@ -27,7 +27,7 @@ def gpu_spec(setup_s: float) -> RunSpec:
     `setup_s` is the head start of a monitor that has to wait for a core.
     """
     options = {"step_s": 0.002, "setup_s": setup_s}
-    spec = null_spec(2, options, {"monitor": True, "min_s": 1.0, "max_s": 1.0})
+    spec = simulated_spec(2, options, {"monitor": True, "min_s": 1.0, "max_s": 1.0})
     return dataclasses.replace(spec, device="cuda")
 
 
@@ -37,7 +37,7 @@ def flags(result: Result) -> set[str]:
 
 @pytest.mark.slow
 def test_a_run_on_cores(tmp_path: Path) -> None:
-    spec = null_spec(options={"step_s": 0.002}, measure={"monitor": True, "min_s": 1.0, "max_s": 1.0})
+    spec = simulated_spec(options={"step_s": 0.002}, measure={"monitor": True, "min_s": 1.0, "max_s": 1.0})
     result = run(spec, tmp_path / "run")
     m = result.monitor
     assert (result.status, m.file, m.reason) == ("ok", SERIES_FILE, None)
@@ -93,23 +93,23 @@ def test_a_monitor_that_fails_is_no_failed_run(tmp_path: Path, monkeypatch: pyte
         raise ValueError("two\nlines")
 
     monkeypatch.setattr(record, "summarise", broken)
-    result = run(null_spec(measure={"monitor": True}), tmp_path / "run")
+    result = run(simulated_spec(measure={"monitor": True}), tmp_path / "run")
     assert result.status == "ok"
     assert result.monitor == Monitor(reason="the series could not be read: ValueError: two lines")
 
 
 def test_why_there_is_no_series(tmp_path: Path) -> None:
     result = made_record()
-    fill(result, null_spec(), tmp_path, "measure.monitor=false")
+    fill(result, simulated_spec(), tmp_path, "measure.monitor=false")
     assert (result.monitor, result.flags) == (Monitor(reason="measure.monitor=false"), [])
     (tmp_path / SERIES_FILE).write_bytes(b"half")
-    fill(result, null_spec(), tmp_path, None)
+    fill(result, simulated_spec(), tmp_path, None)
     assert result.monitor.file is None and (result.monitor.reason or "").startswith("the series could not be read")
 
 
 def test_a_run_that_measured_nothing(tmp_path: Path) -> None:
     result = run(
-        null_spec(options={"fault": "raise", "fault_phase": "setup"}, measure={"monitor": True}), tmp_path / "r"
+        simulated_spec(options={"fault": "raise", "fault_phase": "setup"}, measure={"monitor": True}), tmp_path / "r"
     )
     assert (result.status, result.monitor) == ("failed", Monitor(file=SERIES_FILE, reason="nothing was measured"))
 

@@ -10,7 +10,7 @@ import pytest
 from scalebench.measure.monitor import __main__ as sampling
 from scalebench.measure.monitor.__main__ import Monitor
 from scalebench.spec import write_spec
-from tests.helpers import null_spec
+from tests.helpers import simulated_spec
 from tests.nvml_stand_in import put_in
 
 
@@ -40,7 +40,7 @@ def counts(
 ) -> tuple[Monitor, dict[str, int]]:
     """A monitor, and how often it took each kind of sample."""
     put_in(monkeypatch, nvml_library)
-    write_spec(null_spec(), tmp_path)
+    write_spec(simulated_spec(), tmp_path)
     monitor = Monitor(tmp_path, os.getpid())
     found: dict[str, int] = {}
 

@@ -14,7 +14,7 @@ from scalebench.measure.node import NodeFacts
 from scalebench.monitor_records import Monitor
 from scalebench.results import RankRecord, Result
 from scalebench.spec import Place, RunSpec
-from tests.helpers import MACHINE, null_spec, rank
+from tests.helpers import MACHINE, rank, simulated_spec
 from tests.helpers import record as made_record
 from tests.measure.monitor.making import BEGIN_S, Curve, series
 
@@ -52,7 +52,7 @@ def measured_rank(number: int) -> RankRecord:
 
 def spec_of(device: str = "cuda") -> RunSpec:
     places = [Place(r, r % 2, r // 2, [r % 2], [], 1) for r in range(4)]
-    spec = dataclasses.replace(null_spec(), nodes=2, places=places, device=device)
+    spec = dataclasses.replace(simulated_spec(), nodes=2, places=places, device=device)
     spec.config.hardware.hosts = ["n0:2", "n1:2"]
     return spec
 

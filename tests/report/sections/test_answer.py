@@ -143,7 +143,7 @@ def test_more_devices_that_may_be_no_faster_are_not_praised(tmp_path: Path) -> N
 def test_what_spoils_trust_stands_beside_it(tmp_path: Path) -> None:
     runs = many(["ddp_gloo"])
     runs[-1].flags.append("oversubscribed")
-    expected = [sweeps.failed("bare_torch", 4, "unsupported"), sweeps.failed("null", 4)]
+    expected = [sweeps.failed("bare_torch", 4, "unsupported"), sweeps.failed("simulated", 4)]
     (text,) = words(of(tmp_path, *runs, sweeps.failed("horovod_gloo", 4), *expected), "warning")
     told = (
         "To know of these figures: ddp_gloo: more threads than cores; not measured on 4 devices: horovod_gloo (failed)."

@@ -14,13 +14,13 @@ from scalebench.report.sections.batch_size import section
 from scalebench.results import Result
 from scalebench.spec import HardwareSpec
 from tests import sweeps
-from tests.helpers import null_config
+from tests.helpers import simulated_config
 from tests.report.section_blocks import SCRIPT, column, evidence, ids, named, of_kind, one, texts
 
 
 def batched(batch: int, gpus: int = 1, strategy: str = "ddp_gloo", bucket: float = 25.0, **changes: Any) -> Result:
     """A run of `batch` samples a device whose updates take as long as one of ten: batch times the throughput."""
-    train = dataclasses.replace(null_config().train, batch_per_device=batch)
+    train = dataclasses.replace(simulated_config().train, batch_per_device=batch)
     made = sweeps.run(strategy, gpus, train=train, **changes)
     made.run_id = "-".join([strategy, str(gpus), str(batch), f"{bucket:g}", *changes])
     for rank in made.ranks:
@@ -119,7 +119,7 @@ def test_options_hardware_and_scaling_are_never_mixed(tmp_path: Path) -> None:
 
 
 def test_rows_that_nothing_tells_apart_are_curves_of_their_own(tmp_path: Path) -> None:
-    rate = {"train": dataclasses.replace(null_config().train, batch_per_device=100, learning_rate=0.5)}
+    rate = {"train": dataclasses.replace(simulated_config().train, batch_per_device=100, learning_rate=0.5)}
     runs = [batched(10), batched(100), sweeps.run("ddp_gloo", 1, run_id="again", **rate)]
     chart = one(section(evidence(tmp_path, runs)), Chart, "batch-size-throughput")
     assert [list(series.x) for series in chart.series] == [[10, 100]]

@@ -1,4 +1,4 @@
-"""Whole runs of real processes, which sleep as the null strategy does, against what they really slept."""
+"""Whole runs of real processes, which sleep as the simulated strategy does, against what they really slept."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scalebench.records import read_json
 from scalebench.results import Result
 from scalebench.run import run
 from scalebench.stats import FloatArray, Interval
-from tests.helpers import in_parallel, null_spec
+from tests.helpers import in_parallel, simulated_spec
 from tests.truth.sleeping_worker import EXCHANGE_S
 
 pytestmark = [pytest.mark.truth, pytest.mark.slow]
@@ -37,7 +37,7 @@ NEAR = 0.03  # of an update: how far the mean of all trials may lie off, since t
 
 
 def one(folder: Path, trial: int) -> Result:
-    spec = null_spec(2, OPTIONS, MEASURE, seed=trial, size=SIZE)
+    spec = simulated_spec(2, OPTIONS, MEASURE, seed=trial, size=SIZE)
     result = run(spec, folder / str(trial), module="tests.truth.sleeping_worker")
     assert result.status == "ok", result.reason
     return result

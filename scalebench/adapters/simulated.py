@@ -51,7 +51,7 @@ class Options:
     fault_step: int = 0
 
 
-class Null(Strategy):
+class Simulated(Strategy):
     """Does nothing for a known time. Its ranks meet at the end of each update, as gradients would make them.
 
     With lockstep=false they are independent replicas, which only meet between stages.
