@@ -173,22 +173,6 @@ def test_compose_gives_what_the_command_line_would(monkeypatch: pytest.MonkeyPat
     assert os.environ["HYDRA_FULL_ERROR"] == "0"
 
 
-@pytest.mark.parametrize(
-    ("word", "quoted"),
-    [
-        ("strategy=simulated", "strategy=simulated"),
-        ("strategy=ddp,simulated", "strategy=ddp,simulated"),
-        ("strategy=simulated,ddp,simulated", "strategy=simulated,ddp,simulated"),
-        ("strategy=simulated", "strategy=simulated"),
-        ("strategy=nullable", "strategy=nullable"),
-        ("gpus=null", "gpus=null"),
-        ("+strategy.options.x=null", "+strategy.options.x=null"),
-    ],
-)
-def test_null_is_quoted_where_it_is_a_strategy(word: str, quoted: str) -> None:
-    assert quote_null(word) == quoted
-
-
 def test_every_device_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for here, values in ((0, "[0],[1]"), (1, "[0]"), (3, "[0],[1],[2]")):
         monkeypatch.setattr(machine, "gpu_count", lambda here=here: here)
