@@ -19,6 +19,8 @@ PLUGIN_LOG = "plugin.log"  # the traceback of a plugin that failed before there 
 MPIRUN_LOG, SRUN_LOG = "mpirun.log", "srun.log"  # what the program that started the ranks printed
 JOB_FILE = "job.json"  # a run that is a job of SLURM: its number
 JOB_LOG = "job.log"  # what the job prints, beside the logs of its ranks
+JOB_SCRIPT = "job.sh"
+SUBMITIT_FOLDER = "slurm"
 TORCHRUN_FILE = "by_hand.json"  # exists while the launcher `by_hand` waits for the ranks of the folder
 STOP_FILE = "stop.json"  # exists when the ranks under torchrun must end: whether the run went well
 SRUN_HOSTS_FILE = "srun_hosts.txt"  # the node of each rank, where nodes have unequally many
@@ -83,6 +85,11 @@ def try_folders(folder: Path) -> list[Path]:
 def launcher_log_name(folder: Path) -> str | None:
     """Return the name of the log of the program that started the ranks; None where it kept none."""
     return next((name for name in (MPIRUN_LOG, SRUN_LOG) if (folder / name).exists()), None)
+
+
+def has_rank_files(names: Iterable[str]) -> bool:
+    """Return whether some of these files were written by ranks."""
+    return any(name.startswith(("rank", "progress")) for name in names)
 
 
 def remove_transient_files(folder: Path) -> None:

@@ -13,7 +13,7 @@ from scalebench.collect import Parts, RunId, RunOutcome, assemble, first_failure
 from scalebench.launchers import slurm as srun
 from scalebench.results import Result, SchedulerRecord, read_result, write_result
 from scalebench.run import StartedRun
-from scalebench.run_folder import JOB_LOG, RESULT_FILE, UNREADABLE_RESULT_FILE
+from scalebench.run_folder import JOB_LOG, RESULT_FILE, UNREADABLE_RESULT_FILE, has_rank_files
 from scalebench.slurm.commands import Slurm, SlurmError
 from scalebench.slurm.states import ENDS, JobState, judge, over, script_killed
 from scalebench.spec import InputError, RunSpec
@@ -117,7 +117,7 @@ def cause(job: Job) -> RunOutcome:
 
 def _unexplained(spec: RunSpec, folder: Path, state: JobState, reason: str | None) -> str:
     names = os.listdir(folder)
-    sign_of_life = JOB_LOG in names or any(name.startswith(("rank", "progress")) for name in names)
+    sign_of_life = JOB_LOG in names or has_rank_files(names)
     if state.node_list and not sign_of_life:
         return (
             f"job {state.job_id} ran on {state.node_list} and left nothing in {folder.absolute()}: the "

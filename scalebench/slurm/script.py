@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalebench.process import signals_later
-from scalebench.run_folder import JOB_LOG
+from scalebench.run_folder import JOB_LOG, JOB_SCRIPT, SUBMITIT_FOLDER
 from scalebench.slurm.commands import Slurm, SlurmError
 from scalebench.slurm.geometry import geometry, time_minutes
 from scalebench.slurm.options import parse
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from submitit import SlurmExecutor
 
 JOB_MODULE, JOB_FUNCTION = "scalebench.batch", "job"
-SLURM_FOLDER = "slurm"  # within the run's: submitit's
-SCRIPT_FILE = "job.sh"
 SUBMIT_LIMIT_S = 60.0  # sbatch itself tries again for a while where the controller is busy
 # Of this process and its ranks: a job would take itself for one of them.
 OURS_ONLY = ("SCALEBENCH_PARENT_PID", "SCALEBENCH_LAUNCHER", "SCALEBENCH_ADDRESSES", "SCALEBENCH_RUN_ID")
@@ -75,7 +73,7 @@ def submit(spec: RunSpec, folder: Path) -> Submission:
 
 def clean(folder: Path) -> None:
     """Remove what submitit hands over, when the job has taken it or is over; the script stays for people to read."""
-    for path in (folder / SLURM_FOLDER).glob("*.pkl*"):
+    for path in (folder / SUBMITIT_FOLDER).glob("*.pkl*"):
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
 
@@ -130,7 +128,7 @@ def _executor(spec: RunSpec, folder: Path) -> SlurmExecutor:
 
         def _submit_command(self, command: str) -> SlurmJob[Any]:
             script = self._make_submission_file_text(command, "")
-            path = Path(self.folder) / SCRIPT_FILE
+            path = Path(self.folder) / JOB_SCRIPT
             path.write_text(script, encoding="utf-8")
             words = ["sbatch", str(path)]
             said = Slurm(spec.config.hardware.slurm.bin).run(
@@ -142,7 +140,7 @@ def _executor(spec: RunSpec, folder: Path) -> SlurmExecutor:
     if re.search(r"%[jtAa]|[\n\\]", str(absolute)):
         raise InputError(f"{absolute}: SLURM and submitit would read a part of this name; take another folder")
     # exec: the shell of the script becomes Python, and Python gets the signals that are meant for it.
-    made = Executor(folder=absolute / SLURM_FOLDER, python=f"exec {shlex.quote(sys.executable)}")
+    made = Executor(folder=absolute / SUBMITIT_FOLDER, python=f"exec {shlex.quote(sys.executable)}")
     made.update_parameters(**parameters(spec, folder))
     return made
 
