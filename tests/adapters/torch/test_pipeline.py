@@ -123,7 +123,7 @@ REFUSED = [
     ("model_parallel", 2, {"train__precision": "float16"}, "take bfloat16"),
     ("model_parallel", 2, {"train__compile": True}, "leave out train.compile"),
     ("model_parallel", 2, own("Convolutional"), "a module of one's own does not say where it can be cut"),
-    ("model_parallel", 5, {}, "can be cut into at most 4 stages, the strategy asks for 5: lower gpus"),
+    ("model_parallel", 5, {}, "can be cut into at most 4 stages, the strategy needs 5: lower gpus"),
     (
         "pipeline_gpipe",
         2,
