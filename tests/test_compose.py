@@ -29,7 +29,6 @@ from scalebench.compose import (
     compose_config,
     each_device,
     pair_of_each_link,
-    quote_null,
     to_config,
 )
 from scalebench.configs import conf_dir
