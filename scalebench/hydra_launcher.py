@@ -14,7 +14,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
 from scalebench import jobs, on_cluster
-from scalebench.compose import use_caching_loader
+from scalebench.compose import to_config, use_caching_loader
 from scalebench.resolve import resolve
 from scalebench.run import refuse_results
 from scalebench.spec import InputError, RunSpec
@@ -62,7 +62,7 @@ class SweepLauncher(Launcher):
 
     def resolve_run(self, overrides: Sequence[str]) -> RunSpec:
         """Compose and check one run of this sweep. InputError or a composition error where it makes no sense."""
-        return resolve(jobs.to_config(self._compose(overrides)))
+        return resolve(to_config(self._compose(overrides)))
 
     def jobs_at_once(self, spec: RunSpec) -> int:
         """How many runs like this one go side by side: as many jobs as the scheduler's queue may hold, else 1."""

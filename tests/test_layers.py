@@ -154,7 +154,7 @@ def test_help_waits_for_nothing_heavy() -> None:
 def test_the_parent_composes_and_resolves_without_a_framework() -> None:
     code = (
         "from scalebench import cli, jobs, resolve\n"
-        "spec = resolve.resolve(jobs.to_config(cli.compose(['strategy=ddp', 'gpus=2'])))\n"
+        "spec = resolve.resolve(compose_config(['strategy=ddp', 'gpus=2']))\n"
         "assert spec.processes == 2"
     )
     assert loaded_after(code, *FRAMEWORKS, "hydra", "pandas") == ["hydra"]
@@ -167,10 +167,11 @@ def test_listing_strategies_loads_no_framework() -> None:
 
 WORKER = """
 from pathlib import Path
+from scalebench.compose import compose_config
 from scalebench import cli, jobs, resolve, spec
 words = ["strategy=simulated", "gpus=1", "measure=quick", "measure.min_s=0", "measure.max_s=0.05", "dataset.size=1000"]
 words += ["measure.probes=false"]
-spec.write_spec(resolve.resolve(jobs.to_config(cli.compose(words))), Path("."))
+spec.write_spec(resolve.resolve(compose_config(words)), Path("."))
 """
 
 

@@ -9,6 +9,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from scalebench import cli, frame
+from scalebench.compose import compose
 from scalebench.jobs import Job
 from scalebench.results import write_result
 from scalebench.sweep_record import read_sweep
@@ -18,7 +19,7 @@ from tests.helpers import record, simulated_spec
 
 def composed(*words: str) -> DictConfig:
     """A composed config with the part of Hydra that the callback reads."""
-    plain = OmegaConf.to_container(cli.compose(words))
+    plain = OmegaConf.to_container(compose(words))
     GlobalHydra.instance().clear()
     assert isinstance(plain, dict)
     return OmegaConf.create({**plain, "hydra": {"run": {"dir": "r"}}})

@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 import scalebench
-from scalebench import cli, jobs, machine, resolve
+from scalebench import machine, resolve
+from scalebench.compose import compose_config
 from scalebench.config_errors import FORESEEN, explain
 from scalebench.machine import Machine, cache_folder
 from scalebench.slurm.commands import Slurm, inside
@@ -77,7 +78,7 @@ def compose_hardware(overrides: list[str], config_dir: str | None = None) -> Con
             raise InputError(f"--config-dir: {folder} is no folder")
         search = [f"hydra.searchpath=[{folder.as_uri()}]"]
     try:
-        config = jobs.to_config(cli.compose([*search, *overrides]))
+        config = compose_config([*search, *overrides])
     except FORESEEN as error:
         raise InputError(explain(error, overrides)) from error
     resolve.check(config)

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from scalebench import cli, jobs, registry
+from scalebench import registry
+from scalebench.compose import compose_config
 from scalebench.launchers.surroundings import free_port
 from scalebench.resolve import resolve
 from scalebench.strategy import Strategy
@@ -25,7 +26,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     strategies: list[Strategy] = []
 
     def make(name: str, *words: str) -> Strategy:
-        spec = resolve(jobs.to_config(cli.compose([f"strategy={name}", "gpus=1", "hardware=cpu", *words])))
+        spec = resolve(compose_config([f"strategy={name}", "gpus=1", "hardware=cpu", *words]))
         assert spec.unsupported is None, spec.unsupported
         strategies.append(registry.load(name)(spec, 0))
         return strategies[-1]
