@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from scalebench.compose import compose_config
-from scalebench.measure.course import Training
-from scalebench.measure.loop import Block
-from scalebench.resolve import resolve
-from scalebench.results import Result
-from scalebench.run import run
-from scalebench.spec import RunSpec
+from scalebench.config.compose import compose_config
+from scalebench.config.resolve import resolve
+from scalebench.core.result import Result
+from scalebench.core.spec import RunSpec
+from scalebench.measure.timed_loop import Block
+from scalebench.measure.train_to_target import Training
+from scalebench.runner.parent import run
 from scalebench.workloads import datasets
 
 PAIRS = int(os.environ.get("BENCHMARK_LAUNCHES", "5"))

@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from scalebench.cluster import Cluster, JobRequest
-from scalebench.cluster.following import pause
-from scalebench.compose import compose_config
-from scalebench.resolve import resolve
+from scalebench.config.compose import compose_config
+from scalebench.config.resolve import resolve
+from scalebench.core.spec import RunSpec
+from scalebench.runner.jobs import Cluster, JobRequest
+from scalebench.runner.jobs.follow import pause
 from scalebench.slurm.commands import Slurm
-from scalebench.slurm.submission import Submission, write_submission
-from scalebench.spec import RunSpec
+from scalebench.slurm.submit import Submission, write_submission
 
 COUNTS = (1, 100)
 FOLLOW_S = float(os.environ.get("BENCHMARK_FOLLOW_S", "30"))

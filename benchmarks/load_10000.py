@@ -18,15 +18,15 @@ import sys
 import tempfile
 from pathlib import Path
 
-from scalebench.results import write_result
-from scalebench.run_folder import RESULT_FILE
-from scalebench.spec import TrainSpec
-from tests import sweeps
+from scalebench.core.result import write_result
+from scalebench.core.run_folder import RESULT_FILE
+from scalebench.core.spec import TrainSpec
+from tests.builders import sweeps
 
 RUNS = int(os.environ.get("BENCHMARK_RUNS", "10000"))
 REPEATS = 3
 PARSE = "[json.loads(path.read_text()) and None for path in pathlib.Path(sys.argv[1]).glob('*/*.json')]"
-LOAD = "from scalebench.frame import survey; survey(sys.argv[1])"
+LOAD = "from scalebench.analysis.load import survey; survey(sys.argv[1])"
 SHOW = "from scalebench.__main__ import main; main(['show', sys.argv[1]])"
 PROGRAM = """
 import json, pathlib, resource, sys, time

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from scalebench import launchers
-from scalebench.compose import compose_config
-from scalebench.records import read_json
-from scalebench.resolve import resolve
-from scalebench.run_folder import rank_log_name
-from scalebench.spec import write_spec
+from scalebench.config.compose import compose_config
+from scalebench.config.resolve import resolve
+from scalebench.core.json_files import read_json
+from scalebench.core.run_folder import rank_log_name
+from scalebench.core.spec import write_spec
+from scalebench.runner import launchers
 from scalebench.workloads import datasets
 
 LAUNCHES = int(os.environ.get("BENCHMARK_LAUNCHES", "5"))  # where memory happens to lie differs between them

@@ -5,9 +5,9 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from scalebench.compose import compose_config
-from scalebench.resolve import resolve
-from scalebench.run import run
+from scalebench.config.compose import compose_config
+from scalebench.config.resolve import resolve
+from scalebench.runner.parent import run
 from scalebench.workloads import datasets
 
 SIZES = (5_000, 100_000)

@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks.spread import ratios
-from scalebench import launchers
-from scalebench.compose import compose_config
-from scalebench.launchers.watch import PROGRESS_INTERVAL_S
-from scalebench.measure.monitor.keeper import MonitorProcess
-from scalebench.records import read_json
-from scalebench.resolve import resolve
-from scalebench.run_folder import rank_log_name
-from scalebench.spec import write_spec
+from scalebench.config.compose import compose_config
+from scalebench.config.resolve import resolve
+from scalebench.core.json_files import read_json
+from scalebench.core.run_folder import rank_log_name
+from scalebench.core.spec import write_spec
+from scalebench.measure.monitor.monitor_process import MonitorProcess
+from scalebench.runner import launchers
+from scalebench.runner.launchers.supervise import PROGRESS_INTERVAL_S
 from scalebench.workloads import datasets
 
 LAUNCHES = int(os.environ.get("BENCHMARK_LAUNCHES", "3"))

@@ -6,10 +6,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from scalebench.compose import compose_config
+from scalebench.config.compose import compose_config
+from scalebench.config.resolve import resolve
 from scalebench.measure.progress import Progress
-from scalebench.resolve import resolve
-from scalebench.run import run
+from scalebench.runner.parent import run
 
 WORDS = ["strategy=simulated", "gpus=2", "measure.min_s=8", "measure.max_s=8", "measure.hang_s=60"]
 

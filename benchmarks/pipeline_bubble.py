@@ -12,9 +12,9 @@ import tempfile
 from pathlib import Path
 
 import scalebench
-from scalebench.compose import compose_config
-from scalebench.resolve import resolve
-from scalebench.run import run
+from scalebench.config.compose import compose_config
+from scalebench.config.resolve import resolve
+from scalebench.runner.parent import run
 
 LAUNCHES = int(os.environ.get("BENCHMARK_LAUNCHES", "3"))
 MICRO_BATCHES = (2, 4, 8)

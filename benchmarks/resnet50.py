@@ -12,9 +12,9 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.spread import ratios
-from scalebench.compose import compose_config
-from scalebench.resolve import resolve
-from scalebench.spec import write_spec
+from scalebench.config.compose import compose_config
+from scalebench.config.resolve import resolve
+from scalebench.core.spec import write_spec
 from scalebench.workloads import datasets
 
 ROUNDS = int(os.environ.get("BENCHMARK_LAUNCHES", "5"))

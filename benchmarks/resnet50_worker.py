@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from scalebench import registry
-from scalebench.spec import RunSpec, read_spec
-from scalebench.worker import exit_without_cleanup, pin
+from scalebench.core.spec import RunSpec, read_spec
+from scalebench.runner.worker import exit_without_cleanup, pin
+from scalebench.strategies import registry
 from scalebench.workloads import datasets
 
 WARM_UP, UPDATES = 3, 12

@@ -11,11 +11,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from scalebench.cluster import Cluster, JobRequest
-from scalebench.compose import compose_config
-from scalebench.resolve import resolve
+from scalebench.config.compose import compose_config
+from scalebench.config.resolve import resolve
+from scalebench.core.spec import RunSpec, write_spec
+from scalebench.runner.jobs import Cluster, JobRequest
 from scalebench.slurm.commands import Slurm
-from scalebench.spec import RunSpec, write_spec
 
 LAUNCHES = 7
 WORDS = (
@@ -25,7 +25,7 @@ WORDS = (
 BY_HAND = """#!/bin/sh
 #SBATCH --nodes=2 --ntasks-per-node=2 --cpus-per-task=1 --partition=main --time=10 --output={folder}/job.log
 export MASTER_ADDR=$SLURMD_NODENAME MASTER_PORT=27501 WORLD_SIZE=4 SCALEBENCH_RUN_ID=by_hand
-srun --cpu-bind=none --cpus-per-task=1 sh -c 'RANK=$SLURM_PROCID exec {python} -m scalebench.worker {folder}'
+srun --cpu-bind=none --cpus-per-task=1 sh -c 'RANK=$SLURM_PROCID exec {python} -m scalebench.runner.worker {folder}'
 """
 
 

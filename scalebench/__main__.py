@@ -7,22 +7,28 @@ import importlib
 import sys
 
 from scalebench import __version__
-from scalebench.verbs.arguments import CommandParser
+from scalebench.cli.commands.arguments import CommandParser
 
 # Each module has add_arguments(parser) and main(options) -> exit status, and is imported for its own command only.
 COMMANDS = {
-    "strategies": ("scalebench.verbs.strategies", "the registered strategies, their origin, and whether they run here"),
-    "plugins": ("scalebench.verbs.plugins", "what other packages add, and whether it loads"),
-    "check": ("scalebench.verbs.check", "check that a strategy, a model or a data set keeps its contract"),
-    "new": ("scalebench.verbs.new", "write a package with a strategy of your own"),
+    "strategies": (
+        "scalebench.cli.commands.strategies",
+        "the registered strategies, their origin, and whether they run here",
+    ),
+    "plugins": ("scalebench.cli.commands.plugins", "what other packages add, and whether it loads"),
+    "check": ("scalebench.cli.commands.check", "check that a strategy, a model or a data set keeps its contract"),
+    "new": ("scalebench.cli.commands.new", "write a package with a strategy of your own"),
     "doctor": (
-        "scalebench.verbs.doctor",
+        "scalebench.cli.commands.doctor",
         "this machine: devices, versions, Horovod, what is missing; hardware=NAME: whether it fits that YAML",
     ),
-    "show": ("scalebench.verbs.show", "the table of the runs below one or more folders"),
-    "report": ("scalebench.verbs.report", "one HTML page of the runs below one or more folders; also for papers"),
+    "show": ("scalebench.cli.commands.show", "the table of the runs below one or more folders"),
+    "report": (
+        "scalebench.cli.commands.report",
+        "one HTML page of the runs below one or more folders; also for papers",
+    ),
     "compare": (
-        "scalebench.verbs.compare",
+        "scalebench.cli.commands.compare",
         "compare two sweeps, or the values of a key: what is faster, how surely; for people and for CI",
     ),
 }
@@ -48,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     """The program; returns its exit status."""
     words = sys.argv[1:] if arguments is None else arguments
     if words and "=" not in words[0] and not words[0].startswith(("-", "~", "+")):
-        from scalebench.spec import InputError
+        from scalebench.core.errors import InputError
 
         try:
             return run_command(words[0], words[1:])
@@ -63,15 +69,14 @@ def main(arguments: list[str] | None = None) -> int:
     if words == ["--version"]:
         print(f"scalebench {__version__}")
         return 0
-    from scalebench import cli
+    from scalebench.cli import hydra_app
 
-    return cli.main(words)
+    return hydra_app.main(words)
 
 
 def run_command(name: str, words: list[str]) -> int:
     """Run a command with the words behind it; returns its exit status. InputError for an unknown one."""
-    from scalebench.spec import InputError
-    from scalebench.suggest import no_such
+    from scalebench.core.errors import InputError, no_such
 
     if name not in COMMANDS:
         raise InputError(no_such("command", name, COMMANDS))

@@ -1,10 +1,11 @@
 """Everything that a plugin may use without a framework. Nothing else of scalebench is stable, but for what
 `scalebench.testing` and the packages of the frameworks export; docs/plugin-api.md lists it all."""
 
-from scalebench.plugins import API_VERSION
-from scalebench.results import Collective, Operation, Profile, StageRecord, Transfer
-from scalebench.spec import Config, DatasetSpec, InputError, ModelSpec, Place, RunSpec, StrategySpec, TrainSpec
-from scalebench.strategy import (
+from scalebench.core.errors import InputError, no_such
+from scalebench.core.plugins import API_VERSION
+from scalebench.core.result import Collective, Operation, Profile, StageRecord, Transfer
+from scalebench.core.spec import Config, DatasetSpec, ModelSpec, Place, RunSpec, StrategySpec, TrainSpec
+from scalebench.strategies.base import (
     BACKWARD,
     FORWARD,
     OPTIMIZER,
@@ -17,7 +18,6 @@ from scalebench.strategy import (
     Strategy,
     Unsupported,
 )
-from scalebench.suggest import no_such
 from scalebench.workloads.datasets.images import PIXEL_SCALE
 from scalebench.workloads.network import Array, Network, Node
 from scalebench.workloads.networks import build_network

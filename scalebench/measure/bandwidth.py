@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations, permutations
 
-from scalebench.crossover import size_words
-from scalebench.measure.alone import Clock, how_many, timed_blocks
+from scalebench.core.result import Transfer
+from scalebench.core.spec import MeasureSpec
+from scalebench.core.units import size_words
 from scalebench.measure.collectives import check_memory, slowest_s
-from scalebench.results import Transfer
-from scalebench.spec import MeasureSpec
-from scalebench.strategy import NotMeasured, Strategy, probes_of
+from scalebench.measure.timing import Clock, how_many, timed_blocks
+from scalebench.strategies.base import NotMeasured, Strategy, probes_of
 
 MEBIBYTE = 2**20
 SIZE_BYTES = 64 * MEBIBYTE  # far beyond what latency or a socket's buffers show in

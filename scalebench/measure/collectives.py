@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 
 import psutil
 
-from scalebench.crossover import size_words
-from scalebench.measure.alone import WARM_CALLS, Clock, how_many, timed_blocks
-from scalebench.results import COLLECTIVES, IN_PARTS, Collective
-from scalebench.spec import MeasureSpec, RunSpec
-from scalebench.strategy import NotMeasured, Strategy, probes_of
+from scalebench.core.result import COLLECTIVES, IN_PARTS, Collective
+from scalebench.core.spec import MeasureSpec, RunSpec
+from scalebench.core.units import size_words
+from scalebench.measure.timing import WARM_CALLS, Clock, how_many, timed_blocks
+from scalebench.strategies.base import NotMeasured, Strategy, probes_of
 
 SIZES = tuple(4**power for power in range(1, 15))  # 4 B to 256 MB
 FLOAT_BYTES = 4

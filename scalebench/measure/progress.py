@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from scalebench.records import read_json, write_json
-from scalebench.run_folder import progress_path
+from scalebench.core.json_files import read_json, write_json
+from scalebench.core.run_folder import progress_path
 
 INTERVAL_S = 0.5
 

@@ -10,15 +10,16 @@ import time
 from contextlib import closing
 from functools import partial
 
-from scalebench.measure import clocks, course, stopping
-from scalebench.measure.alone import Clock
-from scalebench.measure.loop import Series, Stage, TimedLoop, one_iterator
-from scalebench.measure.probing import Probing
+from scalebench.core.errors import InputError
+from scalebench.core.result import RankRecord, Timeline
+from scalebench.core.run_folder import TIMELINE_FILE
+from scalebench.core.spec import NOTHING_TO_VALIDATE, RunSpec, goes_to_stop
+from scalebench.measure import clock_sync, stopping_rule, train_to_target
+from scalebench.measure.probes import Probing
 from scalebench.measure.progress import ProgressFile, rss_peak_bytes
-from scalebench.results import RankRecord, Timeline
-from scalebench.run_folder import TIMELINE_FILE
-from scalebench.spec import NOTHING_TO_VALIDATE, InputError, RunSpec, goes_to_stop
-from scalebench.strategy import NotMeasured, Strategy, probes_of
+from scalebench.measure.timed_loop import Series, Stage, TimedLoop, one_iterator
+from scalebench.measure.timing import Clock
+from scalebench.strategies.base import NotMeasured, Strategy, probes_of
 from scalebench.workloads import datasets
 from scalebench.workloads.source import Source
 
@@ -53,7 +54,7 @@ class Session:
         self.record.train_samples, self.record.updates_per_epoch = train.samples, train.updates_per_epoch
         self.strategy.setup()
         self.record.params = self.probes.num_params()
-        self.record.clock_offset_s = clocks.measure(self.spec, self.record.rank, self.strategy.broadcast)
+        self.record.clock_offset_s = clock_sync.measure(self.spec, self.record.rank, self.strategy.broadcast)
         training = self._training(train, validation) if goes_to_stop(self.spec.config.train.stop) else None
         self._measure(train, training)
         self.record.peak_memory_bytes = self.strategy.peak_memory_bytes()
@@ -69,21 +70,21 @@ class Session:
         self._probe(train)
         self._enter("close")
 
-    def _training(self, train: Source, validation: Source | None) -> course.Training:
+    def _training(self, train: Source, validation: Source | None) -> train_to_target.Training:
         """One that goes to a stop, with what its points are measured on."""
         if self.spec.config.train.stop.target is not None and validation is None:
             raise InputError(NOTHING_TO_VALIDATE)
         alike = datasets.open_training_subset(self.spec, *self.strategy.shard()) if validation is not None else None
-        return course.Training(self.spec, self.strategy, train, (validation, alike), self._report_training)
+        return train_to_target.Training(self.spec, self.strategy, train, (validation, alike), self._report_training)
 
-    def _measure(self, train: Source, training: course.Training | None) -> None:
+    def _measure(self, train: Source, training: train_to_target.Training | None) -> None:
         settings = self.spec.config.measure
         lockstep = self.spec.config.strategy.lockstep
-        warmup = stopping.Warmup(self.strategy, settings, lockstep, self._report, self._clock)
-        measuring = stopping.measuring(self.strategy, settings, lockstep, self._report, self._clock)
+        warmup = stopping_rule.Warmup(self.strategy, settings, lockstep, self._report, self._clock)
+        measuring = stopping_rule.measuring(self.strategy, settings, lockstep, self._report, self._clock)
         if training is not None:  # how long is not for the figures to say
-            measuring = stopping.until_over(self.strategy, settings, training.between, training.stop.seconds)
-        stages, way = [warmup.stage, measuring], training or course.Finite()
+            measuring = stopping_rule.until_over(self.strategy, settings, training.between, training.stop.seconds)
+        stages, way = [warmup.stage, measuring], training or train_to_target.Finite()
         try:
             with closing(one_iterator(self.strategy.feed(train))) as batches:
                 self.strategy.train(
@@ -160,7 +161,7 @@ class Session:
         """In setup, for whoever takes a rank without news for one that hangs."""
         self.progress.update(0, 0, 0.0)
 
-    def _report_training(self, training: course.Training) -> None:
+    def _report_training(self, training: train_to_target.Training) -> None:
         epoch, metric = training.updates / training.train.updates_per_epoch, self.spec.config.model.metric
         found = training.curve[-1].metrics.get(metric) if training.curve else None
         said = None if found is None else f"{metric} {found:.3g}"

@@ -9,11 +9,11 @@ import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from typing import Any
 
-from scalebench.comparison import NOT_COMPARABLE, Comparison, Contrast, Pair
-from scalebench.pairing import Row
-from scalebench.report.comparisons import cells, columns, label, printable, ratio, sentences, title, verdict
-from scalebench.stats import Interval
-from scalebench.unpaired import Unpaired
+from scalebench.analysis.comparison import NOT_COMPARABLE, Comparison, Contrast, Pair
+from scalebench.analysis.comparison.pairing import Row
+from scalebench.analysis.comparison.unmatched import Unpaired
+from scalebench.core.stats.estimates import Interval
+from scalebench.report.comparison_text import cells, columns, label, printable, ratio, sentences, title, verdict
 
 VERSION = 1
 SUITE = "scalebench.compare"

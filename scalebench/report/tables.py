@@ -11,9 +11,9 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from scalebench.frame import Survey, survey
-from scalebench.report.words import intervals, number, repeats, text, words
-from scalebench.time_to_target import table as trainings
+from scalebench.analysis.load import Survey, survey
+from scalebench.analysis.time_to_target import table as trainings
+from scalebench.report.flag_text import intervals, number, repeats, text, words_words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -159,7 +159,7 @@ def remarks(row: dict[str, Any]) -> str:
     """Why a run is not ok, or what to know of one that is."""
     if row["status"] != "ok":
         return text(row["reason"])
-    found = words(row)
+    found = words_words(row)
     if missing := missing_baselines(row):
         found.append(f"no {' and '.join(missing)} baseline")
     return ", ".join(found)

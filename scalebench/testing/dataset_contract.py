@@ -4,10 +4,13 @@
         dataset = "mine"
 
 It is made twice from one seed and once from another, in caches of the test.
+
+Overrides that make the smallest run of a model or a data set for its contract. Layer 4.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,12 +19,26 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from scalebench.compose import compose_config
-from scalebench.resolve import resolve
-from scalebench.spec import Config
-from scalebench.testing.words import DATA_ONLY, of_dataset
+from scalebench.config.compose import compose_config
+from scalebench.config.resolve import resolve
+from scalebench.core.spec import Config
 from scalebench.workloads import datasets
 from scalebench.workloads.datasets import cache
+
+# Of a run that is resolved for the sake of its samples alone: no framework, and no network that is ever built.
+DATA_ONLY = ("strategy=simulated", "gpus=1", "train.batch_per_device=1")
+ANY_MODEL = ("model=custom", "model.torch=scalebench.testing.dataset_contract:never_built")
+
+
+def never_built() -> None:
+    """Named where a model must be: it takes samples as they come."""
+
+
+def of_dataset(name: str, overrides: Sequence[str]) -> list[str]:
+    """The words of a run that reads this data set, with whatever model unless one is said."""
+    model = () if any(word.startswith("model=") for word in overrides) else ANY_MODEL
+    return [f"dataset={name}", *model, *overrides]
+
 
 SIZE = 60
 INPUT_DTYPES = ("float32", "uint8", "int32")

@@ -15,15 +15,15 @@ from typing import ClassVar
 import psutil
 import pytest
 
-from scalebench.compose import compose_config
+from scalebench.config.compose import compose_config
+from scalebench.config.resolve import resolve
+from scalebench.core.json_files import write_json
+from scalebench.core.result import Result, read_result
+from scalebench.core.run_folder import RESULT_FILE
 from scalebench.measure.progress import read_progress
-from scalebench.records import write_json
-from scalebench.resolve import resolve
-from scalebench.results import Result, read_result
-from scalebench.run import run
-from scalebench.run_folder import RESULT_FILE
-from scalebench.testing.faulty import FAULT_FILE
-from scalebench.testing.group import WORKLOAD
+from scalebench.runner.parent import run
+from scalebench.testing.fault_worker import FAULT_FILE
+from scalebench.testing.launch import WORKLOAD
 from scalebench.workloads import datasets
 
 # fault -> (status, words of the reason)
@@ -98,4 +98,4 @@ class FaultContract:
         folder = tmp_path / "run"
         folder.mkdir()
         write_json(folder / FAULT_FILE, {"fault": fault, "rank": self.rank, "batch": 5})
-        return run(spec, folder, module="scalebench.testing.faulty"), folder
+        return run(spec, folder, module="scalebench.testing.fault_worker"), folder

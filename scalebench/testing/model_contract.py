@@ -17,10 +17,10 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from scalebench.records import read_record
-from scalebench.spec import ModelSpec, RunSpec
-from scalebench.testing.group import Refused, Weights, load_weights, started
-from scalebench.testing.model_checks import FOUND, GIVEN, ONLY_BUILD, UPDATES, Found
+from scalebench.core.json_files import read_record
+from scalebench.core.spec import ModelSpec, RunSpec
+from scalebench.testing.launch import Refused, Weights, load_weights, started
+from scalebench.testing.model_worker import FOUND, GIVEN, ONLY_BUILD, UPDATES, Found
 from scalebench.workloads import networks, user_code
 
 # As small as counts: with batch normalisation fewer samples make steps of what is rounding.
@@ -30,7 +30,7 @@ SMALL = (
 ).split()
 FORWARD_RTOL = 1e-4
 # A rounding that turns a relu off or on is seen in all gradients before it where batches as small as these are
-# normalised: those of either framework are some percent off what float64 gives (tests/test_parity.py).
+# normalised: those of either framework are some percent off what float64 gives (tests/strategies/test_framework_parity.py).
 NORMALISED_RTOL = 5e-2
 BARE = {"torch": "bare_torch", "keras": "bare_tensorflow"}
 
@@ -52,7 +52,7 @@ def build(strategy: str, words: list[str], folder: Path, given: Path | None = No
     if given is not None:
         shutil.copy(given, folder / GIVEN)
     try:
-        spec = started([f"strategy={strategy}", *words], folder, "scalebench.testing.model_checks")
+        spec = started([f"strategy={strategy}", *words], folder, "scalebench.testing.model_worker")
     except Refused as reason:
         pytest.skip(str(reason))
     found = read_record(folder / FOUND, Found)

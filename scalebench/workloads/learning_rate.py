@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from scalebench.spec import RunSpec, TrainSpec
+from scalebench.core.spec import RunSpec, TrainSpec
 
 
 @dataclass(frozen=True)

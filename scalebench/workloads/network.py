@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from scalebench.spec import InputError
+from scalebench.core.errors import InputError
 
 FLOAT_BYTES = 4  # of float32
 Shape = tuple[int, ...]

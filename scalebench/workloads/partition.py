@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scalebench.spec import InputError, RunSpec
+from scalebench.core.errors import InputError
+from scalebench.core.spec import RunSpec
 from scalebench.workloads import datasets
 from scalebench.workloads.network import FLOAT_BYTES, Network, Node
 from scalebench.workloads.source import Source

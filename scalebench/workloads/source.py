@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scalebench.spec import InputError
+from scalebench.core.errors import InputError
 from scalebench.workloads.network import Shape
 from scalebench.workloads.uncached_rows import UncachedRows
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scalebench.spec import InputError
+from scalebench.core.errors import InputError
 
 IN_MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 

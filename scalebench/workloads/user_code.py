@@ -19,10 +19,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from scalebench import plugins
-from scalebench.plugins import PluginError
-from scalebench.spec import InputError, ModelSpec
-from scalebench.suggest import no_such
+from scalebench.core import plugins
+from scalebench.core.errors import InputError, no_such
+from scalebench.core.plugins import PluginError
+from scalebench.core.spec import ModelSpec
 from scalebench.workloads import networks
 from scalebench.workloads.source import SampleShape
 

@@ -15,11 +15,11 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.wait import WebDriverWait
 
 import scalebench
-from scalebench.report.evidence import gather
 from scalebench.report.html.page import write
-from tests import sweeps
+from scalebench.report.report_data import gather
 from tests.browser.conftest import width
-from tests.report.html.made_up import sections
+from tests.builders import sweeps
+from tests.report.builders import sections
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 WAIT_S = 30

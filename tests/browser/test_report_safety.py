@@ -9,10 +9,10 @@ import pytest
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 
-from scalebench.report.evidence import gather
 from scalebench.report.html.page import write
-from tests import sweeps
+from scalebench.report.report_data import gather
 from tests.browser.test_report_page import made, open_page
+from tests.builders import sweeps
 from tests.report.html.test_page import nasty_sections
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]

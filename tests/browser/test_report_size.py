@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from selenium.webdriver import Chrome
 
-from scalebench.report.evidence import DETAILED, Evidence, gather
 from scalebench.report.html.page import write
-from tests import sweeps
+from scalebench.report.report_data import DETAILED, Evidence, gather
 from tests.browser.conftest import width
 from tests.browser.test_report_page import wait
+from tests.builders import sweeps
 
 LIMIT = 6_000_000  # bytes
 STRATEGIES = ("bare_torch", "ddp_gloo", "ddp_nccl", "horovod_gloo", "horovod_mpi", "horovod_nccl", "lightning_ddp_gloo",

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from scalebench.results import Result
+from scalebench.core.result import Result
+from tests.builders.launching import NEEDS_MPIRUN
 from tests.cluster.program import LIMIT_S, Done, Program
-from tests.launchers.launching import NEEDS_MPIRUN
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.real, NEEDS_MPIRUN]
 STRATEGIES = ("ddp_gloo", "horovod_mpi", "simulated")

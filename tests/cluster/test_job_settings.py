@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from scalebench.results import Result
+from scalebench.core.result import Result
+from tests.builders.launching import NEEDS_MPIRUN
 from tests.cluster.program import Program
-from tests.launchers.launching import NEEDS_MPIRUN
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 # In place of Apptainer, which is not in the distribution: shows its words, and runs the rest on the node itself.
@@ -81,7 +81,7 @@ def test_ranks_run_in_an_image(program: Program) -> None:
     mounts = f"{folder}:{folder},{program.cache}:{program.cache},/opt:/opt"
     assert len(calls) == 4
     assert set(calls) == {
-        f"exec --bind {mounts} {image} {sys.executable} -m scalebench.launchers.mpi_rank {folder} scalebench.worker"
+        f"exec --bind {mounts} {image} {sys.executable} -m scalebench.runner.launchers.rank_agent {folder} scalebench.runner.worker"
     }
 
 

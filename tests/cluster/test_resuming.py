@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
-from scalebench.results import Result
-from scalebench.slurm.submission import read_submission
+from scalebench.core.result import Result
+from scalebench.slurm.submit import read_submission
 from tests.cluster.processes import until
 from tests.cluster.program import ENDLESS, PATIENCE_S, Program
 

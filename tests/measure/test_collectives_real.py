@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scalebench import launchers
-from scalebench.compose import compose_config
+from scalebench.config.compose import compose_config
+from scalebench.config.resolve import resolve
+from scalebench.core.json_files import read_record
+from scalebench.core.result import COLLECTIVES, ProbeRecord
+from scalebench.core.spec import write_spec
 from scalebench.measure.collectives import usable_sizes
-from scalebench.records import read_record
-from scalebench.resolve import resolve
-from scalebench.results import COLLECTIVES, ProbeRecord
-from scalebench.spec import write_spec
-from tests.measure.collective_rank import SIZES, TRANSFERS, sent
+from scalebench.runner import launchers
+from tests.measure.collectives_rank import SIZES, TRANSFERS, sent
 
-RANK = "tests.measure.collective_rank"
+RANK = "tests.measure.collectives_rank"
 WORDS = ("gpus=2", "measure.block_s=0.002", "measure.probe_s=0.1", "measure.hang_s=60", "dataset.size=1000")
 OF_HOROVOD = {"all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all"}
 OF_TENSORFLOW = {"all_reduce", "all_gather"}

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from scalebench.core.run_folder import progress_path
 from scalebench.measure import progress
 from scalebench.measure.progress import Progress, ProgressFile, read_progress, rss_peak_bytes
 from scalebench.measure.session import Session
-from scalebench.run_folder import progress_path
-from tests.helpers import rank, simulated_spec
-from tests.trainings import curve
+from tests.builders.runs import rank, simulated_spec
+from tests.builders.sweeps import curve
 
 
 @pytest.fixture

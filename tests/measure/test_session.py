@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
-from scalebench import analysis
-from scalebench.adapters.simulated import Simulated
+from scalebench.analysis import throughput as analysis
+from scalebench.core.result import COLLECTIVES, RankRecord, Result
+from scalebench.core.spec import DatasetSpec, RunSpec, StrategySpec
 from scalebench.measure.progress import ProgressFile, read_progress
 from scalebench.measure.session import Session, WrongBackend, finish
-from scalebench.results import COLLECTIVES, RankRecord, Result
-from scalebench.run import run
-from scalebench.spec import DatasetSpec, RunSpec, StrategySpec
-from scalebench.strategy import PARTS, LossPart, Strategy
+from scalebench.runner.parent import run
+from scalebench.strategies.base import PARTS, LossPart, Strategy
+from scalebench.strategies.simulated import Simulated
 from scalebench.workloads import datasets
-from tests.helpers import in_parallel, simulated_spec
+from tests.builders.runs import in_parallel, simulated_spec
 
 PHASES = ["setup", "warmup", "measure", "evaluate", "probes", "close"]
 ABOVE = 1.08  # how far the quietest block may lie above what was slept

@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 
-from scalebench.adapters.simulated import Simulated
-from scalebench.frame import load
+from scalebench.analysis.load import load
+from scalebench.core.errors import InputError
+from scalebench.core.result import RankRecord, Result
+from scalebench.core.spec import DatasetSpec, RunSpec, StopSpec, TrainSpec
 from scalebench.measure.progress import ProgressFile
 from scalebench.measure.session import Session
-from scalebench.results import RankRecord, Result
-from scalebench.run import run
-from scalebench.spec import DatasetSpec, InputError, RunSpec, StopSpec, TrainSpec
+from scalebench.runner.parent import run
+from scalebench.strategies.simulated import Simulated
 from scalebench.workloads import datasets
-from tests.helpers import in_parallel, simulated_spec
+from tests.builders.runs import in_parallel, simulated_spec
 
 LEARNS = {"step_s": 0.001, "learning": 0.05}  # mse after n updates: exp(-n / 20)
 PER_EPOCH = 24  # updates, of 480 samples on two devices

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from scalebench.comparison import Comparison, compare
+from scalebench.analysis.comparison import Comparison, compare
 from scalebench.report.comparison_files import as_json, as_junit, as_markdown, escaped
-from tests.launches import failed, machine, made, train
+from tests.builders.comparisons import failed, machine, made, train
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "comparison.json"
 STEADY = [0.1, 0.1005, 0.0995, 0.1002, 0.0998]

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
-from scalebench.report.blocks import Axis, Chart, Series
-from scalebench.report.evidence import gather
-from scalebench.report.markdown import MOST_POINTS, _figures, document, write
-from scalebench.report.markdown_text import fenced, paragraph
-from tests import sweeps
-from tests.report.sections_by_hand import EVIL, hostile, long, report
+from scalebench.report.document import Axis, Chart, Series
+from scalebench.report.markdown import MOST_POINTS, _figures, document, fenced, paragraph, write
+from scalebench.report.report_data import gather
+from tests.builders import sweeps
+from tests.report.builders import EVIL, hostile, long, report
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "report.md"
 MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.report.evidence import gather
-from scalebench.report.run_files import LONGEST_LINE, TAIL_BYTES, inside, link, tail
-from tests.sweeps import sweep
+from scalebench.report.report_data import LONGEST_LINE, TAIL_BYTES, gather, inside, link, tail
+from tests.builders.sweeps import sweep
 
 
 def test_what_a_record_names_stays_in_its_folder(tmp_path: Path) -> None:

@@ -12,8 +12,11 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from scalebench.frame import COLUMNS, frame
-from scalebench.pooling import pool
+from scalebench.analysis.columns import COLUMNS
+from scalebench.analysis.load import frame
+from scalebench.analysis.repeats import pool
+from scalebench.core.result import ProbeRecord, Result, write_result
+from scalebench.core.spec import HardwareSpec
 from scalebench.report.tables import (
     baseline_commands,
     data,
@@ -25,9 +28,7 @@ from scalebench.report.tables import (
     throughput,
     write_tables,
 )
-from scalebench.results import ProbeRecord, Result, write_result
-from scalebench.spec import HardwareSpec
-from tests.helpers import rank, record
+from tests.builders.runs import rank, record
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 Rows = Callable[[Sequence[Result], Sequence[Path]], pd.DataFrame]

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console as RichConsole
 
-from scalebench.frame import survey
-from scalebench.report.blocks import Cell, Row, Table
-from scalebench.report.console import Console
-from scalebench.report.terminal_table import data_or_model, terminal_table
-from tests import sweeps
-from tests.report.test_choice_tables import pairs
+from scalebench.analysis.load import survey
+from scalebench.report.document import Cell, Row, Table
+from scalebench.report.terminal import data_or_model, terminal_table
+from scalebench.sweeps.console import Console
+from tests.builders import sweeps
+from tests.report.sections.test_data_or_model_tables import pairs
 
 
 def test_text_is_no_markup_and_numbers_stand_to_the_right() -> None:

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from scalebench.verbs.check import FAILS, HOLDS, Answer, Case, run_contracts
-from tests.plugin_dists import OPTIONS, Dists, yaml_of
-from tests.plugin_dists import dists as dists
+from scalebench.cli.commands.check import FAILS, HOLDS, Answer, Case, run_contracts
+from tests.builders.plugins import OPTIONS, Dists, yaml_of
+from tests.builders.plugins import dists as dists
 
 HEAD = """
 import dataclasses
 import numpy as np
-from scalebench.adapters.simulated import Simulated
+from scalebench.strategies.simulated import Simulated
 from scalebench.plugin_api import LossPart, NotMeasured
 
 class Mine(Simulated):

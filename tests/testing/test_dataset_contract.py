@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from scalebench.cli.commands.check import FAILS, HOLDS, Case, run_contracts
 from scalebench.testing import DatasetContract
-from scalebench.verbs.check import FAILS, HOLDS, Case, run_contracts
 
 
 class TestMaterials(DatasetContract):

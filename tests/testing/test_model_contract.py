@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from scalebench.cli.commands.check import FAILS, HOLDS, NOT_ASKED, Answer, Case, run_contracts
 from scalebench.testing import ModelContract
-from scalebench.verbs.check import FAILS, HOLDS, NOT_ASKED, Answer, Case, run_contracts
 
 
 @pytest.mark.slow

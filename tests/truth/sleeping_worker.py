@@ -1,4 +1,4 @@
-"""`python -m tests.truth.sleeping_worker FOLDER`: scalebench.worker, whose simulated strategy sleeps with known
+"""`python -m tests.truth.sleeping_worker FOLDER`: scalebench.runner.worker, whose simulated strategy sleeps with known
 noise and leaves word of how long it really slept: slept<rank>.json, seconds by what it was asked for.
 
 A sleep always lasts longer than asked for, by how much depends on the machine. The noise makes intervals that are wide
@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from scalebench import worker
-from scalebench.adapters import simulated
-from scalebench.records import write_json
-from scalebench.spec import read_spec
+from scalebench.core.json_files import write_json
+from scalebench.core.spec import read_spec
+from scalebench.runner import worker
+from scalebench.strategies import simulated
 
 EXCHANGE_S, WIDTH = 0.035, 0.25  # like no other duration, by which it is known
 

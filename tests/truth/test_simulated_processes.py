@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scalebench import analysis, probed
-from scalebench.records import read_json
-from scalebench.results import Result
-from scalebench.run import run
-from scalebench.stats import FloatArray, Interval
-from tests.helpers import in_parallel, simulated_spec
+from scalebench.analysis import throughput, update_breakdown
+from scalebench.core.json_files import read_json
+from scalebench.core.result import Result
+from scalebench.core.stats.estimates import FloatArray, Interval
+from scalebench.runner.parent import run
+from tests.builders.runs import in_parallel, simulated_spec
 from tests.truth.sleeping_worker import EXCHANGE_S
 
 pytestmark = [pytest.mark.truth, pytest.mark.slow]
@@ -81,7 +81,7 @@ def truths(slept: Slept) -> dict[str, float]:
 
 
 def figure(result: Result, name: str) -> Interval:
-    found = analysis.throughput(result)[1] if name == "throughput" else probed.COLUMNS[name](result)
+    found = throughput.throughput(result)[1] if name == "throughput" else update_breakdown.COLUMNS[name](result)
     assert found is not None, name
     return found
 

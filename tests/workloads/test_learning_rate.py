@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalebench.spec import StopSpec, TrainSpec
+from scalebench.core.spec import StopSpec, TrainSpec
 from scalebench.workloads.learning_rate import LearningRateSchedule, list_step_limits
-from tests.helpers import simulated_spec
+from tests.builders.runs import simulated_spec
 
 PER_EPOCH = 10
 

@@ -16,9 +16,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalebench.adapters.torch.network import NetworkModule
-from scalebench.adapters.torch.weights import load_weights
-from scalebench.spec import Config, DatasetSpec, InputError, Place, RunSpec
+from scalebench.core.errors import InputError
+from scalebench.core.spec import Config, DatasetSpec, Place, RunSpec
+from scalebench.strategies.torch.model import NetworkModule, load_weights
 from scalebench.workloads import networks, partition
 from scalebench.workloads.network import Network
 from scalebench.workloads.partition import (

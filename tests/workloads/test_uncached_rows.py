@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scalebench.spec import InputError
+from scalebench.core.errors import InputError
 from scalebench.workloads import uncached_rows
 from scalebench.workloads.uncached_rows import UncachedRows
 

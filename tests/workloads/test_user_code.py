@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.plugins import PluginError
-from scalebench.spec import InputError, ModelSpec
+from scalebench.core.errors import InputError
+from scalebench.core.plugins import PluginError
+from scalebench.core.spec import ModelSpec
 from scalebench.workloads import user_code
 from scalebench.workloads.source import SampleShape
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from scalebench import registry
-from scalebench.compose import compose_config
-from scalebench.launchers.surroundings import free_port
-from scalebench.resolve import resolve
-from scalebench.strategy import Strategy
+from scalebench.config.compose import compose_config
+from scalebench.config.resolve import resolve
+from scalebench.runner.launchers.rank_environment import free_port
+from scalebench.strategies import registry
+from scalebench.strategies.base import Strategy
 
 Make = Callable[..., Any]
 

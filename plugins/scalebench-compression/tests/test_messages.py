@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
-from scalebench.adapters.torch.ddp import bucket_bytes
-from scalebench.adapters.torch.feeding import TorchBatch
+from scalebench.strategies.torch.batches import TorchBatch
+from scalebench.strategies.torch.ddp import bucket_bytes
 
 CURVES = TorchBatch(torch.randn(20, 200, 3), torch.randn(20, 2), 20)
 PICTURES = TorchBatch(torch.rand(4, 32, 32, 3), torch.tensor([1, 2, 3, 4]), 4)

@@ -11,10 +11,10 @@ import torch
 from scalebench_jax import training
 from scalebench_jax.network import NetworkFunction
 
-from scalebench.adapters.torch import training as torch_training
-from scalebench.adapters.torch import weights as torch_weights
-from scalebench.adapters.torch.network import NetworkModule
-from scalebench.strategy import Unsupported
+from scalebench.strategies.base import Unsupported
+from scalebench.strategies.torch import model as torch_weights
+from scalebench.strategies.torch import optimizer as torch_training
+from scalebench.strategies.torch.model import NetworkModule
 from scalebench.workloads import networks
 from scalebench.workloads.network import Network
 from scalebench.workloads.weights import initial_weights

@@ -10,13 +10,14 @@ from omegaconf import OmegaConf
 from scalebench_search import objective
 from scalebench_search.objective import SearchSettings, read_settings
 
-from scalebench import configs
-from scalebench.columns import COLUMNS
-from scalebench.spec import Config, DatasetSpec, InputError, MeasureSpec, TrainSpec
+from scalebench.analysis.columns import COLUMNS
+from scalebench.core import config_files
+from scalebench.core.errors import InputError
+from scalebench.core.spec import Config, DatasetSpec, MeasureSpec, TrainSpec
 
 
 def test_the_yaml_has_the_settings_and_their_defaults() -> None:
-    tree = configs.read(configs.options("hydra/sweeper")["search"])
+    tree = config_files.read(config_files.options("hydra/sweeper")["search"])
     assert tree.pop("_target_") == "hydra_plugins.scalebench_search.SearchSweeper"
     assert tree == dataclasses.asdict(SearchSettings())
     assert read_settings(tree) == SearchSettings(params={})

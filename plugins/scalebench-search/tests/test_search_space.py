@@ -6,7 +6,7 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from searches import make_space
 
-from scalebench.spec import InputError
+from scalebench.core.errors import InputError
 
 
 @pytest.mark.parametrize(

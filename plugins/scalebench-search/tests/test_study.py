@@ -10,7 +10,7 @@ import pytest
 from scalebench_search.study import TrialOutcome, mend, outcome_of
 from searches import RATE, make_study, run_trials
 
-from scalebench.spec import InputError
+from scalebench.core.errors import InputError
 
 JOURNAL = Path("search.journal")
 

@@ -11,7 +11,7 @@ from scalebench_search import summary
 from scalebench_search.study import Study, Trial, TrialOutcome
 from searches import RATE, make_study, run_trials
 
-from scalebench.report.console import Console
+from scalebench.sweeps.console import Console
 
 ARGUMENTS = [
     "sweep=lr_search",

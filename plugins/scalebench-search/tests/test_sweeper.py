@@ -14,8 +14,9 @@ from omegaconf import OmegaConf
 
 import scalebench
 from scalebench import __main__ as program
-from scalebench import sweeping, task
-from scalebench.hydra_launcher import SweepLauncher
+from scalebench.runner.parent import run
+from scalebench.sweeps import execute, task
+from scalebench.sweeps.hydra_launcher import SweepLauncher
 
 BEST_RATE = 0.003
 SHORT = [
@@ -142,7 +143,7 @@ def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(
     words = [RATE, "train.optimizer=adam,sgd", "hydra.sweeper.startup_trials=2"]
     assert search(*words, folder="whole", trials=6)[0] == 0
 
-    real, calls = task.run, []
+    real, calls = run, []
 
     def stopped(*arguments: Any) -> Any:
         calls.append(arguments)
@@ -180,7 +181,7 @@ def test_no_time_left_ends_a_search(search: Search, monkeypatch: pytest.MonkeyPa
     """The trial that there was no time for is the first one when it goes on."""
     with monkeypatch.context() as patched:
         first_only = iter([[0]])
-        patched.setattr(sweeping, "affordable", lambda specs, every, costs, left: next(first_only, []))
+        patched.setattr(execute, "affordable", lambda specs, every, costs, left: next(first_only, []))
         status, out, _ = search(RATE, "sweep.max_minutes=1")
     assert status == 0 and "left out 1 of 2 runs" in out
     assert len(trials()) == 1

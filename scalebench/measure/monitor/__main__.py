@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from scalebench.launchers import leash
-from scalebench.measure.monitor.gpus import Gpus
-from scalebench.measure.monitor.host import Host
-from scalebench.measure.monitor.processes import Processes
-from scalebench.measure.monitor.rows import Rows
-from scalebench.run_folder import monitor_path
-from scalebench.spec import read_spec
+from scalebench.core import exit_with_parent
+from scalebench.core.run_folder import monitor_path
+from scalebench.core.spec import read_spec
+from scalebench.measure.monitor.gpu_sampler import Gpus
+from scalebench.measure.monitor.host_sampler import Host
+from scalebench.measure.monitor.process_sampler import Processes
+from scalebench.measure.monitor.time_series import Rows
 
 GPU_S, HOST_S, FOREIGN_S = 0.1, 0.5, 2.0  # between samples
 SLOW_S = 1.0  # the same, of what a GPU takes its time to tell
@@ -93,7 +93,7 @@ def main(argv: list[str]) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     folder, node = Path(argv[0]), int(argv[1]) if len(argv) > 1 else None
     parent = int(os.environ.get("SCALEBENCH_PARENT_PID", os.getppid()))
-    leash.exit_with(parent, signal.SIGKILL)
+    exit_with_parent.exit_with(parent, signal.SIGKILL)
     os.nice(NICENESS)
     monitor = Monitor(folder, parent, node)
     while True:

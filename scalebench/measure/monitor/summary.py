@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from scalebench.measure.monitor.gpus import NO_REASON, THROTTLED
-from scalebench.measure.monitor.series import Series, Window
-from scalebench.results import DeviceMonitor, Monitor, RankRecord
-from scalebench.run_folder import MONITOR_FILE
+from scalebench.core.result import DeviceMonitor, Monitor, RankRecord
+from scalebench.core.run_folder import MONITOR_FILE
+from scalebench.measure.monitor.gpu_sampler import NO_REASON, THROTTLED
+from scalebench.measure.monitor.time_series import Series, Window
 
 IDLE = "gpu_idle"
 

@@ -1,11 +1,16 @@
-"""`write`: a report as one HTML file that needs nothing else: no server, no network, no other file. Layer 3."""
+"""`write`: a report as one HTML file that needs nothing else: no server, no network, no other file. Layer 3.
+
+What a page says first: of which runs it is, when it was made, and on what they ran. Layer 3.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -13,12 +18,56 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from scalebench import __version__
+from scalebench.core.errors import InputError
+from scalebench.core.machine.machine import describe
 from scalebench.report import sections
-from scalebench.report.blocks import Chart, Section
-from scalebench.report.evidence import Evidence
+from scalebench.report.document import Chart, Section
 from scalebench.report.html.escaping import clean
-from scalebench.report.html.header import header
 from scalebench.report.html.render import Renderer, choices, folder_of
+from scalebench.report.report_data import Evidence
+
+STATUSES = "ok failed oom timeout cancelled unsupported".split()  # in the order of the page
+
+
+@dataclass(frozen=True)
+class Header:
+    title: str
+    made: str
+    version: str
+    paths: Sequence[str]
+    runs: int
+    statuses: Sequence[tuple[str, int]]
+    unreadable: int
+    machines: Sequence[str]  # "alpha: 8 x NVIDIA A100-SXM4-40GB, 48 cores, 1000 GiB"
+
+
+def header(evidence: Evidence) -> Header:
+    counts = {str(name): int(count) for name, count in evidence.frame["status"].value_counts().items()}
+    order = [*STATUSES, *sorted(set(counts) - set(STATUSES))]
+    first = evidence.paths[0] if evidence.paths else None
+    return Header(
+        title=f"Scaling report: {folder_of(first).resolve().name}" if first else "Scaling report",
+        made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        version=__version__,
+        paths=[str(path) for path in evidence.paths],
+        runs=len(evidence.frame),
+        statuses=[(name, counts[name]) for name in order if counts.get(name)],
+        unreadable=len(evidence.unreadable),
+        machines=_machines(evidence),
+    )
+
+
+def _machines(evidence: Evidence) -> list[str]:
+    """In words, of the first run on each hardware; its name alone where that record is gone meanwhile."""
+    found = []
+    for name, run_id in evidence.frame.groupby("hardware", sort=True)["run_id"].first().items():
+        try:
+            found.append(f"{name}: {describe(evidence.result(str(run_id)).machine)}")
+        except (InputError, OSError):
+            found.append(str(name))
+    return found
+
 
 SCRIPTS = "theme.js charts.js tables.js filters.js page.js".split()
 STRICT = '"use strict";\n'

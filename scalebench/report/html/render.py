@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scalebench.report.blocks import Axis, Block, Cell, Chart, Code, Number, Section, Series, Table, Words
+from scalebench.report.document import Axis, Block, Cell, Chart, Code, Number, Section, Series, Table, Words
 from scalebench.report.html.escaping import for_script, relative
-from scalebench.report.html.looks import Looks
-from scalebench.report.html.plots import figure
+from scalebench.report.html.plots import Looks, figure
 
 DIMENSIONS = ("model", "strategy", "hardware")  # what a reader can filter by
 FIGURES = 400  # points that the table of a chart has at most; of more it has each second, third ...

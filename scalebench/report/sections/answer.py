@@ -7,16 +7,15 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from scalebench.curves import Curve, batch_of, curves, title_of
-from scalebench.ranking import Ranking, is_control, joined, of_curves, ratio
-from scalebench.report import recipes
-from scalebench.report.blocks import Block, Cell, Code, Row, Section, Table, Words
-from scalebench.report.evidence import Evidence
+from scalebench.analysis.ranking import Ranking, is_control, joined, of_curves, ratio
+from scalebench.analysis.scaling_curves import Curve, Keeps, batch_of, curves, keeps, title_of
+from scalebench.core.errors import InputError
+from scalebench.core.stats.estimates import CONFIDENCE
+from scalebench.core.units import share
+from scalebench.report import repeat_commands
+from scalebench.report.document import Block, Cell, Code, Row, Section, Table, Words
+from scalebench.report.report_data import Evidence
 from scalebench.report.tables import percent, throughput
-from scalebench.report.units import share
-from scalebench.slopes import Keeps, keeps
-from scalebench.spec import InputError
-from scalebench.stats import CONFIDENCE
 
 # Flags that make a figure one to be careful with, in words.
 TRUST = {
@@ -167,7 +166,7 @@ def _missing(evidence: Evidence, last: Ranking) -> list[str]:
     tried = rows[(rows["status"] != "ok") & (rows["gpus"] == last.gpus)].to_dict("records")
     found = [row for row in tried if all(str(row[name]) == last.group[name] for name in same)]
     found = [row for row in found if batch_of(row) == last.group["batch"] and not is_control(str(row["strategy"]))]
-    most = {row["strategy"]: recipes.of_strategy(str(row["strategy"])).get("max_gpus") for row in found}
+    most = {row["strategy"]: repeat_commands.of_strategy(str(row["strategy"])).get("max_gpus") for row in found}
     found = [row for row in found if (most[row["strategy"]] or last.gpus) >= last.gpus]
     return list(dict.fromkeys(f"{row['strategy']} ({row['status']})" for row in found))
 
@@ -198,8 +197,8 @@ def _lines(evidence: Evidence, last: Ranking, with_code: bool) -> Iterator[Block
     """How to have it again, and how to have it in a program of one's own."""
     row, tags = last.row, _tags(last)
     where = f"{last.best} on {_count(last.gpus)}"
-    yield Code(recipes.command(row), "sh", f"Measure {where} again", tags)
-    found = recipes.recipe(row["strategy"], last.gpus, _device(evidence, row["run_id"]), row["options"])
+    yield Code(repeat_commands.command(row), "sh", f"Measure {where} again", tags)
+    found = repeat_commands.recipe(row["strategy"], last.gpus, _device(evidence, row["run_id"]), row["options"])
     if found is None or not with_code:
         return
     title = f"The lines that give {where}, around a model, an optimizer, a loss and batches of your own"

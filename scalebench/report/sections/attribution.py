@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from scalebench.causes import Case, Cause, sentences
-from scalebench.curves import Curve
-from scalebench.report import lost, units
-from scalebench.report.blocks import Axis, Block, Cell, Chart, Row, Section, Series, Table, Words
-from scalebench.report.drawing import Group, groups
-from scalebench.report.evidence import DETAILED, Evidence
-from scalebench.rungs import PARTS
+from scalebench.analysis.attribution.causes import Case, Cause, sentences
+from scalebench.analysis.attribution.components import PARTS
+from scalebench.analysis.scaling_curves import Curve
+from scalebench.core import units
+from scalebench.report import attribution_cases
+from scalebench.report.document import Axis, Block, Cell, Chart, Group, Row, Section, Series, Table, Words, groups
+from scalebench.report.report_data import DETAILED, Evidence
 
 MOST_BARS = 40  # of a chart
 Bar = tuple[Curve, int, Case]  # a configuration at one number of devices
@@ -27,7 +27,7 @@ NAMED = {
 
 def section(evidence: Evidence) -> Section | None:
     """None where no run has a baseline that it is not itself."""
-    cases = lost.cases(evidence)
+    cases = attribution_cases.cases(evidence)
     found, left = groups(evidence.curves, lambda members: any(_bars(members, cases)))
     if not found:
         return None
@@ -56,12 +56,15 @@ def _chart(group: Group, bars: list[Bar]) -> Iterator[Block]:
         kept = [bar for bar in bars if last[id(bar[0])] == bar[1]][:MOST_BARS]
         yield Words(f"{len(bars)} bars are more than a chart can show: these are of the most devices of each curve.")
     names = [f"{curve.name} x {gpus}" for curve, gpus, _ in kept]
-    parts = {lost.name_of(part): part.names for _, _, case in kept for part in case.ladder.parts}
+    parts = {attribution_cases.name_of(part): part.names for _, _, case in kept for part in case.ladder.parts}
     efficiency = [1 - case.ladder.lost.value for _, _, case in kept]
     tags = [curve.tags for curve, _, _ in kept]
     drawn = [Series("kept", names, efficiency, tags=group.tags, point_tags=tags)]
     for label in sorted(parts, key=lambda label: [PARTS.index(name) for name in parts[label]]):
-        mine = [{lost.name_of(part): part.share for part in case.ladder.parts}.get(label) for _, _, case in kept]
+        mine = [
+            {attribution_cases.name_of(part): part.share for part in case.ladder.parts}.get(label)
+            for _, _, case in kept
+        ]
         drawn.append(
             Series(
                 label,
@@ -100,7 +103,7 @@ def _table(group: Group, bars: list[Bar]) -> Table:
         head = [Cell(curve.name, curve.name), Cell(str(gpus), gpus), Cell(str(one.launches), one.launches)]
         head += [Cell(units.seconds(value), value) for value in (one.ideal_s, one.step_s)]
         against = "" if one.against == "bare" else f" against {one.against}"
-        head.append(Cell(lost.percent(one.lost) + against, one.lost.value))
+        head.append(Cell(attribution_cases.percent(one.lost) + against, one.lost.value))
         rows.append(Row([*head, *(_cell(case, name) for name in shown)], curve.tags))
     over = {case.ladder.launches > 1 for _, _, case in bars}
     intervals = {
@@ -124,14 +127,14 @@ def _cell(case: Case, name: str) -> Cell:
         return Cell("")
     if part.names[0] != name:
         return Cell(f"in {part.names[0]}")
-    return Cell(lost.percent(part.share), part.share.value)
+    return Cell(attribution_cases.percent(part.share), part.share.value)
 
 
 def _untold(bars: list[Bar]) -> Iterator[Words]:
     """Why parts could not be told, and which run would."""
     found: dict[tuple[str, str], list[str]] = {}
     for curve, gpus, case in bars:
-        for reason, names in lost.untold(case.ladder).items():
+        for reason, names in attribution_cases.untold(case.ladder).items():
             found.setdefault((" and ".join(names), reason), []).append(f"{curve.name} x {gpus}")
     for (names, reason), runs in found.items():
         yield Words(f"Not told apart, {names} of {', '.join(runs)}: {reason}.", "warning")

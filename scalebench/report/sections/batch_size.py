@@ -1,31 +1,124 @@
 """The section `batch_size` of a report: throughput and epoch time over the batch of a device, and where a larger one
-stops to pay. Layer 3."""
+stops to pay. Layer 3.
+
+Where a larger batch stops to pay, in words. Layer 3.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from scalebench.batch_curves import BATCH, over_batches
-from scalebench.batch_knee import SHARE, fit, knee, step_points
-from scalebench.curves import Curve, interval
-from scalebench.report import batch_words, tables, units
-from scalebench.report.blocks import Axis, Block, Cell, Chart, Row, Section, Series, Table, Words
-from scalebench.report.drawing import (
+from scalebench.analysis.batch_size import BATCH, SHARE, Knee, StepFit, fit, knee, over_batches, step_points
+from scalebench.analysis.scaling_curves import Curve, curves, interval
+from scalebench.core import units
+from scalebench.core.stats.estimates import ratio_interval
+from scalebench.report import tables
+from scalebench.report.document import (
     MOST_ROWS,
     THROUGHPUT,
+    Axis,
+    Block,
+    Cell,
     Cells,
+    Chart,
     Group,
+    Row,
+    Section,
+    Series,
+    Table,
+    Words,
     bands,
     cell,
     duration,
     groups,
-    sentences,
     series,
     with_epoch_limits,
 )
-from scalebench.report.evidence import Evidence
-from scalebench.stats import ratio_interval
+from scalebench.report.document import sentences as document_sentences
+from scalebench.report.report_data import Evidence
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MOST = 8  # curves told of one by one
+FAR = 0.9  # of the fitted limit; a series whose highest throughput is below it has not come to its end
+
+
+def sentences(pooled: pd.DataFrame) -> list[str]:
+    """One for each configuration and number of devices of which the throughput is known with two batches or more."""
+    if (pooled.groupby("gpus", dropna=False)[BATCH].nunique() < 2).all():
+        return []  # without the second that curves of ten thousand rows take
+    found = over_batches(curves(pooled))
+    several = len({curve.tags["model"] for curve in found}) > 1
+    said = [sentence(curve, curve.tags["model"] if several else "") for curve in found]
+    told = [one for one in said if one is not None]
+    more = len(told) - MOST
+    return told[:MOST] + ([f"knees: {more} more are in the report and by scalebench.load"] if more > 0 else [])
+
+
+def sentence(curve: Curve, of: str = "") -> str | None:
+    """`knee: 700 per device (ddp_gloo, 2 devices): 93 % of the highest throughput, that at 5,000; ...`, without a full
+    stop; None where there is no curve."""
+    found = knee(curve.rows)
+    if found is None:
+        return None
+    who = f"({of} with {curve.name})" if of else f"({curve.name})"
+    line = fit(step_points(curve.rows))
+    parts = [
+        f"{_head(found, who, curve)}{_doubt(found)}",
+        *([] if line is None else _batch_words_line(line, found, curve)),
+    ]
+    return "; ".join(parts)
+
+
+def at(found: Knee) -> str:
+    """`700`; `5,000 or more`, `75 or less` where what was measured ends there."""
+    if found.last:
+        return f"{found.batch:,} or more"
+    return f"{found.batch:,} or less" if found.first else f"{found.batch:,}"
+
+
+def half(line: StepFit) -> str:
+    """`420 [390, 450]` samples; empty where the line has none."""
+    if line.half_batch is None:
+        return ""
+    if line.low is None or line.high is None:
+        return units.figure(line.half_batch)
+    return f"{units.figure(line.half_batch)} [{units.figure(line.low)}, {units.figure(line.high)}]"
+
+
+def _head(found: Knee, who: str, curve: Curve) -> str:
+    share = f"{100 * found.share:.0f} %"
+    if found.last:
+        before = curve.rows[-2]
+        return (
+            f"no knee up to {found.batch:,} per device {who}: {before[BATCH]:,} has less than {100 * SHARE:g} % of its "
+            "throughput, which may rise beyond"
+        )
+    head = f"knee: {found.batch:,} per device{' or less' if found.first else ''} {who}: "
+    if found.batch == found.highest:
+        return f"{head}no measured batch has a higher throughput"
+    return f"{head}{share} of the highest throughput, that of {found.highest:,}"
+
+
+def _doubt(found: Knee) -> str:
+    others = [f"{batch:,}" for batch in found.candidates or () if batch != found.batch]
+    if found.candidates is None:
+        return ", with no interval to tell neighbours from it"
+    if not others:
+        return ", and no neighbour could be it by its interval"
+    return f"; by their intervals {' or '.join(others)} could be it"
+
+
+def _batch_words_line(line: StepFit, found: Knee, curve: Curve) -> list[str]:
+    said = [f"n_1/2 {half(line)}"] if line.half_batch is not None else []
+    limit = None if line.limit is None else line.limit * curve.rows[0]["gpus"]
+    if limit is not None and line.points > 2 and found.highest_rate < FAR * limit and not found.last:
+        said.append(f"the highest is {100 * found.highest_rate / limit:.0f} % of what the line of its updates goes to")
+    return said
+
 
 KNEE = (
     f"knee: the smallest batch with at least {SHARE:.0%} of the highest measured throughput".replace("%", " %"),
@@ -58,7 +151,9 @@ def _charts(group: Group) -> Iterator[Chart]:
         drawn = [one for curve in group.curves if (one := _line(curve, column, stem)) is not None]
         if drawn:
             drawn += _marks(group) if column == THROUGHPUT else []
-            caption = sentences(f"{what}. A larger batch makes fewer updates an epoch, and may learn less of it", band)
+            caption = document_sentences(
+                f"{what}. A larger batch makes fewer updates an epoch, and may learn less of it", band
+            )
             x = Axis("batch per device", log=True, ticks=sorted({float(x) for one in drawn for x in one.x}))
             head = f"{title} over batch: {group.title}"
             yield Chart(group.id("batch_size", title), head, x, Axis(axis), drawn, "lines", caption)
@@ -69,8 +164,8 @@ def _line(curve: Curve, column: str, stem: str) -> Series | None:
 
 
 def _named(group: Group) -> Iterator[Words]:
-    for curve in group.curves[: batch_words.MOST]:
-        if (said := batch_words.sentence(curve)) is not None:
+    for curve in group.curves[:MOST]:
+        if (said := sentence(curve)) is not None:
             yield Words(f"{said[0].upper()}{said[1:]}.", "answer", curve.tags)
 
 
@@ -89,7 +184,9 @@ def _knees(group: Group) -> Table:
     heads = ["knee", "could be", "of the highest", "highest at", "n_1/2 (95 %)", "limit, samples/s", "R²", "worst"]
     rows = [Row([cell(curve.name), *_knee(curve), *_fit(curve)], curve.tags) for curve in group.curves]
     title = f"Where a larger batch stops to pay: {group.title}"
-    return Table(group.id("batch_size", "knees"), title, ["strategy", *heads], rows, frozenset(heads), sentences(*KNEE))
+    return Table(
+        group.id("batch_size", "knees"), title, ["strategy", *heads], rows, frozenset(heads), document_sentences(*KNEE)
+    )
 
 
 def _knee(curve: Curve) -> list[Cell]:
@@ -99,7 +196,7 @@ def _knee(curve: Curve) -> list[Cell]:
     could_be = "" if found.candidates is None else ", ".join(f"{batch:,}" for batch in found.candidates)
     share = tables.percent({"share": found.share, "share_low": None, "share_high": None}, "share")
     return [
-        cell(batch_words.at(found), found.batch),
+        cell(at(found), found.batch),
         cell(could_be),
         cell(share, found.share),
         cell(f"{found.highest:,}", found.highest),
@@ -112,7 +209,7 @@ def _fit(curve: Curve) -> list[Cell]:
         return [Cell("")] * 4
     limit = None if line.limit is None else line.limit * curve.rows[0]["gpus"]
     return [
-        cell(batch_words.half(line), line.half_batch),
+        cell(half(line), line.half_batch),
         Cell("") if limit is None else cell(f"{limit:,.0f}", limit),
         cell(f"{line.r_squared:.3f}", line.r_squared),
         cell(units.share(line.worst), line.worst),
@@ -123,7 +220,7 @@ def _table(group: Group) -> Table:
     heads = [BATCH.replace("_", " "), "global batch", "samples/s (95 %)", "over the smallest", "epoch (95 %)"]
     rows = [Row(_cells(curve, row), curve.tags) for curve in group.curves for row in curve.rows][:MOST_ROWS]
     what = "over the smallest: throughput over that with the smallest batch of the same row's strategy and devices"
-    title, caption = f"Batch size: {group.title}", sentences(what, bands(group.curves))
+    title, caption = f"Batch size: {group.title}", document_sentences(what, bands(group.curves))
     return Table(group.id("batch_size", "table"), title, ["strategy", *heads], rows, frozenset(heads), caption)
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from scalebench.report import hardware, runs
-from scalebench.report.blocks import Block, Cell, Row, Section, Table, Words
-from scalebench.report.drawing import MOST_ROWS
-from scalebench.report.evidence import Evidence
-from scalebench.report.machine_facts import NOT_SET, Facts, differences, environment, hardware_facts, software_facts
-from scalebench.report.words import text
-from scalebench.results import Result
+from scalebench.core.result import Result
+from scalebench.report import machine_text, report_data
+from scalebench.report.document import MOST_ROWS, Block, Cell, Row, Section, Table, Words
+from scalebench.report.flag_text import text
+from scalebench.report.machine_text import NOT_SET, Facts, differences, environment, hardware_facts, software_facts
+from scalebench.report.report_data import Evidence
 
 MOST_MACHINES = 12
 MOST_NAMES = 4  # of the runs that have a value
@@ -19,10 +18,10 @@ Run = tuple[str, Result]  # its name and record
 
 def section(evidence: Evidence) -> Section | None:
     """None without a run."""
-    rows = runs.detailed(evidence)
+    rows = report_data.detailed(evidence)
     if not rows:
         return None
-    names = runs.names(rows)
+    names = report_data.names(rows)
     by_hardware: dict[str, list[Run]] = {}
     for row in rows:
         run = (names[row["run_id"]], evidence.result(row["run_id"]))
@@ -33,7 +32,7 @@ def section(evidence: Evidence) -> Section | None:
         blocks += _page(number, members)
     if len(machines) > MOST_MACHINES:
         blocks.append(Words(f"{MOST_MACHINES} of {len(machines)} machines are told."))
-    if said := runs.left_out(evidence):
+    if said := report_data.left_out(evidence):
         blocks.append(Words(said))
     return Section("machines", "Machines", blocks, folded=True)
 
@@ -43,7 +42,7 @@ def _machines(of_runs: list[Run]) -> list[list[Run]]:
     found: dict[tuple[str, ...], list[Run]] = {}
     for name, result in of_runs:
         machine = result.machine
-        key = (machine.hostname, str(hardware_facts(machine)), str(hardware.links(machine)))
+        key = (machine.hostname, str(hardware_facts(machine)), str(machine_text.links(machine)))
         found.setdefault(key, []).append((name, result))
     return list(found.values())
 
@@ -80,7 +79,7 @@ def _page(number: int, of_runs: list[Run]) -> Iterator[Block]:
     rows = [Row([Cell(name, name), Cell(value, value)], tags) for name, value in facts]
     caption = f"{_runs(of_runs)}. Variables and versions are as the runs found them."
     yield Table(f"machine-{number}", machine.hostname, ("what", "is"), rows, caption=caption)
-    if (matrix := hardware.links(machine)) is not None:
+    if (matrix := machine_text.links(machine)) is not None:
         columns = ("", *(f"GPU {other}" for other in range(len(matrix))))
         lines = [Row([Cell(word, word) for word in (f"GPU {one}", *_whole(words, len(matrix)))], tags)
                  for one, words in enumerate(matrix)]  # fmt: skip

@@ -1,19 +1,23 @@
-"""The section `problems` of a report: runs that failed, files that cannot be read, flags, and what to do. Layer 3."""
+"""The section `problems` of a report: runs that failed, files that cannot be read, flags, and what to do. Layer 3.
+
+Sweeps that are still going on, or were cut short: what this report does not know yet. Layer 3.
+"""
 
 from __future__ import annotations
 
+import platform
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
-from scalebench.report import flag_advice, runs
-from scalebench.report.blocks import Block, Cell, Code, Row, Section, Table, Words
-from scalebench.report.drawing import MOST_ROWS, tags
-from scalebench.report.evidence import Evidence
-from scalebench.report.going_on import unfinished
-from scalebench.report.run_files import inside, link, tail
-from scalebench.report.words import UNSTEADY, text
+from scalebench.core.errors import InputError
+from scalebench.core.sweep_file import SWEEP_FILE, PlannedRun, SweepRecord, labels, read_sweep
+from scalebench.report import flag_text, report_data
+from scalebench.report.document import MOST_ROWS, Block, Cell, Code, Row, Section, Table, Words, tags
+from scalebench.report.flag_text import UNSTEADY, text
+from scalebench.report.report_data import Evidence, inside, link, tail, unfinished
 
 MOST_LOGS = 20
 
@@ -30,14 +34,14 @@ def _failed(evidence: Evidence) -> Iterator[Block]:
     rows, count = _with_status(evidence, lambda status: status not in ("ok", "unsupported"))
     if not rows:
         return
-    names = runs.names(rows)
+    names = report_data.names(rows)
     cells = [
         [names[row["run_id"]], text(row["status"]), text(row["reason"]), link(evidence, Path(text(row["path"])))]
         for row in rows
     ]
     columns = ("run", "status", "reason", "folder")
     yield _table("failed", "Runs that did not go well", columns, [*zip(cells, rows, strict=True)], count)
-    by_reason: dict[str, list[runs.Row]] = {}
+    by_reason: dict[str, list[report_data.Row]] = {}
     for row in rows:
         by_reason.setdefault(text(row["reason"]), []).append(row)
     in_turn = sorted((turn, number) for members in by_reason.values() for turn, number in _turns(members, rows))
@@ -47,13 +51,13 @@ def _failed(evidence: Evidence) -> Iterator[Block]:
         yield Words(f"The ends of {MOST_LOGS} of {count:,} logs are shown, of different reasons first.")
 
 
-def _turns(members: list[runs.Row], rows: list[runs.Row]) -> list[tuple[int, int]]:
+def _turns(members: list[report_data.Row], rows: list[report_data.Row]) -> list[tuple[int, int]]:
     """(how many of the same reason stand before it, place among all rows)."""
     place = {row["run_id"]: number for number, row in enumerate(rows)}
     return [(turn, place[row["run_id"]]) for turn, row in enumerate(members)]
 
 
-def _log(evidence: Evidence, row: runs.Row, name: str) -> Block:
+def _log(evidence: Evidence, row: report_data.Row, name: str) -> Block:
     log = evidence.result(row["run_id"]).log
     if log is None:
         return Words(f"{name}: its record names no log.", tags=tags(row))
@@ -92,7 +96,7 @@ def _without_a_row(evidence: Evidence) -> Iterator[Block]:
 def _unsupported(evidence: Evidence) -> Iterator[Block]:
     rows, count = _with_status(evidence, lambda status: status == "unsupported")
     if rows:
-        names = runs.names(rows)
+        names = report_data.names(rows)
         cells = [[names[row["run_id"]], text(row["reason"])] for row in rows]
         title = "JobRequest for, and impossible there"
         yield _table("unsupported", title, ("run", "reason"), [*zip(cells, rows, strict=True)], count)
@@ -106,17 +110,17 @@ def _flags(evidence: Evidence) -> Iterator[Block]:
     counts = Counter(flag for found in flags for flag in found)
     if not counts:
         return
-    known = [flag for flag in flag_advice.ADVICE if flag in counts]
+    known = [flag for flag in flag_text.ADVICE if flag in counts]
     rows = []
     for flag in [*known, *sorted(set(counts) - set(known))]:
-        words, advice = flag_advice.words(flag), flag_advice.advice(flag)
+        words, advice = flag_text.words(flag), flag_text.advice(flag)
         rows.append(Row([Cell(words, flag), Cell(f"{counts[flag]:,}", counts[flag]), Cell(advice, advice)]))
     numeric = frozenset({"rows"})
     yield Table("warnings", "Warnings", ("warning", "rows", "what it means, and what to do"), rows, numeric)
     flagged = [number for number, found in enumerate(flags) if found]
-    shown = runs.plain(frame.iloc[flagged[:MOST_ROWS]].to_dict("records"))
-    names = runs.names(shown)
-    said = [", ".join(map(flag_advice.words, flags[number])) for number in flagged]
+    shown = report_data.plain(frame.iloc[flagged[:MOST_ROWS]].to_dict("records"))
+    names = report_data.names(shown)
+    said = [", ".join(map(flag_text.words, flags[number])) for number in flagged]
     cells = [[names[row["run_id"]], words] for row, words in zip(shown, said, strict=False)]
     title = "Rows with warnings"
     yield _table("flagged", title, ("run", "warnings"), [*zip(cells, shown, strict=True)], len(flagged))
@@ -124,20 +128,74 @@ def _flags(evidence: Evidence) -> Iterator[Block]:
 
 def _of(flags: str, unsteady: bool) -> list[str]:
     found = flags.split()
-    return [*found, flag_advice.NOT_STEADY] if unsteady and not set(found) & set(UNSTEADY) else found
+    return [*found, flag_text.NOT_STEADY] if unsteady and not set(found) & set(UNSTEADY) else found
 
 
-def _with_status(evidence: Evidence, wanted: Callable[[str], bool]) -> tuple[list[runs.Row], int]:
+def _with_status(evidence: Evidence, wanted: Callable[[str], bool]) -> tuple[list[report_data.Row], int]:
     """(the first of the rows with such a status, how many there are)."""
     frame = evidence.frame.drop_duplicates("run_id")
     chosen = frame[[wanted(text(status)) for status in frame["status"]]]
-    return runs.plain(chosen.head(MOST_ROWS).to_dict("records")), len(chosen)
+    return report_data.plain(chosen.head(MOST_ROWS).to_dict("records")), len(chosen)
 
 
-def _table(id_: str, title: str, columns: tuple[str, ...], rows: list[tuple[list[str], runs.Row]], count: int) -> Table:
+def _table(
+    id_: str, title: str, columns: tuple[str, ...], rows: list[tuple[list[str], report_data.Row]], count: int
+) -> Table:
     made = [Row([Cell(word, word or None) for word in words], tags(row)) for words, row in rows]
     return Table(id_, title, columns, made, caption=_shown(count))
 
 
 def _shown(count: int) -> str:
     return f"The first {MOST_ROWS} of {count:,}." if count > MOST_ROWS else ""
+
+
+MOST_LABELS = 20
+
+
+def unfinished_section(evidence: Evidence) -> Section | None:
+    found = [block for folder in sweeps(evidence) for block in blocks(folder)]
+    return Section("unfinished", "Not all of it is there", found) if found else None
+
+
+def sweeps(evidence: Evidence) -> list[Path]:
+    """Folders with a sweep.json: those that were given, and those of the runs."""
+    given = [path if path.is_dir() else path.parent for path in evidence.paths]
+    below = {path.parent for folder in given for path in [*folder.glob(SWEEP_FILE), *folder.glob(f"*/{SWEEP_FILE}")]}
+    return sorted(below)
+
+
+def blocks(folder: Path) -> Iterator[Block]:
+    try:
+        record = read_sweep(folder)
+    except InputError as error:
+        yield Words(str(error), "warning")
+        return
+    if record is None:
+        return
+    missing = [] if record.ended else record.missing(folder)
+    if missing:
+        yield Words(_state(folder, record, missing), "warning")
+    if record.left_out:
+        yield Words(
+            f"{folder}: sweep.max_minutes={record.max_minutes:g} left out {len(record.left_out)} of "
+            f"{len(record.runs)} runs, those that say least: {labels(record.left_out, MOST_LABELS)}.",
+            "warning",
+        )
+    if (missing and record.is_alive(platform.node()) is not True) or record.left_out:
+        yield Code(command(record), "sh", "to go on with it; what went well is kept")
+
+
+def command(record: SweepRecord) -> str:
+    """The same words again, with resume=true and without the limit."""
+    words = [word for word in record.words if not word.startswith(("resume=", "sweep.max_minutes="))]
+    return f"python -m scalebench {shlex.join([*words, 'resume=true'])}"
+
+
+def _state(folder: Path, record: SweepRecord, missing: list[PlannedRun]) -> str:
+    alive = record.is_alive(platform.node())
+    state = {True: "is still going on", False: "was cut short", None: f"may still go on ({record.hostname} would know)"}
+    planned = len(record.runs) - len(record.left_out)
+    return (
+        f"{folder}: this sweep {state[alive]}: {planned - len(missing)} of {planned} runs have ended. To come: "
+        f"{labels(missing, MOST_LABELS)}."
+    )

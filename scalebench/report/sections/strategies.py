@@ -6,10 +6,22 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from scalebench.report import tables
-from scalebench.report.blocks import Block, Cell, Code, Row, Section, Table, Words
-from scalebench.report.drawing import MOST_ROWS, THROUGHPUT, cell, sentences, tags
-from scalebench.report.evidence import Evidence
-from scalebench.report.words import intervals, repeats, text
+from scalebench.report.document import (
+    MOST_ROWS,
+    THROUGHPUT,
+    Block,
+    Cell,
+    Code,
+    Row,
+    Section,
+    Table,
+    Words,
+    cell,
+    sentences,
+    tags,
+)
+from scalebench.report.flag_text import intervals, repeats, text
+from scalebench.report.report_data import Evidence
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,15 +1,33 @@
-"""The section `usage` of a report: what runs used of devices, processors and network, side by side. Layer 3."""
+"""The section `usage` of a report: what runs used of devices, processors and network, side by side. Layer 3.
+
+The section `clocks` of a report: GPUs, cores and memory over the time of single runs. Layer 3.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
 
-from scalebench.curves import Curve
-from scalebench.report import tables, units
-from scalebench.report.blocks import Axis, Block, Chart, Section, Words
-from scalebench.report.drawing import DEVICES, THROUGHPUT, Cells, Group, bars, groups, sentences
-from scalebench.report.evidence import Evidence
+from scalebench.analysis.scaling_curves import Curve
+from scalebench.core import units
+from scalebench.report import report_data, tables, usage_text
+from scalebench.report.document import (
+    DEVICES,
+    THROUGHPUT,
+    Axis,
+    Block,
+    Cells,
+    Chart,
+    Group,
+    Section,
+    Words,
+    bars,
+    groups,
+    sentences,
+    tags,
+)
+from scalebench.report.flag_text import text
+from scalebench.report.report_data import Evidence
 
 SHARE = Axis("share of the time", percent=True)
 AT_EQUAL = "less is better where throughput is the same"
@@ -79,3 +97,59 @@ def _sentence(curve: str, name: str, column: str, fewer: Cells, more: Cells) -> 
         each = [f"{units.figure(watts / row['gpus'])} W" for watts, row in zip(power, (fewer, more), strict=True)]
         said += f" Power of a device: {each[0]}, then {each[1]}."
     return f"{said} Time in which a backend waits within a kernel or in a loop counts as busy."
+
+
+MOST_RUNS = 8  # a run has up to seven charts
+MOST_FLAGGED = 5  # so that some stay for the runs that went as they should
+# What a series shows; the first ones are of the clocks themselves.
+FLAGS = ("throttled", "unequal_clocks", "hot_at_start", "foreign_process", "busy_machine")
+
+
+def clocks_section(evidence: Evidence) -> Section | None:
+    """None where no run was monitored, or could have been."""
+    rows = {row["run_id"]: row for row in report_data.detailed(evidence) if row["status"] == "ok"}
+    wanted = _wanted(evidence, rows)
+    if not wanted:
+        return None
+    names = report_data.names(list(rows.values()))
+    blocks: list[Block] = []
+    missing: dict[str, list[str]] = {}  # reason -> runs
+    told = 0
+    for run_id in wanted:
+        if told == MOST_RUNS:
+            break
+        row, result = rows[run_id], evidence.result(run_id)
+        try:
+            charts = usage_text.charts(result, evidence.folder(run_id), f"clocks-{told}", names[run_id], tags(row))
+        except usage_text.NoSeries as why:
+            missing.setdefault(str(why), []).append(names[run_id])
+            continue
+        told += 1
+        blocks += [Words(_heading(names[run_id], row), tags=tags(row)), *charts]
+    blocks += [Words(f"No series of {_listed(whose)}: {why}.") for why, whose in missing.items()]
+    left = len(wanted) - told - sum(map(len, missing.values()))
+    if left > 0:
+        blocks.append(Words(f"{left} more runs with a flag, or of the most devices of a curve, are not drawn here."))
+    if said := report_data.left_out(evidence):
+        blocks.append(Words(said))
+    return Section("clocks", "Clocks, power and processors while a run was measured", blocks, folded=True)
+
+
+def _wanted(evidence: Evidence, rows: dict[str, report_data.Row]) -> list[str]:
+    """Runs with a flag that a series explains, some of them first, and those of the most devices of each curve."""
+    flagged = {run_id: [FLAGS.index(flag) for flag in text(row["flags"]).split() if flag in FLAGS]
+               for run_id, row in rows.items()}  # fmt: skip
+    first = sorted((run_id for run_id in rows if flagged[run_id]), key=lambda run_id: min(flagged[run_id]))
+    largest = [str(curve.rows[-1]["run_id"]) for curve in evidence.curves]
+    some, rest = first[:MOST_FLAGGED], first[MOST_FLAGGED:]
+    return list(dict.fromkeys(run_id for run_id in [*some, *largest, *rest] if run_id in rows))
+
+
+def _heading(name: str, row: report_data.Row) -> str:
+    flags = [flag.replace("_", " ") for flag in text(row["flags"]).split() if flag in FLAGS]
+    return f"{name}: {', '.join(flags)}" if flags else name
+
+
+def _listed(names: list[str], most: int = 5) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{'; '.join(names[:most])}{more}"

@@ -10,9 +10,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from scalebench.machine import cache_folder
-from scalebench.spec import Config, DatasetSpec, InputError, RunSpec, goes_to_stop
-from scalebench.suggest import no_such
+from scalebench.core.errors import InputError, no_such
+from scalebench.core.machine.machine import cache_folder
+from scalebench.core.spec import Config, DatasetSpec, RunSpec, goes_to_stop
 from scalebench.workloads import user_code
 from scalebench.workloads.datasets import (
     cache,

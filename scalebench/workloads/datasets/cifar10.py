@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scalebench.spec import Config, InputError
+from scalebench.core.errors import InputError
+from scalebench.core.spec import Config
 from scalebench.workloads.datasets import cache, images
 
 VERSION = 1  # raise it when the same archive gives other arrays than before

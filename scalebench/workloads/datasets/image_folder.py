@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from scalebench.spec import Config, InputError
+from scalebench.core.errors import InputError
+from scalebench.core.spec import Config
 from scalebench.workloads.datasets import cache, images
 from scalebench.workloads.datasets.cache import Arrays, ChunkedDataset
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scalebench.spec import Config, InputError
+from scalebench.core.errors import InputError
+from scalebench.core.spec import Config
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from scalebench.spec import InputError
+from scalebench.core.errors import InputError
 from scalebench.workloads.datasets import cache
 
 COPY_CHUNK_BYTES = 2**24

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scalebench.spec import Config, InputError
+from scalebench.core.errors import InputError
+from scalebench.core.spec import Config
 from scalebench.workloads import networks, user_code
 from scalebench.workloads.datasets.cache import ChunkedDataset
 from scalebench.workloads.datasets.images import LABEL_DTYPE, to_dtype

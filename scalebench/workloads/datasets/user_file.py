@@ -10,7 +10,7 @@ import numpy as np
 from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
-from scalebench.spec import InputError
+from scalebench.core.errors import InputError
 from scalebench.workloads.datasets import cache
 from scalebench.workloads.network import Shape
 

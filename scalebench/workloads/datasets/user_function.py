@@ -23,9 +23,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scalebench import plugins
-from scalebench.plugins import PluginError
-from scalebench.spec import Config, DatasetSpec, InputError
+from scalebench.core import plugins
+from scalebench.core.errors import InputError
+from scalebench.core.plugins import PluginError
+from scalebench.core.spec import Config, DatasetSpec
 from scalebench.workloads import user_code
 from scalebench.workloads.datasets import cache
 from scalebench.workloads.source import SampleShape

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scalebench import plugins
-from scalebench.plugins import PluginError
-from scalebench.spec import InputError
+from scalebench.core import plugins
+from scalebench.core.errors import InputError
+from scalebench.core.plugins import PluginError
 from scalebench.workloads import user_code
 from scalebench.workloads.datasets import cache
 from scalebench.workloads.datasets.images import LABEL_DTYPE

@@ -7,9 +7,9 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from scalebench.plugins import Point
-from scalebench.spec import InputError, ModelSpec
-from scalebench.suggest import no_such
+from scalebench.core.errors import InputError, no_such
+from scalebench.core.plugins import Point
+from scalebench.core.spec import ModelSpec
 from scalebench.workloads.network import Network
 from scalebench.workloads.networks import plugin_networks
 

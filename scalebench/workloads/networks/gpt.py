@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from scalebench.spec import InputError
+from scalebench.core.errors import InputError
 from scalebench.workloads.network import Network, Node
 
 INITIAL_DEVIATION = 0.02  # of the weights: openai/gpt-2, src/model.py

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from contextlib import redirect_stdout
 from typing import Any
 
-from scalebench import plugins
-from scalebench.plugins import PluginError, Point
-from scalebench.spec import InputError
+from scalebench.core import plugins
+from scalebench.core.errors import InputError
+from scalebench.core.plugins import PluginError, Point
 from scalebench.workloads.network import Network
 
 BuildFunction = Callable[..., Any]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from scalebench.spec import InputError
+from scalebench.core.errors import InputError
 from scalebench.workloads.network import FLOAT_BYTES, Network
 
 CONVOLUTIONS = 8  # of the synthetic network

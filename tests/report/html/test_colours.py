@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from scalebench.report.html.looks import COLOURS
 from scalebench.report.html.page import asset
+from scalebench.report.html.plots import COLOURS
 
 TEXT = [
     *(("ink", ground) for ground in ("paper", "card", "accent-soft")),

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 import scalebench
-from scalebench.report.blocks import Axis, Cell, Chart, Code, Row, Section, Series, Table, Words
-from scalebench.report.evidence import Evidence, gather
+from scalebench.report.document import Axis, Cell, Chart, Code, Row, Section, Series, Table, Words
 from scalebench.report.html.page import write
-from tests import sweeps
-from tests.report.html.made_up import sections
+from scalebench.report.report_data import Evidence, gather
+from tests.builders import sweeps
+from tests.report.builders import sections
 
 NASTY = (
     "\"'><img src=x onerror=alert(1)></script></style></pre><script>window.ran=1</script> javascript:alert(1) "

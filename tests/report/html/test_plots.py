@@ -8,9 +8,8 @@ from typing import Any
 import plotly.graph_objects as go
 import pytest
 
-from scalebench.report.blocks import Axis, Chart, Series
-from scalebench.report.html.looks import Looks
-from scalebench.report.html.plots import figure
+from scalebench.report.document import Axis, Chart, Series
+from scalebench.report.html.plots import Looks, figure
 
 
 def drawn(*series: Series, **changes: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
-from scalebench.spec import InputError
+from scalebench.core.errors import InputError
 from scalebench.workloads.datasets import cache, materials
 
 IDENTITY = {"seed": 0}
@@ -339,6 +339,6 @@ def test_a_killed_worker_is_one_line(tmp_path):
     script.write_text(POOL_SCRIPT)
     ended = subprocess.run([sys.executable, script, tmp_path, "die"], capture_output=True, text=True, timeout=60)
     line = ended.stderr.splitlines()[-1]
-    assert line.startswith("scalebench.spec.InputError: a process that makes dataset slow")
+    assert line.startswith("scalebench.core.errors.InputError: a process that makes dataset slow")
     assert "was killed" in line and str(tmp_path / "cache") in line and "dataset.cache=" in line
     assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]

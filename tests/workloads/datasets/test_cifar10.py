@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalebench.spec import InputError
+from scalebench.core.errors import InputError
 from scalebench.workloads import datasets
 from scalebench.workloads.datasets import cache, cifar10, images
 from scalebench.workloads.datasets.cifar10 import parse_pickle
@@ -27,7 +27,7 @@ from tests.workloads.datasets.cifar10_files import (
     python_batch,
     string,
 )
-from tests.workloads.datasets.configs import image_config
+from tests.workloads.datasets.dataset_configs import image_config
 
 FOLDERS = {True: PYTHON, False: BINARY}
 

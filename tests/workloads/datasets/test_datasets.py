@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scalebench.resolve import resolve
-from scalebench.spec import Config, DatasetSpec, InputError, ModelSpec, StopSpec, TrainSpec
+from scalebench.config.resolve import resolve
+from scalebench.core.errors import InputError
+from scalebench.core.spec import Config, DatasetSpec, ModelSpec, StopSpec, TrainSpec
 from scalebench.workloads import datasets
 from scalebench.workloads.datasets import cache
 from scalebench.workloads.prefetch import prefetch
 from scalebench.workloads.source import Batch
-from tests.helpers import simulated_config, simulated_spec
-from tests.workloads.datasets.configs import image_config
+from tests.builders.runs import simulated_config, simulated_spec
+from tests.workloads.datasets.dataset_configs import image_config
 
 IMAGES = ModelSpec("resnet50", input_shape=[224, 224, 3], target_shape=[], outputs=1000)
 CURVES = ModelSpec("materials_cnn", input_shape=[200, 3], target_shape=[2], outputs=2)

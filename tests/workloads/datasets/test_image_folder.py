@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from scalebench.spec import InputError
+from scalebench.core.errors import InputError
 from scalebench.workloads import datasets
 from scalebench.workloads.datasets import cache, image_folder, images
-from tests.workloads.datasets.configs import image_config
+from tests.workloads.datasets.dataset_configs import image_config
 
 CLASSES = ("n01", "n02", "n10")
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from scalebench.spec import InputError
+from scalebench.core.errors import InputError
 from scalebench.workloads.datasets import images
 
 

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scalebench.spec import InputError
+from scalebench.core.errors import InputError
 from scalebench.workloads import datasets
 from scalebench.workloads.datasets import cache, node_copy
 from scalebench.workloads.source import Source
-from tests.helpers import simulated_spec
+from tests.builders.runs import simulated_spec
 
 WAIT_S = 60.0
 

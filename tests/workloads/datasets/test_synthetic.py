@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from scalebench.spec import Config, DatasetSpec, ModelSpec
+from scalebench.core.spec import Config, DatasetSpec, ModelSpec
 from scalebench.workloads.datasets import cache, images, synthetic
-from tests.workloads.datasets.configs import image_config
+from tests.workloads.datasets.dataset_configs import image_config
 
 Arrays = tuple[NDArray[Any], NDArray[Any]]
 

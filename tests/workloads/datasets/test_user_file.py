@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalebench.spec import InputError
+from scalebench.core.errors import InputError
 from scalebench.workloads.datasets import cache, user_file
 
 SHAPES = ((200, 3), (2,))

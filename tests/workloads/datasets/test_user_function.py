@@ -17,14 +17,15 @@ import numpy as np
 import psutil
 import pytest
 
-from scalebench.plugins import PluginError
-from scalebench.spec import Config, DatasetSpec, InputError, MeasureSpec, ModelSpec
+from scalebench.core.errors import InputError
+from scalebench.core.plugins import PluginError
+from scalebench.core.spec import Config, DatasetSpec, MeasureSpec, ModelSpec
 from scalebench.workloads import datasets
 from scalebench.workloads.datasets import cache, user_function, user_function_worker
 from scalebench.workloads.datasets.user_function import FunctionCall
-from tests.helpers import wait_until
-from tests.plugin_dists import Dists
-from tests.plugin_dists import dists as dists
+from tests.builders.plugins import Dists
+from tests.builders.plugins import dists as dists
+from tests.builders.runs import wait_until
 
 USER_MODEL = ModelSpec("custom", torch="made_of:network", loss="auto", metric="auto")
 CODE = """\

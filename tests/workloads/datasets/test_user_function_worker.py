@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from scalebench.workloads.datasets import cache, user_function_worker
 from scalebench.workloads.datasets.user_function_worker import UnusableSamples
-from tests.plugin_dists import Dists
-from tests.plugin_dists import dists as dists
+from tests.builders.plugins import Dists
+from tests.builders.plugins import dists as dists
 
 CODE = """\
 import sys
 import numpy as np
-from scalebench.spec import InputError
+from scalebench.core.errors import InputError
 
 
 def build(size, seed, body="", noise=0.0):

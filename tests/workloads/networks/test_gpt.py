@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from scalebench.spec import InputError, ModelSpec
+from scalebench.core.errors import InputError
+from scalebench.core.spec import ModelSpec
 from scalebench.workloads import networks
 from scalebench.workloads.network import Network
 from scalebench.workloads.weights import initial_weights

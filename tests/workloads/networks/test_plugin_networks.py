@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
-from scalebench.plugins import PluginError
-from scalebench.spec import InputError, ModelSpec
+from scalebench.core.errors import InputError
+from scalebench.core.plugins import PluginError
+from scalebench.core.spec import ModelSpec
 from scalebench.workloads import networks
-from tests.plugin_dists import Dists
-from tests.plugin_dists import dists as dists
+from tests.builders.plugins import Dists
+from tests.builders.plugins import dists as dists
 
 CODE = """\
-from scalebench.spec import InputError
+from scalebench.core.errors import InputError
 
 
 def tiny(network, outputs, width=4, {more}):

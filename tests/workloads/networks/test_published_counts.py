@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from scalebench.records import from_dict
-from scalebench.spec import ModelSpec
+from scalebench.core.json_files import from_dict
+from scalebench.core.spec import ModelSpec
 from scalebench.workloads import networks
 from scalebench.workloads.network import Network
 

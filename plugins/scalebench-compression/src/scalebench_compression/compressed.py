@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from scalebench.adapters.torch import Ddp, DdpOptions
 from scalebench.plugin_api import RunSpec, Unsupported
+from scalebench.strategies.torch.ddp import Ddp, DdpOptions
 
 DISTRIBUTION = "scalebench-compression"
 Buffers = tuple[Tensor, ...]

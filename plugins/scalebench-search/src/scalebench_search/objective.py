@@ -10,9 +10,9 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from scalebench.results import LOWER_IS_BETTER
-from scalebench.spec import Config, InputError, goes_to_stop
-from scalebench.suggest import no_such
+from scalebench.core.errors import InputError, no_such
+from scalebench.core.result import LOWER_IS_BETTER
+from scalebench.core.spec import Config, goes_to_stop
 
 # Column -> whether more of it is better; None: as for the metric of the model.
 OBJECTIVES: dict[str, bool | None] = {

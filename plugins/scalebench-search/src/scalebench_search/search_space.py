@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 
-from scalebench.spec import InputError
+from scalebench.core.errors import InputError
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scalebench.spec import InputError
+from scalebench.core.errors import InputError
 from scalebench_search.objective import TO_TARGET, SearchSettings, objective_value
 from scalebench_search.search_space import SearchSpace
 

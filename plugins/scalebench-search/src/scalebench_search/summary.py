@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from rich.markup import escape
 
-from scalebench.report.console import Console
+from scalebench.sweeps.console import Console
 from scalebench_search.study import Study, Trial
 
 TRIALS_FILE, BEST_FILE = "trials.csv", "best.yaml"

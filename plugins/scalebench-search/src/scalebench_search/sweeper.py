@@ -17,8 +17,9 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 import scalebench
-from scalebench.run_folder import RESULT_FILE
-from scalebench.spec import InputError, RunSpec
+from scalebench.core.errors import InputError
+from scalebench.core.run_folder import RESULT_FILE
+from scalebench.core.spec import RunSpec
 from scalebench_search import objective, summary
 from scalebench_search.search_space import SearchSpace, parse_space
 from scalebench_search.study import JOURNAL, Proposal, Study, TrialOutcome, import_optuna, outcome_of

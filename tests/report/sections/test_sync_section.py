@@ -1,0 +1,96 @@
+"""What the exchange costs, in a report: the frame's figures, and reasons where there are none."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from scalebench.core.result import Result
+from scalebench.report.document import Chart, Table, Words
+from scalebench.report.report_data import gather
+from scalebench.report.sections import sync
+from scalebench.report.sections.sync import section
+from tests.builders import sweeps
+from tests.report.builders import SCRIPT, column, evidence, frames_own, ids, named, of_kind, one, texts
+
+
+def test_bars_are_the_frames_figures(tmp_path: Path) -> None:
+    found = evidence(tmp_path)
+    made = section(found)
+    for name, *_ in sync.FIGURES:
+        chart = one(made, Chart, f"sync-{name.replace('_', '-')}")
+        assert chart.kind == "bars" and frames_own(chart, found.pooled, name) == 4  # one device exchanges nothing
+        assert "less is better" in chart.caption and "over blocks of the probes of one launch" in chart.caption
+    for name in sync.SHARES:
+        assert frames_own(one(made, Chart, f"sync-{name.replace('_', '-')}"), found.pooled, name) == 4
+    assert [words.kind for words in of_kind(made, Words)] == ["warning"]
+    assert "do not compare between backends" in one(made, Words).text
+    assert len(set(ids(made))) == len(ids(made)) == 7
+
+
+def test_sync_of_an_epoch_over_its_updates(tmp_path: Path) -> None:
+    runs = [sweeps.run("ddp_gloo", n) for n in (2, 4)]
+    for result, updates in zip(runs, (50, 25), strict=True):
+        result.workload.updates_per_epoch = updates
+    found = evidence(tmp_path, runs)
+    series = named(one(section(found), Chart, "sync-epoch"), "ddp_gloo")
+    assert series.x == [50, 25]
+    assert series.y == [float(value) for value in found.pooled["sync_per_epoch_s"]]
+    assert list(series.notes) == ["2 devices, 100 messages an epoch", "4 devices, 50 messages an epoch"]
+
+
+def test_the_table_has_all_figures(tmp_path: Path) -> None:
+    found = evidence(tmp_path)
+    table = one(section(found), Table)
+    rows = found.pooled[found.pooled["gpus"] > 1]
+    keys = [f"{row['strategy']} {row['gpus']}" for row in rows.to_dict("records")]
+    for head, name in (("exposed sync", "sync_exposed_s"), ("sync per epoch", "sync_per_epoch_s"),
+                       ("updates per epoch", "updates_per_epoch"), ("messages", "exchanges_per_epoch")):  # fmt: skip
+        assert column(table, head) == dict(zip(keys, map(float, rows[name]), strict=True))
+    shown = next(row for row in table.rows if [cell.text for cell in row.cells[:2]] == ["ddp_gloo", "2"])
+    assert shown.cells[2].text == "585 us [574, 595]"
+
+
+def test_launches_are_what_intervals_are_over(tmp_path: Path) -> None:
+    sweeps.sweep(tmp_path, repeats=3)
+    chart = one(section(gather([tmp_path])), Chart, "sync-sync-exposed")
+    assert chart.caption.endswith("Intervals: 95 %, over 3 launches.")
+
+
+def without(result: Result, **changes: object) -> Result:
+    """Whose ranks have these probes instead."""
+    for rank in result.ranks:
+        assert rank.probes is not None
+        rank.probes = dataclasses.replace(rank.probes, **changes)  # type: ignore[arg-type]
+    return result
+
+
+def test_what_is_missing_has_its_reason(tmp_path: Path) -> None:
+    reasons = {"exposed": f"it cannot be switched off {SCRIPT}"}
+    runs = [without(sweeps.run("ddp_gloo", 2), off_s=[], fixed_s=[], reasons=reasons)]
+    runs.append(without(sweeps.run("horovod_gloo", 2), exchange_s=[], off_s=[], reasons={}))
+    runs.append(sweeps.run("lightning_ddp_gloo", 2))
+    for rank in runs[-1].ranks:
+        rank.probes = None
+    found = evidence(tmp_path, runs)
+    made = section(found)
+    table = one(made, Table)
+    remarks = column(table, "remarks")
+    assert remarks["ddp_gloo 2"] == f"exposed sync: it cannot be switched off {SCRIPT}"
+    assert remarks["horovod_gloo 2"] == "exposed sync, isolated sync: too few blocks for a figure"
+    assert remarks["lightning_ddp_gloo 2"] == sync.UNPROBED
+    assert column(table, "exposed sync") == dict.fromkeys(remarks)
+    assert of_kind(made, Chart, "sync-sync-exposed") == of_kind(made, Chart, "sync-epoch") == []
+    assert [series.name for series in one(made, Chart, "sync-sync-isolated").series] == ["ddp_gloo"]
+    assert SCRIPT in texts(table)
+
+
+def test_weak_and_strong_are_charts_of_their_own(tmp_path: Path) -> None:
+    runs = [sweeps.run("ddp_gloo", 2), sweeps.run("ddp_gloo", 4, run_id="s", **sweeps.strong(40, 4))]
+    charts = of_kind(section(evidence(tmp_path, runs)), Chart, "sync-sync-exposed")
+    assert [(len(chart.series), list(chart.series[0].x)) for chart in charts] == [(1, [2]), (1, [4])]
+
+
+def test_nobody_to_exchange_with(tmp_path: Path) -> None:
+    assert section(evidence(tmp_path / "1", [sweeps.run("ddp_gloo", 1)])) is None
+    assert section(evidence(tmp_path / "2", [sweeps.failed()])) is None

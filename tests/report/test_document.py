@@ -1,0 +1,84 @@
+"""What sections have in common: series with gaps, ids that are the only ones, and the best of too many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from scalebench.analysis.scaling_curves import Curve
+from scalebench.report import document
+from scalebench.report.document import Group, bands, bars, best, cell, duration, groups, lines, sentences, series
+from tests.report.builders import SCRIPT
+
+SHARED = {"model": "m", "dataset": "d", "hardware": "h", "scaling": "weak", "batch": "10 per device"}
+
+
+def row(gpus: int, rate: float = 1.0, **more: Any) -> dict[str, Any]:
+    usual = {"gpus": gpus, "throughput_samples_per_s": rate, "interval_over": "blocks", "repeats": 1, "status": "ok"}
+    return {**usual, **more}
+
+
+def curve(name: str, *rows: dict[str, Any], **shared: str) -> Curve:
+    return Curve(name, {**SHARED, **shared}, {"strategy": name}, list(rows))
+
+
+def test_a_row_without_the_figure_is_a_gap_in_a_line_and_no_bar() -> None:
+    drawn = curve("a", row(1, x=0.5), row(2, x=None), row(4, x=0.0, x_low=-1.0, x_high=None))
+    (line,) = lines([drawn, curve("b", row(1, x=None)), curve("c", row(1))], "x")
+    assert (line.x, line.y, line.low, line.high) == ([1, 2, 4], [0.5, None, 0], [None, None, -1], [None] * 3)
+    assert line.style == "line" and line.tags == {"strategy": "a"}
+    (bar,) = bars([drawn], "x")
+    assert (bar.x, bar.y, bar.low, bar.high) == ([1, 4], [0.5, 0], [None, -1], [None, None])
+    (point,) = lines([curve("a", row(1, x=None), row(2, x=1.0))], "x")
+    assert point.style == "points" and point.low == ()
+
+
+def test_limits_have_a_name_of_their_own_where_the_frame_gives_them_one() -> None:
+    rows = [{"batch": 8, "rate": 2.0, "r_low": 1.0, "r_high": 3.0}]
+    made = series("a", {}, rows, "batch", "rate", "r")
+    assert made is not None and (made.x, made.low, made.high) == ([8], [1], [3])
+    assert series("a", {}, [], "batch", "rate", "r") is None
+
+
+def test_ids_are_the_only_ones_and_hold_nothing_but_letters() -> None:
+    made, _ = groups([curve("a", row(1), hardware=f"{SCRIPT} {'long ' * 40}{n}") for n in range(12)])
+    ids = [group.id("usage", "gpu_util") for group in made]
+    assert len(set(ids)) == 12 and max(map(len, ids)) <= document.SLUG
+    assert all(set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-") for name in ids)
+    assert (
+        Group(3, SHARED, [], []).id("sync", "epoch") == "sync-epoch-3-m-on-d-hardware-h-weak-scaling-batch-10-per-dev"
+    )
+
+
+def test_of_many_curves_those_that_are_best_somewhere_are_kept() -> None:
+    many = [curve(str(n), row(1, 100.0 - n), row(2, 100.0)) for n in range(40)]
+    many.append(curve("late", row(1, 1.0), row(8, 5.0)))
+    kept, words = best(many, 10)
+    assert [one.name for one in kept] == [*map(str, range(9)), "late"]
+    assert [one.text[:10] for one in words] == ["41 curves "]
+    assert best(many[:10], 10) == (many[:10], [])
+
+
+def test_of_many_groups_those_with_most_rows_are_kept() -> None:
+    small = [curve("a", row(1), hardware=f"h{n}") for n in range(document.MOST_GROUPS + 3)]
+    large = curve("a", row(1), row(2), hardware="large")
+    made, (words,) = groups([*small, large])
+    assert [group.shared["hardware"] for group in made][-1] == "large" and len(made) == document.MOST_GROUPS
+    assert words.text.startswith(f"{len(small) + 1} combinations")
+    assert [group.number for group in made] == list(range(1, document.MOST_GROUPS + 1))
+    wanted, none = groups([*small, large], lambda members: len(members[0].rows) > 1)
+    assert [group.shared["hardware"] for group in wanted] == ["large"] and none == []
+
+
+def test_words() -> None:
+    assert sentences("one", "", "Two.") == "One. Two." and sentences() == ""
+    assert bands([curve("a", row(1, interval_over=None))]) == ""
+    assert bands([curve("a", row(1, interval_over="repeats", repeats=3))]) == "intervals: 95 %, over 3 launches"
+    assert duration({"x": 0.00135, "x_low": 0.0012, "x_high": 0.00151}, "x") == "1.35 ms [1.20, 1.51]"
+    assert duration({"x": 0.00135, "x_low": 0.0012, "x_high": pd.NA}, "x") == "1.35 ms"
+    assert duration({"x": None, "x_low": None, "x_high": None}, "x") == ""
+
+
+def test_cells() -> None:
+    assert (cell("a").value, cell("").value, cell("", pd.NA).value, cell("1 s", 1).value) == ("a", None, None, 1.0)

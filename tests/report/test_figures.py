@@ -1,0 +1,132 @@
+"""Figures for papers: files that are the same each time, and what they show."""
+
+from __future__ import annotations
+
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalebench.core.errors import InputError
+from scalebench.report import figures
+from scalebench.report.document import Axis, Chart, Series
+from scalebench.report.figures import COLOURS, GREY
+from scalebench.report.html.plots import Looks
+from tests.report.builders import EVIL, TAGS, lines, stacked
+
+COLUMN_PX, PAGE_PX = 1050, 2160
+
+
+def axes_of(chart: Chart) -> Any:
+    with figures._style():
+        figure = figures._figure(chart, Looks([chart]).of(chart), figures._figure_type())
+    return figure.axes[0]
+
+
+def many() -> Chart:
+    found = [Series(f"s{k}", [1.0, 2.0, 8.0], [10.0 ** (k + 1)] * 3, tags={"strategy": f"s{k}"}) for k in range(6)]
+    return Chart("many", "Many", Axis("devices", ticks=[1, 2, 8]), Axis("samples/s", log=True), found)
+
+
+def test_every_chart_twice_and_the_same_each_time(tmp_path: Path) -> None:
+    first, again = (figures.save([lines(), stacked()], tmp_path / name) for name in ("a", "b"))
+    assert [path.name for path in first] == [
+        f"{name}.{kind}" for name in ("scaling-efficiency", "parts") for kind in ("png", "svg")
+    ]
+    assert all(one.read_bytes() == two.read_bytes() for one, two in zip(first, again, strict=True))
+    from PIL import Image
+
+    with Image.open(first[0]) as image:
+        assert (image.width, round(image.info["dpi"][0])) == (COLUMN_PX, 300)
+    drawn = first[1].read_text(encoding="utf-8")
+    assert ET.fromstring(drawn).tag.endswith("svg") and "horovod_gloo" in drawn and "dc:date" not in drawn
+    import matplotlib
+
+    assert matplotlib.rcParams["svg.hashsalt"] is None  # what a figure of somebody else's is drawn with, is as it was
+
+
+def test_lines_bands_and_the_ideal() -> None:
+    axes = axes_of(lines())
+    ideal, ddp, horovod, published = axes.lines[:4]
+    assert (ideal.get_color(), ideal.get_linestyle(), ideal.get_marker()) == (GREY, "--", "None")
+    assert ddp.get_color() != horovod.get_color() and ddp.get_marker() != horovod.get_marker()
+    assert list(horovod.get_ydata()) == [0.9, 0.701] and str(ddp.get_ydata()[2]) == "nan"
+    assert published.get_linestyle() == "None" and published.get_markerfacecolor() == "white"
+    (band,) = axes.collections
+    assert [band.get_datalim(axes.transData).y0, band.get_datalim(axes.transData).y1] == pytest.approx([0.88, 0.96])
+    assert axes.get_ylim()[0] == 0
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "2", "4"]
+    assert axes.yaxis.get_major_formatter()(0.5).endswith("%")
+
+
+def test_stacked_bars_have_negative_ones_below_zero() -> None:
+    bars = [(bar.get_y(), bar.get_height()) for bar in axes_of(stacked()).patches]
+    assert bars == [(0, 0.1), (0, 0.3), (0, -0.02), (0.3, 0.01)]
+
+
+def test_bars_stand_beside_each_other_with_their_limits() -> None:
+    chart = Chart("b", "b", Axis("x"), Axis("s"), [
+        Series("a", ["1", "2"], [1.0, None], [0.8, None], [1.4, None]), Series("b", ["2", "1"], [3.0, 2.0])
+    ], "bars")  # fmt: skip
+    axes = axes_of(chart)
+    centres = [round(bar.get_x() + bar.get_width() / 2, 6) for bar in axes.patches]
+    assert centres == [-0.2, 0.8, 1.2, 0.2]
+    (whisker,) = axes.lines
+    assert list(whisker.get_ydata()) == [0.8, 1.4]
+
+
+def test_a_logarithm_and_a_legend_outside() -> None:
+    axes = axes_of(many())
+    assert axes.get_yscale() == "log" and axes.get_xscale() == "linear"
+    assert axes.yaxis.get_major_formatter()(1000.0) == "1,000"
+    assert axes.get_legend() is None and len(axes.figure.legends) == 1
+    assert len({line.get_color() for line in axes.lines}) == 6
+    (legend,) = axes.figure.legends
+    assert [text.get_text() for text in legend.texts] == [f"s{k}" for k in range(6)]
+
+
+def test_a_logarithm_of_nothing_is_left() -> None:
+    chart = Chart("c", "c", Axis("x"), Axis("y", log=True), [Series("a", [1.0, 2.0], [0.0, 1.0])])
+    assert axes_of(chart).get_yscale() == "linear"
+
+
+def test_a_strategy_has_its_colour_in_every_chart() -> None:
+    other = Chart(
+        "o", "o", Axis("x"), Axis("y"), [Series("else", [1.0], [1.0]), Series("ddp_gloo", [1.0], [1.0], tags=TAGS)]
+    )
+    looks = Looks([lines(), other])
+    slots = {look.slot for chart in (lines(), other) for one, look in zip(chart.series, looks.of(chart), strict=True)
+             if one.name == "ddp_gloo"}  # fmt: skip
+    assert len(slots) == 1
+    assert len(set(COLOURS)) == 8
+
+
+def test_hostile_names_are_drawn_as_they_are(tmp_path: Path) -> None:
+    named = [*EVIL, "_hidden", "$\\frac{$", "漢字", ""]
+    chart = Chart("evil", named[0], Axis(named[1]), Axis("$"), [Series(name, [1.0, 2.0], [1, 2]) for name in named])
+    _, svg = figures.save([chart], tmp_path)
+    assert not {"script", "image", "a"} & {node.tag.rpartition("}")[2] for node in ET.parse(svg).iter()}
+    assert len(axes_of(chart).figure.legends[0].texts) == len(named)
+
+
+@pytest.mark.parametrize("title", ["Efficiency against one device: " + "a_model on data, " * 8, "a_very_long_word" * 9])
+def test_a_long_title_stays_within_its_figure(title: str) -> None:
+    chart = Chart("c", title, Axis("devices"), Axis("speedup"), [Series("a", [1, 2], [1.0, 1.9])])
+    with figures._style():
+        made = axes_of(chart).figure
+        made.draw_without_rendering()
+        extent = made.axes[0].title.get_window_extent()
+    assert extent.x0 >= 0 and extent.x1 <= made.bbox.x1 and extent.y1 <= made.bbox.y1 + 1
+
+
+def test_a_chart_without_a_figure_is_no_file(tmp_path: Path) -> None:
+    assert figures.save([Chart("c", "c", Axis("x"), Axis("y"), [Series("a", [1.0], [None])])], tmp_path) == []
+
+
+def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(InputError, match=r"pip install 'scalebench\[figures\]'"):
+        figures.save([lines()], tmp_path / "new")
+    assert not (tmp_path / "new").exists()

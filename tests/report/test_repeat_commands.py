@@ -1,0 +1,147 @@
+"""Lines that give a strategy: every one that is built in has them, they run, and the command composes."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalebench.analysis.repeats import pool
+from scalebench.analysis.scaling_curves import cells
+from scalebench.config.compose import compose_config
+from scalebench.report.repeat_commands import command, recipe
+from scalebench.strategies.registry import BUILT_IN
+from tests.builders import sweeps
+from tests.conftest import ROOT
+
+NAMES = sorted(BUILT_IN.keys() - {"simulated"})
+# What one process without GPUs cannot run: a cluster, what talks over NCCL, what would pass all through, two stages.
+NO_CHANCE = ("parameter_server", "mirrored_hierarchical", "data_parallel", "hybrid")
+NEED_MORE = [name for name in NAMES if "nccl" in name or name in NO_CHANCE]
+
+
+def code(strategy: str, gpus: int = 2, device: str = "cpu", chosen: str | None = None) -> str:
+    found = recipe(strategy, gpus, device, chosen)
+    assert found is not None
+    return found.code
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("strategy", NAMES)
+def test_every_strategy_has_lines(strategy: str, device: str) -> None:
+    found = recipe(strategy, 4, device)
+    assert found is not None and found.left_out == ()
+    ast.parse(found.code)
+    assert "$" not in found.code + found.launch and "train.py" in found.launch
+    assert max(map(len, found.code.splitlines())) <= 120
+
+
+def test_a_plugin_has_none() -> None:
+    assert recipe("of_a_plugin", 2, "cpu") is None and recipe("simulated", 2, "cpu") is None
+
+
+def test_lines_are_of_the_strategy_the_device_and_the_count() -> None:
+    assert (
+        '"nccl"' in code("ddp", device="cuda") and '"gloo"' in code("ddp") and '"gloo"' in code("ddp_gloo", 2, "cuda")
+    )
+    assert 'ReductionToOneDevice("/CPU:0")' in code("mirrored_reduce_cpu")
+    assert "ReductionToOneDevice(devices[0])" in code("mirrored_reduce_device")
+    assert "MirroredStrategy(devices)" in code("mirrored") and "range(8)" in code("mirrored", 8)
+    assert 'parameter_device = "/CPU:0"' in code("kuza55_ps_cpu") and "= devices[0]" in code("kuza55_ps_gpu")
+    assert "with tf.device(device):\n            part" in code("kuza55_ps_cpu")
+    assert "CommunicationImplementation.RING" in code("multiworker_ring")
+
+
+def test_chosen_options_are_in_the_lines_or_said_to_be_missing() -> None:
+    assert "broadcast_buffers=True, bucket_cap_mb=1.0" in code("ddp", chosen="bucket_cap_mb=1.0 broadcast_buffers=True")
+    assert "NcclAllReduce(4)" in code("mirrored_nccl", chosen="num_packs=4")
+    assert "hvd.Compression.fp16" in code("horovod_gloo", chosen="compression=fp16")
+    told = recipe("horovod_mpi", 4, "cpu", "cycle_time_ms=0.1 autotune=True cache_capacity=0")
+    assert told is not None and told.launch == (
+        "HOROVOD_CPU_OPERATIONS=mpi horovodrun -np 4 --mpi --cycle-time-ms 0.1 --cache-capacity 0 --autotune "
+        "python train.py"
+    )
+    assert "ScheduleGPipe(PipelineStage(stage, rank, stages, device), 2 * stages," in code("pipeline_gpipe")
+    assert "device), 8, loss_fn=loss)" in code("pipeline_1f1b", chosen="micro_batches=8")
+    assert "Schedule1F1B(held" in code("hybrid", chosen="schedule=1f1b")
+    assert 'device("cpu"), 4\n' in code("hybrid", chosen="stages=4")
+    odd = code("multiworker_ring", chosen="bytes_per_pack=$x")  # of whatever file a report reads
+    assert "bytes_per_pack=$x" in odd
+    beyond = recipe("mirrored", 2, "cpu", "loop=fit surprise=$x words")
+    assert beyond is not None and beyond.left_out == ("loop=fit", "surprise=$x")
+
+
+def row(folder: Path, **changes: Any) -> dict[str, Any]:
+    results = [sweeps.run("ddp_gloo", 2, repeat) for repeat in range(changes.pop("repeats", 1))]
+    (_, found), *_ = pool(results, [folder] * len(results)).iterrows()
+    return {**cells(found), **changes}
+
+
+def composed(text: str) -> Any:
+    words = shlex.split(text)
+    assert words[:4] == ["python", "-m", "scalebench", "--multirun"]
+    return compose_config(words[4:])
+
+
+def test_the_command_is_what_was_typed(tmp_path: Path) -> None:
+    (tmp_path / ".hydra").mkdir()
+    typed = ["strategy=simulated", "sweep=demo", "gpus=2", "hydra.verbose=true", "hardware.device_ids=[1,0]"]
+    (tmp_path / ".hydra" / "overrides.yaml").write_text("".join(f"- {json.dumps(word)}\n" for word in typed))
+    found = command(row(tmp_path))
+    assert found == "python -m scalebench --multirun strategy=simulated sweep=demo gpus=2 'hardware.device_ids=[1,0]'"
+
+
+def test_repeats_are_measured_again_as_often(tmp_path: Path) -> None:
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra" / "overrides.yaml").write_text("- strategy=ddp_gloo\n- repeat=1\n")
+    found = command(row(tmp_path, repeats=3))
+    assert found == "python -m scalebench --multirun strategy=ddp_gloo gpus=2 measure.repeats=3"
+
+
+def test_without_what_was_typed_the_columns_tell(tmp_path: Path) -> None:
+    found = row(
+        tmp_path, model="mlp", dataset="random", hardware="local", options="bucket_cap_mb=1.0", feed="device",
+        device_ids="1 0", environment="NCCL_DEBUG=INFO A=b", bind="none", precision="bfloat16",
+    )  # fmt: skip
+    config = composed(command(found))
+    assert (config.model.name, config.dataset.name, config.strategy.name) == ("mlp", "random", "ddp_gloo")
+    assert (config.gpus, config.scaling, config.train.batch_per_device) == (2, "weak", 10)
+    assert config.strategy.options["bucket_cap_mb"] == 1.0 and config.dataset.feed == "device"
+    assert config.hardware.device_ids == [1, 0] and config.hardware.environment == {"NCCL_DEBUG": "INFO", "A": "b"}
+    assert config.hardware.bind == "none" and config.train.precision == "bfloat16"
+    strong = composed(command({**found, "scaling": "strong", "global_batch": 40}))
+    assert (strong.scaling, strong.train.global_batch) == ("strong", 40)
+
+
+@pytest.mark.slow
+@pytest.mark.real
+@pytest.mark.parametrize("framework", ["torch", "tensorflow", "horovod_torch", "horovod_tensorflow"])
+def test_the_lines_run_and_their_names_are_the_frameworks_own(framework: str, tmp_path: Path) -> None:
+    """Where one process can: and then the model has learnt."""
+    found = {name: code(name, 2 if "import tensorflow" in code(name) else 1) for name in NAMES}
+    kind = "tensorflow" if framework.endswith("tensorflow") else "torch"
+    mine = {
+        name: [lines, name not in NEED_MORE]
+        for name, lines in found.items()
+        if ("horovod" in lines) == framework.startswith("horovod")
+        and ("import tensorflow" in lines) == (kind != "torch")
+    }
+    assert mine
+    (tmp_path / "lines.json").write_text(json.dumps(mine))
+    group = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    with open(tmp_path / "lines.json") as lines:
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-m", "tests.report.repeat_commands_runner"], stdin=lines, capture_output=True,
+            text=True, timeout=500, cwd=tmp_path, env={**os.environ, **group, **quiet},
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    told = [line for line in done.stdout.splitlines() if line.startswith(tuple(mine)) or "Error" in line]
+    assert told == [], done.stdout[-4000:]
