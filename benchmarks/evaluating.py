@@ -73,7 +73,7 @@ def _bookkeeping() -> None:
     for name, words in (("constant", []), ("cosine", ["train.schedule=cosine", "train.warmup_epochs=1"])):
         spec = resolve(compose_config(["strategy=simulated", "gpus=1", "train.stop.steps=1000000", *words]))
         idle: Any = SimpleNamespace(place=SimpleNamespace(rank=0), set_learning_rate=lambda rate: None)
-        train: Any = SimpleNamespace(updates_per_epoch=10**9, samples=10**9 * 75, global_batch=75)
+        train: Any = SimpleNamespace(steps_per_epoch=10**9, samples=10**9 * 75, global_batch=75)
         training = Training(spec, idle, train, (None, None), lambda training: None)
         updated_s = _mean_s(training.updated)
         block = Block(1, 1e-3, [(0.5, 75)])

@@ -136,7 +136,7 @@ def _less(before: Figure | None, after: Figure | None) -> Figure | None:
 
 def _sync(row: Row) -> Figure | None:
     """Seconds of an epoch."""
-    step_s, updates = row["sync_exposed_s"], row["updates_per_epoch"]
+    step_s, updates = row["sync_exposed_s"], row["steps_per_epoch"]
     if step_s is None or not updates:
         return None
     limits = interval(row, "sync_exposed_s")

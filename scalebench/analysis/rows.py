@@ -113,7 +113,7 @@ def _own_cells(result: Result, folder: Path, measured: throughput.Measured) -> d
         **limits("throughput_samples_per_s", "throughput", value, interval),
         "interval_over": "blocks" if interval else None, "step_s": step_s, **update_breakdown.cells(result, step_s),
         "epoch_s": epoch_s,
-        "updates_per_epoch": w.updates_per_epoch, "launch_s": p.launch_s, "setup_s": p.setup_s,
+        "steps_per_epoch": w.steps_per_epoch, "launch_s": p.launch_s, "setup_s": p.setup_s,
         "warmup_s": p.warmup_s, "measured_s": p.measure_s, "wall_s": p.wall_s,
         "warmup_steps": _steps(first.warmup_block_s, first.warmup_block_steps) if first else None,
         "measured_steps": _steps(first.block_s, first.block_steps) if first else None,

@@ -31,7 +31,7 @@ CHOICES = (
     *("prefetch", "data_format", "bind", "layout", "device_ids", "framework_version", "compiler_used", "seed"),
     *UPDATES,
 )
-SPOKEN = ("options", "environment", "recipe")  # texts of the form key=value, which need no name before them
+SPOKEN = ("options", "environment", "train_options")  # texts of the form key=value, which need no name before them
 IDENTITY = ("strategy", *SPOKEN, *TRAINING, *CHOICES)
 # What rows of older records, which have none, ran with.
 USUAL = {

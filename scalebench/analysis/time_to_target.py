@@ -31,7 +31,7 @@ LEVELS = ("metric", "best_metric", "train_metric", "generalisation_gap")
 RATIOS = ("speedup_target_bare", "speedup_bare", "speedup_target_self", "speedup_self")
 TOLD = (
     "training_id model dataset hardware machine scaling strategy gpus batch_per_device global_batch optimizer "
-    "learning_rate learning_rate_rule base_batch weight_decay accumulate recipe options precision metric_name target"
+    "learning_rate learning_rate_rule base_batch weight_decay accumulate train_options options precision metric_name target"
 ).split()
 COLUMNS = [
     *TOLD,

@@ -22,9 +22,9 @@ TOLD = ("dropout", "momentum", "schedule", "warmup_epochs", "decay_epochs", "dec
 
 def training_id_cells(result: Result) -> dict[str, str | None]:
     """`training_id`: the same for runs that differ in seed and repeat alone, null for one that measured its
-    throughput; `recipe`: `schedule=cosine warmup_epochs=5`, null where all is as it comes."""
+    throughput; `train_options`: `schedule=cosine warmup_epochs=5`, null where all is as it comes."""
     train = result.spec.get("train", {})
-    return {"training_id": training_id(result) if to_stop(train) else None, "recipe": recipe(train)}
+    return {"training_id": training_id(result) if to_stop(train) else None, "train_options": recipe(train)}
 
 
 def to_stop(train: dict[str, Any]) -> bool:
@@ -81,7 +81,7 @@ def cells(result: Result) -> dict[str, Any]:
         "train_metric": trained_on,
         "generalisation_gap": gap(name, last.metrics.get(name) if last else None, trained_on),
         "best_metric": _best(name, of_points),
-        "first_update_s": quality.first_update_s,
+        "first_step_s": quality.first_step_s,
         "evaluate_s": sum(point.evaluate_s for point in quality.curve) if quality.curve else result.phases.evaluate_s,
         "points": len(quality.curve) or None,
         "max_batch_per_device": search.batch_per_device if search else None,
@@ -104,9 +104,9 @@ def measured_samples(result: Result) -> int | None:
     """Of the measured phase of a training, all of which its energy is for: also those in blocks that a point of the
     curve cut short, which are in no series. None for a run that measured its throughput."""
     quality, work, first = result.quality, result.workload, result.ranks[0] if result.ranks else None
-    if not quality.curve or first is None or not work.updates_per_epoch or not work.train_samples:
+    if not quality.curve or first is None or not work.steps_per_epoch or not work.train_samples:
         return None
-    epochs, rest = divmod(len(first.warmup_block_s) * (first.warmup_block_steps or 1), work.updates_per_epoch)
+    epochs, rest = divmod(len(first.warmup_block_s) * (first.warmup_block_steps or 1), work.steps_per_epoch)
     found = quality.curve[-1].samples - epochs * work.train_samples - rest * result.scale.global_batch
     return found if found > 0 else None
 

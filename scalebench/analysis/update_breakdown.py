@@ -19,12 +19,12 @@ Over = Callable[[Series], float]
 def exposed(result: Result) -> Interval | None:
     """An update with the exchange minus one without: what overlap did not hide. Holds the straggler wait, which the
     slowest rank has none of."""
-    return _difference(_probes(result), "on_s", "off_s")
+    return _difference(_probes(result), "sync_on_s", "sync_off_s")
 
 
 def isolated(result: Result) -> Interval | None:
     """The exchange of one update alone, in the messages that are really sent, until the last rank has it."""
-    return _mean(_probes(result), "exchange_s", "exchange_repeats", over=max)
+    return _mean(_probes(result), "isolated_sync_s", "isolated_sync_repeats", over=max)
 
 
 def straggler_wait(result: Result) -> Interval | None:
@@ -40,8 +40,8 @@ def data(result: Result) -> Interval | None:
     """An update with its batch from the feed minus one on a batch that lies ready, both without the exchange where that
     can be switched off: what loading costs beside the device's work."""
     probes = _probes(result)
-    reference = "off_s" if probes and probes[0].off_s else "on_s"
-    return _difference(probes, reference, "fixed_s")
+    reference = "sync_off_s" if probes and probes[0].sync_off_s else "sync_on_s"
+    return _difference(probes, reference, "fixed_batch_s")
 
 
 def forward(result: Result) -> Interval | None:
@@ -65,14 +65,14 @@ def copy(result: Result) -> Interval | None:
 COLUMNS: dict[str, Callable[[Result], Interval | None]] = {
     "sync_isolated_s": isolated,
     "sync_exposed_s": exposed,
-    "straggler_wait_s": straggler_wait,
+    "imbalance_s": straggler_wait,
     "data_s": data,
     "copy_s": copy,
     "forward_s": forward,
     "backward_s": backward,
     "optimizer_s": optimizer,
 }
-REASON_OF = {"sync_isolated_s": "isolated", "sync_exposed_s": "exposed", "straggler_wait_s": "straggler"}
+REASON_OF = {"sync_isolated_s": "isolated", "sync_exposed_s": "exposed", "imbalance_s": "imbalance"}
 
 
 def cells(result: Result, step_s: float | None) -> dict[str, float | int | str | None]:
@@ -82,7 +82,7 @@ def cells(result: Result, step_s: float | None) -> dict[str, float | int | str |
     for name, interval in intervals.items():
         found[name] = interval.value if interval else None
         found[f"{name}_low"], found[f"{name}_high"] = (interval.low, interval.high) if interval else (None, None)
-    updates = result.workload.updates_per_epoch
+    updates = result.workload.steps_per_epoch
     wanted = (intervals["sync_exposed_s"], intervals["data_s"])
     exposed_s, data_s = (interval.value if interval else None for interval in wanted)
     of_kernels, of_steps = collective_shares(result)
@@ -90,11 +90,11 @@ def cells(result: Result, step_s: float | None) -> dict[str, float | int | str |
     return found | {
         "sync_exposed_share": exposed_s / step_s if exposed_s is not None and step_s else None,
         "sync_per_epoch_s": exposed_s * updates if exposed_s is not None and updates else None,
-        "exchanges_per_epoch": messages * updates if messages and updates else None,
+        "syncs_per_epoch": messages * updates if messages and updates else None,
         "data_share": data_s / step_s if data_s is not None and step_s else None,
         "collective_kernel_share": of_kernels,
         "collective_step_share": of_steps,
-        "warmup_found_steps": result.ranks[0].warmup_found_steps if result.ranks else None,
+        "steady_after_steps": result.ranks[0].steady_after_steps if result.ranks else None,
     }
 
 

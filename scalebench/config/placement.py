@@ -30,7 +30,7 @@ def shares(hardware: HardwareSpec, devices: Sequence[int]) -> list[list[int]]:
 
     No core is given twice while there are enough for all.
     """
-    cores, threads = machine.usable_cpus() if hardware.here else [], hardware.cpus_per_device or 1
+    cores, threads = machine.usable_cpus() if hardware.this_machine else [], hardware.cpus_per_device or 1
     if hardware.bind == "none" or not cores:
         return [[] for _ in devices]
     ranges = _ranges(hardware, devices, cores)
@@ -319,9 +319,9 @@ def pinning_shares(spec: RunSpec) -> list[list[int]]:
     They are among those that this process may use: SLURM gives a job no more of a node than it asked for.
     """
     hardware = spec.config.hardware
-    if hardware.here:
+    if hardware.this_machine:
         return [[] for _ in spec.places]
-    hardware = dataclasses.replace(hardware, here=True)
+    hardware = dataclasses.replace(hardware, this_machine=True)
     cores_of: list[list[int]] = [[] for _ in spec.places]
     for node in {place.node for place in spec.places}:
         owners = [(place.rank, device) for place in spec.places if place.node == node for device in place.devices]

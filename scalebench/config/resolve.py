@@ -45,7 +45,7 @@ def resolve(config: Config) -> RunSpec:
         draft = step(draft)
     config, placement = draft.config, draft.placement
     assert placement is not None
-    flags = {"oversubscribed": placement.oversubscribed, "inexact": config.strategy.inexact is not None}
+    flags = {"oversubscribed": placement.oversubscribed, "approximate": config.strategy.approximate is not None}
     return RunSpec(
         config=config,
         device=config.hardware.devices,
@@ -82,7 +82,7 @@ def _check_remote(hardware: HardwareSpec) -> None:
     """InputError where a machine that cannot be looked at leaves something open."""
     if hardware.stage is not None and not hardware.stage.startswith(("/", "$")):
         raise InputError(f"hardware.stage={hardware.stage} should be a whole path, since each node has its own")
-    if not hardware.here and hardware.devices == "auto":
+    if not hardware.this_machine and hardware.devices == "auto":
         raise InputError(f"hardware={hardware.name} is another machine, which cannot be looked at; say devices: cuda")
 
 
@@ -144,7 +144,7 @@ def detect_hardware(hardware: HardwareSpec) -> HardwareSpec:
     """Fill in the devices and cores of a node that the YAML leaves open."""
     devices, cpus = hardware.devices, hardware.cpus_per_node
     per_node = hardware.gpus_per_node
-    if hardware.here:
+    if hardware.this_machine:
         gpus_here = machine.gpu_count()
         if devices == "auto":
             devices = "cuda" if gpus_here else "cpu"

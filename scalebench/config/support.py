@@ -20,17 +20,17 @@ def obstacles(config: Config, gpus: int, placement: Placement) -> list[str]:
     strategy, hardware = config.strategy, config.hardware
     nodes = len(placement.devices_per_node)
     found = [*_of_the_machine(hardware, gpus, nodes), *_of_the_strategy(config, gpus, nodes)]
-    if config.debug and not hardware.here and not inside():
+    if config.debug and not hardware.this_machine and not inside():
         found.append("debug=true runs rank 0 in the foreground; start it in an allocation, as salloc gives one")
     on_node = range(max(placement.devices_per_node))
-    unbound = binding.obstacle(hardware, hardware.device_ids or on_node) if hardware.here and not found else None
+    unbound = binding.obstacle(hardware, hardware.device_ids or on_node) if hardware.this_machine and not found else None
     found += [] if unbound is None else [unbound]
-    unseen = not hardware.here and bool(hardware.slurm.container or hardware.slurm.setup)  # what ranks will find
+    unseen = not hardware.this_machine and bool(hardware.slurm.container or hardware.slurm.setup)  # what ranks will find
     found += [
         f"{strategy.name} needs {package}, which is not installed: {registry.install_hint(package)}"
         for package in ([] if unseen else registry.missing_packages(strategy.requires))
     ]
-    if placement.shortage is not None and (hardware.hosts or not hardware.here):
+    if placement.shortage is not None and (hardware.hosts or not hardware.this_machine):
         found.append(placement.shortage)
     found += _of_the_launcher(config, gpus, nodes)
     found += _of_the_model(config)
@@ -38,15 +38,15 @@ def obstacles(config: Config, gpus: int, placement: Placement) -> list[str]:
         found.append("dataset.prefetch=device copies to a GPU ahead of time and there is none; use queue")
     # Last, and only where nothing else is in the way: nobody wants to wait for a look at Horovod for nothing. What a
     # host that only submits has of MPI and NCCL says nothing of the nodes, and ranks there say it themselves.
-    unready = launching(strategy) if not found and (hardware.here or hardware.hosts) else None
+    unready = launching(strategy) if not found and (hardware.this_machine or hardware.hosts) else None
     return found if unready is None else [unready]
 
 
 def _of_the_machine(hardware: HardwareSpec, gpus: int, nodes: int) -> list[str]:
     """Why it has no such devices, or cannot be reached."""
-    if not hardware.here and not reachable(hardware):
+    if not hardware.this_machine and not reachable(hardware):
         return [_elsewhere(hardware)]
-    if not hardware.here:
+    if not hardware.this_machine:
         return _of_the_allocation(hardware, gpus, nodes)
     if hardware.hosts:  # of which this one need be none
         return []
@@ -75,7 +75,7 @@ def _of_the_launcher(config: Config, gpus: int, nodes: int) -> list[str]:
     if strategy.launcher == "by_hand" and hardware.scheduler != "none":
         return [f"strategy.launcher=by_hand is for hosts without a scheduler, and there is {hardware.scheduler}"]
     several = nodes > 1 and strategy.processes != "one_for_all"
-    if hardware.here and not hardware.hosts and hardware.devices == "cpu" and several:
+    if hardware.this_machine and not hardware.hosts and hardware.devices == "cpu" and several:
         return [f"gpus={gpus} stand on {nodes} nodes and only this machine is here; name them in hardware.hosts"]
     return []
 

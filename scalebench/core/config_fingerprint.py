@@ -39,7 +39,7 @@ def fingerprint(config: Config, gpus: int, device: str) -> str:
     for part, key, value in ADDED:
         if tree[part][key] == value:
             del tree[part][key]
-    for key in ("inexact", "tolerance", "choices", "at_least"):  # what it and its options are held to
+    for key in ("approximate", "tolerance", "choices", "at_least"):  # what it and its options are held to
         del tree["strategy"][key]
     tree["strategy"]["options"] = asked_options(tree["strategy"]["options"])
     tree["gpus"], tree["device"] = gpus, device

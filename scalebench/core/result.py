@@ -21,7 +21,7 @@ from scalebench.core.json_files import read_json, read_record, write_json
 from scalebench.core.machine.machine import Machine
 from scalebench.core.run_folder import RESULT_FILE
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 SCHEMA_PATH = Path(__file__).with_name("result.schema.json")
 STATUSES = ("ok", "failed", "oom", "timeout", "unsupported", "cancelled")
 Status = Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(STATUSES)})]
@@ -43,7 +43,7 @@ class Operation:
 class Profile:
     """Some updates as the framework's own profiler saw them. It slows them down: times are shares of each other."""
 
-    updates: int
+    steps: int
     step_s: float  # wall seconds of one update under the profiler
     kernel_s: float | None = None  # own time of all operations of one update, on GPUs if there are any, else on the CPU
     collective_s: float | None = None  # of these, in operations that carry data between devices
@@ -82,12 +82,12 @@ class ProbeRecord:
 
     reasons: dict[str, str] = field(default_factory=dict)  # quantity -> why it was not measured
     steps: int | None = None  # updates in each of the next three, which took turns
-    on_s: list[float] = field(default_factory=list)  # with the exchange and the real feed
-    off_s: list[float] = field(default_factory=list)  # without the exchange
-    fixed_s: list[float] = field(default_factory=list)  # as off_s, or as on_s where that is empty, on one batch
+    sync_on_s: list[float] = field(default_factory=list)  # with the exchange and the real feed
+    sync_off_s: list[float] = field(default_factory=list)  # without the exchange
+    fixed_batch_s: list[float] = field(default_factory=list)  # as sync_off_s, or as sync_on_s where that is empty, on one batch
     local_step_s: list[list[float]] = field(default_factory=list)  # by device: single updates, nothing exchanged
-    exchange_repeats: int | None = None
-    exchange_s: list[float] = field(default_factory=list)  # the exchange alone
+    isolated_sync_repeats: int | None = None
+    isolated_sync_s: list[float] = field(default_factory=list)  # the exchange alone
     part_steps: int | None = None  # of the next three, each of which holds the one before
     forward_s: list[float] = field(default_factory=list)
     backward_s: list[float] = field(default_factory=list)  # forward and backward
@@ -200,7 +200,7 @@ class Timeline:
 
     file: str | None = None  # in the run's folder
     reason: str | None = None  # why there is none
-    updates: int | None = None
+    steps: int | None = None
     negotiate_s: float | None = None  # from the first rank's announcement of a tensor to the last's
     queue_s: float | None = None
     memcpy_s: float | None = None  # in and out of the buffer that fused tensors travel in
@@ -222,14 +222,14 @@ class RankRecord:
     block_s: list[float] = field(default_factory=list)  # measured blocks, steady state
     block_samples: list[int] = field(default_factory=list)  # of this process
     block_losses: list[float | None] = field(default_factory=list)  # mean per sample; null: no loss here
-    warmup_found_steps: int | None = None  # updates until steady state was found; null: not within the bounds
+    steady_after_steps: int | None = None  # updates until steady state was found; null: not within the bounds
     warmup_block_steps: int | None = None
     warmup_block_s: list[float] = field(default_factory=list)
     warmup_losses: list[float | None] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
     curve: list[CurvePoint] = field(default_factory=list)  # of a training that goes to a stop; losses of this process
     stopped_by: str | None = None  # epochs | steps | seconds | target
-    first_update_s: float | None = None  # of such a training: what compiling takes is in it
+    first_step_s: float | None = None  # of such a training: what compiling takes is in it
     message_bytes: list[int] = field(default_factory=list)
     timeline: Timeline | None = None
     probes: ProbeRecord | None = None
@@ -237,7 +237,7 @@ class RankRecord:
     settings_used: dict[str, str] = field(default_factory=dict)  # precision, data_format, compiler
     params: int | None = None
     train_samples: int | None = None  # of the whole data set, all replicas
-    updates_per_epoch: int | None = None
+    steps_per_epoch: int | None = None
     threads: int | None = None
     affinity: list[int] = field(default_factory=list)
     peak_memory_bytes: list[int | None] = field(default_factory=list)
@@ -258,7 +258,7 @@ class Workload:
     flops_per_sample: float | None
     dataset: str
     train_samples: int | None
-    updates_per_epoch: int | None
+    steps_per_epoch: int | None
     feed: str
     prefetch: str
     input_shape: list[int]
@@ -345,7 +345,7 @@ class Quality:
     time_to_target_s: float | None = None  # of training, at the first point of the curve that is as good
     curve: list[CurvePoint] = field(default_factory=list)  # of all ranks: seconds of the slowest, mean of the losses
     stopped_by: str | None = None  # epochs | steps | seconds | target; null: the run measured its throughput
-    first_update_s: float | None = None
+    first_step_s: float | None = None
     learning_rate: float | None = None  # the highest: as asked, by the rule for this batch
     max_batch: MaxBatch | None = None  # measure.search=max_batch
 

@@ -99,7 +99,7 @@ class StrategySpec:
     devices: list[str] = field(default_factory=lambda: ["cpu", "cuda"])
     max_gpus: int | None = None
     lockstep: bool = True  # false: replicas without any exchange, which stop at a common deadline
-    inexact: str | None = None  # why its updates are not the baseline's on the same samples; null: they are
+    approximate: str | None = None  # why its updates are not the baseline's on the same samples; null: they are
     tolerance: float | None = 1e-4  # relative, of losses against the baseline's; null: they only have to fall
     options: dict[str, Any] = field(default_factory=dict)
     choices: dict[str, list[Any]] = field(default_factory=dict)  # of options: the values that there are
@@ -147,7 +147,7 @@ class HardwareSpec:
     device_ids: list[int] = field(default_factory=list)  # which devices of a node, in order; empty: the first ones
     bind: str = one_of("numa", "none", "far")  # cores of a process: near its device, any, or far from it
     environment: dict[str, str] = field(default_factory=dict)  # variables of the processes
-    here: bool = True
+    this_machine: bool = True
     hosts: list[str] = field(default_factory=list)  # name:slots of each, in order; empty: this machine
     layout: str = one_of("sequence", "spread")  # fill one node after the other, or deal the devices out evenly
     interface: str | None = None  # of the network that ranks on several nodes meet over; null: the one that leads there
@@ -175,7 +175,7 @@ class MeasureSpec:
     hang_s: float = number(300.0, positive=True)  # without progress for so long, a run is ended
     timeout_s: float = number(3600.0, positive=True)  # of the whole run
     repeats: int = number(1, at_least=1, at_most=1000)  # launches of each run; three or more give intervals over them
-    order: str = one_of("given", "random")  # of the runs of a sweep, within each repeat
+    order: str = one_of("listed", "random")  # of the runs of a sweep, within each repeat
     cool_down_s: float = number(0.0, at_least=0, at_most=86_400)  # pause before each run of a sweep but the first
     monitor: bool = True  # sample devices, processes and the machine while it runs
     probes: bool = True  # after the figures: where the time of an update goes

@@ -103,7 +103,7 @@ class SwitchedLoop:
 ALONE = "one device has nobody to exchange with"
 APART = "replicas that exchange nothing do not wait for each other"
 ROUNDS = (4, 100)  # at least and at most: of blocks under each condition
-OF_MANY_UPDATES = ("exposed", "data", "straggler", *PARTS)
+OF_MANY_UPDATES = ("exposed", "data", "imbalance", *PARTS)
 BLOCKS = (8, 64)
 SINGLE_UPDATES = (8, 2000)
 PROFILED_UPDATES = (2, 5)
@@ -155,7 +155,7 @@ class Probing:
         self.batch = batch
         why = f"an update takes {self.step_s:.3g} s, longer than measure.probe_s: raise that to have its parts measured"
         alone = self.found.reasons.get("exposed", why)
-        self.found.reasons |= dict.fromkeys(OF_MANY_UPDATES, why) | {"exposed": alone, "straggler": alone}
+        self.found.reasons |= dict.fromkeys(OF_MANY_UPDATES, why) | {"exposed": alone, "imbalance": alone}
 
     def on_request(self) -> None:
         """What only the settings ask for."""
@@ -206,9 +206,9 @@ class Probing:
         """Single updates without an exchange, which all ranks begin together; the first does not count."""
         updates = how_many(self.settings.probe_s / 2, self.step_s, *SINGLE_UPDATES) + 1
         if len(self.strategy.place.devices) > 1:
-            self._try("straggler", partial(self._local_steps, updates))
+            self._try("imbalance", partial(self._local_steps, updates))
         elif not switches:
-            self.found.reasons["straggler"] = self.found.reasons["exposed"]
+            self.found.reasons["imbalance"] = self.found.reasons["exposed"]
         else:
 
             def decide(series: Series) -> bool:
@@ -240,7 +240,7 @@ class Probing:
 
     def _exchange_alone(self) -> None:
         exchange = partial(self.probes.run_isolated_sync, self.messages)
-        self.found.exchange_repeats, self.found.exchange_s = self._repeated(exchange)
+        self.found.isolated_sync_repeats, self.found.isolated_sync_s = self._repeated(exchange)
 
     def _copy(self) -> None:
         self.found.copy_repeats, self.found.copy_s = self._repeated(partial(self.probes.copy_batch, self.batch))

@@ -51,7 +51,7 @@ class Session:
         self._enter("setup")
         replica, replicas = self.strategy.shard()
         train, validation = datasets.open_sources(self.spec, replica, replicas, on_copied=self._still_alive)
-        self.record.train_samples, self.record.updates_per_epoch = train.samples, train.updates_per_epoch
+        self.record.train_samples, self.record.steps_per_epoch = train.samples, train.steps_per_epoch
         self.strategy.setup()
         self.record.params = self.probes.num_params()
         self.record.clock_offset_s = clock_sync.measure(self.spec, self.record.rank, self.strategy.broadcast)
@@ -93,8 +93,8 @@ class Session:
         finally:  # the curve of a training that failed tells how it came to that
             if training is not None:
                 self.record.curve, self.record.stopped_by = training.curve, training.stopped_by
-                self.record.first_update_s = training.first_update_s
-        self.record.warmup_found_steps = warmup.found_steps
+                self.record.first_step_s = training.first_step_s
+        self.record.steady_after_steps = warmup.found_steps
         self.record.warmup_block_steps = warmup.stage.series.steps
         self.record.warmup_block_s = warmup.stage.series.seconds
         self.record.warmup_losses = warmup.stage.series.losses
@@ -162,7 +162,7 @@ class Session:
         self.progress.update(0, 0, 0.0)
 
     def _report_training(self, training: train_to_target.Training) -> None:
-        epoch, metric = training.updates / training.train.updates_per_epoch, self.spec.config.model.metric
+        epoch, metric = training.updates / training.train.steps_per_epoch, self.spec.config.model.metric
         found = training.curve[-1].metrics.get(metric) if training.curve else None
         said = None if found is None else f"{metric} {found:.3g}"
         self.progress.update(training.updates, training.samples, training.train_s, epoch, said)

@@ -60,21 +60,21 @@ class Training(Finite):
         super().__init__()
         self.spec, self.strategy, self.train, self.looks, self.report = spec, strategy, train, looks, report
         self.stop, self.settings = spec.config.train.stop, spec.config.train
-        self.rates = LearningRateSchedule.from_spec(spec, train.updates_per_epoch)
+        self.rates = LearningRateSchedule.from_spec(spec, train.steps_per_epoch)
         self.curve: list[CurvePoint] = []
         self.over = False
         self.stopped_by: str | None = None
-        self.first_update_s: float | None = None
+        self.first_step_s: float | None = None
         self.train_s = 0.0  # of all updates but the first, on this rank
         self.samples = 0  # likewise
         self.peak_memory_bytes: list[int | None] | None = None  # before anything was looked at
         self._issued = 0
         self._loss_sum, self._loss_samples = 0.0, 0
         self._points_made = 0  # that are counted in epochs
-        self._ends = list_step_limits(self.settings, train.updates_per_epoch)
+        self._ends = list_step_limits(self.settings, train.steps_per_epoch)
         self._by_time = self.stop.seconds is not None or self.settings.evaluate_s is not None
         every = self.settings.evaluate_epochs
-        self._interval = None if every is None else max(1.0, every * train.updates_per_epoch)
+        self._interval = None if every is None else max(1.0, every * train.steps_per_epoch)
         self._rate: float | None = None  # that was set last; the strategy begins with its highest
         if not self.rates.is_constant:
             self._set_rate()
@@ -116,8 +116,8 @@ class Training(Finite):
             self._rate = rate
 
     def _add(self, block: Block) -> None:
-        if self.first_update_s is None:
-            self.first_update_s = block.seconds  # of one update: warm-up is of single ones
+        if self.first_step_s is None:
+            self.first_step_s = block.seconds  # of one update: warm-up is of single ones
         else:
             self.train_s += block.seconds
             self.samples += block.samples
@@ -159,7 +159,7 @@ class Training(Finite):
             self.peak_memory_bytes = self.strategy.peak_memory_bytes()
         validation, trained = [self._look(source) for source in self.looks]
         self.strategy.synchronize()
-        epochs, rest = divmod(self.updates, self.train.updates_per_epoch)
+        epochs, rest = divmod(self.updates, self.train.steps_per_epoch)
         samples = epochs * self.train.samples + rest * self.train.global_batch
         self.curve.append(
             CurvePoint(

@@ -21,8 +21,8 @@ ADVICE = {
         "More threads than cores: ranks wait for each other's cores, which is no property of the strategy. "
         "Use fewer devices, or a machine with more cores."
     ),
-    "inexact": (
-        "Its updates are not those of the baseline on the same samples, by the strategy's own word (inexact in its "
+    "approximate": (
+        "Its updates are not those of the baseline on the same samples, by the strategy's own word (approximate in its "
         "YAML), so that its speed is that of another training. Compare what it reaches, too: train.stop.target."
     ),
     "foreign_process": (

@@ -26,7 +26,7 @@ DIFFERING = (
     *("bind", "layout", "transports", "optimizer", "learning_rate_rule", "base_batch", "learning_rate"),
     *("weight_decay", "accumulate", "target", "seed"),
 )
-CHOSEN = ("device_ids", "environment", "recipe")  # likewise; null, which is no choice, is a value of its own
+CHOSEN = ("device_ids", "environment", "train_options")  # likewise; null, which is no choice, is a value of its own
 
 
 def write_tables(folder: Path, found: Survey | None = None) -> pd.DataFrame:

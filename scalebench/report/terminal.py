@@ -83,7 +83,7 @@ def _warmup(result: Result) -> str:
     left_out = f"{updates:,} updates and {units.seconds(sum(first.warmup_block_s))} were left out"
     if "warmup_max_steps" not in measure:  # an older record, of a fixed number of updates
         return left_out
-    found = first.warmup_found_steps
+    found = first.steady_after_steps
     if found is None:
         return f"its end was not found within {updates:,} updates; {left_out}"
     found_s = sum(first.warmup_block_s[: found // (first.warmup_block_steps or 1)])

@@ -424,7 +424,7 @@ def rows(result: Result) -> Facts:
 
 
 def _length(result: Result, last: CurvePoint) -> str:
-    first_s, by = result.quality.first_update_s, result.quality.stopped_by
+    first_s, by = result.quality.first_step_s, result.quality.stopped_by
     words = f"{last.epochs:.3g} epochs, {last.step:,} updates, {units.seconds(last.train_s)}"
     words += "" if first_s is None else f" and {units.seconds(first_s)} for the first update, which compiles"
     return words if by is None else f"{words}; stopped by {by}"

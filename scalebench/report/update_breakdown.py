@@ -37,7 +37,7 @@ BESIDE = (
     Row(
         "straggler wait",
         update_breakdown.straggler_wait,
-        ("straggler",),
+        ("imbalance",),
         "of the median device for the slowest; in exposed sync",
     ),
     Row("isolated sync", update_breakdown.isolated, ("isolated",), "the exchange alone, with nothing to hide behind"),
@@ -114,7 +114,7 @@ def _reason(row: Row, reasons: dict[str, str]) -> str:
 
 
 def _per_epoch(result: Result, reasons: dict[str, str]) -> Iterator[tuple[str, str, str, str]]:
-    updates, exposed = result.workload.updates_per_epoch, update_breakdown.exposed(result)
+    updates, exposed = result.workload.steps_per_epoch, update_breakdown.exposed(result)
     messages = len(result.sync.message_bytes)
     unknown = "the updates of an epoch are not known"
     if exposed is None or not updates:

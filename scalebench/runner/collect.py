@@ -205,7 +205,7 @@ def _workload(spec: RunSpec, first: RankRecord | None) -> Workload:
         flops_per_sample=_flops(spec),
         dataset=datasets.label(config),
         train_samples=first.train_samples if first else None,
-        updates_per_epoch=first.updates_per_epoch if first else None,
+        steps_per_epoch=first.steps_per_epoch if first else None,
         feed=config.dataset.feed,
         prefetch=config.dataset.prefetch,
         input_shape=list(config.model.input_shape),
@@ -294,6 +294,6 @@ def _fill_training(quality: Quality, spec: RunSpec, ranks: list[RankRecord]) -> 
     quality.stopped_by, quality.learning_rate = first.stopped_by, spec.learning_rate
     if quality.final_loss is None and quality.curve:
         quality.final_loss = quality.curve[-1].loss
-    quality.first_update_s = max((r.first_update_s for r in ranks if r.first_update_s is not None), default=None)
+    quality.first_step_s = max((r.first_step_s for r in ranks if r.first_step_s is not None), default=None)
     point = None if target is None else first_reached(quality.curve, metric, target)
     quality.time_to_target_s = None if point is None else point.train_s

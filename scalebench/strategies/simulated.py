@@ -32,7 +32,7 @@ class Options:
     forward_share: float = 0.3  # of step_s
     backward_share: float = 0.5  # of step_s; what is left is the optimizer's
     copy_s: float = 0.0  # of a batch to the device
-    exchange_s: float = 0.0  # per update, while the exchange is on
+    sync_s: float = 0.0  # per update, while the exchange is on
     straggler_rank: int = -1
     straggler_s: float = 0.0  # on top of each update of that rank
     message_bytes: int = 0
@@ -91,8 +91,8 @@ class Simulated(Strategy, Probes):
         del held
         if self._exchanging:
             self.broadcast(0.0)
-            if self.options.exchange_s:
-                time.sleep(self.options.exchange_s)
+            if self.options.sync_s:
+                time.sleep(self.options.sync_s)
         if self._steps - 1 == self.options.diverge_step:
             return LossPart(math.nan, batch.samples)
         return LossPart(1.0 / self._steps * batch.samples, batch.samples)
@@ -142,7 +142,7 @@ class Simulated(Strategy, Probes):
 
     def run_isolated_sync(self, sizes: list[int]) -> None:
         self.broadcast(0.0)
-        time.sleep(self.options.exchange_s)
+        time.sleep(self.options.sync_s)
 
     def backend_used(self) -> str | None:
         return None

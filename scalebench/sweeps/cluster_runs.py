@@ -30,7 +30,7 @@ class LeftQueued(KeyboardInterrupt):
 def submits(spec: RunSpec) -> bool:
     """Return whether this run becomes a job. Within an allocation, and where it is unsupported, it does not."""
     hardware = spec.config.hardware
-    return hardware.scheduler == "slurm" and not hardware.here and spec.starts and not inside()
+    return hardware.scheduler == "slurm" and not hardware.this_machine and spec.starts and not inside()
 
 
 def one(spec: RunSpec, folder: Path, console: Console, resume: bool) -> Result:

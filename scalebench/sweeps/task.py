@@ -103,7 +103,7 @@ class SweepSession:
         self.console.plan([(job.spec, job.added) for job in planned])
         for number, job in enumerate(planned):
             hardware = job.spec.config.hardware
-            if hardware.scheduler == "slurm" and not hardware.here:
+            if hardware.scheduler == "slurm" and not hardware.this_machine:
                 self.console.script(job.spec, self._planned_folder(str(number) if several else None))
 
     def _planned_folder(self, number: str | None) -> Path:

@@ -6,7 +6,7 @@
         strategy = "mine"
 
 One launch of the strategy does all checks; one of its baseline, shared by the session, is the truth. How near its
-losses must come stands in its YAML (tolerance), with the reason where it is not that of rounding (inexact).
+losses must come stands in its YAML (tolerance), with the reason where it is not that of rounding (approximate).
 
 What a strategy's YAML says of it, against its class and what else is known: the part of StrategyContract that looks
 at words. Layer 4.
@@ -68,9 +68,9 @@ class StatedContract:
         """A tolerance above that of rounding, or none at all, comes with the reason."""
         stated = self.stated()
         if stated.tolerance is None or stated.tolerance > EXACT:
-            assert stated.inexact, f"tolerance: {stated.tolerance}: say in `inexact` why its updates differ"
-        if stated.inexact is not None:
-            assert "\n" not in stated.inexact.strip(), "`inexact` should be one clause"
+            assert stated.approximate, f"tolerance: {stated.tolerance}: say in `approximate` why its updates differ"
+        if stated.approximate is not None:
+            assert "\n" not in stated.approximate.strip(), "`approximate` should be one clause"
         assert stated.tolerance is None or 0 < stated.tolerance < 1, "tolerance is relative, and above 0"
 
     def test_yaml_and_class_have_the_same_options(self, group: Group) -> None:
@@ -104,7 +104,7 @@ class StrategyContract(StatedContract):
     overrides: ClassVar[tuple[str, ...]] = ()
     baseline: ClassVar[str | None] = None  # None: what the strategy's YAML names
     loss_rtol: ClassVar[float | None] = None  # against the baseline's after two epochs; None: as the YAML says
-    weight_atol: ClassVar[float | None] = None  # None: 1e-4, and the weights of inexact updates are not compared
+    weight_atol: ClassVar[float | None] = None  # None: 1e-4, and the weights of approximate updates are not compared
     bytes_sent: ClassVar[float | None] = None  # of each parameter's gradient, at the least; None: 4, if it is exact
 
     @pytest.fixture(scope="class")
@@ -136,25 +136,25 @@ class StrategyContract(StatedContract):
         self.skip_unless_comparable(group)
         rtol = self.rtol(group)
         if rtol is None:
-            pytest.skip(f"its losses only have to fall: {group.spec.config.strategy.inexact}")
-        assert len(group.losses()) == EPOCHS * group.ranks[0].updates_per_epoch
+            pytest.skip(f"its losses only have to fall: {group.spec.config.strategy.approximate}")
+        assert len(group.losses()) == EPOCHS * group.ranks[0].steps_per_epoch
         np.testing.assert_allclose(group.losses(), bare.losses(), rtol=rtol)
 
     def test_one_update_per_step(self, group: Group, bare: Group) -> None:
         """As many updates as the baseline, and the same ones: the weights agree in the end."""
         self.skip_unless_comparable(group)
-        inexact = group.spec.config.strategy.inexact
+        approximate = group.spec.config.strategy.approximate
         if not group.weights:
             pytest.skip("it does not show its weights")
-        if self.rtol(group) is None or (inexact is not None and self.weight_atol is None):
-            pytest.skip(f"its updates are not the baseline's: {inexact}")
+        if self.rtol(group) is None or (approximate is not None and self.weight_atol is None):
+            pytest.skip(f"its updates are not the baseline's: {approximate}")
         for name, array in bare.weights[0].items():
             atol = EXACT if self.weight_atol is None else self.weight_atol
             np.testing.assert_allclose(group.weights[0][name], array, atol=atol, err_msg=name)
 
     def test_training_goes_on(self, group: Group) -> None:
         """Every step has a loss, and every weight is trained; losses that follow no other's fall."""
-        losses, per_epoch = group.losses(), group.ranks[0].updates_per_epoch
+        losses, per_epoch = group.losses(), group.ranks[0].steps_per_epoch
         assert len(losses) == EPOCHS * per_epoch
         assert np.isfinite(losses).all(), losses
         if self.rtol(group) is None:
@@ -242,7 +242,7 @@ class StrategyContract(StatedContract):
         params = group.params
         if group.spec.config.strategy.backend is None or group.spec.gpus == 1 or params is None:
             pytest.skip("no exchange between devices")
-        exact = group.spec.config.strategy.inexact is None
+        exact = group.spec.config.strategy.approximate is None
         least = self.bytes_sent if self.bytes_sent is not None else 4 * exact
         for rank in group.ranks:
             assert rank.message_bytes

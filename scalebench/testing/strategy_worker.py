@@ -36,7 +36,7 @@ class Checks:
 
     rank: int
     shard: list[int]
-    updates_per_epoch: int
+    steps_per_epoch: int
     train_samples: int
     options: dict[str, Any] = field(default_factory=dict)  # of the class, with their defaults
     params: int | None = None
@@ -91,7 +91,7 @@ def examine(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: Pro
     replica, replicas = strategy.shard()
     train, validation = datasets.open_sources(spec, replica, replicas, ListeningSource)
     assert isinstance(train, ListeningSource)
-    seen = Checks(record.rank, [replica, replicas], train.updates_per_epoch, train.samples)
+    seen = Checks(record.rank, [replica, replicas], train.steps_per_epoch, train.samples)
     seen.options = asdict(type(strategy).Options())
     strategy.setup()
     seen.params, seen.normalises = probes_of(strategy).num_params(), normalises(strategy)
@@ -127,7 +127,7 @@ def normalises(strategy: Strategy) -> bool:
 
 
 def _train(strategy: Strategy, batches: Iterator[Any], seen: Checks) -> None:
-    loop = CountedLoop(batches, EPOCHS * seen.updates_per_epoch)
+    loop = CountedLoop(batches, EPOCHS * seen.steps_per_epoch)
     strategy.train(loop)
     strategy.synchronize()
     for part in loop.parts:
@@ -137,7 +137,7 @@ def _train(strategy: Strategy, batches: Iterator[Any], seen: Checks) -> None:
 
 def _epochs(train: ListeningSource, seen: Checks) -> None:
     """The rows of each whole epoch; what is read ahead of training belongs to none of them."""
-    per_epoch = seen.updates_per_epoch
+    per_epoch = seen.steps_per_epoch
     for epoch in range(EPOCHS):
         chunk = train.rows[epoch * per_epoch : (epoch + 1) * per_epoch]
         seen.epoch_rows.append([row for rows in chunk for row in rows])

@@ -21,12 +21,12 @@ class LearningRateSchedule:
 
     train: TrainSpec
     peak: float
-    updates_per_epoch: int
+    steps_per_epoch: int
 
     @classmethod
-    def from_spec(cls, spec: RunSpec, updates_per_epoch: int) -> LearningRateSchedule:
+    def from_spec(cls, spec: RunSpec, steps_per_epoch: int) -> LearningRateSchedule:
         """Return the schedule of a run, whose peak already follows the learning-rate rule for its global batch."""
-        return cls(spec.config.train, spec.learning_rate, updates_per_epoch)
+        return cls(spec.config.train, spec.learning_rate, steps_per_epoch)
 
     @cached_property
     def is_constant(self) -> bool:
@@ -39,7 +39,7 @@ class LearningRateSchedule:
             return self.peak * (step + 1) / (self._warmup_steps + 1)
         train = self.train
         if train.schedule == "step":
-            decays = sum(step >= round(epoch * self.updates_per_epoch) for epoch in train.decay_epochs)
+            decays = sum(step >= round(epoch * self.steps_per_epoch) for epoch in train.decay_epochs)
             return self.peak * train.decay**decays
         if train.schedule == "constant":
             return self.peak
@@ -48,16 +48,16 @@ class LearningRateSchedule:
 
     @cached_property
     def _warmup_steps(self) -> int:
-        return round(self.train.warmup_epochs * self.updates_per_epoch)
+        return round(self.train.warmup_epochs * self.steps_per_epoch)
 
     @cached_property
     def _total_steps(self) -> int:
         """Steps until the earliest end that is fixed in advance, at which "linear" and "cosine" reach 0."""
-        return min(list_step_limits(self.train, self.updates_per_epoch) or [self._warmup_steps + 1])
+        return min(list_step_limits(self.train, self.steps_per_epoch) or [self._warmup_steps + 1])
 
 
-def list_step_limits(train: TrainSpec, updates_per_epoch: int) -> list[int]:
+def list_step_limits(train: TrainSpec, steps_per_epoch: int) -> list[int]:
     """Return the steps until each end of the training that is set in steps or epochs; fractions of an epoch count."""
     stop = train.stop
-    from_epochs = [] if stop.epochs is None else [max(1, round(stop.epochs * updates_per_epoch))]
+    from_epochs = [] if stop.epochs is None else [max(1, round(stop.epochs * steps_per_epoch))]
     return from_epochs if stop.steps is None else [*from_epochs, stop.steps]

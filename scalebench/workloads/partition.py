@@ -161,7 +161,7 @@ def epoch_batch_sizes(spec: RunSpec, replica: int, replicas: int) -> list[BatchS
     source = Source(
         rows, rows, global_batch=spec.global_batch, seed=0, replica=replica, replicas=replicas, devices=spec.gpus
     )
-    last = 0 if spec.config.dataset.feed == "fixed" else source.updates_per_epoch - 1
+    last = 0 if spec.config.dataset.feed == "fixed" else source.steps_per_epoch - 1
     return [BatchSize(len(source.batch_indices(0, update)), source.global_samples(update)) for update in (0, last)]
 
 

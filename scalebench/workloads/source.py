@@ -95,7 +95,7 @@ class Source:
         self._fixed_batch: Batch | None = None
 
     @property
-    def updates_per_epoch(self) -> int:
+    def steps_per_epoch(self) -> int:
         """The number of global batches, and so of training steps, in one epoch."""
         full, rest = divmod(self.samples, self.global_batch)
         return full if rest < self.devices else full + 1
@@ -108,8 +108,8 @@ class Source:
             epoch += 1
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
-        """Yield the `updates_per_epoch` batches of one epoch."""
-        for update in range(self.updates_per_epoch):
+        """Yield the `steps_per_epoch` batches of one epoch."""
+        for update in range(self.steps_per_epoch):
             if self.feed != "fixed":
                 yield self._batch(epoch, update)
                 continue
@@ -144,10 +144,10 @@ class Source:
         return stop - start
 
     def _span(self, update: int) -> tuple[int, int]:
-        if not 0 <= update < self.updates_per_epoch:
-            raise IndexError(f"update {update} of {self.updates_per_epoch} per epoch")
+        if not 0 <= update < self.steps_per_epoch:
+            raise IndexError(f"update {update} of {self.steps_per_epoch} per epoch")
         start = update * self.global_batch
-        is_last = update == self.updates_per_epoch - 1
+        is_last = update == self.steps_per_epoch - 1
         return start, self.samples if is_last else start + self.global_batch
 
     def _permutation(self, epoch: int) -> Indices:

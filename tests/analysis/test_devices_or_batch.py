@@ -33,7 +33,7 @@ def batched(strategy: str, gpus: int, batch: int, run: Result | None = None, **s
     made.spec["train"]["batch_per_device"] = batch
     for rank in made.ranks:
         rank.block_samples = [2 * batch] * len(rank.block_s)
-    made.workload.updates_per_epoch = math.ceil(1000 / made.scale.global_batch)
+    made.workload.steps_per_epoch = math.ceil(1000 / made.scale.global_batch)
     return made
 
 

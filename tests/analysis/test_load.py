@@ -24,11 +24,11 @@ DESIGN = """
 run_id, started_at, status, reason, path, fingerprint, repeat, seed, model, dataset, strategy, framework,
 framework_version, backend_used, hardware, gpus, nodes, processes, scaling, batch_per_device, global_batch, precision,
 data_format, feed, model_params, gradient_bytes, flops_per_sample, throughput_samples_per_s, throughput_low,
-throughput_high, interval_over, step_s, epoch_s, updates_per_epoch, launch_s, setup_s, warmup_s, warmup_steps,
+throughput_high, interval_over, step_s, epoch_s, steps_per_epoch, launch_s, setup_s, warmup_s, warmup_steps,
 measured_s, measured_steps, wall_s, steady, flags, baseline_self_id, baseline_bare_id, speedup_self, speedup_self_low,
 speedup_self_high, speedup_bare, speedup_bare_low, speedup_bare_high, efficiency_self, efficiency_self_low,
 efficiency_self_high, efficiency_bare, efficiency_bare_low, efficiency_bare_high, mfu, sync_isolated_s,
-sync_exposed_s, sync_exposed_share, sync_per_epoch_s, straggler_wait_s, data_share, forward_s, backward_s,
+sync_exposed_s, sync_exposed_share, sync_per_epoch_s, imbalance_s, data_share, forward_s, backward_s,
 optimizer_s, gpu_util_mean, gpu_power_w_mean, energy_j_per_sample, peak_memory_bytes, sm_clock_mhz_min,
 mem_clock_mhz_min, throttle_reasons, cpu_util_mean, rss_peak_bytes, final_loss, metric_name, metric, time_to_target_s
 """
@@ -72,7 +72,7 @@ def test_figures_of_a_run() -> None:
     known = {
         "run_id": "ddp-2-0", "status": "ok", "reason": None, "path": "/runs/0", "strategy": "ddp", "gpus": 2,
         "batch_per_device": 10, "global_batch": 20, "model": "materials_cnn", "dataset": "materials",
-        "interval_over": "blocks", "updates_per_epoch": 100, "launch_s": 0.5, "setup_s": None, "measured_s": 3.2,
+        "interval_over": "blocks", "steps_per_epoch": 100, "launch_s": 0.5, "setup_s": None, "measured_s": 3.2,
         "wall_s": 5.0, "warmup_steps": 6, "measured_steps": 40, "steady": True, "rss_peak_bytes": 101,
         "peak_memory_bytes": 7, "final_loss": 0.25, "metric_name": "mse", "metric": 0.125,
         "throttle_reasons": "hot power", "cpu_util_mean": 0.75,

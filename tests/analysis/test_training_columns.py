@@ -29,7 +29,7 @@ def test_a_training_tells_where_it_ended() -> None:
         1,
         None,
     )
-    assert (found["learning_rate"], found["first_update_s"], found["evaluate_s"]) == (1e-3, 0.7, 0.75)
+    assert (found["learning_rate"], found["first_step_s"], found["evaluate_s"]) == (1e-3, 0.7, 0.75)
     assert (found["train_metric"], found["generalisation_gap"]) == (0.1, pytest.approx(0.1))
     assert found["best_metric"] == 0.1
 
@@ -43,7 +43,7 @@ def test_an_accuracy_is_worse_where_it_is_less() -> None:
 def test_a_run_that_measured_its_throughput_has_none_of_it() -> None:
     found = training_columns.cells(record())
     null = ("stopped_by", "target", "trained_s", "trained_steps", "train_metric", "generalisation_gap", "best_metric")
-    assert {found[name] for name in (*null, "points", "first_update_s", "max_batch_per_device")} == {None}
+    assert {found[name] for name in (*null, "points", "first_step_s", "max_batch_per_device")} == {None}
     assert found["learning_rate"] == 1e-3, "as asked"
     assert training_columns.epoch_s(record()) is None and training_columns.measured_samples(record()) is None
 
@@ -80,7 +80,7 @@ def test_how_many_times_sooner_at_the_target(
 def test_the_epoch_of_a_training_that_was_over_within_warm_up(tmp_path: Path) -> None:
     """Two epochs of 1000 samples in 4 s, of which the first update, of 20, does not count."""
     early = training(values=(0.4, 0.2))
-    early.ranks = [rank(train_samples=EPOCH_SAMPLES, updates_per_epoch=50)]
+    early.ranks = [rank(train_samples=EPOCH_SAMPLES, steps_per_epoch=50)]
     expected = 4.0 / (1980 / 1000)
     assert figures_of(early, tmp_path).cells["epoch_s"] == pytest.approx(expected)
     assert figures_of(training(values=(0.4, 0.2)), tmp_path).cells["epoch_s"] != pytest.approx(expected)

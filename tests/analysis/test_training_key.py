@@ -59,7 +59,7 @@ def test_how_it_was_measured_does_not() -> None:
 
 
 def test_a_run_of_its_throughput_has_none() -> None:
-    assert training_id_cells(record("ddp")) == {"training_id": None, "recipe": None}
+    assert training_id_cells(record("ddp")) == {"training_id": None, "train_options": None}
     old = record("ddp")
     del old.spec["train"]["stop"]
     assert training_id_cells(old)["training_id"] is None

@@ -20,8 +20,8 @@ BLOCKS = 8
 def probes(**changes: Any) -> ProbeRecord:
     """Of blocks of two updates that take 10 ms with everything."""
     known: dict[str, Any] = {
-        "steps": 2, "on_s": [0.020] * BLOCKS, "off_s": [0.014] * BLOCKS, "fixed_s": [0.012] * BLOCKS,
-        "local_step_s": [[0.007] * BLOCKS], "exchange_repeats": 4, "exchange_s": [0.008] * BLOCKS, "part_steps": 5,
+        "steps": 2, "sync_on_s": [0.020] * BLOCKS, "sync_off_s": [0.014] * BLOCKS, "fixed_batch_s": [0.012] * BLOCKS,
+        "local_step_s": [[0.007] * BLOCKS], "isolated_sync_repeats": 4, "isolated_sync_s": [0.008] * BLOCKS, "part_steps": 5,
         "forward_s": [0.010] * BLOCKS, "backward_s": [0.025] * BLOCKS, "optimizer_s": [0.030] * BLOCKS,
         "copy_repeats": 10, "copy_s": [0.001] * BLOCKS,
     }  # fmt: skip
@@ -55,7 +55,7 @@ def test_seconds_of_one_update(figure: Callable[[Result], Interval | None], expe
 def test_the_median_rank_waits_for_the_slowest() -> None:
     """And the slowest loses nothing by the exchange that it does not spend on it."""
     own = [0.004, 0.005, 0.011]
-    ranks = [probes(local_step_s=[[s] * BLOCKS], off_s=[2 * s] * BLOCKS, on_s=[0.026] * BLOCKS) for s in own]
+    ranks = [probes(local_step_s=[[s] * BLOCKS], sync_off_s=[2 * s] * BLOCKS, sync_on_s=[0.026] * BLOCKS) for s in own]
     wait, exposed = update_breakdown.straggler_wait(group(*ranks)), update_breakdown.exposed(group(*ranks))
     assert wait is not None and wait.value == pytest.approx(0.011 - 0.005)
     assert exposed is not None and exposed.value == pytest.approx(0.013 - 0.005)
@@ -74,12 +74,12 @@ def test_devices_of_one_process_wait_for_each_other_too() -> None:
 
 
 def test_the_exchange_alone_lasts_until_the_last_rank_has_it() -> None:
-    found = update_breakdown.isolated(group(probes(), probes(exchange_s=[0.016] * BLOCKS)))
+    found = update_breakdown.isolated(group(probes(), probes(isolated_sync_s=[0.016] * BLOCKS)))
     assert found is not None and found.value == pytest.approx(0.004)
 
 
 def test_data_without_a_switch_of_the_exchange() -> None:
-    found = update_breakdown.data(group(probes(off_s=[], on_s=[0.020] * BLOCKS, fixed_s=[0.018] * BLOCKS)))
+    found = update_breakdown.data(group(probes(sync_off_s=[], sync_on_s=[0.020] * BLOCKS, fixed_batch_s=[0.018] * BLOCKS)))
     assert found is not None and found.value == pytest.approx(0.001)
 
 
@@ -102,7 +102,7 @@ def test_a_row_has_shares_and_what_an_epoch_costs() -> None:
     assert cells["sync_exposed_share"] == pytest.approx(0.3)
     assert cells["data_share"] == pytest.approx(0.1)
     assert cells["sync_per_epoch_s"] == pytest.approx(0.3)
-    assert cells["exchanges_per_epoch"] == 200
+    assert cells["syncs_per_epoch"] == 200
 
 
 def test_shares_of_collectives_are_of_two_different_things() -> None:

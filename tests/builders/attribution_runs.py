@@ -35,7 +35,7 @@ def alone(
 ) -> Result:
     """One device, of which `data_s` is loading; None: not measured."""
     fixed = [] if data_s is None else series(step_s - data_s)
-    probes = ProbeRecord(steps=STEPS, on_s=series(step_s), fixed_s=fixed)
+    probes = ProbeRecord(steps=STEPS, sync_on_s=series(step_s), fixed_batch_s=fixed)
     ranks = [rank(0, blocks(step_s), [STEPS * batch] * 32, probes=probes, threads=1)]
     return one(strategy, 1, ranks, batch, scaling, **changes)
 
@@ -43,11 +43,11 @@ def alone(
 def together(scaling: str = "weak", strategy: str = "ddp", **changes: Any) -> Result:
     """Two devices: of what own and bare take, and all parts. `probes` changes those of both ranks, None has none."""
     held_s = OWN_S - DATA_S + CONTENTION_S
-    off_s = held_s + DATA_S + LOADING_S
-    on_s = off_s + STRAGGLER_S + TRANSFER_S
+    sync_off_s = held_s + DATA_S + LOADING_S
+    sync_on_s = sync_off_s + STRAGGLER_S + TRANSFER_S
     told: dict[str, Any] = {
-        "steps": STEPS, "on_s": series(on_s, 0.003), "off_s": series(off_s, 0.002), "fixed_s": series(held_s, 0.001),
-        "exchange_repeats": STEPS, "exchange_s": series(0.001, 0.001),
+        "steps": STEPS, "sync_on_s": series(sync_on_s, 0.003), "sync_off_s": series(sync_off_s, 0.002), "fixed_batch_s": series(held_s, 0.001),
+        "isolated_sync_repeats": STEPS, "isolated_sync_s": series(0.001, 0.001),
     }  # fmt: skip
     asked = changes.pop("probes", {})
     ranks = []
@@ -55,7 +55,7 @@ def together(scaling: str = "weak", strategy: str = "ddp", **changes: Any) -> Re
         # The median of two is half way: the slower one takes two waits longer.
         local_s = [0.01 + 0.00001 * (n % 3) + 2 * STRAGGLER_S * number for n in range(30)]
         probes = None if asked is None else ProbeRecord(**{**told, "local_step_s": [local_s], **asked})
-        ranks.append(rank(number, blocks(on_s + DRIFT_S), [STEPS * BATCH] * 32, probes=probes, threads=1))
+        ranks.append(rank(number, blocks(sync_on_s + DRIFT_S), [STEPS * BATCH] * 32, probes=probes, threads=1))
     return one(strategy, 2, ranks, BATCH, scaling, **changes)
 
 

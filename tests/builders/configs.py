@@ -35,7 +35,7 @@ ALPHA = HardwareSpec(
     cpus_per_node=48,
     max_nodes=34,
     gpu_model="A100",
-    here=False,
+    this_machine=False,
     scheduler="slurm",
 )
 GPUS_HERE = HardwareSpec("local", devices="cuda")

@@ -62,7 +62,7 @@ def bare(batch: int, probed: bool = True, pass_s: float = 0.0, **changes: Any) -
 def ddp(batch: int, step_s: float, messages: int = 1, **changes: Any) -> Result:
     """Its exchange alone is that of the link."""
     taken_s = EXCHANGE_S + 2 * (messages - 1) * LATENCY_S
-    probes = ProbeRecord(exchange_repeats=2, exchange_s=[2 * taken_s] * 8)
+    probes = ProbeRecord(isolated_sync_repeats=2, isolated_sync_s=[2 * taken_s] * 8)
     sizes = [GRADIENT_BYTES // messages] * messages
     return made("ddp_gloo", batch, step_s, probes=probes, sync=Sync(message_bytes=sizes), **changes)
 

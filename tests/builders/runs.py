@@ -120,7 +120,7 @@ def rank(
             "block_samples": [20] * len(seconds) if samples is None else samples,
             "block_losses": [0.5] * len(seconds),
             "train_samples": 1000 if seconds else None,
-            "updates_per_epoch": 100 if seconds else None,
+            "steps_per_epoch": 100 if seconds else None,
             **changes,
         }
     )
@@ -161,7 +161,7 @@ def record(
         "spec": dataclasses.asdict(config),
         "workload": result.Workload(
             config.model.name, 153441, 613764, 1e6, config.dataset.name, first.train_samples if first else None,
-            first.updates_per_epoch if first else None, "host", "none", [200, 3], "float32", "default",
+            first.steps_per_epoch if first else None, "host", "none", [200, 3], "float32", "default",
         ),
         "scale": result.Scale(
             strategy, "torch", "2.9", "gloo", "gloo", config.hardware.name, "cpu", gpus, 1, gpus, config.scaling,

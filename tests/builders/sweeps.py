@@ -53,12 +53,12 @@ def series(step_s: float, steps: int, wobble_s: float = 0.0) -> list[float]:
 def probes(**changes: Any) -> ProbeRecord:
     found = {
         "steps": 4,
-        "on_s": series(0.0095, 4),
-        "off_s": series(0.007, 4, 0.0001),
-        "fixed_s": series(0.006, 4),
+        "sync_on_s": series(0.0095, 4),
+        "sync_off_s": series(0.007, 4, 0.0001),
+        "fixed_batch_s": series(0.006, 4),
         "local_step_s": [[0.006, 0.0061, 0.006, 0.0061]],
-        "exchange_repeats": 10,
-        "exchange_s": series(0.002, 10, 0.00002),
+        "isolated_sync_repeats": 10,
+        "isolated_sync_s": series(0.002, 10, 0.00002),
         "part_steps": 5,
         "forward_s": series(0.002, 5),
         "backward_s": series(0.005, 5, 0.00005),
@@ -73,7 +73,7 @@ def probes(**changes: Any) -> ProbeRecord:
 def probed_run(first: ProbeRecord | None, second: ProbeRecord | None, **changes: Any) -> Result:
     """Of two updates a block, after a warm-up of single ones, of which the first three were slow."""
     blocks = [2 * STEP_S * (1 + 0.01 * (-1) ** (block // 2)) for block in range(32)]
-    warmup = {"warmup_found_steps": 3, "warmup_block_steps": 1, "warmup_block_s": [0.5, 0.2, 0.1] + [0.01] * 20}
+    warmup = {"steady_after_steps": 3, "warmup_block_steps": 1, "warmup_block_s": [0.5, 0.2, 0.1] + [0.01] * 20}
     memory = {"rss_peak_bytes": 512_000_000, "rss_anon_peak_bytes": 256_000_000, "peak_memory_bytes": [None]}
     ranks = [rank(number, blocks, probes=one, **warmup, **memory) for number, one in enumerate((first, second))]
     return record("ddp_gloo", gpus=2, ranks=ranks, **{"sync": Sync(message_bytes=[400_000, 213_764]), **changes})
@@ -103,7 +103,7 @@ def run(
     losses = [1.0 / (1 + number) for number in range(blocks)]
     memory = {"rss_peak_bytes": 512_000_000, "peak_memory_bytes": [None]}
     ranks = [
-        rank(k, seconds, block_losses=losses, probes=_probes(strategy, gpus), warmup_found_steps=4,
+        rank(k, seconds, block_losses=losses, probes=_probes(strategy, gpus), steady_after_steps=4,
              warmup_block_steps=1, warmup_block_s=[0.1] * 4 + [0.01] * 12, **memory)
         for k in range(gpus)
     ]  # fmt: skip
@@ -163,16 +163,16 @@ def _probes(strategy: str, gpus: int) -> ProbeRecord:
     """Half of what is lost over devices is exposed sync, a tenth of the bare update is data."""
     if gpus == 1 or strategy.startswith("bare_"):
         return ProbeRecord(reasons={"exposed": "one device has nobody to exchange with"}, steps=2,
-                      on_s=[2 * step_s(strategy, 1)] * 8, fixed_s=[1.8 * step_s(strategy, 1)] * 8)  # fmt: skip
-    on_s, one_s = step_s(strategy, gpus), step_s(strategy, 1)
-    off_s = on_s - (on_s - one_s) / 2
+                      sync_on_s=[2 * step_s(strategy, 1)] * 8, fixed_batch_s=[1.8 * step_s(strategy, 1)] * 8)  # fmt: skip
+    sync_on_s, one_s = step_s(strategy, gpus), step_s(strategy, 1)
+    sync_off_s = sync_on_s - (sync_on_s - one_s) / 2
     wobble = [1 + 0.001 * (-1) ** number for number in range(8)]
     return dataclasses.replace(
         probes(),
         steps=2,
-        on_s=[2 * on_s * w for w in wobble],
-        off_s=[2 * off_s for _ in wobble],
-        fixed_s=[2 * (off_s - BARE_S / 10) for _ in wobble],
+        sync_on_s=[2 * sync_on_s * w for w in wobble],
+        sync_off_s=[2 * sync_off_s for _ in wobble],
+        fixed_batch_s=[2 * (sync_off_s - BARE_S / 10) for _ in wobble],
         profile=dataclasses.replace(probes().profile, operations=OPERATIONS[:2]) if probes().profile else None,
     )
 

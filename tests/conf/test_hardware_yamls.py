@@ -30,7 +30,7 @@ KEYS: dict[str, tuple[type, ...]] = {
     "device_ids": (list,),
     "bind": (str,),
     "environment": (dict,),
-    "here": (bool,),
+    "this_machine": (bool,),
     "hosts": (list,),
     "layout": (str,),
     "interface": (str, type(None)),
@@ -92,7 +92,7 @@ def test_values_make_sense(path: Path) -> None:
     assert found["description"]
     assert found["devices"] in ("cuda", "cpu", "auto")
     assert found["scheduler"] in ("none", "slurm")
-    assert not (found["here"] and found["scheduler"] == "slurm")
+    assert not (found["this_machine"] and found["scheduler"] == "slurm")
     assert found["layout"] == "sequence"  # is a run's to choose, as these are:
     assert (found["device_ids"], found["bind"], found["environment"]) == ([], "numa", {})
     assert bool(found["slurm"]) == (found["scheduler"] == "slurm")
@@ -119,14 +119,14 @@ def test_cpus_per_device_follow_the_rule_of_the_thesis(name: str, cpus_per_devic
     found = load(HARDWARE / f"{name}.yaml")
     assert found["cpus_per_device"] is None  # null = floor(cpus / GPUs)
     assert found["cpus_per_node"] // found["gpus_per_node"] == cpus_per_device
-    assert (found["here"], found["scheduler"], found["slurm"]["partition"]) == (False, "slurm", name)
+    assert (found["this_machine"], found["scheduler"], found["slurm"]["partition"]) == (False, "slurm", name)
 
 
 def test_cpu_and_local_assume_nothing() -> None:
     cpu, local = load(HARDWARE / "cpu.yaml"), load(HARDWARE / "local.yaml")
     assert (cpu["devices"], cpu["gpus_per_node"], local["devices"]) == ("cpu", 2, "auto")
     for found in (cpu | {"gpus_per_node": None}, local):
-        assert found["here"] and found["max_nodes"] == 1
+        assert found["this_machine"] and found["max_nodes"] == 1
         assert all(found[key] is None for key in FIGURES if key != "max_nodes")
 
 

@@ -116,7 +116,7 @@ def test_a_second_node_only_when_the_first_is_full(gpus: int, per_node: list[int
     assert {p.threads for p in spec.places} == {6} and all(p.cpus == [] for p in spec.places)
 
 
-NODES = HardwareSpec("nodes", devices="cuda", gpus_per_node=8, max_nodes=4, here=False)
+NODES = HardwareSpec("nodes", devices="cuda", gpus_per_node=8, max_nodes=4, this_machine=False)
 
 
 def counts_of(spec: RunSpec) -> list[int]:

@@ -71,4 +71,4 @@ def test_what_the_worker_is_told(cores: list[int]) -> None:
     spec.places[1].cpus = [3]
     assert placement.variable(spec, 1) == {}
     assert placement.variable(spec_of([[0, 1]], bind="none"), 1) == {}
-    assert placement.variable(spec_of([[0, 1]], here=True), 1) == {}, "there the places were all that was to be had"
+    assert placement.variable(spec_of([[0, 1]], this_machine=True), 1) == {}, "there the places were all that was to be had"

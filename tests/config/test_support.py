@@ -191,7 +191,7 @@ def test_nodes_that_nobody_reaches(machine_with: Any) -> None:
 @pytest.mark.parametrize("layout", ["sequence", "spread"])
 def test_more_devices_than_all_nodes_have(machine_with: Any, layout: str) -> None:
     machine_with(0)
-    reason = of(gpus=5, hardware=dataclasses.replace(NODES, here=False, layout=layout)).unsupported or ""
+    reason = of(gpus=5, hardware=dataclasses.replace(NODES, this_machine=False, layout=layout)).unsupported or ""
     assert reason.endswith("gpus=5 asks for 3 nodes, hardware=nodes has 2 of 2 devices each")
 
 

@@ -37,7 +37,7 @@ LATER_TO_TRAIN = [f.name for f in dataclasses.fields(TrainSpec)][
     [f.name for f in dataclasses.fields(TrainSpec)].index("momentum") :
 ]
 DECIDED = {"gpus"}  # given to fingerprint() as a number of its own, since null means a default
-OF_THE_CONTRACT = {"strategy.inexact", "strategy.tolerance", "strategy.choices", "strategy.at_least"}
+OF_THE_CONTRACT = {"strategy.approximate", "strategy.tolerance", "strategy.choices", "strategy.at_least"}
 
 
 def leaves(record: Any, prefix: str = "") -> Iterator[str]:
@@ -105,7 +105,7 @@ def test_keys_that_came_later_leave_the_fingerprint_of_older_runs_alone() -> Non
         del tree["train"][key]
     for part, key, _ in ADDED:
         del tree[part][key]
-    for key in ("inexact", "tolerance", "choices", "at_least"):
+    for key in ("approximate", "tolerance", "choices", "at_least"):
         del tree["strategy"][key]
     tree["hardware"]["slurm"] = {}
     text = json.dumps(tree | {"gpus": 2, "device": "cpu"}, sort_keys=True, separators=(",", ":"))

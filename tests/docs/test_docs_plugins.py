@@ -71,7 +71,7 @@ def test_keys_of_a_strategy_that_the_page_tells_of() -> None:
     told = [yaml.safe_load(block) for block in plugin_page.blocks("yaml") if not block.startswith(("defaults", "name"))]
     assert [list(each) for each in told] == [
         ["options", "choices", "at_least"],
-        ["inexact", "tolerance"],
+        ["approximate", "tolerance"],
         ["framework", "requires", "baseline"],
     ]
     resolved(*(f"strategy.{key}=" + str(value).replace("'", "") for key, value in told[2].items()), "dry_run=true")

@@ -48,7 +48,7 @@ def test_the_yaml_stands_on_one_of_ours(own: Path) -> None:
     hardware = composed(own).hardware
     assert (hardware.name, hardware.gpus_per_node, hardware.max_nodes) == ("mine", 4, 6)
     assert hardware.slurm == SlurmSpec("gpu", account="p_ml", gres="gpu:h100:{gpus}", exclusive=True)
-    assert (hardware.here, hardware.scheduler, hardware.stage) == (False, "slurm", None)
+    assert (hardware.this_machine, hardware.scheduler, hardware.stage) == (False, "slurm", None)
     # nothing of the machine below is left that would be wrong here
     assert not any(hardware.links.values()) and hardware.unsupported == {} and hardware.sources == ["our admins"]
 

@@ -41,5 +41,5 @@ def test_parts_add_up_to_the_loss(tmp_path: Path, words: list[str]) -> None:
         assert told == ({"overhead"} if row["gpus"] == 1 else set(PARTS) - absent)
         if row["gpus"] > 1:
             own = parts.set_index("part")["step_s"]
-            assert own["straggler"] == pytest.approx(row["straggler_wait_s"], abs=1e-12)
-            assert own["straggler"] + own["transfer"] == pytest.approx(row["sync_exposed_s"], abs=1e-12)
+            assert own["imbalance"] == pytest.approx(row["imbalance_s"], abs=1e-12)
+            assert own["imbalance"] + own["transfer"] == pytest.approx(row["sync_exposed_s"], abs=1e-12)

@@ -216,7 +216,7 @@ def test_its_row_is_made_where_it_would_be_submitted() -> None:
 
 def test_it_is_not_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = simulated_spec()
-    hardware = dataclasses.replace(spec.config.hardware, scheduler="slurm", here=False)
+    hardware = dataclasses.replace(spec.config.hardware, scheduler="slurm", this_machine=False)
     spec = dataclasses.replace(spec, config=dataclasses.replace(spec.config, hardware=hardware))
     monkeypatch.setattr(cluster_runs, "inside", lambda: False)
     assert cluster_runs.submits(spec)

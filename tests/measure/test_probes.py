@@ -83,10 +83,10 @@ def test_every_quantity_is_measured(tmp_path: Path) -> None:
     assert steps == 4, "about block_s"
     (own,) = found.local_step_s
     known = {
-        steps * (STEP_S + EXCHANGE_S): [found.on_s],
-        steps * STEP_S: [found.off_s, found.fixed_s],
+        steps * (STEP_S + EXCHANGE_S): [found.sync_on_s],
+        steps * STEP_S: [found.sync_off_s, found.fixed_batch_s],
         STEP_S: [own],
-        (found.exchange_repeats or 0) * 2 * EXCHANGE_S: [found.exchange_s],
+        (found.isolated_sync_repeats or 0) * 2 * EXCHANGE_S: [found.isolated_sync_s],
         (found.copy_repeats or 0) * COPY_S: [found.copy_s],
     }
     known |= {(found.part_steps or 0) * PART_S[part]: [getattr(found, f"{part}_s")] for part in ("forward", "backward")}
@@ -114,18 +114,18 @@ def test_probes_take_about_as_long_as_they_may(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("gpus", "others"), [(2, set()), (1, {"isolated"})])
 def test_slow_updates_are_not_made_by_the_dozen(tmp_path: Path, gpus: int, others: set[str]) -> None:
     found, strategy, _ = probed(tmp_path, gpus=gpus, measure={"probe_s": 0.01})
-    assert set(found.reasons) == {"exposed", "data", "straggler", *PARTS} | others
+    assert set(found.reasons) == {"exposed", "data", "imbalance", *PARTS} | others
     why = "an update takes 0.014 s, longer than measure.probe_s: raise that to have its parts measured"
     assert [found.reasons[name] for name in ("data", *PARTS)] == [why] * 4
-    assert {found.reasons["exposed"], found.reasons["straggler"]} == {why if gpus > 1 else ALONE}
-    assert found.profile is not None and found.copy_s and bool(found.exchange_s) == (gpus > 1)
+    assert {found.reasons["exposed"], found.reasons["imbalance"]} == {why if gpus > 1 else ALONE}
+    assert found.profile is not None and found.copy_s and bool(found.isolated_sync_s) == (gpus > 1)
     assert "step" not in strategy.during and strategy.exchanging
 
 
 @pytest.mark.parametrize(
     ("cannot", "told"),
     [
-        ({"set_gradient_sync"}, {"exposed", "straggler"}),
+        ({"set_gradient_sync"}, {"exposed", "imbalance"}),
         ({"run_isolated_sync"}, {"isolated"}),
         ({"copy"}, {"copy"}),
         ({"profile"}, {"profile"}),
@@ -140,9 +140,9 @@ def test_what_a_strategy_cannot_tell_is_left_out_with_its_reason(
     found, strategy, _ = probed(tmp_path, kind)
     assert set(found.reasons) == told
     assert all(reason.startswith("no ") for reason in found.reasons.values())
-    assert found.on_s and found.fixed_s
-    assert bool(found.off_s) == bool(found.local_step_s) == ("set_gradient_sync" not in cannot)
-    assert bool(found.exchange_s) == ("run_isolated_sync" not in cannot)
+    assert found.sync_on_s and found.fixed_batch_s
+    assert bool(found.sync_off_s) == bool(found.local_step_s) == ("set_gradient_sync" not in cannot)
+    assert bool(found.isolated_sync_s) == ("run_isolated_sync" not in cannot)
     assert bool(found.forward_s) == ("forward" not in cannot)
     assert bool(found.optimizer_s) == ("optimizer" not in cannot)
     assert strategy.exchanging
@@ -151,19 +151,19 @@ def test_what_a_strategy_cannot_tell_is_left_out_with_its_reason(
 def test_without_a_switch_data_is_told_by_blocks_with_the_exchange(tmp_path: Path) -> None:
     kind = type("Limited", (Timed,), {"cannot": frozenset({"set_gradient_sync"})})
     found, strategy, _ = probed(tmp_path, kind)
-    assert found.fixed_s == pytest.approx(found.on_s) and strategy.during["step"] == {True}
+    assert found.fixed_batch_s == pytest.approx(found.sync_on_s) and strategy.during["step"] == {True}
 
 
 def test_one_device_has_nobody_to_wait_for(tmp_path: Path) -> None:
     found, _, _ = probed(tmp_path, gpus=1)
-    assert found.reasons == dict.fromkeys(("exposed", "straggler", "isolated"), ALONE)
-    assert found.on_s and found.fixed_s and found.forward_s and not found.off_s
+    assert found.reasons == dict.fromkeys(("exposed", "imbalance", "isolated"), ALONE)
+    assert found.sync_on_s and found.fixed_batch_s and found.forward_s and not found.sync_off_s
 
 
 def test_replicas_without_an_exchange_wait_for_nobody(tmp_path: Path) -> None:
     strategy = StrategySpec("simulated", baseline="simulated", lockstep=False)
     found, _, _ = probed(tmp_path, strategy=strategy)
-    assert found.reasons == dict.fromkeys(("exposed", "straggler", "isolated"), APART)
+    assert found.reasons == dict.fromkeys(("exposed", "imbalance", "isolated"), APART)
 
 
 def test_unknown_messages_cannot_be_sent(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_unknown_messages_cannot_be_sent(tmp_path: Path) -> None:
 
 def test_samples_that_others_read_are_not_told_apart(tmp_path: Path) -> None:
     found, _, _ = probed(tmp_path, type("Remote", (Timed,), {"reads_in_step": True}))
-    assert set(found.reasons) == {"data"} and not found.fixed_s
+    assert set(found.reasons) == {"data"} and not found.fixed_batch_s
 
 
 def test_a_trace_is_kept_where_it_was_asked_for(tmp_path: Path) -> None:

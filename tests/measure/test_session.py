@@ -91,7 +91,7 @@ def test_phases_come_in_order_and_are_marked(tmp_path: Path) -> None:
 
 def test_what_a_session_leaves_in_the_record(tmp_path: Path) -> None:
     record, _ = one_rank(tmp_path, simulated_spec(options={"message_bytes": 77}, size=80))
-    assert (record.train_samples, record.updates_per_epoch, record.params) == (60, 6, None)
+    assert (record.train_samples, record.steps_per_epoch, record.params) == (60, 6, None)
     assert (record.metrics, record.message_bytes, record.backend_used) == ({"mse": 0.0}, [77], None)
     assert record.peak_memory_bytes == [None]
     assert record.warmup_block_steps == 1 and len(record.warmup_block_s) == len(record.warmup_losses) >= 16
@@ -106,8 +106,8 @@ def test_a_strategy_without_probes_has_nulls_and_the_reason(tmp_path: Path) -> N
     record, _ = one_rank(tmp_path, simulated_spec(2, measure=measure), WithoutProbes)
     assert record.block_s and record.metrics == {"mse": 1.0}
     assert (record.params, record.message_bytes, record.stages, record.state_bytes) == (None, [], [], [])
-    assert record.probes is not None and record.probes.fixed_s and not record.probes.off_s
-    probes = ["exposed", "straggler", "isolated", *PARTS, "copy", "profile", *COLLECTIVES, "send_one_way", "memcpy"]
+    assert record.probes is not None and record.probes.fixed_batch_s and not record.probes.sync_off_s
+    probes = ["exposed", "imbalance", "isolated", *PARTS, "copy", "profile", *COLLECTIVES, "send_one_way", "memcpy"]
     assert record.probes.reasons.keys() >= set(probes)
     assert set(record.probes.reasons.values()) == {"strategy null has no probes"}
     assert record.timeline is not None and record.timeline.reason == "strategy null has no probes"
@@ -179,11 +179,11 @@ def test_times_are_those_that_were_slept(tmp_path: Path) -> None:
         "step": (1, {"step_s": 0.02}, 0.02),
         "loading": (1, {"step_s": 0.005, "loading_s": 0.02}, 0.025),
         "group": (2, {"step_s": 0.02}, 0.02),
-        "exchange": (2, {"step_s": 0.01, "exchange_s": 0.02}, 0.03),
-        "straggler": (2, {"step_s": 0.01, **STRAGGLER}, 0.03),
+        "exchange": (2, {"step_s": 0.01, "sync_s": 0.02}, 0.03),
+        "imbalance": (2, {"step_s": 0.01, **STRAGGLER}, 0.03),
         "rank 0 straggles": (2, {"step_s": 0.01, "straggler_rank": 0, "straggler_s": 0.02}, 0.03),
         "no such straggler": (2, {"step_s": 0.02, "straggler_rank": 2, "straggler_s": 1.0}, 0.02),
-        "all": (2, {"step_s": 0.01, "loading_s": 0.01, "exchange_s": 0.01, **STRAGGLER, "straggler_s": 0.01}, 0.04),
+        "all": (2, {"step_s": 0.01, "loading_s": 0.01, "sync_s": 0.01, **STRAGGLER, "straggler_s": 0.01}, 0.04),
     }  # fmt: skip
 
     def measured(name: str) -> Result:
@@ -222,11 +222,11 @@ def test_every_sample_is_counted_also_of_an_uneven_last_batch(gpus: int, tmp_pat
     assert result.status == "ok", result.reason
     train, _ = datasets.open_sources(spec, 0, gpus)
     first = result.ranks[0]
-    assert (first.train_samples, first.updates_per_epoch) == (94, train.updates_per_epoch)
-    assert train.global_samples(train.updates_per_epoch - 1) != 7 * gpus
+    assert (first.train_samples, first.steps_per_epoch) == (94, train.steps_per_epoch)
+    assert train.global_samples(train.steps_per_epoch - 1) != 7 * gpus
     steps, warm = first.block_steps or 0, (first.warmup_block_steps or 0) * len(first.warmup_block_s)
     assert warm >= 7
-    sizes = [train.global_samples(update) for update in range(train.updates_per_epoch)]
+    sizes = [train.global_samples(update) for update in range(train.steps_per_epoch)]
     for block in range(len(first.block_s)):
         begin = warm + block * steps
         expected = sum(sizes[update % len(sizes)] for update in range(begin, begin + steps))

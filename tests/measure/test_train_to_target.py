@@ -170,13 +170,13 @@ def test_a_point_holds_where_the_training_stood() -> None:
     assert last.learning_rate == pytest.approx(1e-3 / 13), "the one that update 13 was made with"
     assert first.metrics == {"mse": 1 / 11} and first.train_metrics == {"mse": 1 / 22}
     assert found.trainer.looks == [(11, 40), (11, 0), (13, 40), (13, 0)]
-    assert found.training.first_update_s == 1.0
+    assert found.training.first_step_s == 1.0
 
 
 def test_nothing_between_blocks_is_training() -> None:
     """Talk takes 100 s and a look 1000."""
     found = trained(Trainer(step_s=lambda k: 50.0 if k == 1 else 1.0), stop={"steps": 40, "seconds": 1e6})
-    assert found.training.curve[-1].train_s == 39.0 and found.training.first_update_s == 50.0
+    assert found.training.curve[-1].train_s == 39.0 and found.training.first_step_s == 50.0
     assert found.trainer.now_s > 3000.0
 
 
@@ -274,7 +274,7 @@ def test_whatever_is_asked_for(
     ends = [end for end in (stop.get("steps"), _updates(stop.get("epochs"), data)) if end is not None]
     assert steps <= min(ends, default=math.inf)
     if every is not None:
-        per = max(1.0, every * data.updates_per_epoch)
+        per = max(1.0, every * data.steps_per_epoch)
         multiples = {round(m * per) for m in range(1, steps + 2) if round(m * per) <= steps}
         assert multiples <= set(found)
     if every_s is None:
@@ -294,4 +294,4 @@ def test_whatever_is_asked_for(
 
 
 def _updates(epochs: float | None, data: Source) -> int | None:
-    return None if epochs is None else max(1, round(epochs * data.updates_per_epoch))
+    return None if epochs is None else max(1, round(epochs * data.steps_per_epoch))

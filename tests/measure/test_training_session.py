@@ -76,7 +76,7 @@ def test_what_a_training_leaves(results: dict[str, tuple[Result, Path]]) -> None
     assert [rank.stopped_by for rank in result.ranks] == ["epochs"] * 2
     assert quality.curve[-1].train_s == max(rank.curve[-1].train_s for rank in result.ranks) >= 0.059
     for rank in result.ranks:
-        assert rank.block_s and rank.first_update_s is not None
+        assert rank.block_s and rank.first_step_s is not None
         blocks_s = sum(rank.warmup_block_s[1:]) + sum(rank.block_s)
         assert blocks_s <= rank.curve[-1].train_s + 1e-9, "and what was cut short"
     row = load(folder).iloc[0]
@@ -148,7 +148,7 @@ def test_a_loss_that_is_no_number_is_a_failed_run_with_its_update(results: dict[
 
 def test_probes_come_after_a_training_that_measured_nothing(results: dict[str, tuple[Result, Path]]) -> None:
     result, _ = results["probed"]
-    assert result.status == "ok" and all(rank.probes is not None and rank.probes.on_s for rank in result.ranks)
+    assert result.status == "ok" and all(rank.probes is not None and rank.probes.sync_on_s for rank in result.ranks)
 
 
 def test_rates_follow_the_schedule_through_both_stages(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_what_a_sweep_varies_is_a_column() -> None:
 
 
 def test_what_a_batch_costs_is_told_where_feeding_differs() -> None:
-    probes = ProbeRecord(steps=2, on_s=[0.2, 0.2], fixed_s=[0.19, 0.19])  # 5 % of an update of 0.1 s
+    probes = ProbeRecord(steps=2, sync_on_s=[0.2, 0.2], fixed_batch_s=[0.19, 0.19])  # 5 % of an update of 0.1 s
     runs = [record(block_s=0.2, run_id=feed) for feed in ("host", "device")]
     for run, feed in zip(runs, ("host", "device"), strict=True):
         run.workload.feed = feed

@@ -69,7 +69,7 @@ def test_the_interval_says_what_it_is_over() -> None:
 def test_warm_up_is_found_or_not_or_of_a_fixed_length() -> None:
     result = probed_run(None, None)
     assert warm_up(result) == "over after 3 updates, 800 ms; 23 updates and 1.00 s were left out"
-    result.ranks[0].warmup_found_steps = None
+    result.ranks[0].steady_after_steps = None
     assert warm_up(result) == "its end was not found within 23 updates; 23 updates and 1.00 s were left out"
     del result.spec["measure"]["warmup_max_steps"]
     result.ranks[0].warmup_block_steps = 2

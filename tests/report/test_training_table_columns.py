@@ -89,7 +89,7 @@ def test_several_metrics_are_named_in_their_cells() -> None:
         ({"learning_rate_rule": "sqrt", "base_batch": 10}, "learning_rate_rule"),
         ({"learning_rate": 0.5}, "learning_rate"),
         ({"weight_decay": 0.5}, "weight_decay"),
-        ({"schedule": "cosine"}, "recipe"),
+        ({"schedule": "cosine"}, "train_options"),
         ({"accumulate": 2}, "accumulate"),
     ],
 )

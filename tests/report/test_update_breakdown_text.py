@@ -26,8 +26,8 @@ def rows(result: Result) -> dict[str, list[str]]:
 
 def without(**reasons: str) -> Result:
     """A run that lacks what the reasons are given for."""
-    lists = {"forward": "forward_s", "backward": "backward_s", "optimizer": "optimizer_s", "data": "fixed_s"}
-    lists |= {"exposed": "off_s", "isolated": "exchange_s", "straggler": "local_step_s", "copy": "copy_s"}
+    lists = {"forward": "forward_s", "backward": "backward_s", "optimizer": "optimizer_s", "data": "fixed_batch_s"}
+    lists |= {"exposed": "sync_off_s", "isolated": "isolated_sync_s", "imbalance": "local_step_s", "copy": "copy_s"}
     found = [probes(**{lists[name]: [] for name in reasons}, reasons=dict(reasons)) for _ in range(2)]
     return probed_run(*found)
 
@@ -60,7 +60,7 @@ def test_a_rest_below_zero_is_within_noise() -> None:
         ("optimizer", "optimizer", []),
         ("exposed", "exposed sync", ["sync per epoch"]),
         ("isolated", "isolated sync", []),
-        ("straggler", "straggler wait", []),
+        ("imbalance", "straggler wait", []),
         ("copy", "host-to-device copy", []),
     ],
 )
@@ -91,7 +91,7 @@ def test_figures_that_are_not_there_for_no_reason_of_their_own() -> None:
     found = rows(result)
     assert found["host-to-device copy"] == ["-", "too few blocks for a figure"]
     assert found["exchanges per epoch"] == ["-", "the messages of an update are not known"]
-    result.workload.updates_per_epoch = None
+    result.workload.steps_per_epoch = None
     for name in ("sync per epoch", "exchanges per epoch"):
         assert rows(result)[name] == ["-", "the updates of an epoch are not known"]
 

@@ -174,7 +174,7 @@ def test_a_good_run_as_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (p.launch_s, p.setup_s, p.warmup_s, p.measure_s) == (0.5, 2.0, 3.0, 4.0)
     assert (p.evaluate_s, p.probes_s, p.close_s, p.wall_s) == (None, 0.5, 1.5, 13.0)
     w, s, q = result.workload, result.scale, result.quality
-    assert (w.model_params, w.gradient_bytes, w.train_samples, w.updates_per_epoch) == (7, 28, 1000, 100)
+    assert (w.model_params, w.gradient_bytes, w.train_samples, w.steps_per_epoch) == (7, 28, 1000, 100)
     assert (s.framework_version, s.backend_used, s.gpus, s.processes, s.repeat, s.seed) == ("1", "gloo", 2, 2, 3, 4)
     assert (s.batch_per_device, s.global_batch, s.lockstep, s.baseline_bare) == (10, 20, True, "simulated")
     assert q.final_loss == (1.0 * 30 + 2.0 * 10) / 40, "the last block of all ranks, by samples"
@@ -216,7 +216,7 @@ def trained_rank(number: int, train_s: float, blocks: list[float]) -> RankRecord
     ]
     return rank(
         number, blocks, marks_s=marks, metrics={"mse": 0.2}, curve=points, stopped_by="target",
-        first_update_s=train_s / 4,
+        first_step_s=train_s / 4,
     )  # fmt: skip
 
 
@@ -225,7 +225,7 @@ def test_a_training_as_a_record() -> None:
     ranks: list[RankRecord | None] = [trained_rank(0, 4.0, [0.1]), trained_rank(1, 8.0, [0.1])]
     result = assembled(spec, ranks, RunOutcome("ok"))
     q, p = result.quality, result.phases
-    assert (q.time_to_target_s, q.stopped_by, q.first_update_s) == (8.0, "target", 2.0), "of the slowest rank"
+    assert (q.time_to_target_s, q.stopped_by, q.first_step_s) == (8.0, "target", 2.0), "of the slowest rank"
     assert q.learning_rate == 2e-3 and [point.loss_samples for point in q.curve] == [100, 100]
     assert (q.metric_name, q.metric, q.final_loss) == ("mse", 0.2, 0.5)
     assert (p.warmup_s, p.measure_s, p.evaluate_s, p.probes_s) == (2.5, 2.5, 2.0, 2.0)

@@ -68,7 +68,7 @@ def test_a_folder_with_a_result_is_left_alone(tmp_path: Path) -> None:
 def test_what_is_impossible_here_is_a_row_and_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "launch", lambda *args, **options: pytest.fail("it was started"))
     spec = simulated_spec(
-        hardware=HardwareSpec("far", devices="cuda", gpus_per_node=8, here=False, gpu_model="X"), gpus=3
+        hardware=HardwareSpec("far", devices="cuda", gpus_per_node=8, this_machine=False, gpu_model="X"), gpus=3
     )
     result = run(spec, tmp_path / "run")
     assert result.status == "unsupported" and result.reason is not None

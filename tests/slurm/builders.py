@@ -18,7 +18,7 @@ from tests.builders.configs import of
 FOLDER = Path("/scratch/user/sweep/3")
 ROLES = {"roles": {"chief": 1, "ps": 1, "worker": "gpus"}}
 CPU_NODES: dict[str, Any] = {
-    "name": "cluster", "devices": "cpu", "gpus_per_node": 2, "cpus_per_node": 8, "max_nodes": 4, "here": False,
+    "name": "cluster", "devices": "cpu", "gpus_per_node": 2, "cpus_per_node": 8, "max_nodes": 4, "this_machine": False,
     "scheduler": "slurm",
 }  # fmt: skip
 GPU_NODES = CPU_NODES | {"devices": "cuda", "gpus_per_node": 8, "cpus_per_node": 48}

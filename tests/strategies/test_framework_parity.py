@@ -184,7 +184,7 @@ def losses_at_rates(strategy: str, words: list[str]) -> list[float]:
     source = Source(inputs, targets, global_batch=20, seed=3, replica=0, replicas=1)
     one, rates, losses = (
         registry.load(strategy)(spec, 0),
-        LearningRateSchedule.from_spec(spec, source.updates_per_epoch),
+        LearningRateSchedule.from_spec(spec, source.steps_per_epoch),
         [],
     )
     assert (rates.at_step(0), rates.at_step(4)) == (pytest.approx(spec.learning_rate / 5), spec.learning_rate)

@@ -125,7 +125,7 @@ def test_the_learning_rates_that_it_was_given_are_kept() -> None:
 
 
 def test_the_exchange_takes_its_time_while_it_is_on(slept: list[float]) -> None:
-    strategy = Simulated(simulated_spec(options={"step_s": 1.0, "exchange_s": 10.0}), 0)
+    strategy = Simulated(simulated_spec(options={"step_s": 1.0, "sync_s": 10.0}), 0)
     for on in (True, False, True):
         strategy.set_gradient_sync(on)
         strategy.step(BATCH)

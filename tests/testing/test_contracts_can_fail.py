@@ -56,7 +56,7 @@ def test_a_lax_yaml_fails(dists: Dists, tmp_path: Path) -> None:
     dists.strategy(yaml=yaml_of("mine", baseline="simulated", **YAMLS["yaml says whether it is exact"]))
     found = answers(tmp_path / "asked")
     assert [name for name, answer in found.items() if answer.verdict == FAILS] == ["yaml says whether it is exact"]
-    assert "say in `inexact` why its updates differ" in found["yaml says whether it is exact"].reason
+    assert "say in `approximate` why its updates differ" in found["yaml says whether it is exact"].reason
     assert found["losses equal the baselines"].verdict == HOLDS
 
 
@@ -79,7 +79,7 @@ def test_a_faulty_yaml_fails(question: str, dists: Dists, tmp_path: Path) -> Non
 def test_inexact_updates_are_held_to_their_own_tolerance(dists: Dists, tmp_path: Path) -> None:
     off = "    def step(self, batch):\n        part = super().step(batch)\n"
     off += "        return LossPart(part.loss_sum * 1.01, part.samples)\n"
-    told = {"baseline": "simulated", "inexact": "its losses are a hundredth more"}
+    told = {"baseline": "simulated", "approximate": "its losses are a hundredth more"}
     dists.strategy(code=HEAD + off, yaml=yaml_of("mine", **told, tolerance=0.02))
     assert answers(tmp_path / "wide")["losses equal the baselines"].verdict == HOLDS
     assert answers(tmp_path / "narrow", loss_rtol=0.005)["losses equal the baselines"].verdict == FAILS

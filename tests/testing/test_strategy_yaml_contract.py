@@ -33,4 +33,4 @@ def test_every_strategy_of_ours_is_under_contract() -> None:
 @pytest.mark.parametrize(("name", "flagged"), [("parameter_server", True), ("simulated", False)])
 def test_rows_of_inexact_strategies_say_so(name: str, flagged: bool) -> None:
     spec = resolve(compose_config([f"strategy={name}", "gpus=1"]))
-    assert ("inexact" in spec.flags) == flagged
+    assert ("approximate" in spec.flags) == flagged

@@ -59,8 +59,8 @@ def truth(ranks: int, noise: Noise, steps: int) -> tuple[dict[str, float], float
         "overhead": alone["own"] - alone["bare"],
         "contention": held_s + loading_s - alone["own"],
         "data": group["data_s"] - loading_s,
-        "straggler": group["straggler_wait_s"],
-        "transfer": group["sync_exposed_s"] - group["straggler_wait_s"],
+        "imbalance": group["imbalance_s"],
+        "transfer": group["sync_exposed_s"] - group["imbalance_s"],
         "drift": update_s - held_s - group["data_s"] - group["sync_exposed_s"],
     }
     return found, update_s

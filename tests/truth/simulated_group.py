@@ -245,7 +245,7 @@ def truths(times: Times, noise: Noise, ranks: int, steps: int, part_steps: int) 
     if ranks > 1:
         found["sync_isolated_s"] = exchange.mean()
         found["sync_exposed_s"] = _median(_blocks(on - np.roll(alone, steps + 1, axis=1), steps))
-        found["straggler_wait_s"] = (alone.max(axis=0) - np.median(alone, axis=0)).mean()
+        found["imbalance_s"] = (alone.max(axis=0) - np.median(alone, axis=0)).mean()
     return {name: float(value) for name, value in found.items()}
 
 

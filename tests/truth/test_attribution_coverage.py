@@ -45,7 +45,7 @@ def test_truths_are_those_of_the_definitions() -> None:
             "overhead": OWN.step_s - BARE.step_s,
             "contention": GROUP.step_s - OWN.step_s,
             "data": GROUP.loading_s - OWN.loading_s,
-            "straggler": GROUP.straggler_s,
+            "imbalance": GROUP.straggler_s,
             "transfer": GROUP.exchange_s,
             "drift": 0.0,
         },

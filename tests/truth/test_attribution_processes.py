@@ -38,7 +38,7 @@ RUNS: dict[str, tuple[int, int, dict[str, Any], bool]] = {
     "group": (
         DEVICES, BATCH * DEVICES,
         {"step_s": 0.044, "loading_s": 0.014, "straggler_rank": 1, "straggler_s": STRAGGLER_S,
-         "exchange_s": EXCHANGE_S, "message_bytes": 1000}, True,
+         "sync_s": EXCHANGE_S, "message_bytes": 1000}, True,
     ),
 }  # fmt: skip
 MEASURE = {
@@ -87,7 +87,7 @@ def truths(slept: Slept) -> tuple[dict[str, float], float]:
         "overhead": alone_s["own"] - alone_s["bare"],
         "contention": own.mean() + loading_s - alone_s["own"],
         "data": alone.mean() - own.mean() - loading_s,
-        "straggler": together_s - alone.mean(),
+        "imbalance": together_s - alone.mean(),
         "transfer": exchange_s,
         "drift": 0.0,
     }

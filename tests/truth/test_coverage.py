@@ -101,7 +101,7 @@ def test_truths_are_those_of_the_definitions() -> None:
         "optimizer_s": 0.2 * QUICK.step_s,
         "sync_isolated_s": QUICK.exchange_s,
         "sync_exposed_s": QUICK.exchange_s + QUICK.straggler_s,  # the median rank waits for the straggler
-        "straggler_wait_s": QUICK.straggler_s,
+        "imbalance_s": QUICK.straggler_s,
     }
     assert three == pytest.approx(expected)
     assert one["throughput"] == pytest.approx(10 / (QUICK.step_s + QUICK.loading_s))

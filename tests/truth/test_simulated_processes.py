@@ -24,7 +24,7 @@ ENOUGH = 17
 STEP_S, STRAGGLER_S, LOADING_S, COPY_S = 0.040, 0.020, 0.010, 0.008
 OPTIONS = {
     "step_s": STEP_S, "straggler_rank": 1, "straggler_s": STRAGGLER_S, "loading_s": LOADING_S, "copy_s": COPY_S,
-    "exchange_s": EXCHANGE_S, "message_bytes": 1000,
+    "sync_s": EXCHANGE_S, "message_bytes": 1000,
 }  # fmt: skip
 MEASURE = {
     "warmup_steps": 16, "warmup_max_s": 2.0, "block_s": 0.05, "min_s": 1.0, "max_s": 12.0, "target": 0.05,
@@ -70,7 +70,7 @@ def truths(slept: Slept) -> dict[str, float]:
         "throughput": 2 * BATCH / (together_s + exchange_s),
         "sync_isolated_s": exchange_s,
         "sync_exposed_s": together_s + exchange_s - alone.mean(),
-        "straggler_wait_s": together_s - alone.mean(),
+        "imbalance_s": together_s - alone.mean(),
         "data_s": alone.mean() - own.mean(),
         "copy_s": slept.both(COPY_S).mean(),
         "forward_s": forward_s,
@@ -94,8 +94,8 @@ def test_what_was_slept_lies_in_the_intervals(tmp_path: Path) -> None:
     for name, value in truth.items():
         intervals = [figure(result, name) for result in results.values()]
         held[name] = sum(each.low <= value <= each.high for each in intervals)
-        off_s = float(np.mean([each.value for each in intervals])) - value
-        off[name] = off_s / (value if name == "throughput" else update_s)
+        sync_off_s = float(np.mean([each.value for each in intervals])) - value
+        off[name] = sync_off_s / (value if name == "throughput" else update_s)
         print(f"{name}: {value:.6g} in {held[name]} of {TRIALS}, mean off by {100 * off[name]:+.2f} % of an update")
     assert min(held.values()) >= ENOUGH, held
     assert max(map(abs, off.values())) < NEAR, off

@@ -36,7 +36,7 @@ def found_steps(length: int, height: float, noise: Noise, seed: int) -> int | No
     """As the record has it, of a warm-up that stays the same until it ends; looked for where it can have ended."""
     spec = spec_of(1, warmup_steps=50 if length < 50 else 400, **BRIEF)
     times = Times(warmup_s=(height * STEP_S,) * length)
-    return run(spec, times, noise, 6000, seed).ranks[0].warmup_found_steps
+    return run(spec, times, noise, 6000, seed).ranks[0].steady_after_steps
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_warm_up_that_decays_ends_where_it_sinks_into_the_noise(fall: float) -
     """By e in `fall` updates. What is left is less than six standard deviations of the noise, and not nothing."""
     width, spec = 0.05, spec_of(1, **BRIEF)
     times = Times(warmup_s=tuple(2 * STEP_S * np.exp(-np.arange(2000) / fall)))
-    founds = [run(spec, times, white(width), 6000, seed).ranks[0].warmup_found_steps for seed in range(TRIALS)]
+    founds = [run(spec, times, white(width), 6000, seed).ranks[0].steady_after_steps for seed in range(TRIALS)]
     left = [2 * np.exp(-found / fall) / width for found in founds if found is not None]
     print(f"\ndecay by e in {fall:g}: {len(left)} of {TRIALS}, left {min(left):.2f} to {max(left):.2f} deviations")
     assert all(0.01 <= each <= 6 * np.exp(2 / fall) for each in left)
@@ -106,7 +106,7 @@ def test_a_drift_is_flagged_and_none_is_not() -> None:
 def test_where_no_steady_state_comes_none_is_found() -> None:
     """Null, and nothing wrong, where each update takes longer than the one before."""
     spec = spec_of(1, warmup_max_steps=400, **BRIEF)
-    founds = [run(spec, Times(drift=30.0), white(), 6000, seed).ranks[0].warmup_found_steps for seed in range(TRIALS)]
+    founds = [run(spec, Times(drift=30.0), white(), 6000, seed).ranks[0].steady_after_steps for seed in range(TRIALS)]
     assert founds == [None] * TRIALS
 
 
@@ -119,6 +119,6 @@ def test_a_warm_up_that_was_slept_is_found(tmp_path: Path) -> None:
         return run_processes(simulated_spec(1, options, measure), tmp_path / str(length), module=SLEEPING)
 
     results = in_parallel(slept, (0, 1, 5, 20), at_once=2)
-    found = {length: result.ranks[0].warmup_found_steps for length, result in results.items()}
+    found = {length: result.ranks[0].steady_after_steps for length, result in results.items()}
     print(f"\nslept: {found}")
     assert all(near(steps, length) for length, steps in found.items()), found

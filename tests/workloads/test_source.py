@@ -34,7 +34,7 @@ def sizes(draw) -> tuple[int, int, int]:
 @given(sizes(), st.integers(0, 3))
 def test_every_sample_once_per_epoch_and_no_part_empty(size, epoch):
     sources = group(*size)
-    updates = sources[0].updates_per_epoch
+    updates = sources[0].steps_per_epoch
     parts = [[one.batch_indices(epoch, update) for one in sources] for update in range(updates)]
     assert sorted(np.concatenate([index for row in parts for index in row])) == list(range(size[0]))
     for update, row in enumerate(parts):
@@ -50,11 +50,11 @@ def test_every_sample_once_per_epoch_and_no_part_empty(size, epoch):
 def test_batches_do_not_depend_on_the_number_of_replicas(size, epoch):
     samples, global_batch, _ = size
     sources, alone = group(*size), source(samples, global_batch)
-    for update in range(sources[0].updates_per_epoch):
+    for update in range(sources[0].steps_per_epoch):
         together = np.concatenate([one.batch_indices(epoch, update) for one in sources])
         single = alone.batch_indices(epoch, update)
         if len(together) != len(single):  # the remainder joined, as one replica never makes it do
-            assert update == sources[0].updates_per_epoch - 1
+            assert update == sources[0].steps_per_epoch - 1
             single = np.concatenate([single, alone.batch_indices(epoch, update + 1)])
         assert np.array_equal(together, single)
 
@@ -63,7 +63,7 @@ def test_batches_do_not_depend_on_the_number_of_replicas(size, epoch):
 def test_epoch_yields_what_batch_indices_says(size):
     for one in group(*size):
         batches = list(one.epoch(1))
-        assert len(batches) == one.updates_per_epoch
+        assert len(batches) == one.steps_per_epoch
         for update, batch in enumerate(batches):
             indices = one.batch_indices(1, update)
             assert np.array_equal(batch.targets, indices) and np.array_equal(batch.inputs[:, 1], indices)
@@ -131,7 +131,7 @@ def test_fixed_gives_the_same_arrays_again():
     first, *others = islice(one, 9)
     assert first.targets.tolist() == source(20, 6, replica=1, replicas=2).batch_indices(0, 0).tolist()
     assert all(other.inputs is first.inputs and other.targets is first.targets for other in others)
-    assert len(list(one.epoch(3))) == one.updates_per_epoch == 4
+    assert len(list(one.epoch(3))) == one.steps_per_epoch == 4
 
 
 def test_the_host_feed_gives_new_plain_arrays(tmp_path):

@@ -17,7 +17,7 @@ from scalebench.analysis.baselines import comparison_key
 from scalebench.core.result import ProbeRecord, Result
 from scalebench.core.stats.estimates import mean_interval
 
-PARTS = ("batch", "overhead", "contention", "data", "straggler", "transfer", "drift")
+PARTS = ("batch", "overhead", "contention", "data", "imbalance", "transfer", "drift")
 ONE_DEVICE = {"batch": "bare", "overhead": "own"}  # part -> the rung that it ends on
 Figures = dict[str, Figure]
 Split = list[tuple[tuple[str, ...], Terms]]
@@ -43,20 +43,20 @@ def of_probes(result: Result) -> Figures:
     """
     columns = {
         "data": update_breakdown.data,
-        "straggler": update_breakdown.straggler_wait,
+        "imbalance": update_breakdown.straggler_wait,
         "exposed": update_breakdown.exposed,
     }
     intervals = {name: column(result) for name, column in columns.items()}
     found = {name: figure(one.value, one) for name, one in intervals.items() if one is not None}
     base = "held" if "data" in found else "fed"
-    off = "off_s" if "exposed" in found else "on_s"
-    low = "fixed_s" if base == "held" else off
+    off = "sync_off_s" if "exposed" in found else "sync_on_s"
+    low = "fixed_batch_s" if base == "held" else off
     level = _level(result, [lambda probes: getattr(probes, low)])
     pieces: list[Callable[[ProbeRecord], Sequence[float]]] = [lambda probes: getattr(probes, low)]
     if base == "held":
-        pieces.append(lambda probes: _difference(getattr(probes, off), probes.fixed_s))
+        pieces.append(lambda probes: _difference(getattr(probes, off), probes.fixed_batch_s))
     if "exposed" in found:
-        pieces.append(lambda probes: _difference(probes.on_s, probes.off_s))
+        pieces.append(lambda probes: _difference(probes.sync_on_s, probes.sync_off_s))
     whole = _level(result, pieces)
     if level is None or whole is None:
         return found  # the straggler wait at the most: the others stand on such blocks too
@@ -93,12 +93,12 @@ def _told(wanted: Sequence[str], known: Collection[str]) -> Split:
     found: Split = []
     if "data" in wanted and {"data", "held"} <= set(known):
         found.append((("data",), {"data": 1.0, "own_data": -1.0} if "own_data" in known else {"data": 1.0}))
-    straggles = "straggler" in wanted and "straggler" in known
+    straggles = "imbalance" in wanted and "imbalance" in known
     if straggles:
-        found.append((("straggler",), {"straggler": 1.0}))
+        found.append((("imbalance",), {"imbalance": 1.0}))
     if "transfer" in wanted and "exposed" in known:
-        names = tuple(name for name in ("straggler", "transfer") if name in wanted)
-        found.append((("transfer",), {"exposed": 1.0, "straggler": -1.0}) if straggles else (names, {"exposed": 1.0}))
+        names = tuple(name for name in ("imbalance", "transfer") if name in wanted)
+        found.append((("transfer",), {"exposed": 1.0, "imbalance": -1.0}) if straggles else (names, {"exposed": 1.0}))
     if "drift" in wanted and "probed" in known:
         found.append((("drift",), {"update": 1.0, "probed": -1.0}))
     return found
@@ -145,7 +145,7 @@ SAME_BATCH = "the baseline has the batch of a device too"
 NO_WRAPPER = "the strategy is its own baseline"
 NO_BARE = "there is no bare run: what is lost is against the strategy itself on one device, and this part is not in it"
 APART = "replicas that exchange nothing do not wait for each other"
-IN_PROBES = ("contention", "data", "straggler", "transfer", "drift")
+IN_PROBES = ("contention", "data", "imbalance", "transfer", "drift")
 
 
 def wanted(
@@ -162,7 +162,7 @@ def wanted(
     elif _one_strategy(result, bare_local, own):
         absent["overhead"] = NO_WRAPPER
     if not result.scale.lockstep:
-        absent |= dict.fromkeys(("straggler", "transfer"), APART)
+        absent |= dict.fromkeys(("imbalance", "transfer"), APART)
     return [name for name in PARTS if name not in absent], absent
 
 
@@ -186,8 +186,8 @@ def reasons(
         found["data"] = "what one device loads was not measured: data holds all loading, and contention less by one's"
     if "transfer" in parts and "exposed" not in known:
         found["transfer"] = told.get("exposed", "too few blocks for a figure")
-    if "straggler" in parts and "straggler" not in known:
-        found["straggler"] = told.get("straggler", told.get("exposed", "too few updates for a figure"))
+    if "imbalance" in parts and "imbalance" not in known:
+        found["imbalance"] = told.get("imbalance", told.get("exposed", "too few updates for a figure"))
     return found
 
 

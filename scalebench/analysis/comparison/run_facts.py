@@ -22,7 +22,7 @@ Facts = dict[str, Value]
 FREE = (
     "repeat resume baseline dry_run debug measure sweep dataset.cache model.description model.sources model.params "
     "strategy.description strategy.requires strategy.devices strategy.max_gpus strategy.baseline "
-    "hardware.description hardware.sources hardware.here hardware.hosts hardware.scheduler hardware.slurm "
+    "hardware.description hardware.sources hardware.this_machine hardware.hosts hardware.scheduler hardware.slurm "
     "hardware.max_jobs hardware.stage hardware.links hardware.unsupported hardware.memory_bytes "
     "hardware.gpu_memory_bytes"
 ).split()

@@ -20,7 +20,7 @@ from scalebench.report.tables import percent, throughput
 # Flags that make a figure one to be careful with, in words.
 TRUST = {
     "oversubscribed": "more threads than cores",
-    "inexact": "its updates are not the baseline's, so that its speed is of another training",
+    "approximate": "its updates are not the baseline's, so that its speed is of another training",
     "foreign_process": "a program that is not of the run computed on one of its devices",
     "busy_machine": "other programs kept the processors busy",
     "hot_at_start": "a GPU was near slowing itself down before it began",

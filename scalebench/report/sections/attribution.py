@@ -19,7 +19,7 @@ NAMED = {
     "overhead": "the strategy's overhead on one device",
     "contention": "devices that slow each other down",
     "data": "loading",
-    "straggler": "waiting for the slowest",
+    "imbalance": "waiting for the slowest",
     "transfer": "exposed transfer",
     "drift": "what changed between figures and probes",
 }

@@ -172,7 +172,7 @@ def _gains(fewer: Sequence[tuple[Curve, Gain]]) -> Table:
 def _gain(gain: Gain) -> list[Cell]:
     return [
         cell(_change(gain, BATCH), gain.after[BATCH]),
-        cell(_change(gain, "updates_per_epoch"), gain.after["updates_per_epoch"]),
+        cell(_change(gain, "steps_per_epoch"), gain.after["steps_per_epoch"]),
         _seconds(gain.predicted),
         _seconds(gain.measured),
         Cell("") if gain.share is None else cell(units.share(gain.share), gain.share),

@@ -52,7 +52,7 @@ def operations(result: Result) -> Iterator[RichTable | str]:
     if profile is None:
         yield f"top operations: - ({update_breakdown.reasons(result).get('profile', 'no profile was left')})"
         return
-    yield f"top operations of rank 0, {profile.updates} updates under the profiler, which slows them down"
+    yield f"top operations of rank 0, {profile.steps} updates under the profiler, which slows them down"
     yield top_operations(profile)
     yield collectives(result)
 
@@ -232,7 +232,7 @@ def _operations(result: Result, number: int, name: str, row: report_data.Row) ->
         ]  # fmt: skip
         made.append(Row(cells, tags(row)))
     caption = (
-        f"The largest by own time, on rank 0, over {profile.updates} updates under the framework's profiler, which "
+        f"The largest by own time, on rank 0, over {profile.steps} updates under the framework's profiler, which "
         "slows them down: the times compare with each other, and not with the update's own."
     )
     numeric = frozenset(COLUMNS[2:5])

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 FIGURES = (
     ("sync_exposed_s", "exposed sync", "what the exchange adds to an update, straggler wait included; less is better"),
     ("sync_isolated_s", "isolated sync", "the exchange of an update alone, nothing to hide behind; less is better"),
-    ("straggler_wait_s", "straggler wait", "how long the median device waits for the slowest one; less is better"),
+    ("imbalance_s", "straggler wait", "how long the median device waits for the slowest one; less is better"),
 )
 SHARES = {
     "collective_step_share": "the wall time of an update",
@@ -105,9 +105,9 @@ def _per_epoch(group: Group) -> Iterator[Chart]:
     """More devices make fewer updates of an epoch, each with a dearer exchange: which of the two wins?"""
     column, drawn = "sync_per_epoch_s", []
     for curve in group.curves:
-        rows = [row for row in _exchanging(curve) if row["updates_per_epoch"] is not None and row[column] is not None]
-        notes = [f"{row['gpus']} devices, {_count(row['exchanges_per_epoch'])} messages an epoch" for row in rows]
-        one = series(curve.name, curve.tags, rows, "updates_per_epoch", column, column, notes)
+        rows = [row for row in _exchanging(curve) if row["steps_per_epoch"] is not None and row[column] is not None]
+        notes = [f"{row['gpus']} devices, {_count(row['syncs_per_epoch'])} messages an epoch" for row in rows]
+        one = series(curve.name, curve.tags, rows, "steps_per_epoch", column, column, notes)
         drawn += [] if one is None else [one]
     if drawn:
         caption = document_sentences(
@@ -129,7 +129,7 @@ def _table(group: Group, evidence: Evidence) -> Iterator[Table]:
             epoch_s = row["sync_per_epoch_s"]
             figures = [cell(duration(row, column), row[column]) for column, _, _ in FIGURES]
             figures += [cell("" if epoch_s is None else units.seconds(epoch_s), epoch_s)]
-            figures += [cell(_count(row[name]), row[name]) for name in ("updates_per_epoch", "exchanges_per_epoch")]
+            figures += [cell(_count(row[name]), row[name]) for name in ("steps_per_epoch", "syncs_per_epoch")]
             rows.append(Row([cell(curve.name), cell(str(row["gpus"]), row["gpus"]), *figures, cell(why)], curve.tags))
     caption = document_sentences(
         "messages are those of an epoch", "not measured is empty, and the last column says why"

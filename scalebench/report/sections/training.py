@@ -223,7 +223,7 @@ def _table(group: Group) -> Table:
 
 
 def _times(row: Cells) -> list[Cell]:
-    updates = row["updates_per_epoch"]
+    updates = row["steps_per_epoch"]
     return [
         cell(str(row["gpus"]), row["gpus"]),
         cell(duration(row, "epoch_s"), row["epoch_s"]),

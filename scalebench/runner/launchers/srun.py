@@ -101,7 +101,7 @@ def _variables(hosts: list[str], run_id: str, folder: Path) -> dict[str, str]:
 def uses_allocation(spec: RunSpec) -> bool:
     """Return whether the ranks of `spec` run on nodes of the job that this process is in."""
     hardware = spec.config.hardware
-    return hardware.scheduler == "slurm" and not hardware.here and inside()
+    return hardware.scheduler == "slurm" and not hardware.this_machine and inside()
 
 
 def job_nodes(bin: str | None = None) -> list[str]:

@@ -98,7 +98,7 @@ def _resident(source: Source, devices: Sequence[str]) -> TfBatches:
             whole.append(tuple(tf.identity(np.asarray(array)) for array in source.arrays()))
     epoch = 0
     while True:
-        for update in range(source.updates_per_epoch):
+        for update in range(source.steps_per_epoch):
             rows = source.batch_indices(epoch, update) - source.first
             yield _picked(rows, source.global_samples(update), devices, whole)
         epoch += 1

@@ -75,7 +75,7 @@ class InGraph(central_storage.OneCopy):
 
     def feed(self, source: Source) -> TfBatches:
         if source.feed != "fixed":
-            self._check_divides(source.global_samples(source.updates_per_epoch - 1), "the last batch of an epoch")
+            self._check_divides(source.global_samples(source.steps_per_epoch - 1), "the last batch of an epoch")
         return super().feed(source)
 
     def update(self, parts: tuple[Part, ...], global_samples: tf.Tensor) -> tf.Tensor:

@@ -191,7 +191,7 @@ class ParameterServer(TensorFlowStrategy):
     def feed(self, source: Source) -> Iterator[Dealt]:
         epoch = 0
         while True:
-            for update in range(source.updates_per_epoch):
+            for update in range(source.steps_per_epoch):
                 rows = source.batch_indices(*((0, 0) if source.feed == "fixed" else (epoch, update)))
                 mine = [rows[span] for span in spans(len(rows), self.spec.gpus)]
                 yield Dealt([tf.constant(part, tf.int64) for part in mine if len(part)], len(rows))

@@ -68,7 +68,7 @@ def profile(lines: list[Line], updates: int, step_s: float, carriers: Collection
     largest = sorted(sums.items(), key=lambda item: -item[1].self_s)[:LARGEST]
     carried = [one.self_s for kind, one in sums.items() if kind.collective and kind.name != HANDED_OVER]
     return Profile(
-        updates=updates,
+        steps=updates,
         step_s=step_s,
         kernel_s=sum(one.self_s for one in sums.values()) / updates if sums else None,
         collective_s=sum(carried) / updates if carried else None,

@@ -140,7 +140,7 @@ def _resident(source: Source, device: torch.device) -> TorchBatches:
     inputs, targets = (_on_device(array, device) for array in source.arrays())
     epoch = 0
     while True:
-        updates = range(source.updates_per_epoch)
+        updates = range(source.steps_per_epoch)
         rows = [source.batch_indices(epoch, update) - source.first for update in updates]
         # One copy of indices per epoch: one per update would make the GPU wait for the host.
         on_device = torch.from_numpy(np.concatenate(rows)).to(device)

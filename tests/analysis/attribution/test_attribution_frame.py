@@ -42,7 +42,7 @@ def test_the_rows_are_those_of_the_pooled_frame(tmp_path: Path) -> None:
 
 
 def test_merged_parts_and_absent_ones(tmp_path: Path) -> None:
-    result, full, bare, _ = strong(probes={"local_step_s": [], "reasons": {"straggler": "told so"}})
+    result, full, bare, _ = strong(probes={"local_step_s": [], "reasons": {"imbalance": "told so"}})
     sweeps.write(tmp_path, [result, full, bare])
     found = scalebench.attribution(tmp_path).set_index("part")
     assert list(found.index) == ["batch", "overhead + contention", "data", "straggler + transfer", "drift"]

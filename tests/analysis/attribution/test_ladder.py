@@ -37,7 +37,7 @@ NEAR_S = 1e-9
 UPDATE_S = OWN_S + CONTENTION_S + LOADING_S + STRAGGLER_S + TRANSFER_S + DRIFT_S
 KNOWN_S = {
     "batch": BARE_S - FULL_BARE_S / 2, "overhead": OWN_S - BARE_S, "contention": CONTENTION_S, "data": LOADING_S,
-    "straggler": STRAGGLER_S, "transfer": TRANSFER_S, "drift": DRIFT_S,
+    "imbalance": STRAGGLER_S, "transfer": TRANSFER_S, "drift": DRIFT_S,
 }  # fmt: skip
 
 
@@ -86,14 +86,14 @@ def test_what_is_lost_is_the_frames() -> None:
     cells = load.frame([result, bare, own], [Path()] * 3).to_dict("records")[0]
     ends = [found.lost.value, found.lost.low, found.lost.high]
     assert ends == [pytest.approx(1 - cells[f"efficiency_bare{end}"], abs=SUM) for end in ("", "_high", "_low")]
-    columns = {"straggler": "straggler_wait_s"}
+    columns = {"imbalance": "imbalance_s"}
     for name, column in columns.items():
         part = found.part(name)
         assert part is not None and part.step_s.value == cells[column]
     data, own_data = found.part("data"), update_breakdown.data(own)
     assert data is not None and own_data is not None
     assert data.step_s.value == pytest.approx(cells["data_s"] - own_data.value, abs=SUM)
-    exposed = sum(part.step_s.value for part in found.parts if part.names[0] in ("straggler", "transfer"))
+    exposed = sum(part.step_s.value for part in found.parts if part.names[0] in ("imbalance", "transfer"))
     assert exposed == pytest.approx(cells["sync_exposed_s"], abs=SUM)
 
 
@@ -131,10 +131,10 @@ def test_the_plain_rungs_where_one_devices_loading_is_not_known() -> None:
 @pytest.mark.parametrize(
     ("probes", "merged"),
     [
-        (None, ("contention", "data", "straggler", "transfer", "drift")),
-        ({"off_s": [], "reasons": {"exposed": "weights are one copy"}}, ("contention", "transfer")),
-        ({"fixed_s": [], "reasons": {"data": "read within"}}, ("contention", "data")),
-        ({"local_step_s": []}, ("straggler", "transfer")),
+        (None, ("contention", "data", "imbalance", "transfer", "drift")),
+        ({"sync_off_s": [], "reasons": {"exposed": "weights are one copy"}}, ("contention", "transfer")),
+        ({"fixed_batch_s": [], "reasons": {"data": "read within"}}, ("contention", "data")),
+        ({"local_step_s": []}, ("imbalance", "transfer")),
     ],
 )
 def test_what_was_not_probed_merges_with_its_reason(probes: Any, merged: tuple[str, ...]) -> None:
@@ -195,11 +195,11 @@ def test_a_strategy_that_is_its_own_baseline_has_no_overhead() -> None:
 
 
 def test_replicas_that_exchange_nothing_wait_for_nobody() -> None:
-    result, bare, own = weak(lockstep=False, probes={"off_s": [], "local_step_s": [], "reasons": {"exposed": APART}})
+    result, bare, own = weak(lockstep=False, probes={"sync_off_s": [], "local_step_s": [], "reasons": {"exposed": APART}})
     found = ladder(result, bare, bare, own)
     assert found is not None and adds_up(found)
     assert [part.names for part in found.parts] == [("overhead",), ("contention",), ("data",), ("drift",)]
-    assert found.missing["straggler"] == found.missing["transfer"] == APART
+    assert found.missing["imbalance"] == found.missing["transfer"] == APART
 
 
 def test_a_batch_that_no_device_can_have() -> None:
@@ -267,9 +267,9 @@ def test_a_rung_that_one_launch_lacks_merges_in_all() -> None:
 FEWER = st.fixed_dictionaries(
     {},
     optional={
-        "on_s": st.lists(st.floats(1e-4, 1.0), max_size=9),
-        "off_s": st.lists(st.floats(1e-4, 1.0), max_size=9),
-        "fixed_s": st.lists(st.floats(1e-4, 1.0), max_size=9),
+        "sync_on_s": st.lists(st.floats(1e-4, 1.0), max_size=9),
+        "sync_off_s": st.lists(st.floats(1e-4, 1.0), max_size=9),
+        "fixed_batch_s": st.lists(st.floats(1e-4, 1.0), max_size=9),
         "local_step_s": st.just([]),
         "steps": st.sampled_from([None, 1, 7]),
     },

@@ -31,7 +31,7 @@ from tests.cli.doctor.test_slurm_check import SINFO
 
 A100_NODE = HardwareSpec(
     "alpha", devices="cuda", gpus_per_node=2, cpus_per_node=48, memory_bytes=10**12, gpu_model="A100 SXM4 40GB",
-    gpu_memory_bytes=40 * 10**9, here=False,
+    gpu_memory_bytes=40 * 10**9, this_machine=False,
 )  # fmt: skip
 
 
@@ -130,7 +130,7 @@ def test_lines_of_another_host_are_told_and_not_judged() -> None:
     assert line == CheckResult("gpus_per_node", "8", "0 (not a node)", UNCHECKED)
 
 
-CLUSTER = HardwareSpec("mine", here=False, scheduler="slurm")
+CLUSTER = HardwareSpec("mine", this_machine=False, scheduler="slurm")
 MOUNTS = [("/", "ext4"), ("/home", "nfs4"), ("/home/me/local", "xfs"), ("/scratch", "fuse.x")]
 
 

@@ -31,7 +31,7 @@ h2|main*|drained|8|1:8:1|8000|gpu:a100:2|1:00:00|ssd
 """
 NODES = parse_sinfo(SINFO)
 ALPHA = HardwareSpec(
-    "alpha", devices="cuda", gpus_per_node=8, cpus_per_node=48, max_nodes=3, memory_bytes=10**12, here=False,
+    "alpha", devices="cuda", gpus_per_node=8, cpus_per_node=48, max_nodes=3, memory_bytes=10**12, this_machine=False,
     scheduler="slurm", slurm=SlurmSpec(partition="alpha", exclusive=True),
 )  # fmt: skip
 
@@ -170,7 +170,7 @@ class FakeSlurm(Slurm):
 
 
 def slurm_results(slurm: FakeSlurm, **wants: Any) -> dict[str, tuple[str, str]]:
-    hardware = HardwareSpec("alpha", devices="cuda", here=False, scheduler="slurm", slurm=SlurmSpec("alpha", **wants))
+    hardware = HardwareSpec("alpha", devices="cuda", this_machine=False, scheduler="slurm", slurm=SlurmSpec("alpha", **wants))
     results, _ = check_slurm(slurm, Config(hardware=hardware))
     return {line.key: (line.actual, line.verdict) for line in results}
 
@@ -184,7 +184,7 @@ def test_few_questions_and_none_that_starts_anything() -> None:
 
 
 def test_the_nodes_are_those_of_the_partition() -> None:
-    hardware = HardwareSpec("alpha", here=False, scheduler="slurm", slurm=SlurmSpec("alpha"))
+    hardware = HardwareSpec("alpha", this_machine=False, scheduler="slurm", slurm=SlurmSpec("alpha"))
     _, nodes = check_slurm(FakeSlurm(), Config(hardware=hardware))
     assert [node.name for node in nodes] == ["taurusi8001", "taurusi8002", "taurusi8003"]
     other = dataclasses.replace(hardware, slurm=SlurmSpec("alpa"))

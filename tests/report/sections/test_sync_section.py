@@ -31,7 +31,7 @@ def test_bars_are_the_frames_figures(tmp_path: Path) -> None:
 def test_sync_of_an_epoch_over_its_updates(tmp_path: Path) -> None:
     runs = [sweeps.run("ddp_gloo", n) for n in (2, 4)]
     for result, updates in zip(runs, (50, 25), strict=True):
-        result.workload.updates_per_epoch = updates
+        result.workload.steps_per_epoch = updates
     found = evidence(tmp_path, runs)
     series = named(one(section(found), Chart, "sync-epoch"), "ddp_gloo")
     assert series.x == [50, 25]
@@ -45,7 +45,7 @@ def test_the_table_has_all_figures(tmp_path: Path) -> None:
     rows = found.pooled[found.pooled["gpus"] > 1]
     keys = [f"{row['strategy']} {row['gpus']}" for row in rows.to_dict("records")]
     for head, name in (("exposed sync", "sync_exposed_s"), ("sync per epoch", "sync_per_epoch_s"),
-                       ("updates per epoch", "updates_per_epoch"), ("messages", "exchanges_per_epoch")):  # fmt: skip
+                       ("updates per epoch", "steps_per_epoch"), ("messages", "syncs_per_epoch")):  # fmt: skip
         assert column(table, head) == dict(zip(keys, map(float, rows[name]), strict=True))
     shown = next(row for row in table.rows if [cell.text for cell in row.cells[:2]] == ["ddp_gloo", "2"])
     assert shown.cells[2].text == "585 us [574, 595]"
@@ -67,8 +67,8 @@ def without(result: Result, **changes: object) -> Result:
 
 def test_what_is_missing_has_its_reason(tmp_path: Path) -> None:
     reasons = {"exposed": f"it cannot be switched off {SCRIPT}"}
-    runs = [without(sweeps.run("ddp_gloo", 2), off_s=[], fixed_s=[], reasons=reasons)]
-    runs.append(without(sweeps.run("horovod_gloo", 2), exchange_s=[], off_s=[], reasons={}))
+    runs = [without(sweeps.run("ddp_gloo", 2), sync_off_s=[], fixed_batch_s=[], reasons=reasons)]
+    runs.append(without(sweeps.run("horovod_gloo", 2), isolated_sync_s=[], sync_off_s=[], reasons={}))
     runs.append(sweeps.run("lightning_ddp_gloo", 2))
     for rank in runs[-1].ranks:
         rank.probes = None

@@ -45,7 +45,7 @@ class StandIn:
         """A simulated run on its nodes."""
         slurm = SlurmSpec(bin=str(self.bin))
         hardware = HardwareSpec(
-            "cpu", devices="cpu", gpus_per_node=per_node, cpus_per_node=per_node, max_nodes=2, bind="none", here=False,
+            "cpu", devices="cpu", gpus_per_node=per_node, cpus_per_node=per_node, max_nodes=2, bind="none", this_machine=False,
             scheduler="slurm", slurm=slurm,
         )  # fmt: skip
         spec = simulated_spec(gpus, hardware=hardware, **changes)  # type: ignore[arg-type]

@@ -102,9 +102,9 @@ def dealt(source: Source, updates: int, *words: str) -> list[list[list[int]]]:
 
 def test_every_row_of_a_batch_is_dealt_once(source: Callable[..., Source]) -> None:
     one = source()
-    batches = dealt(one, 2 * one.updates_per_epoch)
+    batches = dealt(one, 2 * one.steps_per_epoch)
     for update, parts in enumerate(batches):
-        rows = one.batch_indices(*divmod(update, one.updates_per_epoch)).tolist()
+        rows = one.batch_indices(*divmod(update, one.steps_per_epoch)).tolist()
         assert [row for part in parts for row in part] == rows
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
     assert [len(parts) for parts in batches[-2:]] == [2, 1], "the last batch has one sample, and no part is empty"

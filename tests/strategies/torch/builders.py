@@ -29,10 +29,10 @@ def pictures(count: int, classes: int = 10) -> tuple[np.ndarray, np.ndarray]:
     return images.astype(np.uint8), labels
 
 
-def scheduled(spec: RunSpec, updates: int, updates_per_epoch: int) -> list[float]:
+def scheduled(spec: RunSpec, updates: int, steps_per_epoch: int) -> list[float]:
     """The learning rate of each update of a run that warms up for an epoch and falls to 0 along a cosine."""
     train = dataclasses.replace(spec.config.train, schedule="cosine", warmup_epochs=1.0, stop=StopSpec(steps=updates))
-    rates = LearningRateSchedule(train, spec.learning_rate, updates_per_epoch)
+    rates = LearningRateSchedule(train, spec.learning_rate, steps_per_epoch)
     return [rates.at_step(number) for number in range(updates)]
 
 

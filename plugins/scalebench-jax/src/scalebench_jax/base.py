@@ -89,7 +89,7 @@ class JaxStrategy(Strategy, Probes):
     def feed(self, source: Source) -> Iterable[JaxBatch]:
         """The update is compiled here for each size of batch that an epoch has, so that none is in the midst of it."""
         settings, (inputs, targets) = self.spec.config.dataset, source.arrays()
-        last = 0 if settings.feed == "fixed" else source.updates_per_epoch - 1
+        last = 0 if settings.feed == "fixed" else source.steps_per_epoch - 1
         for samples in {source.global_samples(0), source.global_samples(last)}:
             self._program(UPDATE, self.feeder.like(samples, inputs, targets))
         return self.feeder.batches(source, settings.feed, settings.prefetch)

@@ -92,7 +92,7 @@ class Feeder:
         pick = jax.jit(lambda arrays, rows: [array[rows] for array in arrays], out_shardings=self._split)
         epoch = 0
         while True:
-            for update in range(source.updates_per_epoch):
+            for update in range(source.steps_per_epoch):
                 rows = source.batch_indices(epoch, update) - source.first
                 dealt = rows[deal(len(rows), self._devices, self._pieces).rows].astype(np.int32)
                 picked = pick(whole, jax.device_put(dealt, self._split))

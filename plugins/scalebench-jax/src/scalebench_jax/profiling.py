@@ -35,7 +35,7 @@ def profile(lines: list[Line], updates: int, step_s: float, carriers: Collection
             own_s[kind] += own_ns / 1e9
     carried = [seconds for (_, collective), seconds in own_s.items() if collective]
     return Profile(
-        updates=updates,
+        steps=updates,
         step_s=step_s,
         kernel_s=sum(own_s.values()) / updates if own_s else None,
         collective_s=sum(carried) / updates if carried else None,

@@ -14,7 +14,7 @@ ALWAYS = 0.8  # of the updates in which one device is the slowest
 def slow_device(case: Case) -> Cause | None:
     # Source: keras-multi-gpu's measurements (three of six like GPUs slower, at lower memory clocks).
     series = _devices(case.result)
-    if case.worth("straggler") is None or len(series) < 2:
+    if case.worth("imbalance") is None or len(series) < 2:
         return None
     slowest, often = _slowest(series)
     if often < ALWAYS:
@@ -22,7 +22,7 @@ def slow_device(case: Case) -> Cause | None:
     means = [statistics.fmean(one) for one in series]
     told = f"device {slowest} is the slowest in {percent(often)} of the updates: {seconds(means[slowest])} by itself, "
     return Cause(
-        "straggler",
+        "imbalance",
         "one device is slower than the others, which wait for it at each update",
         "Compare the devices one by one (sweep=each_device), and leave a slow one out (hardware.device_ids)",
         told + f"the median device {seconds(statistics.median(means))}",
@@ -34,12 +34,12 @@ def chance(case: Case) -> Cause | None:
     # Source: Petrini, Kerbyson and Pakin 2003, "The case of the missing supercomputer performance"; Hoefler, Schneider
     # and Lumsdaine 2010, "Characterizing the influence of system noise on large-scale applications by simulation".
     series = _devices(case.result)
-    if case.worth("straggler") is None or len(series) < 2 or _slowest(series)[1] >= ALWAYS:
+    if case.worth("imbalance") is None or len(series) < 2 or _slowest(series)[1] >= ALWAYS:
         return None
     others = case.result.monitor.cpu_cores_others_mean
     beside = "" if others is None else f"; other programs use {others:.2g} cores"
     return Cause(
-        "straggler",
+        "imbalance",
         "each time another device is the slowest: interruptions or uneven work rather than a slow device",
         "Look at what else runs there; a larger batch exchanges less often, and evens out",
         f"no device is the slowest in more than {percent(_slowest(series)[1])} of the updates{beside}",
@@ -48,7 +48,7 @@ def chance(case: Case) -> Cause | None:
 
 def unequal_clocks(case: Case) -> Cause | None:
     # Source: keras-multi-gpu's measurements (memory clocks of 1683 and 1772 MHz, 15 % less throughput).
-    if case.worth("straggler") is None or not {"unequal_clocks", "throttled"} & set(case.flags):
+    if case.worth("imbalance") is None or not {"unequal_clocks", "throttled"} & set(case.flags):
         return None
     devices = [(one, f" of node {one.node}" if one.node else "") for one in case.result.monitor.devices]
     clocks = {f"GPU {one.index}{of}": one.sm_clock_mhz_mean for one, of in devices if one.sm_clock_mhz_mean}
@@ -58,7 +58,7 @@ def unequal_clocks(case: Case) -> Cause | None:
         low, high = min(clocks, key=lambda i: clocks[i] or 0), max(clocks, key=lambda i: clocks[i] or 0)
         told.append(f"{low} at {clocks[low]:.0f} MHz, {high} at {clocks[high]:.0f} MHz")
     return Cause(
-        "straggler",
+        "imbalance",
         "devices run at different clocks",
         "Set the same application clocks on all, and look at power limits and cooling (scalebench doctor)",
         ", ".join(told),

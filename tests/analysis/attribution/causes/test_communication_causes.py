@@ -34,7 +34,7 @@ def case(
     """Exposed without the wait are 1.2 ms; `alone_s`: the same exchange alone."""
     parts = {} if backward_s is None else {"part_steps": STEPS, "forward_s": series(0.001),
                                            "backward_s": series(0.001 + backward_s)}  # fmt: skip
-    probes = {"exchange_s": series(alone_s, 0.001), **parts, **changes.pop("probes", {})}
+    probes = {"isolated_sync_s": series(alone_s, 0.001), **parts, **changes.pop("probes", {})}
     result, bare, own = weak(probes=probes, sync=Sync(message_bytes=messages or []), **changes)
     result.spec["strategy"]["options"] = options or {}
     result = change(result)
@@ -54,7 +54,7 @@ def test_one_message() -> None:
     assert cause is not None and "(lower strategy.options.bucket_cap_mb, now 25)" in cause.remedy
     assert checks.one_message(case([300_000, 314_000])) is None
     assert checks.one_message(case([614_000], alone_s=0.002)) is None  # a part of it is hidden
-    assert checks.one_message(case([614_000], probes={"on_s": series(0.0108)})) is None  # nothing is exposed
+    assert checks.one_message(case([614_000], probes={"sync_on_s": series(0.0108)})) is None  # nothing is exposed
 
 
 def test_an_exchange_that_costs_more_than_alone() -> None:

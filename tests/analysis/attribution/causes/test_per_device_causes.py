@@ -40,7 +40,7 @@ def contended(**changes: Any) -> Result:
     result = together("strong", **changes)
     for one in result.ranks:
         assert one.probes is not None
-        for name in ("on_s", "off_s", "fixed_s"):
+        for name in ("sync_on_s", "sync_off_s", "fixed_batch_s"):
             setattr(one.probes, name, [seconds + STEPS * 0.002 for seconds in getattr(one.probes, name)])
         one.block_s = [seconds + STEPS * 0.002 for seconds in one.block_s]
     return result
@@ -100,7 +100,7 @@ def test_more_threads_than_cores() -> None:
     few = together("strong", flags=["oversubscribed"])
     for one in few.ranks:
         assert one.probes is not None
-        one.probes.fixed_s = series(OWN_S - 0.0012)  # less than a device alone
+        one.probes.fixed_batch_s = series(OWN_S - 0.0012)  # less than a device alone
     assert checks.oversubscribed(case(few)) is None
 
 
@@ -138,8 +138,8 @@ def loaded(feed: str, prefetch: str, loading_s: float = 0.0015, **monitor: Any) 
     result = together("strong", monitor=Monitor(**monitor))
     for one in result.ranks:
         assert one.probes is not None
-        one.probes.on_s, one.probes.off_s = series(0.0135), series(0.0115 + loading_s)
-        one.probes.fixed_s = series(0.0105)
+        one.probes.sync_on_s, one.probes.sync_off_s = series(0.0135), series(0.0115 + loading_s)
+        one.probes.fixed_batch_s = series(0.0105)
     workload = dataclasses.replace(result.workload, feed=feed, prefetch=prefetch)
     return case(dataclasses.replace(result, workload=workload))
 
@@ -169,13 +169,13 @@ def test_parts_within_their_noise_have_no_cause() -> None:
     wide = contended(flags=["oversubscribed"])
     for one in wide.ranks:
         assert isinstance(one.probes, ProbeRecord)
-        one.probes.fixed_s = [seconds * (1 + 0.9 * (-1) ** n) for n, seconds in enumerate(one.probes.fixed_s)]
+        one.probes.fixed_batch_s = [seconds * (1 + 0.9 * (-1) ** n) for n, seconds in enumerate(one.probes.fixed_batch_s)]
     assert checks.oversubscribed(case(wide)) is None
 
 
 def test_a_sentence_has_part_cause_evidence_and_remedy() -> None:
     told = causes.sentences(case(contended(flags=["oversubscribed"])))
-    assert [one.part for one in told] == ["contention", "straggler", "transfer"]
+    assert [one.part for one in told] == ["contention", "imbalance", "transfer"]
     assert told[0].sentence() == (
         "contention: there are more threads or devices than cores, so that they take turns on them (2 threads of 2 "
         "processes on 2 cores, flagged oversubscribed). Try fewer devices on a node, or a smaller "

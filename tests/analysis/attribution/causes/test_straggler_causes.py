@@ -31,7 +31,7 @@ def case(local_s: list[list[float]] | None = None, later_s: float = 0.0, **chang
 
 def test_one_slow_device() -> None:
     cause = checks.slow_device(case(SLOW))
-    assert cause is not None and cause.part == "straggler"
+    assert cause is not None and cause.part == "imbalance"
     assert (
         cause.evidence == "device 1 is the slowest in 100 % of the updates: 13 ms by itself, the median device 11.5 ms"
     )
