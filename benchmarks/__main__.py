@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-from scalebench.core.errors import no_such
+from scalebench.core.errors import unknown_name_message
 
 NAMES = (
     "loop_overhead",
@@ -28,7 +28,7 @@ def main() -> int:
     chosen = sys.argv[1:] or NAMES
     for name in chosen:
         if name not in NAMES:
-            print(no_such("benchmark", name, NAMES), file=sys.stderr)
+            print(unknown_name_message("benchmark", name, NAMES), file=sys.stderr)
             return 2
     for name in chosen:
         print(f"== {name}", flush=True)

@@ -18,9 +18,9 @@ from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
 from scalebench.core.result import Result
 from scalebench.core.spec import RunSpec
-from scalebench.measure.timed_loop import Block
-from scalebench.measure.train_to_target import Training
-from scalebench.runner.parent import run
+from scalebench.measure.timed_loop import StepBlock
+from scalebench.measure.train_to_target import TrainingRun
+from scalebench.runner.parent import run_spec
 from scalebench.workloads import datasets
 
 PAIRS = int(os.environ.get("BENCHMARK_LAUNCHES", "5"))
@@ -62,7 +62,7 @@ def _pairs(label: str, specs: dict[str, RunSpec]) -> None:
 
 def _trained(spec: RunSpec) -> Result:
     with tempfile.TemporaryDirectory() as name:
-        result = run(spec, Path(name) / "run")
+        result = run_spec(spec, Path(name) / "run")
     if result.status != "ok":
         raise SystemExit(f"{spec.label}: {result.status}: {result.reason}")
     return result
@@ -74,9 +74,9 @@ def _bookkeeping() -> None:
         spec = resolve(compose_config(["strategy=simulated", "gpus=1", "train.stop.steps=1000000", *words]))
         idle: Any = SimpleNamespace(place=SimpleNamespace(rank=0), set_learning_rate=lambda rate: None)
         train: Any = SimpleNamespace(steps_per_epoch=10**9, samples=10**9 * 75, global_batch=75)
-        training = Training(spec, idle, train, (None, None), lambda training: None)
+        training = TrainingRun(spec, idle, train, (None, None), lambda training: None)
         updated_s = _mean_s(training.updated)
-        block = Block(1, 1e-3, [(0.5, 75)])
+        block = StepBlock(1, 1e-3, [(0.5, 75)])
         ended_s = _mean_s(lambda training=training, block=block: (training.room(), training.ended(block)))
         print(f"schedule={name}: {1e6 * updated_s:.2f} us in an update, {1e6 * ended_s:.2f} us between two blocks")
 

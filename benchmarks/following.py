@@ -15,8 +15,8 @@ from pathlib import Path
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
 from scalebench.core.spec import RunSpec
-from scalebench.runner.jobs import Cluster, JobRequest
-from scalebench.runner.jobs.follow import pause
+from scalebench.runner.jobs import JobFollower, JobRequest
+from scalebench.runner.jobs.follow import sleep_until_cancelled
 from scalebench.slurm.commands import Slurm
 from scalebench.slurm.submit import Submission, write_submission
 
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def measure(spec: RunSpec, count: int, folder: Path) -> None:
-    cluster = Cluster(_slurm(folder, count), submit=_submit, pause=_until())
+    cluster = JobFollower(_slurm(folder, count), submit=_submit, pause=_until())
     asked = [JobRequest(number, spec, folder / str(number)) for number in range(1, count + 1)]
     try:
         list(cluster.follow(asked))
@@ -78,7 +78,7 @@ def _until() -> Callable[[float], None]:
         wall_s, own_s, asking_s = (b - a for a, b in zip(begun[0], now, strict=True))
         if wall_s >= FOLLOW_S:
             raise Over(wall_s, own_s, own_s + asking_s)
-        pause(seconds)
+        sleep_until_cancelled(seconds)
 
     return waits
 

@@ -13,7 +13,7 @@ from scalebench.core.result import RankRecord
 from scalebench.core.spec import RunSpec
 from scalebench.measure import stopping_rule
 from scalebench.measure.progress import ProgressFile
-from scalebench.measure.timed_loop import Series, TimedLoop
+from scalebench.measure.timed_loop import BlockSeries, TimedLoop
 from scalebench.runner.worker import exit_without_cleanup, run_rank
 from scalebench.strategies.base import Strategy
 from scalebench.workloads import datasets
@@ -50,11 +50,11 @@ def body(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: Progre
 def _our_turn(strategy: Strategy, batches: Any, progress: ProgressFile, spec: RunSpec) -> tuple[float, int]:
     """(seconds inside blocks, updates) of some blocks with all that a measured run does between them."""
 
-    def report(series: Series) -> None:
+    def report(series: BlockSeries) -> None:
         progress.update(len(series.seconds) * series.steps, sum(series.samples), sum(series.seconds))
 
     settings = spec.config.measure
-    stage = stopping_rule.measuring(strategy, settings, True, report)
+    stage = stopping_rule.create_measure_phase(strategy, settings, True, report)
     decide = stage.decide
     stage.start = lambda before: 20
     stage.decide = lambda series: decide(series) | (len(series.seconds) >= BLOCKS)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
-from scalebench.runner.parent import run
+from scalebench.runner.parent import run_spec
 from scalebench.workloads import datasets
 
 SIZES = (5_000, 100_000)
@@ -27,5 +27,5 @@ def _peak_bytes(size: int) -> tuple[int, int]:
     spec = resolve(compose_config([*WORDS, f"dataset.size={size}"]))
     datasets.prepare(spec.config)
     with tempfile.TemporaryDirectory() as name:
-        (rank,) = run(spec, Path(name) / "run").ranks
+        (rank,) = run_spec(spec, Path(name) / "run").ranks
     return rank.rss_anon_peak_bytes or 0, rank.rss_peak_bytes or 0

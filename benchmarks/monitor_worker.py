@@ -11,7 +11,7 @@ from scalebench.core.result import RankRecord
 from scalebench.core.spec import RunSpec
 from scalebench.measure import stopping_rule
 from scalebench.measure.progress import ProgressFile
-from scalebench.measure.timed_loop import Series, Stage, TimedLoop, fixed
+from scalebench.measure.timed_loop import BlockSeries, LoopPhase, TimedLoop, fixed_length_phase
 from scalebench.runner.worker import exit_without_cleanup, run_rank
 from scalebench.strategies.base import Strategy
 from scalebench.workloads import datasets
@@ -25,16 +25,16 @@ def body(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: Progre
     ends_s: list[float] = []
     begin_s = time.time()
 
-    def start(warm: Series | None) -> int:
-        return int(strategy.broadcast(float(stopping_rule.steps_per_block(warm, spec.config.measure.block_s))))
+    def start(warm: BlockSeries | None) -> int:
+        return int(strategy.broadcast(float(stopping_rule.choose_steps_per_block(warm, spec.config.measure.block_s))))
 
-    def decide(series: Series) -> bool:
+    def decide(series: BlockSeries) -> bool:
         ends_s.append(time.time())
         progress.update(len(series.seconds) * series.steps, sum(series.samples), sum(series.seconds))
         return strategy.broadcast(float(time.time() - begin_s > SECONDS)) == 1.0
 
-    measured = Stage("measure", start, decide)
-    strategy.train(TimedLoop(strategy, strategy.feed(train), [fixed("warmup", 10, 10), measured]))
+    measured = LoopPhase("measure", start, decide)
+    strategy.train(TimedLoop(strategy, strategy.feed(train), [fixed_length_phase("warmup", 10, 10), measured]))
     if record.rank == 0:
         step_s = [seconds / measured.series.steps for seconds in measured.series.seconds]
         write_json(folder / "blocks.json", {"ends_s": ends_s, "step_s": step_s})

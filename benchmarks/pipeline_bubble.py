@@ -14,7 +14,7 @@ from pathlib import Path
 import scalebench
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
-from scalebench.runner.parent import run
+from scalebench.runner.parent import run_spec
 
 LAUNCHES = int(os.environ.get("BENCHMARK_LAUNCHES", "3"))
 MICRO_BATCHES = (2, 4, 8)
@@ -49,7 +49,7 @@ def measure(strategy: str, micro_batches: int) -> dict[str, float]:
     words = [*WORDS, f"strategy={strategy}", f"strategy.options.micro_batches={micro_batches}"]
     spec = resolve(compose_config([*words, "strategy.options.split=time", "measure=quick"]))
     with tempfile.TemporaryDirectory() as name:
-        run(spec, Path(name) / "run")
+        run_spec(spec, Path(name) / "run")
         row: dict[str, float] = scalebench.load(name).iloc[0].to_dict()
     if row["status"] != "ok":
         raise SystemExit(row["reason"])

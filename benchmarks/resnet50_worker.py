@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from scalebench.core.spec import RunSpec, read_spec
-from scalebench.runner.worker import exit_without_cleanup, pin
+from scalebench.runner.worker import exit_without_cleanup, pin_to_cpus
 from scalebench.strategies import registry
 from scalebench.workloads import datasets
 
@@ -20,7 +20,7 @@ WARM_UP, UPDATES = 3, 12
 
 def ours(spec: RunSpec) -> Callable[[], object]:
     """An update of the strategy, waited for."""
-    strategy = registry.load(spec.config.strategy.name)(spec, 0)
+    strategy = registry.load_strategy(spec.config.strategy.name)(spec, 0)
     train, _ = datasets.open_sources(spec, *strategy.shard())
     strategy.setup()
     batches = iter(strategy.feed(train))
@@ -60,7 +60,7 @@ def plain(spec: RunSpec) -> Callable[[], object]:
 
 def main(kind: str, folder: str) -> None:
     spec = read_spec(Path(folder))
-    pin(spec.places[0].cpus)
+    pin_to_cpus(spec.places[0].cpus)
     update = plain(spec) if kind == "keras.applications" else ours(spec)
     for _ in range(WARM_UP):
         update()

@@ -14,7 +14,7 @@ from pathlib import Path
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
 from scalebench.core.spec import RunSpec, write_spec
-from scalebench.runner.jobs import Cluster, JobRequest
+from scalebench.runner.jobs import JobFollower, JobRequest
 from scalebench.slurm.commands import Slurm
 
 LAUNCHES = 7
@@ -49,7 +49,7 @@ def main() -> None:
 
 def by_scalebench(spec: RunSpec, slurm: Slurm, folder: Path) -> float:
     begin_s = time.monotonic()
-    ((_, result),) = Cluster(slurm).follow([JobRequest(0, spec, folder)])
+    ((_, result),) = JobFollower(slurm).follow([JobRequest(0, spec, folder)])
     lasted_s = time.monotonic() - begin_s
     assert result.status == "ok", result.reason
     return lasted_s

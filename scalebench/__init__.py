@@ -9,8 +9,8 @@ __all__ = ["__version__", "attribution", "bandwidth", "collectives", "load", "po
 
 if TYPE_CHECKING:
     from scalebench.analysis.attribution import attribution
-    from scalebench.analysis.collectives import load as collectives
-    from scalebench.analysis.collectives import transfers_load as bandwidth
+    from scalebench.analysis.collectives import load_collectives as collectives
+    from scalebench.analysis.collectives import load_bandwidth as bandwidth
     from scalebench.analysis.load import load
     from scalebench.analysis.repeats import pooled
 
@@ -30,11 +30,11 @@ def __getattr__(name: str) -> Any:
 
         return attribution
     if name == "collectives":
-        from scalebench.analysis.collectives import load as collectives
+        from scalebench.analysis.collectives import load_collectives as collectives
 
         return collectives
     if name == "bandwidth":
-        from scalebench.analysis.collectives import transfers_load as bandwidth
+        from scalebench.analysis.collectives import load_bandwidth as bandwidth
 
         return bandwidth
     raise AttributeError(f"module 'scalebench' has no attribute '{name}'")

@@ -76,10 +76,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run_command(name: str, words: list[str]) -> int:
     """Run a command with the words behind it; returns its exit status. InputError for an unknown one."""
-    from scalebench.core.errors import InputError, no_such
+    from scalebench.core.errors import InputError, unknown_name_message
 
     if name not in COMMANDS:
-        raise InputError(no_such("command", name, COMMANDS))
+        raise InputError(unknown_name_message("command", name, COMMANDS))
     module = importlib.import_module(COMMANDS[name][0])
     parser = build_parsers()[name]
     module.add_arguments(parser)

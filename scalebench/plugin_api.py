@@ -1,10 +1,10 @@
 """Everything that a plugin may use without a framework. Nothing else of scalebench is stable, but for what
 `scalebench.testing` and the packages of the frameworks export; docs/plugin-api.md lists it all."""
 
-from scalebench.core.errors import InputError, no_such
+from scalebench.core.errors import InputError, unknown_name_message
 from scalebench.core.plugins import API_VERSION
-from scalebench.core.result import Collective, Operation, Profile, StageRecord, Transfer
-from scalebench.core.spec import Config, DatasetSpec, ModelSpec, Place, RunSpec, StrategySpec, TrainSpec
+from scalebench.core.result import CollectiveRecord, Profile, ProfiledOperation, StageRecord, TransferRecord
+from scalebench.core.spec import Config, DatasetSpec, ModelSpec, RankPlacement, RunSpec, StrategySpec, TrainSpec
 from scalebench.strategies.base import (
     BACKWARD,
     FORWARD,
@@ -30,7 +30,7 @@ __all__ = [
     "Array",
     "BACKWARD",
     "Batch",
-    "Collective",
+    "CollectiveRecord",
     "Config",
     "DatasetSpec",
     "FORWARD",
@@ -43,22 +43,22 @@ __all__ = [
     "Node",
     "NotMeasured",
     "OPTIMIZER",
-    "Operation",
     "PARTS",
     "PIXEL_SCALE",
-    "Place",
     "Probes",
     "Profile",
+    "ProfiledOperation",
+    "RankPlacement",
     "RunSpec",
     "Source",
     "StageRecord",
     "Strategy",
     "StrategySpec",
     "TrainSpec",
-    "Transfer",
+    "TransferRecord",
     "Unsupported",
     "build_network",
     "initial_weights",
-    "no_such",
     "prefetch",
+    "unknown_name_message",
 ]

@@ -8,7 +8,7 @@ import re
 import sys
 from importlib.metadata import PackageNotFoundError, distribution
 
-from scalebench.config.horovod_build import framework_version, torch_version_file
+from scalebench.config.horovod_build import detect_framework_version, read_torch_version_file
 
 
 def installed() -> str:
@@ -20,6 +20,6 @@ def installed() -> str:
     return hashlib.sha256(record.encode()).hexdigest()[:16]
 
 
-cuda = re.search(r"^cuda\b.*=\s*['\"]", torch_version_file(), re.MULTILINE)
-versions = {name: framework_version(name) or "none" for name in ("torch", "tensorflow")}
+cuda = re.search(r"^cuda\b.*=\s*['\"]", read_torch_version_file(), re.MULTILINE)
+versions = {name: detect_framework_version(name) or "none" for name in ("torch", "tensorflow")}
 print(sys.implementation.cache_tag, versions["torch"], "cuda" if cuda else "cpu", versions["tensorflow"], installed())

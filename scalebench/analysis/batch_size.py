@@ -12,14 +12,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scalebench.analysis.scaling_curves import Curve, identity_of, interval, names_of
-from scalebench.core.stats.estimates import CONFIDENCE, ratio_interval, student_t
+from scalebench.analysis.identity import curve_key
+from scalebench.analysis.scaling_curves import Curve, estimate_of, name_curves
+from scalebench.core.stats.estimates import CONFIDENCE, divide_estimates, student_t
 
 BATCH = "batch_per_device"
 Key = tuple[Any, ...]
 
 
-def over_batches(found: Iterable[Curve]) -> list[Curve]:
+def make_batch_curves(found: Iterable[Curve]) -> list[Curve]:
     """One for each configuration and number of devices that has two batches or more; its rows in the order of batches.
     The others of its group are those that may be drawn beside it."""
     by_group: dict[Key, dict[Key, list[Curve]]] = {}
@@ -27,14 +28,14 @@ def over_batches(found: Iterable[Curve]) -> list[Curve]:
         for row in curve.rows:
             one = Curve(curve.name, curve.group, curve.tags, [row])
             shared = tuple(text for name, text in curve.group.items() if name != "batch")
-            key = (identity_of(row), row["gpus"])
+            key = (curve_key(row), row["gpus"])
             by_group.setdefault(shared, {}).setdefault(key, []).append(one)
-    return [curve for members in by_group.values() for curve in _of_group(members)]
+    return [curve for members in by_group.values() for curve in _batch_curves_of_group(members)]
 
 
-def _of_group(members: dict[Key, list[Curve]]) -> Iterator[Curve]:
-    several = {key: parts for key, ones in members.items() if (parts := _dealt(ones))}
-    names = names_of(list(dict.fromkeys(identity for identity, _ in several)))
+def _batch_curves_of_group(members: dict[Key, list[Curve]]) -> Iterator[Curve]:
+    several = {key: parts for key, ones in members.items() if (parts := _split_by_batch(ones))}
+    names = name_curves(list(dict.fromkeys(identity for identity, _ in several)))
     sizes = [row[BATCH] for parts in several.values() for rows in parts for row in rows]
     for (identity, gpus), parts in several.items():
         first = members[identity, gpus][0]
@@ -44,7 +45,7 @@ def _of_group(members: dict[Key, list[Curve]]) -> Iterator[Curve]:
             yield Curve(name, group, first.tags, rows)
 
 
-def _dealt(ones: Sequence[Curve]) -> list[list[dict[str, Any]]]:
+def _split_by_batch(ones: Sequence[Curve]) -> list[list[dict[str, Any]]]:
     """Rows of two batches or more; what was measured twice with one batch, and differs in what no column tells, is a
     part of its own."""
     parts: list[list[dict[str, Any]]] = []
@@ -56,13 +57,13 @@ def _dealt(ones: Sequence[Curve]) -> list[list[dict[str, Any]]]:
     return [part for part in parts if len(part) > 1]
 
 
-SHARE = 0.9  # of the highest throughput, which the knee has at least
+SATURATION_SHARE = 0.9  # of the highest throughput, which the knee has at least
 RATE = "throughput_samples_per_s"
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Knee:
+class SaturatingBatch:
     """`batch`: the smallest batch of a device whose throughput is at least SHARE of the highest measured one.
 
     `share`: its own; `highest`: the batch that has the highest; `candidates`: the measured batches that could be the
@@ -104,7 +105,7 @@ class StepFit:
         return 1 / self.beta_s if self.beta_s > 0 else None
 
 
-def knee(rows: Sequence[Row], share: float = SHARE) -> Knee | None:
+def find_saturating_batch(rows: Sequence[Row], share: float = SATURATION_SHARE) -> SaturatingBatch | None:
     """Of rows of one configuration, one a batch, in the order of batches; None for fewer than two.
 
     A batch could be the knee where the 95 % intervals of its throughput over each other one (stats.ratio_interval) all
@@ -115,20 +116,20 @@ def knee(rows: Sequence[Row], share: float = SHARE) -> Knee | None:
         return None
     best = max(rows, key=lambda row: row[RATE])
     found = next(row for row in rows if row[RATE] >= share * best[RATE])
-    return Knee(
+    return SaturatingBatch(
         found["batch_per_device"], found[RATE] / best[RATE], found[RATE], best["batch_per_device"], best[RATE],
-        _candidates(rows, share), found is rows[0], found is rows[-1],
+        _saturation_candidates(rows, share), found is rows[0], found is rows[-1],
     )  # fmt: skip
 
 
-def _candidates(rows: Sequence[Row], share: float) -> tuple[int, ...] | None:
-    rates = [interval(row, RATE, "throughput") for row in rows]
+def _saturation_candidates(rows: Sequence[Row], share: float) -> tuple[int, ...] | None:
+    rates = [estimate_of(row, RATE, "throughput") for row in rows]
     known = [rate for rate in rates if rate is not None]
     if len(known) < len(rates):
         return None
     made = []
     for row, rate in zip(rows, known, strict=True):
-        ratios = [ratio_interval(rate, other) for other in known if other is not rate]
+        ratios = [divide_estimates(rate, other) for other in known if other is not rate]
         if min(ratio.high for ratio in ratios) >= share:
             made.append(row["batch_per_device"])
         if min(ratio.low for ratio in ratios) >= share:
@@ -136,14 +137,14 @@ def _candidates(rows: Sequence[Row], share: float) -> tuple[int, ...] | None:
     return tuple(made)
 
 
-def step_points(rows: Sequence[Row]) -> list[tuple[float, float]]:
+def batch_and_step_s(rows: Sequence[Row]) -> list[tuple[float, float]]:
     """(samples of a device, seconds) of the mean update of each row, in which the smaller last one of an epoch is as
     well; rows without step_s are left out."""
     known = [row for row in rows if row["step_s"] is not None]
     return [(row[RATE] * row["step_s"] / row["gpus"], row["step_s"]) for row in known]
 
 
-def fit(points: Sequence[tuple[float, float]]) -> StepFit | None:
+def fit_step_time(points: Sequence[tuple[float, float]]) -> StepFit | None:
     """The line of least squares of the relative deviations, for times of small batches are as well known as those of
     large ones; None for fewer than two batches. ValueError for a size or a time that is not positive.
 
@@ -169,7 +170,7 @@ def fit(points: Sequence[tuple[float, float]]) -> StepFit | None:
     off = [1 - alpha * one - beta * other for one, other in rows]
     around, flat = math.fsum(value * value for value in off), len(rows) - t1 * t1 / s11
     half = alpha / beta if alpha > 0 and beta > 0 else None
-    limits = _fieller((alpha, beta), (s22 / determinant, -s12 / determinant, s11 / determinant), around, len(rows) - 2)
+    limits = _ratio_limits((alpha, beta), (s22 / determinant, -s12 / determinant, s11 / determinant), around, len(rows) - 2)
     low, high = (None, None) if half is None or limits is None else limits
     return StepFit(
         alpha * longest, beta * longest / most, None if half is None else half * most,
@@ -178,7 +179,7 @@ def fit(points: Sequence[tuple[float, float]]) -> StepFit | None:
     )  # fmt: skip
 
 
-def _fieller(
+def _ratio_limits(
     line: tuple[float, float], inverse: tuple[float, float, float], around: float, freedom: int
 ) -> tuple[float, float] | None:
     """Limits of alpha / beta; None where beta cannot be told from 0. `inverse` is the matrix of normal equations'."""

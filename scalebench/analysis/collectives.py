@@ -16,30 +16,30 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scalebench.analysis.read_runs import find
-from scalebench.core.result import COLLECTIVES, Collective, Result, Transfer, read_result
+from scalebench.analysis.identity import OPERATION_COLUMNS
+from scalebench.analysis.read_runs import find_results
+from scalebench.core.result import COLLECTIVES, CollectiveRecord, Result, TransferRecord, read_result
 from scalebench.core.stats import estimates
-from scalebench.core.units import size_words
+from scalebench.core.units import format_binary_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
 
-COLUMNS = (
+COLLECTIVE_COLUMNS = (
     "run_id strategy framework backend_used hardware gpus nodes repeat name size_bytes time_s time_low time_high "
     "algbw_bytes_per_s busbw_bytes_per_s"
 ).split()
-TEXT = ("run_id", "strategy", "framework", "backend_used", "hardware", "name")
-COUNTS = ("gpus", "nodes", "repeat", "size_bytes")
-COMPARABLE = ["framework", "hardware", "gpus", "nodes", "name"]  # the same for both
+COLLECTIVE_TEXTS = ("run_id", "strategy", "framework", "backend_used", "hardware", "name")
+COLLECTIVE_COUNTS = ("gpus", "nodes", "repeat", "size_bytes")
 
 
-def load(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> pd.DataFrame:
+def load_collectives(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> pd.DataFrame:
     """One row for each run, operation and size below `path`, as `collectives`; InputError as scalebench.load."""
     paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
-    return collectives([read_result(file) for file in find(paths)])
+    return make_collective_table([read_result(file) for file in find_results(paths)])
 
 
-def collectives(results: Iterable[Result]) -> pd.DataFrame:
+def make_collective_table(results: Iterable[Result]) -> pd.DataFrame:
     """One row for each run, operation and size of message.
 
     `time_s` is of one operation: in each block that of the slowest rank, the mean over the blocks, and its 95 %
@@ -47,12 +47,12 @@ def collectives(results: Iterable[Result]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    table = pd.DataFrame([row for result in results for row in _rows(result)], columns=COLUMNS)
-    kinds = dict.fromkeys(TEXT, "string") | dict.fromkeys(COUNTS, "Int64")
-    return table.astype({name: kinds.get(name, "Float64") for name in COLUMNS})
+    table = pd.DataFrame([row for result in results for row in _collective_rows(result)], columns=COLLECTIVE_COLUMNS)
+    kinds = dict.fromkeys(COLLECTIVE_TEXTS, "string") | dict.fromkeys(COLLECTIVE_COUNTS, "Int64")
+    return table.astype({name: kinds.get(name, "Float64") for name in COLLECTIVE_COLUMNS})
 
 
-def _rows(result: Result) -> list[dict[str, Any]]:
+def _collective_rows(result: Result) -> list[dict[str, Any]]:
     of_ranks = [rank.probes.collectives for rank in result.ranks if rank.probes is not None]
     if not of_ranks or not all(of_ranks):
         return []
@@ -72,16 +72,16 @@ def _rows(result: Result) -> list[dict[str, Any]]:
     return rows
 
 
-def operation_s(block_s_of_ranks: Sequence[Sequence[float]], repeats: int) -> estimates.Interval:
+def operation_s(block_s_of_ranks: Sequence[Sequence[float]], repeats: int) -> estimates.Estimate:
     """Seconds of one operation: in each block those of the slowest rank. ValueError for fewer than two blocks."""
     slowest = np.array(block_s_of_ranks, dtype=np.float64).max(axis=0) / repeats
-    interval = estimates.mean_interval(slowest, batches=max(2, len(slowest)))
+    interval = estimates.estimate_mean(slowest, batches=max(2, len(slowest)))
     if interval is None:
         raise ValueError(f"an interval needs at least 2 blocks, not {len(slowest)}")
-    return estimates.Interval(interval.value, max(0.0, interval.low), interval.high)  # no time is negative
+    return estimates.Estimate(interval.value, max(0.0, interval.low), interval.high)  # no time is negative
 
 
-def bandwidths(collective: Collective, ranks: int, time_s: float) -> tuple[float, float]:
+def bandwidths(collective: CollectiveRecord, ranks: int, time_s: float) -> tuple[float, float]:
     """(algbw, busbw) in bytes/s: size / time, and that times what makes it comparable with a link's own bandwidth,
     whatever the number of ranks."""
     algbw = collective.size_bytes / time_s
@@ -96,7 +96,7 @@ def bus_factor(name: str, ranks: int) -> float:
 
 
 @dataclass
-class Crossing:
+class Crossover:
     """A size from which on another strategy is the faster one."""
 
     size_bytes: float  # by a line through the logarithms of size and of the ratio of times
@@ -105,7 +105,7 @@ class Crossing:
 
 
 @dataclass
-class Comparison:
+class OperationComparison:
     """Two strategies' times for one operation on the same devices."""
 
     name: str
@@ -115,7 +115,7 @@ class Comparison:
     nodes: int
     strategies: tuple[str, str]
     fastest: list[str] = field(default_factory=list)  # in order of size; between them lie the crossings
-    crossings: list[Crossing] = field(default_factory=list)
+    crossings: list[Crossover] = field(default_factory=list)
     resolved: int = 0  # sizes at which the intervals do not overlap
     sizes: list[int] = field(default_factory=list)  # measured with both
 
@@ -123,7 +123,7 @@ class Comparison:
         """`all_reduce on 2 devices: horovod_mpi is faster below 64 KiB, ddp_gloo above`"""
         over = f" on {self.nodes} nodes" if self.nodes > 1 else ""
         head = f"{self.name} on {self.gpus} devices{over}"
-        within = f"{size_words(self.sizes[0])} to {size_words(self.sizes[-1])}"
+        within = f"{format_binary_bytes(self.sizes[0])} to {format_binary_bytes(self.sizes[-1])}"
         if not self.fastest:
             return f"{head}: no difference between {' and '.join(self.strategies)} is resolved from {within}"
         if not self.crossings:
@@ -139,15 +139,15 @@ class Comparison:
         parts += [f"{who} from there to {end}" for who, end in zip(self.fastest[1:-1], at[1:], strict=True)]
         return f"{head}: {', '.join(parts)}, {self.fastest[-1]} above"
 
-    def _where(self, crossing: Crossing) -> str:
+    def _where(self, crossing: Crossover) -> str:
         """With the sizes around it where between them there are others, which do not tell."""
-        at = size_words(crossing.size_bytes)
+        at = format_binary_bytes(crossing.size_bytes)
         if self.sizes.index(crossing.high_bytes) - self.sizes.index(crossing.low_bytes) == 1:
             return at
-        return f"{at} ({size_words(crossing.low_bytes)} to {size_words(crossing.high_bytes)})"
+        return f"{at} ({format_binary_bytes(crossing.low_bytes)} to {format_binary_bytes(crossing.high_bytes)})"
 
 
-def crossovers(frame: pd.DataFrame) -> list[Comparison]:
+def compare_operations(frame: pd.DataFrame) -> list[OperationComparison]:
     """Each two strategies of one framework that did the same operation on as many devices of the same hardware.
 
     Of several runs of a strategy the mean counts, between the lowest and the highest of their limits. Sizes at which
@@ -155,23 +155,23 @@ def crossovers(frame: pd.DataFrame) -> list[Comparison]:
     """
     found = []
     order = {name: number for number, name in enumerate(COLLECTIVES)}
-    groups = sorted(frame.groupby(COMPARABLE), key=lambda group: (*group[0][:-1], order.get(group[0][-1], 0)))
+    groups = sorted(frame.groupby(OPERATION_COLUMNS), key=lambda group: (*group[0][:-1], order.get(group[0][-1], 0)))
     for (framework, hardware, gpus, nodes, name), rows in groups:
-        times = {str(who): _pooled(mine) for who, mine in rows.groupby("strategy")}
+        times = {str(who): _times_by_size(mine) for who, mine in rows.groupby("strategy")}
         for pair in itertools.combinations(sorted(times), 2):
-            comparison = Comparison(str(name), int(gpus), str(framework), str(hardware), int(nodes), pair)
-            compare(comparison, times[pair[0]], times[pair[1]])
+            comparison = OperationComparison(str(name), int(gpus), str(framework), str(hardware), int(nodes), pair)
+            find_crossovers(comparison, times[pair[0]], times[pair[1]])
             found += [comparison] if comparison.sizes else []
     return found
 
 
-def _pooled(rows: pd.DataFrame) -> dict[int, estimates.Interval]:
+def _times_by_size(rows: pd.DataFrame) -> dict[int, estimates.Estimate]:
     """Time by size, over the runs of a strategy."""
     merged = rows.groupby("size_bytes").agg({"time_s": "mean", "time_low": "min", "time_high": "max"})
-    return {int(size): estimates.Interval(*map(float, row)) for size, *row in merged.itertuples()}
+    return {int(size): estimates.Estimate(*map(float, row)) for size, *row in merged.itertuples()}
 
 
-def compare(into: Comparison, first: dict[int, estimates.Interval], second: dict[int, estimates.Interval]) -> None:
+def find_crossovers(into: OperationComparison, first: dict[int, estimates.Estimate], second: dict[int, estimates.Estimate]) -> None:
     """Fill in who is faster where; `first` and `second` are seconds by size, of into.strategies."""
     into.sizes = sorted(first.keys() & second.keys())
     since = 0  # the last size so far whose difference is resolved
@@ -184,13 +184,13 @@ def compare(into: Comparison, first: dict[int, estimates.Interval], second: dict
         if into.fastest and into.fastest[-1] != faster:
             between = into.sizes[since : number + 1]
             ratios = [first[s].value / second[s].value for s in between]
-            into.crossings.append(Crossing(crossing_bytes(between, ratios), between[0], between[-1]))
+            into.crossings.append(Crossover(interpolate_crossover_bytes(between, ratios), between[0], between[-1]))
         if not into.fastest or into.fastest[-1] != faster:
             into.fastest.append(faster)
         since = number
 
 
-def crossing_bytes(sizes: Sequence[int], ratios: Sequence[float]) -> float:
+def interpolate_crossover_bytes(sizes: Sequence[int], ratios: Sequence[float]) -> float:
     """Where the least-squares line through (log size, log ratio) passes 0, within the sizes; of two points that is
     interpolation. The first and the last ratio lie on different sides of 1."""
     x, y = np.log(np.array(sizes, dtype=np.float64)), np.log(np.array(ratios, dtype=np.float64))
@@ -199,21 +199,21 @@ def crossing_bytes(sizes: Sequence[int], ratios: Sequence[float]) -> float:
     return float(np.exp(x[0] + np.clip(share, 0.0, x[-1] - x[0])))
 
 
-TRANSFERS_COLUMNS = (
+BANDWIDTH_COLUMNS = (
     "run_id strategy backend_used hardware gpus nodes repeat kind source target size_bytes moved_bytes time_s "
     "bytes_per_s bytes_per_s_low bytes_per_s_high"
 ).split()
-TRANSFERS_TEXT = ("run_id", "strategy", "backend_used", "hardware", "kind")
-TRANSFERS_COUNTS = ("gpus", "nodes", "repeat", "source", "target", "size_bytes", "moved_bytes")
+BANDWIDTH_TEXTS = ("run_id", "strategy", "backend_used", "hardware", "kind")
+BANDWIDTH_COUNTS = ("gpus", "nodes", "repeat", "source", "target", "size_bytes", "moved_bytes")
 
 
-def transfers_load(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> pd.DataFrame:
+def load_bandwidth(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> pd.DataFrame:
     """One row for each run and transfer below `path`, as `transfers`; InputError as scalebench.load."""
     paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
-    return transfers([read_result(file) for file in find(paths)])
+    return make_bandwidth_table([read_result(file) for file in find_results(paths)])
 
 
-def transfers(results: Iterable[Result]) -> pd.DataFrame:
+def make_bandwidth_table(results: Iterable[Result]) -> pd.DataFrame:
     """One row for each run and transfer; source and target are ranks, null where all take part at once.
 
     `bytes_per_s` is of all that moves at once, in both directions and for all devices; its 95 % interval is over the
@@ -221,12 +221,12 @@ def transfers(results: Iterable[Result]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    table = pd.DataFrame([row for result in results for row in _transfers_rows(result)], columns=TRANSFERS_COLUMNS)
-    kinds = dict.fromkeys(TRANSFERS_TEXT, "string") | dict.fromkeys(TRANSFERS_COUNTS, "Int64")
-    return table.astype({name: kinds.get(name, "Float64") for name in TRANSFERS_COLUMNS})
+    table = pd.DataFrame([row for result in results for row in _bandwidth_rows(result)], columns=BANDWIDTH_COLUMNS)
+    kinds = dict.fromkeys(BANDWIDTH_TEXTS, "string") | dict.fromkeys(BANDWIDTH_COUNTS, "Int64")
+    return table.astype({name: kinds.get(name, "Float64") for name in BANDWIDTH_COLUMNS})
 
 
-def _transfers_rows(result: Result) -> list[dict[str, Any]]:
+def _bandwidth_rows(result: Result) -> list[dict[str, Any]]:
     of_ranks = [rank.probes.bandwidth for rank in result.ranks if rank.probes is not None]
     if not of_ranks or not all(of_ranks):
         return []
@@ -234,7 +234,7 @@ def _transfers_rows(result: Result) -> list[dict[str, Any]]:
     for same in zip(*of_ranks, strict=True):
         one = same[0]
         taken = operation_s([part.block_s for part in same], one.repeats)
-        moved = moved_bytes(one, scale.processes)
+        moved = count_moved_bytes(one, scale.processes)
         rows.append(
             {
                 "run_id": result.run_id, "strategy": scale.strategy, "backend_used": scale.backend_used,
@@ -247,7 +247,7 @@ def _transfers_rows(result: Result) -> list[dict[str, Any]]:
     return rows
 
 
-def moved_bytes(transfer: Transfer, ranks: int) -> int:
+def count_moved_bytes(transfer: TransferRecord, ranks: int) -> int:
     """By one of it, over all ranks and directions; a copy within host memory counts once."""
     directions = 2 if "both_ways" in transfer.kind else 1
     devices = ranks if transfer.source is None else 1

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pandas as pd
 
-COLUMNS = (
+FRAME_COLUMNS = (
     "run_id started_at status reason path fingerprint repeat seed model dataset strategy framework "
     "framework_version backend_used hardware gpus nodes processes scaling batch_per_device global_batch "
     "precision data_format feed model_params gradient_bytes flops_per_sample throughput_samples_per_s "
@@ -37,14 +37,14 @@ COLUMNS = (
     "training_id train_options "
     "stages micro_batches stage_balance bubble_share bubble_share_expected state_bytes"
 ).split()
-TEXT = (
+TEXT_COLUMNS = (
     "run_id started_at status reason path fingerprint model dataset strategy framework framework_version "
     "backend_used hardware scaling precision data_format feed interval_over flags baseline_self_id "
     "baseline_bare_id throttle_reasons metric_name precision_used data_format_used compiler_used prefetch options "
     "device_ids bind environment transports energy_from baseline_given_id machine job_id layout "
     "optimizer learning_rate_rule stopped_by training_id train_options"
 ).split()
-COUNTS = (
+COUNT_COLUMNS = (
     "repeat seed gpus nodes processes batch_per_device global_batch model_params gradient_bytes "
     "steps_per_epoch warmup_steps measured_steps peak_memory_bytes rss_peak_bytes "
     "steady_after_steps syncs_per_epoch rss_anon_bytes_max swap_in_bytes swap_out_bytes "
@@ -53,9 +53,9 @@ COUNTS = (
 ).split()
 
 
-def typed(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
+def make_frame(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
     """Rows as a frame whose column types do not depend on them."""
     import pandas as pd
 
-    kinds = dict.fromkeys(TEXT, "string") | dict.fromkeys([*COUNTS, "repeats"], "Int64") | {"steady": "boolean"}
+    kinds = dict.fromkeys(TEXT_COLUMNS, "string") | dict.fromkeys([*COUNT_COLUMNS, "repeats"], "Int64") | {"steady": "boolean"}
     return pd.DataFrame(rows, columns=list(columns)).astype({name: kinds.get(name, "Float64") for name in columns})

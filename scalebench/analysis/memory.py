@@ -13,32 +13,32 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from scalebench.analysis.scaling_curves import batch_of, interval, plain_rows
-from scalebench.core.stats.estimates import Interval, ratio_interval
+from scalebench.analysis.identity import MEMORY_COLUMNS
+from scalebench.analysis.scaling_curves import estimate_of, format_batch, plain_rows
+from scalebench.core.stats.estimates import Estimate, divide_estimates
 
 if TYPE_CHECKING:
     import pandas as pd
 
-TELLING = ("state_bytes", "peak_memory_bytes", "max_batch_per_device")  # one of them makes a model worth telling
-SAME = ("model", "dataset", "hardware", "optimizer")
+MEMORY_FIGURES = ("state_bytes", "peak_memory_bytes", "max_batch_per_device")  # one of them makes a model worth telling
 RATE = "throughput_samples_per_s"
-WHOLE = 0.99  # of the state of a whole model; what is less lacks more than odd ends
+MIN_FULL_SHARE = 0.99  # of the state of a whole model; what is less lacks more than odd ends
 
 Row = Mapping[str, Any]  # cells of the pooled frame, None for null
 
 
 @dataclass(frozen=True)
-class Price:
+class ShardingCost:
     """What keeping less of the model costs: the fastest that does over the fastest that keeps all of it."""
 
     less: Row
     whole: Row
     ratio: float  # of their samples/s
-    interval: Interval | None
+    interval: Estimate | None
 
 
 @dataclass(frozen=True)
-class Footprints:
+class ModelMemory:
     """Rows of one model, data set, hardware and optimizer, those that were out of memory with them."""
 
     rows: list[Row]
@@ -52,12 +52,12 @@ class Footprints:
         found: dict[tuple[Any, ...], Row] = {}
         for row in sorted(whole, key=lambda row: (row["run_id"] in baselines, row["state_bytes"] or 0)):
             if row["state_bytes"] is not None:
-                found[_size(row)] = row
+                found[_size_key(row)] = row
         return found
 
     def reference(self, row: Row) -> Row | None:
         """What a row's state is measured by; None where it has none, or no other row is there to compare it with."""
-        found = self._references.get(_size(row)) if row["state_bytes"] is not None else None
+        found = self._references.get(_size_key(row)) if row["state_bytes"] is not None else None
         return found if found is not None and found["state_bytes"] > 0 else None
 
     def share(self, row: Row) -> float | None:
@@ -67,7 +67,7 @@ class Footprints:
 
     def keeps_less(self, row: Row) -> bool:
         share = self.share(row)
-        return share is not None and share < WHOLE
+        return share is not None and share < MIN_FULL_SHARE
 
     @property
     def out(self) -> list[Row]:
@@ -79,10 +79,10 @@ class Footprints:
         found: dict[tuple[Any, ...], list[Row]] = {}
         for row in self.rows:
             if row["max_batch_per_device"] is None:
-                found.setdefault((row["gpus"], row["scaling"], batch_of(row), row["precision"]), []).append(row)
+                found.setdefault((row["gpus"], row["scaling"], format_batch(row), row["precision"]), []).append(row)
         return list(found.values())
 
-    def price(self, competing: Iterable[Row]) -> Price | None:
+    def price(self, competing: Iterable[Row]) -> ShardingCost | None:
         """None where not both kinds are among them."""
         known = [row for row in competing if row["status"] == "ok" and row[RATE] and self.share(row) is not None]
         less = [row for row in known if self.keeps_less(row)]
@@ -90,22 +90,22 @@ class Footprints:
         if not less or not whole:
             return None
         fast, full = (max(rows, key=lambda row: float(row[RATE])) for rows in (less, whole))
-        mine, base = (interval(row, RATE, "throughput") for row in (fast, full))
-        limits = None if mine is None or base is None else ratio_interval(mine, base)
-        return Price(fast, full, fast[RATE] / full[RATE], limits)
+        mine, base = (estimate_of(row, RATE, "throughput") for row in (fast, full))
+        limits = None if mine is None or base is None else divide_estimates(mine, base)
+        return ShardingCost(fast, full, fast[RATE] / full[RATE], limits)
 
 
-def footprints(pooled: pd.DataFrame) -> list[Footprints]:
+def group_by_model(pooled: pd.DataFrame) -> list[ModelMemory]:
     """Rows that are ok or were out of memory, in the order of the frame; of models of which something is known."""
     found: dict[tuple[Any, ...], list[Row]] = {}
     for row in plain_rows(pooled):
         if row["status"] in ("ok", "oom"):
-            found.setdefault(tuple(row[name] for name in SAME), []).append(row)
-    return [Footprints(rows) for rows in found.values() if any(map(_told, rows))]
+            found.setdefault(tuple(row[name] for name in MEMORY_COLUMNS), []).append(row)
+    return [ModelMemory(rows) for rows in found.values() if any(map(_has_memory_figure, rows))]
 
 
-def _told(row: Row) -> bool:
-    return row["status"] == "ok" and any(row[name] is not None for name in TELLING)
+def _has_memory_figure(row: Row) -> bool:
+    return row["status"] == "ok" and any(row[name] is not None for name in MEMORY_FIGURES)
 
 
 def bytes_per_parameter(row: Row) -> float | None:
@@ -113,10 +113,10 @@ def bytes_per_parameter(row: Row) -> float | None:
     return state / parameters if state is not None and parameters else None
 
 
-def name_of(row: Row) -> str:
+def format_strategy(row: Row) -> str:
     """`ddp_gloo`, with what was chosen of its options: `ddp_gloo bucket_cap_mb=1.0`."""
     return f"{row['strategy']} {row['options']}" if row["options"] else str(row["strategy"])
 
 
-def _size(row: Row) -> tuple[Any, ...]:
+def _size_key(row: Row) -> tuple[Any, ...]:
     return row["model_params"], row["framework"]

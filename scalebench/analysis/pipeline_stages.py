@@ -12,48 +12,48 @@ from typing import Any
 
 from scalebench.core.result import Result, StageRecord
 
-COLUMNS = "stages micro_batches stage_balance bubble_share bubble_share_expected state_bytes".split()
-Chain = list[StageRecord]
+STAGE_COLUMNS = "stages micro_batches stage_balance bubble_share bubble_share_expected state_bytes".split()
+Pipeline = list[StageRecord]
 
 
-def cells(result: Result, step_s: float | None) -> dict[str, Any]:
+def stage_cells(result: Result, step_s: float | None) -> dict[str, Any]:
     """The columns of that name. `step_s`: seconds of an update, as the row has them."""
-    found = chains(result)
-    stages, micro_batches = cut_into(found)
+    found = group_stages(result)
+    stages, micro_batches = count_stages(found)
     values = (
         stages,
         micro_batches,
-        over_chains(found, balance),
-        over_chains(found, lambda work: bubble_share(work, step_s)),
-        bubble_share_expected(stages, micro_batches) if stages and micro_batches else None,
+        mean_over_pipelines(found, stage_balance),
+        mean_over_pipelines(found, lambda work: bubble_share(work, step_s)),
+        expected_bubble_share(stages, micro_batches) if stages and micro_batches else None,
         _state_bytes(result),
     )
-    return dict(zip(COLUMNS, values, strict=True))
+    return dict(zip(STAGE_COLUMNS, values, strict=True))
 
 
-def cut_into(found: Sequence[Chain]) -> tuple[int | None, int | None]:
+def count_stages(found: Sequence[Pipeline]) -> tuple[int | None, int | None]:
     """(stages, micro-batches); null where chains differ in them."""
     stages = {one.stages for chain in found for one in chain}
     micro_batches = {one.micro_batches for chain in found for one in chain}
-    return _only(stages), _only(micro_batches)
+    return _single_value(stages), _single_value(micro_batches)
 
 
-def chains(result: Result) -> list[Chain]:
+def group_stages(result: Result) -> list[Pipeline]:
     """The stages of each replica, from the input on; none where every device has all of the model."""
-    found: dict[int, Chain] = defaultdict(list)
+    found: dict[int, Pipeline] = defaultdict(list)
     for one in (one for rank in result.ranks for one in rank.stages):
         found[one.replica].append(one)
     return [sorted(found[replica], key=lambda one: one.index) for replica in sorted(found)]
 
 
-def work_s(chain: Chain) -> list[float] | None:
+def stage_work_s(chain: Pipeline) -> list[float] | None:
     """Seconds of forward and backward of each stage in an update; None unless all of them are there and measured."""
     measured = [one.work_s for one in chain if one.work_s is not None]
     whole = [one.index for one in chain] == list(range(chain[0].stages))
     return measured if whole and len(measured) == len(chain) else None
 
 
-def balance(work: Sequence[float]) -> float | None:
+def stage_balance(work: Sequence[float]) -> float | None:
     """Mean of the stages' work over the largest: 1 is even, 1/stages is all in one of them."""
     return statistics.fmean(work) / max(work) if max(work) > 0 else None
 
@@ -69,7 +69,7 @@ def bubble_share(work: Sequence[float], step_s: float | None) -> float | None:
     return 1 - sum(work) / (len(work) * step_s) if step_s else None
 
 
-def bubble_share_expected(stages: int, micro_batches: int) -> float:
+def expected_bubble_share(stages: int, micro_batches: int) -> float:
     """(p - 1) / (m + p - 1) of the time, of p equal stages with free transfers and nothing but forward and backward.
 
     Huang et al. 2019, "GPipe", section 2.3. 1F1B has the same bubble: Narayanan et al. 2021, "Efficient Large-Scale
@@ -79,7 +79,7 @@ def bubble_share_expected(stages: int, micro_batches: int) -> float:
     return (stages - 1) / (micro_batches + stages - 1)
 
 
-def bubble_share_unequal(work: Sequence[float], micro_batches: int) -> float | None:
+def expected_bubble_share_of_unequal_stages(work: Sequence[float], micro_batches: int) -> float | None:
     """As expected, but of stages that take as long as these: the first micro-batch goes through all of them, and the
     others follow at the pace of the slowest.
 
@@ -90,9 +90,9 @@ def bubble_share_unequal(work: Sequence[float], micro_batches: int) -> float | N
     return bubble_share(work, whole_s)
 
 
-def over_chains(found: Sequence[Chain], figure: Callable[[Sequence[float]], float | None]) -> float | None:
+def mean_over_pipelines(found: Sequence[Pipeline], figure: Callable[[Sequence[float]], float | None]) -> float | None:
     """Mean over the chains; None unless each has the figure."""
-    work = [work_s(chain) for chain in found]
+    work = [stage_work_s(chain) for chain in found]
     figures = [figure(one) for one in work if one is not None]
     known = [value for value in figures if value is not None]
     return statistics.fmean(known) if known and len(known) == len(found) else None
@@ -106,5 +106,5 @@ def _state_bytes(result: Result) -> int | None:
     return max(known) if known and complete else None
 
 
-def _only(found: set[int]) -> int | None:
+def _single_value(found: set[int]) -> int | None:
     return next(iter(found)) if len(found) == 1 else None

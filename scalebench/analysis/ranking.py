@@ -13,14 +13,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from scalebench.analysis.scaling_curves import TRAINING, Curve, curves, grouped
+from scalebench.analysis.identity import INPUT_COLUMNS
+from scalebench.analysis.scaling_curves import Curve, group_curves, make_curves
 from scalebench.core import config_files
-from scalebench.core.stats.estimates import BATCHES, CONFIDENCE, Interval, student_t
+from scalebench.core.stats.estimates import BATCHES, CONFIDENCE, Estimate, student_t
 
 if TYPE_CHECKING:
     import pandas as pd
 
-TEST = (
+TEST_DESCRIPTION = (
     "comparison with the best: Student's t (Welch) on the logarithms of throughput, simultaneous {} % intervals by "
     "Bonferroni over {} {}"
 )
@@ -88,9 +89,9 @@ class Ranking:
             return f"{head}; nothing else was measured there"
         parts = [head]
         if self.tied:
-            parts.append(f"tied within noise with {joined([rival.words() for rival in self.tied])}")
+            parts.append(f"tied within noise with {join_with_and([rival.words() for rival in self.tied])}")
         if self.untold:
-            parts.append(f"no interval, so not sure against {joined([rival.words() for rival in self.untold])}")
+            parts.append(f"no interval, so not sure against {join_with_and([rival.words() for rival in self.untold])}")
         first = next((rival for rival in self.rivals if rival.verdict == "slower"), None)
         if first is not None:
             who = "the next" if first is self.rivals[0] else "the first that is slower beyond noise"
@@ -119,33 +120,33 @@ def rank(pooled: pd.DataFrame) -> list[Ranking]:
     when several different population variances are involved"; Altman and Bland 2011, "How to obtain the confidence
     interval from a P value" (standard errors from limits).
     """
-    return of_curves(curves(pooled))
+    return rank_curves(make_curves(pooled))
 
 
-def of_curves(all_curves: Iterable[Curve]) -> list[Ranking]:
+def rank_curves(all_curves: Iterable[Curve]) -> list[Ranking]:
     """`rank` of the frame that these curves are of."""
     found = []
-    for _, members in grouped(all_curves):
-        for group, contest in _contests(members):
+    for _, members in group_curves(all_curves):
+        for group, contest in _split_into_contests(members):
             for gpus in sorted({count for curve in contest for count in curve.gpus}):
                 rows = [(curve.name, row) for curve in contest for row in curve.rows if row["gpus"] == gpus]
-                found.append(best_of(group, gpus, rows))
+                found.append(rank_rows(group, gpus, rows))
     return found
 
 
-def _contests(members: Sequence[Curve]) -> list[tuple[dict[str, str], list[Curve]]]:
+def _split_into_contests(members: Sequence[Curve]) -> list[tuple[dict[str, str], list[Curve]]]:
     """Curves that may be ranked against each other, with what tells them from the other contests of their group."""
-    differing = [name for name in TRAINING if len({curve.rows[0][name] for curve in members}) > 1]
+    differing = [name for name in INPUT_COLUMNS if len({curve.rows[0][name] for curve in members}) > 1]
     found: dict[tuple[str, ...], list[Curve]] = {}
     for curve in members:
         found.setdefault(tuple(str(curve.rows[0][name]) for name in differing), []).append(curve)
     return [
-        ({**curve[0].group, **dict(zip(differing, key, strict=True))}, _competing(curve))
+        ({**curve[0].group, **dict(zip(differing, key, strict=True))}, _without_controls(curve))
         for key, curve in found.items()
     ]
 
 
-def _competing(members: list[Curve]) -> list[Curve]:
+def _without_controls(members: list[Curve]) -> list[Curve]:
     training = [curve for curve in members if not is_control(str(curve.rows[0]["strategy"]))]
     return training or members
 
@@ -155,30 +156,30 @@ def is_control(strategy: str) -> bool:
     """Whether its YAML says that it trains nothing, or replicas that never hear of each other."""
     from omegaconf import OmegaConf
 
-    path = config_files.options("strategy").get(strategy)
+    path = config_files.list_options("strategy").get(strategy)
     tree: Any = {} if path is None else OmegaConf.to_container(OmegaConf.load(path))
     return tree.get("framework") == "none" or tree.get("lockstep") is False
 
 
-def best_of(group: dict[str, str], gpus: int, rows: Sequence[tuple[str, dict[str, Any]]]) -> Ranking:
+def rank_rows(group: dict[str, str], gpus: int, rows: Sequence[tuple[str, dict[str, Any]]]) -> Ranking:
     """The ranking of these (name, cells), at least one, as rank() says."""
     ordered = sorted(rows, key=lambda pair: -pair[1]["throughput_samples_per_s"])
     (name, best), others = ordered[0], ordered[1:]
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(others))
     rivals = []
     for rival, row in others:
-        limits = ratio(best, row, confidence)
+        limits = throughput_ratio(best, row, confidence)
         low, high = (None, None) if limits is None else (limits.low, limits.high)
         rivals.append(Rival(rival, row, _rate(best) / _rate(row), low, high))
     compared = "comparison" if len(others) == 1 else "comparisons"
-    test = TEST.format(f"{100 * CONFIDENCE:.0f}", len(others), compared) if others else ""
+    test = TEST_DESCRIPTION.format(f"{100 * CONFIDENCE:.0f}", len(others), compared) if others else ""
     return Ranking(group, gpus, name, best, rivals, test)
 
 
-def ratio(a: dict[str, Any], b: dict[str, Any], confidence: float) -> Interval | None:
+def throughput_ratio(a: dict[str, Any], b: dict[str, Any], confidence: float) -> Estimate | None:
     """Throughput of row `a` over that of row `b`, between limits at this confidence, as rank() says; None where either
     has no whole interval, or it is of unknown make."""
-    error_a, error_b = standard_error(a), standard_error(b)
+    error_a, error_b = log_standard_error(a), log_standard_error(b)
     if error_a is None or error_b is None:
         return None
     (mine, mine_freedom), (theirs, their_freedom) = error_a, error_b
@@ -187,10 +188,10 @@ def ratio(a: dict[str, Any], b: dict[str, Any], confidence: float) -> Interval |
     reach = 0.0 if both == 0 else student_t(freedom, confidence) * math.sqrt(both)
     value = _rate(a) / _rate(b)
     # Beyond 700, exp would overflow; nothing measured has such a limit.
-    return Interval(value, value * math.exp(-reach), value * math.exp(reach)) if reach < 700 else None
+    return Estimate(value, value * math.exp(-reach), value * math.exp(reach)) if reach < 700 else None
 
 
-def standard_error(row: dict[str, Any]) -> tuple[float, int] | None:
+def log_standard_error(row: dict[str, Any]) -> tuple[float, int] | None:
     """(standard error of the logarithm of throughput, its degrees of freedom), from half the width of its interval."""
     low, high = row["throughput_low"], row["throughput_high"]
     freedom = {"blocks": BATCHES - 1, "repeats": (row.get("repeats") or 1) - 1}.get(row["interval_over"], 0)
@@ -204,6 +205,6 @@ def _rate(row: dict[str, Any]) -> float:
     return rate
 
 
-def joined(words: Sequence[str]) -> str:
+def join_with_and(words: Sequence[str]) -> str:
     """`a, b and c`"""
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

@@ -1,4 +1,4 @@
-"""From folders to the figures of the runs below them. Layer 1."""
+"""Finding result.json files below folders, and reading and summarizing thousands of them in several processes."""
 
 from __future__ import annotations
 
@@ -10,102 +10,105 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
 
-from scalebench.analysis.rows import figures_of
-from scalebench.analysis.run_summary import Figures
+from scalebench.analysis.rows import summarize_run
+from scalebench.analysis.run_summary import RunSummary
 from scalebench.core.errors import InputError
 from scalebench.core.machine.cpus import usable_cpus
 from scalebench.core.result import read_result
 from scalebench.core.run_folder import RESULT_FILE
 
 PathLike = str | os.PathLike[str]
-MIN_FILES_PER_PROCESS = 200  # a process takes as long to start as to read so many
+Unreadable = list[tuple[Path, str]]  # files or folders, each with one line that gives the reason
+MIN_FILES_PER_PROCESS = 200  # starting a process takes as long as reading so many
 MAX_PROCESSES = 8
 FILES_PER_TASK = 50
-Unreadable = list[tuple[Path, str]]  # and one line that says why
 
 
-def paths_of(path: PathLike | Sequence[PathLike]) -> list[PathLike]:
+def list_paths(path: PathLike | Sequence[PathLike]) -> list[PathLike]:
+    """Return one path, or several, as a list."""
     return [path] if isinstance(path, (str, os.PathLike)) else list(path)
 
 
-def find(paths: Sequence[PathLike]) -> list[Path]:
-    """All result.json files at or below `paths`, each once, sorted; InputError for a path without any, and for a
-    folder that must not be listed."""
+def find_results(paths: Sequence[PathLike]) -> list[Path]:
+    """Return all result.json files at or below `paths`, each once, sorted.
+
+    Raises InputError for a path without any, and for a folder that must not be listed.
+    """
     unreadable: Unreadable = []
-    found = search(paths, unreadable)
+    files = search_results(paths, unreadable)
     for _, line in unreadable:
         raise InputError(line)
-    return found
+    return files
 
 
-def search(paths: Sequence[PathLike], unreadable: Unreadable) -> list[Path]:
-    """As find; folders that must not be listed are added to `unreadable`."""
-    found: dict[str, Path] = {}
-    for given in map(Path, paths):
-        known = len(unreadable)
-        below = [given] if given.is_file() else list(_below(given, unreadable))
-        root = os.path.realpath(given)
-        if not below and len(unreadable) == known:
-            raise InputError(f"no {RESULT_FILE} at or below {given}; give the folder of a run or a sweep")
+def search_results(paths: Sequence[PathLike], unreadable: Unreadable) -> list[Path]:
+    """Find results as `find_results` does, but add folders that must not be listed to `unreadable`."""
+    files: dict[str, Path] = {}
+    for start in map(Path, paths):
+        unreadable_before = len(unreadable)
+        below = [start] if start.is_file() else list(_walk(start, unreadable))
+        root = os.path.realpath(start)
+        if not below and len(unreadable) == unreadable_before:
+            raise InputError(f"no {RESULT_FILE} at or below {start}; give the folder of a run or a sweep")
         for path in below:
-            # Folders below it are no links, since these are not followed; the file itself may be one.
-            plain = path is not given and not path.is_symlink()
-            found.setdefault(os.path.join(root, path.relative_to(given)) if plain else os.path.realpath(path), path)
-    return sorted(found.values())
+            # No folder below is a link, since links to folders are not followed; the file itself may be one.
+            is_plain = path is not start and not path.is_symlink()
+            files.setdefault(os.path.join(root, path.relative_to(start)) if is_plain else os.path.realpath(path), path)
+    return sorted(files.values())
 
 
-def _below(folder: Path, unreadable: Unreadable) -> Iterator[Path]:
-    """Whatever has the name of a result. Links to folders are not followed: they may lead round in a circle."""
+def _walk(folder: Path, unreadable: Unreadable) -> Iterator[Path]:
+    """Yield everything named like a result. Links to folders are not followed, since they may form a circle."""
 
-    def refused(error: OSError) -> None:
+    def on_error(error: OSError) -> None:
         if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
             unreadable.append((Path(error.filename), f"{error.filename}: {error.strerror}"))
 
-    for where, folders, files in os.walk(folder, onerror=refused):
+    for where, folders, files in os.walk(folder, onerror=on_error):
         folders.sort()
         if RESULT_FILE in files or RESULT_FILE in folders:
             yield Path(where, RESULT_FILE)
 
 
-def figures_in(files: Sequence[Path]) -> list[Figures]:
-    """Of each file; InputError for the first one that cannot be read."""
+def summarize_files(files: Sequence[Path]) -> list[RunSummary]:
+    """Read and summarize each file; raises InputError for the first that cannot be read."""
     unreadable: Unreadable = []
-    found = readable(files, unreadable)
+    runs = summarize_readable(files, unreadable)
     for _, line in unreadable:
         raise InputError(line)
-    return found
+    return runs
 
 
-def readable(files: Sequence[Path], unreadable: Unreadable) -> list[Figures]:
-    """Of each file that can be read; the others are added to `unreadable`."""
-    found = []
-    for file, answer in zip(files, _read_all(files), strict=True):
-        if isinstance(answer, str):
-            unreadable.append((file, answer))
+def summarize_readable(files: Sequence[Path], unreadable: Unreadable) -> list[RunSummary]:
+    """Read and summarize each file that can be read, and add the others to `unreadable`."""
+    runs = []
+    for file, summary in zip(files, _summarize_all(files), strict=True):
+        if isinstance(summary, str):
+            unreadable.append((file, summary))
         else:
-            found.append(answer)
-    return found
+            runs.append(summary)
+    return runs
 
 
-def _read_all(files: Sequence[Path]) -> Iterator[Figures | str]:
-    """The figures of each file, in order, or one line that says why there are none."""
+def _summarize_all(files: Sequence[Path]) -> Iterator[RunSummary | str]:
+    """Yield the summary of each file in order, or one line that says why there is none."""
     processes = min(len(files) // MIN_FILES_PER_PROCESS, len(usable_cpus()), MAX_PROCESSES)
     read = 0
     if processes > 1:
-        # Forked: a process of any other kind imports the user's script again, which may call us at its top level.
-        # Without garbage collection, a tenth of its time: records hold no cycles.
+        # Forked, since a spawned process imports the user's script again, which may call us at its top level.
+        # Garbage collection is off, which saves a tenth of the time: records hold no cycles.
         with ProcessPoolExecutor(processes, get_context("fork"), gc.disable) as pool:
             try:
-                for answer in pool.map(_read, files, chunksize=FILES_PER_TASK):
-                    yield answer
+                for summary in pool.map(_summarize_file, files, chunksize=FILES_PER_TASK):
+                    yield summary
                     read += 1
             except (BrokenProcessPool, OSError):
-                pass  # a process was killed, or could not be started: the rest is read here
-    yield from map(_read, files[read:])
+                pass  # a process was killed, or could not be started: the remaining files are read here
+    yield from map(_summarize_file, files[read:])
 
 
-def _read(file: Path) -> Figures | str:
+def _summarize_file(file: Path) -> RunSummary | str:
     try:
-        return figures_of(read_result(file), file.parent)
+        return summarize_run(read_result(file), file.parent)
     except InputError as error:
         return str(error)

@@ -1,10 +1,9 @@
-"""Launches of one configuration as one row: figures over repeats, with intervals that hold what differs between
-launches. Layer 1.
+"""Repeats of one configuration as one row: figures over repeats, with intervals that hold what differs between starts.
 
-A launch is one observation, however many blocks it has: blocks of one process say nothing of the next start
-(Georges, Buytaert and Eeckhout 2007, "Statistically rigorous Java performance evaluation"; Kalibera and Jones 2013,
-"Rigorous benchmarking in reasonable time"). All launches weigh alike: weighted by their seconds, intervals cover 0.73
-instead of 0.95 at five launches where slow ones are measured ten times as long, as the stopping rule may have it.
+A repeat is one observation, however many blocks it has: blocks of one process say nothing of the next start (Georges,
+Buytaert and Eeckhout 2007, "Statistically rigorous Java performance evaluation"; Kalibera and Jones 2013, "Rigorous
+benchmarking in reasonable time"). All repeats have equal weight: weighted by their seconds, intervals cover 0.73 instead
+of 0.95 at five repeats where slow ones are measured ten times as long, as the stopping rule may do.
 """
 
 from __future__ import annotations
@@ -17,248 +16,254 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from scalebench.analysis import throughput
-from scalebench.analysis.baselines import Baselines
-from scalebench.analysis.columns import COLUMNS, typed
-from scalebench.analysis.named_baseline import Given, find_given
-from scalebench.analysis.read_runs import PathLike, figures_in, find, paths_of
-from scalebench.analysis.rows import compared, figures_of, joined, limits, row
-from scalebench.analysis.run_summary import Figures, Run
+from scalebench.analysis.columns import FRAME_COLUMNS, make_frame
+from scalebench.analysis.identity import comparison_key, pooling_key
+from scalebench.analysis.named_baseline import resolve_named_baseline
+from scalebench.analysis.read_runs import PathLike, find_results, list_paths, summarize_files
+from scalebench.analysis.rows import (
+    Cells,
+    ComparedRuns,
+    compare_runs,
+    interval_cells,
+    join_words,
+    speedup_cells,
+    summarize_run,
+)
+from scalebench.analysis.run_summary import Run, RunSummary, start_time
 from scalebench.core.result import Result
-from scalebench.core.stats.estimates import CONFIDENCE, Interval, ratio_interval, student_t
+from scalebench.core.stats.estimates import CONFIDENCE, Estimate, divide_estimates, student_t
 
 if TYPE_CHECKING:
     import pandas as pd
 
-LEAST = 3  # launches that give an interval
-OF_A_LAUNCH = ("no_interval", "superlinear", "superlinear_within_noise")  # flags that pooling decides anew
-LIMITS = {name for name in COLUMNS if name.endswith(("_low", "_high"))}  # of single launches: none of their mean
-WITH_LIMITS = [name for name in COLUMNS if f"{name}_low" in LIMITS]
-UNIONS = ("flags", "throttle_reasons")
+MIN_REPEATS = 3  # that give an interval
+SINGLE_RUN_FLAGS = ("no_interval", "superlinear", "superlinear_within_noise")  # decided anew for pooled figures
+UNION_COLUMNS = ("flags", "throttle_reasons")
+FIRST_RUN_COLUMNS = ("run_id", "started_at", "path", "reason")  # of the first repeat, in time
+LIMIT_COLUMNS = {name for name in FRAME_COLUMNS if name.endswith(("_low", "_high"))}  # of runs: none of their mean
+COLUMNS_WITH_LIMITS = [name for name in FRAME_COLUMNS if f"{name}_low" in LIMIT_COLUMNS]
+MERGED_COLUMNS = [name for name in FRAME_COLUMNS if name not in LIMIT_COLUMNS]
 R = TypeVar("R", bound=Run)
-FIRSTS = ("run_id", "started_at", "path", "reason")  # of the first launch, in time
 
 
 @dataclass
-class Group:
-    """Launches that are one row, in the order of their start."""
+class Configuration:
+    """Repeats that become one row, in the order of their start."""
 
-    launches: list[Figures]
-    rows: list[dict[str, Any]]  # of rows.row
+    repeats: list[RunSummary]
+    rows: list[Cells]  # as rows.make_row returns them
 
     @property
     def rates(self) -> dict[str, float]:
-        """Samples/s by run_id; empty where nothing was measured."""
-        figures = {cells["run_id"]: cells["throughput_samples_per_s"] for cells in self.rows}
-        return {run_id: rate for run_id, rate in figures.items() if rate is not None}
+        """Samples/s by run_id; empty if nothing was measured."""
+        rates = {cells["run_id"]: cells["throughput_samples_per_s"] for cells in self.rows}
+        return {run_id: rate for run_id, rate in rates.items() if rate is not None}
 
 
 def pooled(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None) -> pd.DataFrame:
-    """One row per configuration found at or below `path`: the columns of `load`, and `repeats`, its launches.
+    """Return one row per configuration found at or below `path`: the columns of `load`, and `repeats`, their number.
 
-    A configuration is a fingerprint on one kind of machine with one version of its framework; what did not go well is
-    a row for each status and reason. Copies of a run (resume=true makes some) are one launch, and a repeat that was
-    measured twice is two.
+    A configuration is a fingerprint on one kind of machine with one version of its framework; runs without a throughput
+    are a row for each status and reason. Copies of a run (resume=true makes some) count once, and a repeat that was
+    measured twice counts twice.
 
-    One launch: the row of `load`. Two: figures without intervals. Three and more: `throughput_samples_per_s`,
-    `step_s` and `epoch_s` are geometric means, speedups and efficiencies are as `speedup` says, `interval_over` is
-    `repeats`. Other figures are means, of those that `load` gives an interval with Student's t over the launches;
-    `_min` the least; memory peaks the largest; steady where all are; flags of any. `run_id`, `started_at` and `path`
-    are the first launch's; text that differs is told in full; `repeat` is null. A `baseline` that is one of these
-    launches stands for all launches of its configuration. Raises InputError as `load` does.
+    One repeat: the row of `load`. Two: figures without intervals. Three and more: `throughput_samples_per_s`,
+    `step_s` and `epoch_s` are geometric means, speedups and efficiencies are those of `pooled_speedup`, `interval_over`
+    is `repeats`. Other figures are means, with Student's t over the repeats for those that have an interval in `load`;
+    `_min` is the least; memory peaks are the largest; steady if all are; flags of any. `run_id`, `started_at` and `path`
+    are those of the first repeat; differing texts are joined; `repeat` is null. A `baseline` that is one of these runs
+    stands for all repeats of its configuration. Raises InputError as `load` does.
     """
-    figures = figures_in(find(paths_of(path)))
-    return pool_figures(figures, None if baseline is None else find_given(baseline, figures))
+    runs = summarize_files(find_results(list_paths(path)))
+    return pool_runs(compare_runs(runs, None if baseline is None else resolve_named_baseline(baseline, runs)))
 
 
-def pool(results: Iterable[Result], folders: Iterable[Path]) -> pd.DataFrame:
-    """`pooled` of these records."""
-    return pool_figures([figures_of(result, folder) for result, folder in zip(results, folders, strict=True)])
+def pool_results(results: Iterable[Result], folders: Iterable[Path]) -> pd.DataFrame:
+    """Return the frame of `pooled` for records in memory."""
+    runs = [summarize_run(result, folder) for result, folder in zip(results, folders, strict=True)]
+    return pool_runs(compare_runs(runs))
 
 
-def pool_figures(figures: Sequence[Figures], given: Given | None = None) -> pd.DataFrame:
-    """`pooled` of runs of which the records are gone."""
-    once = sorted({run.run_id: run for run in reversed(figures)}.values(), key=throughput.started)
-    baselines = Baselines.among(once)
-    groups: dict[tuple[str, ...], Group] = {}
-    for run in once:
-        group = groups.setdefault(_key(run), Group([], []))
-        group.launches.append(run)
-        group.rows.append(row(run, baselines))
-    of_run = {run.run_id: group for group in groups.values() for run in group.launches}
-    order = {run_id: number for number, run_id in enumerate(dict.fromkeys(run.run_id for run in figures))}
-    found = sorted(groups.values(), key=lambda group: min(order[run.run_id] for run in group.launches))
+def pool_runs(compared: ComparedRuns) -> pd.DataFrame:
+    """Return the frame of `pooled`, made of the rows of `load`."""
+    first_rows: dict[str, tuple[RunSummary, Cells]] = {}
+    for run, cells in zip(compared.runs, compared.rows, strict=True):
+        first_rows.setdefault(run.run_id, (run, cells))
+    by_key: dict[tuple[str, ...], Configuration] = {}
+    for run, cells in sorted(first_rows.values(), key=lambda pair: start_time(pair[0])):
+        configuration = by_key.setdefault(pooling_key(run), Configuration([], []))
+        configuration.repeats.append(run)
+        configuration.rows.append(cells)
+    by_id = {run.run_id: configuration for configuration in by_key.values() for run in configuration.repeats}
+    in_order = dict.fromkeys(id(by_id[run_id]) for run_id in first_rows)
+    by_identity = {id(configuration): configuration for configuration in by_key.values()}
     rows = []
-    for group in found:
-        first = group.launches[0]
-        runs = {"self": baselines.self_of(first), "bare": baselines.bare_of(first)}
-        against = {kind: None if run is None else of_run[run.run_id] for kind, run in runs.items()}
-        baseline = None if given is None else given.of(first)
-        if baseline is not None:
-            against["given"] = of_run.get(baseline.run_id) or Group([baseline], [baseline.cells])
-        rows.append(_row(group, against))
-    return typed(rows, [*COLUMNS, "repeats"])
+    for configuration in map(by_identity.__getitem__, in_order):
+        first = configuration.repeats[0]
+        runs = {"self": compared.baselines.find_self(first), "bare": compared.baselines.find_bare(first)}
+        against = {kind: None if run is None else by_id[run.run_id] for kind, run in runs.items()}
+        named = None if compared.named_baseline is None else compared.named_baseline.for_run(first)
+        if named is not None:
+            against["given"] = by_id.get(named.run_id) or Configuration([named], [named.cells])
+        rows.append(_make_row(configuration, against))
+    return make_frame(rows, [*FRAME_COLUMNS, "repeats"])
 
 
-def over_launches(values: Sequence[float]) -> tuple[float, Interval | None]:
-    """(geometric mean, its 95 % interval) of positive figures, one a launch; no interval of fewer than three.
+def mean_over_repeats(values: Sequence[float]) -> tuple[float, Estimate | None]:
+    """Return (geometric mean, its 95 % interval) of positive figures, one a repeat; no interval of fewer than three.
 
-    Student's t on the logarithms: launches differ by factors, no limit turns negative, seconds and samples/s give the
-    same answer, and a quotient of means is the mean of the quotients. Over 1,000 made-up trials each of 3, 5 and 10
-    launches that differ by 3 %, at least 0.93 of the intervals hold the level that the launches vary around.
+    Student's t on the logarithms: repeats differ by factors, no limit becomes negative, seconds and samples/s give the
+    same answer, and a quotient of means is the mean of the quotients. In 1,000 simulated trials each of 3, 5 and 10
+    repeats that differ by 3 %, at least 0.93 of the intervals contain the level that the repeats vary around.
 
     Sources: Fleming and Wallace 1986, "How not to lie with statistics: the correct way to summarize benchmark
     results" (geometric mean); Bland and Altman 1996, "Transformations, means, and confidence intervals".
     """
     logs = [math.log(value) for value in values]
-    mean, launches = math.fsum(logs) / len(logs), len(logs)
+    mean, repeats = math.fsum(logs) / len(logs), len(logs)
     value = math.exp(mean)
-    if launches < LEAST:
+    if repeats < MIN_REPEATS:
         return value, None
-    variance = math.fsum((log - mean) ** 2 for log in logs) / (launches - 1)
-    reach = student_t(launches - 1, CONFIDENCE) * math.sqrt(variance / launches)
+    variance = math.fsum((log - mean) ** 2 for log in logs) / (repeats - 1)
+    reach = student_t(repeats - 1, CONFIDENCE) * math.sqrt(variance / repeats)
     # Beyond 700, exp would overflow; nothing measured has such a limit.
-    return value, Interval(value, value * math.exp(-reach), value * math.exp(reach) if reach < 700 else math.inf)
+    return value, Estimate(value, value * math.exp(-reach), value * math.exp(reach) if reach < 700 else math.inf)
 
 
-def speedup(mine: Group, theirs: Group) -> tuple[float | None, Interval | None]:
-    """Throughput over the baseline's, with its 95 % interval over launches; one launch of either: as for runs.
+def pooled_speedup(configuration: Configuration, base: Configuration) -> tuple[float | None, Estimate | None]:
+    """Return throughput over the baseline's, with its 95 % interval over repeats; of single runs as for runs.
 
-    Where repeats of both were interleaved, each repeat gives one ratio, in which what the machine did meanwhile
-    cancels, and the interval is Student's t on the logarithms of at least three. Else the launches count as
-    independent: the quotient of the means, by MOVER on the log scale (stats.ratio_interval), which is never much
-    narrower, for its t has as few degrees of freedom, and at 5 % common drift twice as wide. A baseline with too few
-    launches gives no interval: that over its blocks would hide what differs between them.
+    Where repeats of both were interleaved, each repeat gives one ratio, in which the drift of the machine cancels, and
+    the interval is Student's t on the logarithms of at least three. Otherwise the repeats count as independent: the
+    quotient of the means, by MOVER on the log scale (estimates.divide_estimates), which is never much narrower, since
+    its t has as few degrees of freedom, and at 5 % common drift twice as wide. A baseline with too few repeats gives no
+    interval: one over its blocks would hide what differs between repeats.
 
     Sources: Box, Hunter and Hunter 1978, "Statistics for Experimenters" (paired comparisons, blocking); Zou and
-    Donner 2008, as at stats.ratio_interval.
+    Donner 2008, as at estimates.divide_estimates.
     """
-    if mine is theirs:
+    if configuration is base:
         return 1.0, None
-    if len(mine.launches) == len(theirs.launches) == 1:
-        return throughput.speedup(mine.launches[0], theirs.launches[0])
-    if not (mine.rates and theirs.rates):
+    if len(configuration.repeats) == len(base.repeats) == 1:
+        return throughput.speedup(configuration.repeats[0], base.repeats[0])
+    if not (configuration.rates and base.rates):
         return None, None
-    pairs = interleaved(mine.launches, theirs.launches)
-    if len(pairs) >= LEAST:
-        return over_launches([mine.rates[a.run_id] / theirs.rates[b.run_id] for a, b in pairs])
-    (value, interval), (base, base_interval) = (over_launches([*group.rates.values()]) for group in (mine, theirs))
-    known = interval is not None and base_interval is not None
-    return value / base, ratio_interval(interval, base_interval) if known else None  # type: ignore[arg-type]
+    pairs = pair_interleaved(configuration.repeats, base.repeats)
+    if len(pairs) >= MIN_REPEATS:
+        return mean_over_repeats([configuration.rates[a.run_id] / base.rates[b.run_id] for a, b in pairs])
+    value, interval = mean_over_repeats([*configuration.rates.values()])
+    base_value, base_interval = mean_over_repeats([*base.rates.values()])
+    has_interval = interval is not None and base_interval is not None
+    return value / base_value, divide_estimates(interval, base_interval) if has_interval else None  # type: ignore[arg-type]
 
 
-def interleaved(mine: Sequence[R], theirs: Sequence[R]) -> list[tuple[R, R]]:
-    """Launches of the same repeat, one of either, in the order of time; none where repeats overlap in time.
+def pair_interleaved(runs: Sequence[R], base_runs: Sequence[R]) -> list[tuple[R, R]]:
+    """Return pairs of the same repeat, in the order of time; none if repeats overlap in time.
 
-    A repeat that both have measured twice gives two pairs. Those of the first sweep come first in each.
+    A repeat that both have measured twice gives two pairs; the first sweep's run comes first in each list.
     """
-    by_repeat = [_by_repeat(launches) for launches in (mine, theirs)]
-    both = [(own, by_repeat[1].get(repeat, [])) for repeat, own in by_repeat[0].items()]
-    pairs = [pair for own, base in both for pair in zip(own, base, strict=False)]
-    spans = sorted((sorted(map(throughput.started, pair)) for pair in pairs), key=lambda span: span[0])
+    by_repeat, base_by_repeat = _group_by_repeat(runs), _group_by_repeat(base_runs)
+    both = [(of_repeat, base_by_repeat.get(repeat, [])) for repeat, of_repeat in by_repeat.items()]
+    pairs = [pair for of_repeat, base in both for pair in zip(of_repeat, base, strict=False)]
+    spans = sorted((sorted(map(start_time, pair)) for pair in pairs), key=lambda span: span[0])
     if any(earlier[1] >= later[0] for earlier, later in itertools.pairwise(spans)):
         return []
-    return sorted(pairs, key=lambda pair: throughput.started(pair[0]))
+    return sorted(pairs, key=lambda pair: start_time(pair[0]))
 
 
-def _by_repeat(launches: Sequence[R]) -> dict[int, list[R]]:
-    found: dict[int, list[R]] = {}
-    for run in sorted(launches, key=throughput.started):
-        found.setdefault(run.scale.repeat, []).append(run)
-    return found
+def _group_by_repeat(runs: Sequence[R]) -> dict[int, list[R]]:
+    by_repeat: dict[int, list[R]] = {}
+    for run in sorted(runs, key=start_time):
+        by_repeat.setdefault(run.scale.repeat, []).append(run)
+    return by_repeat
 
 
-def _key(run: Figures) -> tuple[str, ...]:
-    """What launches of one row share."""
-    if run.throughput[0] is None:
-        return run.fingerprint, run.status, run.reason or ""
-    machine = throughput.comparison_key(run, True)
-    return run.fingerprint, machine, run.scale.framework_version or "", "measured"
-
-
-def _row(group: Group, against: dict[str, Group | None]) -> dict[str, Any]:
-    launches, gpus = len(group.launches), group.launches[0].scale.gpus
-    cells = dict(group.rows[0]) if launches == 1 else _merged(group.rows)
-    cells["repeats"] = launches
+def _make_row(configuration: Configuration, against: dict[str, Configuration | None]) -> Cells:
+    repeats, gpus = len(configuration.repeats), configuration.repeats[0].scale.gpus
+    cells = dict(configuration.rows[0]) if repeats == 1 else _merge_rows(configuration.rows)
+    cells["repeats"] = repeats
     for kind, base in against.items():
-        cells[f"baseline_{kind}_id"] = None if base is None else base.launches[0].run_id
-    efficiency = None
-    for kind, base in against.items() if group.rates else ():
-        value, interval = (None, None) if base is None else speedup(group, base)
-        devices = gpus / (base.launches[0].scale.gpus if base is not None else 1)
-        cells.update(compared(kind, devices, value, interval))
-        efficiency = throughput.per_device(interval, devices) if kind == "self" else efficiency
-    others = [base for kind, base in against.items() if base is not None and kind != "given"]
-    if not group.rates or (launches == 1 and all(len(base.launches) == 1 for base in others)):
+        cells[f"baseline_{kind}_id"] = None if base is None else base.repeats[0].run_id
+    rates, efficiency = configuration.rates, None
+    for kind, base in against.items() if rates else ():
+        value, interval = (None, None) if base is None else pooled_speedup(configuration, base)
+        devices = gpus / (base.repeats[0].scale.gpus if base is not None else 1)
+        cells.update(speedup_cells(kind, devices, value, interval))
+        efficiency = throughput.scale_to_efficiency(interval, devices) if kind == "self" else efficiency
+    automatic = [base for kind, base in against.items() if base is not None and kind != "given"]
+    if not rates or (repeats == 1 and all(len(base.repeats) == 1 for base in automatic)):
         return cells
-    cells.update(limits("overhead_share", "overhead_share", *_overhead(against["self"], against["bare"])))
-    if launches > 1:
-        cells.update(_figures(group))
-    kept = [flag for flag in (cells["flags"] or "").split() if flag not in OF_A_LAUNCH]
+    cells.update(interval_cells("overhead_share", "overhead_share", *_overhead(against["self"], against["bare"])))
+    if repeats > 1:
+        cells.update(_headline_cells(configuration))
+    flags = [flag for flag in (cells["flags"] or "").split() if flag not in SINGLE_RUN_FLAGS]
     no_interval = ["no_interval"] if cells["throughput_high"] is None else []
-    cells["flags"] = joined([*kept, *no_interval, *throughput.superlinear(efficiency)])
+    cells["flags"] = join_words([*flags, *no_interval, *throughput.superlinear_flags(efficiency)])
     return cells
 
 
-def _figures(group: Group) -> dict[str, Any]:
-    """The headline figures over launches."""
-    value, interval = over_launches([*group.rates.values()])
-    cells: dict[str, Any] = limits("throughput_samples_per_s", "throughput", value, interval)
+def _headline_cells(configuration: Configuration) -> Cells:
+    """Return throughput and the times that follow from it, as geometric means over repeats."""
+    value, interval = mean_over_repeats([*configuration.rates.values()])
+    cells: Cells = interval_cells("throughput_samples_per_s", "throughput", value, interval)
     cells["interval_over"] = None if interval is None else "repeats"
     for name in ("step_s", "epoch_s", "device_hours_per_epoch"):
-        known = _known(group.rows, name)
-        cells[name] = over_launches(known)[0] if known else None
+        values = _present_values(configuration.rows, name)
+        cells[name] = mean_over_repeats(values)[0] if values else None
     return cells
 
 
-def _overhead(own: Group | None, bare: Group | None) -> tuple[float | None, Interval | None]:
+def _overhead(own: Configuration | None, bare: Configuration | None) -> tuple[float | None, Estimate | None]:
     if own is None or bare is None or own is bare:
         return None, None
-    if throughput.comparison_key(own.launches[0], True) == throughput.comparison_key(bare.launches[0], True):
-        return None, None  # the bare strategy itself, placed elsewhere
-    return throughput.lost(*speedup(own, bare))
+    if comparison_key(own.repeats[0], True) == comparison_key(bare.repeats[0], True):
+        return None, None  # the bare strategy itself, with another placement
+    return throughput.lost_share(*pooled_speedup(own, bare))
 
 
-def _merged(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    columns = zip(COLUMNS, zip(*(map(cells.get, COLUMNS) for cells in rows), strict=True), strict=True)
-    cells = {name: None if name in LIMITS else _combined(name, values) for name, values in columns}
-    for name in WITH_LIMITS:
-        if len(known := _known(rows, name)) >= LEAST:
-            cells.update(limits(name, name, *_mean_interval(known)))
+def _merge_rows(rows: Sequence[Cells]) -> Cells:
+    cells: Cells = dict.fromkeys(FRAME_COLUMNS)
+    count = len(rows)
+    columns = zip(*(map(row.get, MERGED_COLUMNS) for row in rows), strict=True)
+    for name, values in zip(MERGED_COLUMNS, columns, strict=True):
+        is_equal = values.count(values[0]) == count and name not in UNION_COLUMNS
+        cells[name] = values[0] if is_equal else _merge_values(name, values)
+    for name in COLUMNS_WITH_LIMITS:
+        if len(present := _present_values(rows, name)) >= MIN_REPEATS:
+            cells.update(interval_cells(name, name, *_mean_with_interval(present)))
     return cells
 
 
-def _known(rows: Sequence[dict[str, Any]], name: str) -> list[Any]:
+def _present_values(rows: Sequence[Cells], name: str) -> list[Any]:
     return [cells[name] for cells in rows if cells.get(name) is not None]
 
 
-def _mean_interval(values: Sequence[float]) -> tuple[float, Interval]:
-    """Mean and Student's t of figures that may be negative, such as exposed sync."""
+def _mean_with_interval(values: Sequence[float]) -> tuple[float, Estimate]:
+    """Return mean and Student's t of figures that may be negative, such as exposed sync."""
     mean = math.fsum(values) / len(values)
     variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
     reach = student_t(len(values) - 1, CONFIDENCE) * math.sqrt(variance / len(values))
-    return mean, Interval(mean, mean - reach, mean + reach)
+    return mean, Estimate(mean, mean - reach, mean + reach)
 
 
-def _combined(name: str, values: Sequence[Any]) -> Any:
-    """One cell of those of several launches."""
-    if values.count(values[0]) == len(values) and name not in UNIONS:
-        return values[0]
-    known = [value for value in values if value is not None]
-    if not known:
+def _merge_values(name: str, values: Sequence[Any]) -> Any:
+    """Return one cell for those of several repeats, which are not all equal or are to be united."""
+    present = [value for value in values if value is not None]
+    if not present:
         return None
-    if name in UNIONS:
-        return joined(list(dict.fromkeys(" ".join(known).split())))
-    if name in FIRSTS or all(value == known[0] for value in known):
-        # A steady launch says nothing of one that could not be told.
-        return None if name == "steady" and known[0] and len(known) < len(values) else known[0]
-    if isinstance(known[0], str):
-        return " ".join(dict.fromkeys(known))
-    if isinstance(known[0], bool):
-        return all(known)
-    return _number(name)(known) if name != "repeat" else None
+    if name in UNION_COLUMNS:
+        return join_words(list(dict.fromkeys(" ".join(present).split())))
+    if name in FIRST_RUN_COLUMNS or all(value == present[0] for value in present):
+        # A steady repeat says nothing about one with too few blocks to decide.
+        return None if name == "steady" and present[0] and len(present) < len(values) else present[0]
+    if isinstance(present[0], str):
+        return " ".join(dict.fromkeys(present))
+    if isinstance(present[0], bool):
+        return all(present)
+    return _reducer(name)(present) if name != "repeat" else None
 
 
-def _number(name: str) -> Callable[[list[Any]], Any]:
+def _reducer(name: str) -> Callable[[list[Any]], Any]:
     if name.endswith("_min"):
         return min
     if name.endswith("_max") or "peak_" in name:

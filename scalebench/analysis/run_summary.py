@@ -1,21 +1,21 @@
-"""What is kept of a record once its own figures are known: no raw series, so that ten thousand of them fit into memory.
-Layer 1."""
+"""What is kept of a record once its own figures are computed: no raw series, so that ten thousand fit into memory."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
+from scalebench.core.config_files import strategy_option_defaults
 from scalebench.core.result import Result, Scale
-from scalebench.core.stats.estimates import Interval
+from scalebench.core.stats.estimates import Estimate
 
-Placement = tuple[tuple[tuple[str, str], ...], str, int]  # variables, binding and first device
+Placement = tuple[tuple[tuple[str, str], ...], str, int]  # environment variables, CPU binding and first device
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """A run as the rows of others need it. The first six are the record's own."""
+class RunSummary:
+    """A run as the rows of other runs need it. The first six fields are copied from its record."""
 
     run_id: str
     started_at: str
@@ -24,13 +24,30 @@ class Figures:
     fingerprint: str
     scale: Scale
     started: datetime
-    keys: tuple[str, str]  # baselines.comparison_key, without and with the strategy
+    comparison_keys: tuple[str, str]  # without and with the strategy
     placement: Placement
-    as_it_comes: bool  # all options of the strategy have their defaults
-    throughput: tuple[float | None, Interval | None]
-    sample: str  # what one sample is, and of which model: throughputs of others are not compared by a given baseline
-    cells: dict[str, Any]  # of its row in the frame, but for what compares it with other rows
-    on_request: bool  # collective operations or bandwidths were measured
+    uses_default_options: bool
+    throughput: tuple[float | None, Estimate | None]
+    sample_key: str
+    cells: dict[str, Any]  # of its row in the frame, without those that compare it with other runs
+    has_requested_probes: bool  # collective operations or bandwidths, which are measured on request
 
 
-Run = Result | Figures
+Run = Result | RunSummary
+
+
+def start_time(run: Run) -> datetime:
+    """Return when a run started; a time without a zone, as in foreign records, is read as UTC."""
+    if isinstance(run, RunSummary):
+        return run.started
+    started = datetime.fromisoformat(run.started_at)
+    return started if started.tzinfo is not None else started.replace(tzinfo=UTC)
+
+
+def uses_default_options(run: Run) -> bool:
+    """Return whether all options of the run's strategy have their default values."""
+    if isinstance(run, RunSummary):
+        return run.uses_default_options
+    strategy = run.spec.get("strategy", {})
+    defaults = strategy_option_defaults(run.scale.strategy)
+    return all(value == defaults.get(key, value) for key, value in (strategy.get("options") or {}).items())

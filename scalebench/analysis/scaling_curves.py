@@ -18,30 +18,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from scalebench.core.stats.estimates import CONFIDENCE, Interval, ratio_interval, scale, student_t
+from scalebench.analysis.identity import (
+    CURVE_COLUMNS,
+    INPUT_COLUMNS,
+    KEY_VALUE_COLUMNS,
+    SETTING_COLUMNS,
+    curve_key,
+)
+from scalebench.core.stats.estimates import CONFIDENCE, Estimate, divide_estimates, scale_estimate, student_t
 
 if TYPE_CHECKING:
     import pandas as pd
 
-GROUP = ("model", "dataset", "hardware", "scaling", "batch")
-SIZES = {"model_params": "parameters", "flops_per_sample": "flops_per_sample"}  # of models of one name
-TRAINING = ("precision", "feed")  # what else is trained, and on what: told wherever rows of a group differ in it
-UPDATES = ("optimizer", "learning_rate_rule", "weight_decay", "accumulate")  # how they are made
-CHOICES = (
-    *("prefetch", "data_format", "bind", "layout", "device_ids", "framework_version", "compiler_used", "seed"),
-    *UPDATES,
-)
-SPOKEN = ("options", "environment", "train_options")  # texts of the form key=value, which need no name before them
-IDENTITY = ("strategy", *SPOKEN, *TRAINING, *CHOICES)
-# What rows of older records, which have none, ran with.
-USUAL = {
-    "bind": "numa",
-    "layout": "sequence",
-    "compiler_used": "none",
-    "learning_rate_rule": "none",
-    "weight_decay": 0.0,
-    "accumulate": 1,
-}
+GROUP_COLUMNS = ("model", "dataset", "hardware", "scaling", "batch")
+MODEL_SIZES = {"model_params": "parameters", "flops_per_sample": "flops_per_sample"}  # of models of one name
 
 
 @dataclass(frozen=True)
@@ -59,19 +49,19 @@ class Curve:
         return [row["gpus"] for row in self.rows]
 
 
-def curves(pooled: pd.DataFrame) -> list[Curve]:
+def make_curves(pooled: pd.DataFrame) -> list[Curve]:
     """All curves of a frame with a row for each configuration, in the order in which it has them."""
     good = pooled[(pooled["status"] == "ok") & (pooled["throughput_samples_per_s"] > 0).fillna(False)]
     rows = plain_rows(good)
-    sized = [column for column in SIZES if _differ_in(rows, column, "model")]
+    sized = [column for column in MODEL_SIZES if _differ_in(rows, column, "model")]
     sized += ["machine"] if _differ_in(rows, "machine", "hardware") else []
     by_group: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in rows:
         by_group.setdefault(tuple(_group(row, sized).values()), []).append(row)
-    return [curve for members in by_group.values() for curve in _curves(_group(members[0], sized), members)]
+    return [curve for members in by_group.values() for curve in _curves_of_group(_group(members[0], sized), members)]
 
 
-def grouped(curves: Iterable[Curve]) -> list[tuple[dict[str, str], list[Curve]]]:
+def group_curves(curves: Iterable[Curve]) -> list[tuple[dict[str, str], list[Curve]]]:
     """What may be drawn together, in the order in which it comes."""
     found: dict[tuple[tuple[str, str], ...], list[Curve]] = {}
     for curve in curves:
@@ -79,14 +69,14 @@ def grouped(curves: Iterable[Curve]) -> list[tuple[dict[str, str], list[Curve]]]
     return [(dict(key), members) for key, members in found.items()]
 
 
-def title_of(group: Mapping[str, str]) -> str:
+def format_group_title(group: Mapping[str, str]) -> str:
     """`materials_cnn on materials, hardware local, weak scaling, batch 75 per device`"""
     head = f"{group['model']} on {group['dataset']}, hardware {group['hardware']}, {group['scaling']} scaling"
-    more = [f"{name.replace('_', ' ')} {text}" for name, text in group.items() if name not in GROUP]
+    more = [f"{name.replace('_', ' ')} {text}" for name, text in group.items() if name not in GROUP_COLUMNS]
     return ", ".join([head, f"batch {group['batch']}", *more])
 
 
-def cells(row: Mapping[Any, Any]) -> dict[str, Any]:
+def plain_row(row: Mapping[Any, Any]) -> dict[str, Any]:
     """A row of a frame (a Series or a dict) in plain Python, None for null."""
     import pandas as pd
 
@@ -101,27 +91,27 @@ def plain_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
-def interval(row: Mapping[str, Any], name: str, stem: str | None = None) -> Interval | None:
+def estimate_of(row: Mapping[str, Any], name: str, stem: str | None = None) -> Estimate | None:
     """The figure of that column between its limits, `stem`_low and `stem`_high; None where it has none.
 
     A limit that the data cannot give is null in a frame and infinite here.
     """
     stem = stem or name
     value, low, high = row[name], row[f"{stem}_low"], row[f"{stem}_high"]
-    return None if value is None or low is None else Interval(value, low, math.inf if high is None else high)
+    return None if value is None or low is None else Estimate(value, low, math.inf if high is None else high)
 
 
-def batch_of(row: Mapping[str, Any]) -> str:
+def format_batch(row: Mapping[str, Any]) -> str:
     """What stays the same over devices: `75 per device` in weak scaling, `150 in all` in strong."""
     return f"{row['global_batch']} in all" if row["scaling"] == "strong" else f"{row['batch_per_device']} per device"
 
 
 def _group(row: Mapping[str, Any], sized: Sequence[str]) -> dict[str, str]:
-    found = {name: str(row[name]) for name in GROUP if name != "batch"}
-    sizes = {SIZES[name]: f"{row[name]:,.0f}" for name in SIZES if name in sized and row[name] is not None}
+    found = {name: str(row[name]) for name in GROUP_COLUMNS if name != "batch"}
+    sizes = {MODEL_SIZES[name]: f"{row[name]:,.0f}" for name in MODEL_SIZES if name in sized and row[name] is not None}
     if "machine" in sized:
         sizes["machine"] = f"({row['machine']})"
-    return {**found, "batch": batch_of(row), **sizes}
+    return {**found, "batch": format_batch(row), **sizes}
 
 
 def _differ_in(rows: Iterable[Mapping[str, Any]], column: str, of: str) -> bool:
@@ -130,26 +120,22 @@ def _differ_in(rows: Iterable[Mapping[str, Any]], column: str, of: str) -> bool:
     return any(known.setdefault(row[of], row[column]) != row[column] for row in rows if row[column] is not None)
 
 
-def _curves(group: dict[str, str], rows: list[dict[str, Any]]) -> list[Curve]:
+def _curves_of_group(group: dict[str, str], rows: list[dict[str, Any]]) -> list[Curve]:
     by_identity: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
-        by_identity.setdefault(identity_of(row), []).append(row)
-    names = names_of(list(by_identity))
+        by_identity.setdefault(curve_key(row), []).append(row)
+    names = name_curves(list(by_identity))
     found, told = [], Counter[str]()
     for identity, members in by_identity.items():
         tags = {"model": group["model"], "strategy": str(members[0]["strategy"]), "hardware": group["hardware"]}
-        for part in _once_a_count(members):
+        for part in _split_repeated_counts(members):
             told[names[identity]] += 1
             name = f"{names[identity]} #{told[names[identity]]}" if told[names[identity]] > 1 else names[identity]
             found.append(Curve(name, group, tags, sorted(part, key=lambda row: row["gpus"])))
     return found
 
 
-def identity_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(USUAL.get(name) if row[name] is None else row[name] for name in IDENTITY)
-
-
-def _once_a_count(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+def _split_repeated_counts(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """Rows that differ in what no column tells (such as the learning rate) apart: by what they are compared with
     where that tells, else in their order."""
     if len({row["gpus"] for row in rows}) == len(rows):
@@ -157,10 +143,10 @@ def _once_a_count(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     by_baseline: dict[str | None, list[dict[str, Any]]] = {}
     for row in rows:
         by_baseline.setdefault(row["baseline_self_id"], []).append(row)
-    return [part for members in by_baseline.values() for part in _dealt(members)]
+    return [part for members in by_baseline.values() for part in _split_in_order(members)]
 
 
-def _dealt(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+def _split_in_order(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """The first row of each device count, then the second of each, ..."""
     parts: list[list[dict[str, Any]]] = []
     seen: dict[int, int] = {}
@@ -173,21 +159,21 @@ def _dealt(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     return parts
 
 
-def names_of(identities: list[tuple[Any, ...]]) -> dict[tuple[Any, ...], str]:
+def name_curves(identities: list[tuple[Any, ...]]) -> dict[tuple[Any, ...], str]:
     """Of each curve of a group. A strategy's own settings are told where it comes with several; TRAINING wherever any
     two differ, for strategies that differ in them are not compared like for like."""
-    chosen = {identity: dict(zip(IDENTITY, identity, strict=True)) for identity in identities}
-    everywhere = [name for name in TRAINING if len({one[name] for one in chosen.values()}) > 1]
-    return {identity: _name(one, list(chosen.values()), everywhere) for identity, one in chosen.items()}
+    chosen = {identity: dict(zip(CURVE_COLUMNS, identity, strict=True)) for identity in identities}
+    everywhere = [name for name in INPUT_COLUMNS if len({one[name] for one in chosen.values()}) > 1]
+    return {identity: _name_curve(one, list(chosen.values()), everywhere) for identity, one in chosen.items()}
 
 
-def _name(one: dict[str, Any], all_of_group: list[dict[str, Any]], everywhere: Sequence[str]) -> str:
+def _name_curve(one: dict[str, Any], all_of_group: list[dict[str, Any]], everywhere: Sequence[str]) -> str:
     mine = [other for other in all_of_group if other["strategy"] == one["strategy"]]
     parts = [str(one["strategy"])]
-    for name in SPOKEN:
+    for name in KEY_VALUE_COLUMNS:
         common = set.intersection(*(set((other[name] or "").split()) for other in mine))
         parts += [word for word in (one[name] or "").split() if word not in common]
-    for name in (*TRAINING, *CHOICES):
+    for name in (*INPUT_COLUMNS, *SETTING_COLUMNS):
         if name in everywhere or len({other[name] for other in mine}) > 1:
             parts += [] if one[name] is None else [f"{name}={str(one[name]).replace(' ', ',')}"]
     return " ".join(parts)
@@ -206,7 +192,7 @@ class Slope:
 
 
 @dataclass(frozen=True)
-class Jump:
+class NodeBoundary:
     """From the last device count on fewer nodes to the first on more. Efficiencies before and after; `ratio` of after
     to before with its 95 % limits, and whether that is a difference (None: there is no interval)."""
 
@@ -221,7 +207,7 @@ class Jump:
 
 
 @dataclass(frozen=True)
-class Keeps:
+class ScalingLimit:
     """How many devices keep the efficiency `wanted`: `value` by the figures, `surely` by their lower limits; None for
     not even the fewest. `again`: larger counts that have it all the same. `measured`: the largest count with a figure,
     None for no figure at all."""
@@ -233,7 +219,7 @@ class Keeps:
     measured: int | None
 
 
-def slope(curve: Curve, against: str = "bare") -> Slope | None:
+def fit_slope(curve: Curve, against: str = "bare") -> Slope | None:
     """The line of ordinary least squares through speedup over devices, with an intercept; None for fewer than two
     device counts with a speedup.
 
@@ -261,7 +247,7 @@ def slope(curve: Curve, against: str = "bare") -> Slope | None:
     return Slope(value, value - reach, value + reach, intercept, points)
 
 
-def jumps(curve: Curve, against: str = "bare") -> list[Jump]:
+def find_node_boundaries(curve: Curve, against: str = "bare") -> list[NodeBoundary]:
     """Where a curve goes on to more nodes: the last device count before, the first after.
 
     The ratio of the two efficiencies is that of throughputs per device, in which the baseline cancels; its interval is
@@ -272,10 +258,10 @@ def jumps(curve: Curve, against: str = "bare") -> list[Jump]:
     for before, after in itertools.pairwise(curve.rows):
         if after["nodes"] <= before["nodes"]:
             continue
-        ratio = _per_device(after) / _per_device(before)
-        limits = _ratio(after, before)
+        ratio = _rate_per_device(after) / _rate_per_device(before)
+        limits = _efficiency_ratio(after, before)
         found.append(
-            Jump(
+            NodeBoundary(
                 (before["gpus"], after["gpus"]), (before["nodes"], after["nodes"]),
                 before[f"efficiency_{against}"], after[f"efficiency_{against}"], ratio,
                 None if limits is None else limits.low,
@@ -286,7 +272,7 @@ def jumps(curve: Curve, against: str = "bare") -> list[Jump]:
     return found
 
 
-def keeps(curve: Curve, wanted: float, against: str = "bare") -> Keeps:
+def find_scaling_limit(curve: Curve, wanted: float, against: str = "bare") -> ScalingLimit:
     """The most devices that keep the efficiency `wanted` (a share, above 0): the largest count up to which every
     measured count keeps it, so that one that is fine again beyond a bad one does not hide it.
 
@@ -295,31 +281,31 @@ def keeps(curve: Curve, wanted: float, against: str = "bare") -> Keeps:
     """
     if not wanted > 0:
         raise ValueError(f"a wanted efficiency is a share above 0, not {wanted}")
-    figures = [(row["gpus"], row[f"efficiency_{against}"], _lowest(row, against)) for row in curve.rows]
+    figures = [(row["gpus"], row[f"efficiency_{against}"], _lower_limit(row, against)) for row in curve.rows]
     good = [gpus for gpus, _, _ in itertools.takewhile(lambda one: _at_least(one[1], wanted), figures)]
     sure = [gpus for gpus, _, _ in itertools.takewhile(lambda one: _at_least(one[2], wanted), figures)]
     again = tuple(gpus for gpus, value, _ in figures[len(good) :] if _at_least(value, wanted))
     known = [gpus for gpus, value, _ in figures if value is not None]
-    return Keeps(wanted, max(good, default=None), max(sure, default=None), again, max(known, default=None))
+    return ScalingLimit(wanted, max(good, default=None), max(sure, default=None), again, max(known, default=None))
 
 
 def _at_least(value: float | None, wanted: float) -> bool:
     return value is not None and value >= wanted
 
 
-def _lowest(row: dict[str, Any], against: str) -> float | None:
+def _lower_limit(row: dict[str, Any], against: str) -> float | None:
     itself = row["run_id"] == row[f"baseline_{against}_id"]
     low: float | None = row[f"efficiency_{against}"] if itself else row[f"efficiency_{against}_low"]
     return low
 
 
-def _per_device(row: dict[str, Any]) -> float:
+def _rate_per_device(row: dict[str, Any]) -> float:
     rate: float = row["throughput_samples_per_s"] / row["gpus"]
     return rate
 
 
-def _ratio(after: dict[str, Any], before: dict[str, Any]) -> Interval | None:
-    late, early = (interval(row, "throughput_samples_per_s", "throughput") for row in (after, before))
+def _efficiency_ratio(after: dict[str, Any], before: dict[str, Any]) -> Estimate | None:
+    late, early = (estimate_of(row, "throughput_samples_per_s", "throughput") for row in (after, before))
     if late is None or early is None:
         return None
-    return ratio_interval(scale(late, 1 / after["gpus"]), scale(early, 1 / before["gpus"]))
+    return divide_estimates(scale_estimate(late, 1 / after["gpus"]), scale_estimate(early, 1 / before["gpus"]))

@@ -15,35 +15,35 @@ import hydra
 from hydra._internal.utils import get_args_parser
 
 from scalebench.config import compose
-from scalebench.config.error_messages import FORESEEN, explain
+from scalebench.config.error_messages import EXPECTED_ERRORS, explain_error
 from scalebench.core import process
 from scalebench.core.config_files import conf_dir
 from scalebench.core.errors import InputError
 from scalebench.sweeps import cluster_runs
 from scalebench.sweeps.console import Console
-from scalebench.sweeps.task import AsSweep, SweepSession
+from scalebench.sweeps.task import RepeatsRequested, SweepSession
 
-_warned: set[str] = set()  # in this process
+_printed_warnings: set[str] = set()  # in this process
 
 
 def main(arguments: list[str]) -> int:
     """Run what the command line says. The exit status: 0 ok or unsupported, 1 a run failed, 2 bad input."""
     session = SweepSession(arguments)
     try:
-        with tempfile.TemporaryDirectory() as nowhere, compose.hydra_raises_errors(), _terminate_as_interrupt():
-            switches, overrides = split(arguments)
-            if _is_dry(overrides):  # Hydra makes its folders before it asks us
+        with tempfile.TemporaryDirectory() as nowhere, compose.raise_hydra_errors(), _raise_interrupt_on_sigterm():
+            switches, overrides = split_arguments(arguments)
+            if _is_dry_run(overrides):  # Hydra makes its folders before it asks us
                 overrides += [f"hydra.run.dir={nowhere}", f"hydra.sweep.dir={nowhere}"]
-            _register()
+            _register_and_warn()
             try:
-                _hydra_main(session, [*switches, *overrides])
-            except AsSweep:
-                _hydra_main(session, as_sweep(switches, overrides))
+                _run_hydra(session, [*switches, *overrides])
+            except RepeatsRequested:
+                _run_hydra(session, make_sweep_arguments(switches, overrides))
             return session.finish()
-    except FORESEEN as error:
-        return _refuse(session, explain(error, arguments))
+    except EXPECTED_ERRORS as error:
+        return _reject(session, explain_error(error, arguments))
     except OSError as error:
-        return _refuse(
+        return _reject(
             session,
             f"{error.filename or 'output folder'}: {error.strerror or error}; "
             "choose another hydra.run.dir or hydra.sweep.dir",
@@ -51,26 +51,26 @@ def main(arguments: list[str]) -> int:
     except Exception as error:
         if session.done or os.environ.get("SCALEBENCH_TRACEBACK"):
             raise
-        return _refuse(session, explain(error, arguments))
+        return _reject(session, explain_error(error, arguments))
     except SystemExit as end:  # how callbacks and Hydra's own switches leave
         return int(end.code or 0)
-    except cluster_runs.LeftQueued as left:
-        return _stop(session, str(left))
+    except cluster_runs.UserDetached as left:
+        return _stop_sweep(session, str(left))
     except KeyboardInterrupt:
-        return _stop(session, "cancelled")
+        return _stop_sweep(session, "cancelled")
     finally:
         session.release()
 
 
-def _register() -> None:
+def _register_and_warn() -> None:
     """Register everything with Hydra. What is wrong with a plugin and fails no run is printed here, once."""
-    for line in compose.register():
-        if line not in _warned:
-            _warned.add(line)
-            Console().error(line)
+    for line in compose.register_with_hydra():
+        if line not in _printed_warnings:
+            _printed_warnings.add(line)
+            Console().print_error(line)
 
 
-def _hydra_main(session: SweepSession, arguments: list[str]) -> None:
+def _run_hydra(session: SweepSession, arguments: list[str]) -> None:
     before = sys.argv
     sys.argv = ["scalebench", *arguments]
     try:
@@ -81,7 +81,7 @@ def _hydra_main(session: SweepSession, arguments: list[str]) -> None:
         sys.argv = before
 
 
-def split(words: list[str]) -> tuple[list[str], list[str]]:
+def split_arguments(words: list[str]) -> tuple[list[str], list[str]]:
     """(Hydra's switches, overrides): argparse itself wants all overrides on one side. InputError for a wrong switch."""
 
     def refuse(message: str) -> NoReturn:
@@ -96,7 +96,7 @@ def split(words: list[str]) -> tuple[list[str], list[str]]:
     return switches, overrides
 
 
-def as_sweep(switches: list[str], overrides: list[str]) -> list[str]:
+def make_sweep_arguments(switches: list[str], overrides: list[str]) -> list[str]:
     """The words of one run as those of a sweep: its folder becomes the sweep's."""
     kept = [word for word in switches if word not in ("--run", "-r")]
     words = [word for word in overrides if not word.startswith("hydra.mode=")]
@@ -105,13 +105,13 @@ def as_sweep(switches: list[str], overrides: list[str]) -> list[str]:
     return [*kept, "--multirun", *words]
 
 
-def _is_dry(overrides: list[str]) -> bool:
+def _is_dry_run(overrides: list[str]) -> bool:
     values = [word.partition("=")[2] for word in overrides if re.match(r"\+{0,2}dry_run=", word)]
     return bool(values) and re.fullmatch(r"\W*(true|yes|on|y|1)\W*", values[-1], re.IGNORECASE) is not None
 
 
 @contextlib.contextmanager
-def _terminate_as_interrupt() -> Iterator[None]:
+def _raise_interrupt_on_sigterm() -> Iterator[None]:
     """SIGTERM ends a run as Ctrl-C does: no process left, and a row that says cancelled."""
 
     def interrupt(number: int, frame: Any) -> None:
@@ -134,15 +134,15 @@ def _terminate_as_interrupt() -> Iterator[None]:
             signal.signal(sign, before[sign])
 
 
-def _stop(session: SweepSession, line: str) -> int:
+def _stop_sweep(session: SweepSession, line: str) -> int:
     """Report what there is of a sweep; a second Ctrl-C ends that, too."""
-    session.console.error(line)
+    session.console.print_error(line)
     with contextlib.suppress(InputError, OSError, KeyboardInterrupt):
         session.stop()
     return 1
 
 
-def _refuse(session: SweepSession, line: str) -> int:
+def _reject(session: SweepSession, line: str) -> int:
     session.drop_unused_folder()
-    session.console.error(line)
+    session.console.print_error(line)
     return 2

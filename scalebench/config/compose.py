@@ -1,4 +1,4 @@
-"""YAML files and overrides -> one composed config, by Hydra's rules, and from that the typed `Config`.
+"""Compose YAML files and overrides into one config by Hydra's rules, and turn it into the typed `Config`.
 
 Hydra reads every file anew for every run, which takes 0.1 s. A sweep composes each run twice: `CachingLoader` reads a
 file once, merges the files once for each choice of them, and sets the other overrides in a copy of that.
@@ -32,91 +32,92 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, flag_override, open_dict
 
-from scalebench.config.resolve import CPU_WORKERS
+from scalebench.config.resolve import DEFAULT_CPU_WORKERS
 from scalebench.core import config_files
 from scalebench.core.config_files import conf_dir
-from scalebench.core.errors import InputError, no_such
-from scalebench.core.json_files import from_dict
+from scalebench.core.errors import InputError, unknown_name_message
+from scalebench.core.json_files import build_record
 from scalebench.core.machine import machine
 from scalebench.core.spec import Config
 from scalebench.strategies import registry
 
 HYDRA_VERSION = "1.3"  # whose defaults and rules apply
-STAND_INS = {"dataset": {"size": 10**9}}  # for YAML files of plugins: enough for any batch, since nobody makes them
-MAX_BASES = 512  # merged configs that a loader keeps; each takes 0.2 MB
-_stand_ins: set[tuple[str, str]] = set()  # in Hydra's store
+STAND_IN_VALUES = {"dataset": {"size": 10**9}}  # for YAML files that a broken plugin lacks; large enough for any batch
+MAX_CACHED_CONFIGS = 512  # merged configs that a loader keeps; each takes 0.2 MB
+_stand_ins_in_store: set[tuple[str, str]] = set()  # (group, name) of those in Hydra's store
 
 
-def register() -> list[str]:
-    """Add the spine, our launcher, our sweeper and what plugins bring to Hydra's store. Returns what is wrong with a
-    plugin without making any run fail."""
-    OmegaConf.register_new_resolver("each_device", each_device, replace=True)
-    OmegaConf.register_new_resolver("pair_of_each_link", pair_of_each_link, replace=True)
+def register_with_hydra() -> list[str]:
+    """Add the typed config, our launcher and stand-ins for broken plugins to Hydra's store. Return warnings about
+    plugins, which make no run fail."""
+    OmegaConf.register_new_resolver("each_device", list_each_device, replace=True)
+    OmegaConf.register_new_resolver("pair_of_each_link", list_pair_of_each_link, replace=True)
     store = ConfigStore.instance()
-    store.store(name="spine", node=_spine(), provider="scalebench")
-    for group, name in _stand_ins - registry.without_yaml():
+    store.store(name="spine", node=_make_typed_config(), provider="scalebench")
+    for group, name in _stand_ins_in_store - registry.names_without_yaml():
         store.repo[group].pop(f"{name}.yaml")
-        _stand_ins.discard((group, name))
-    for group, name in registry.without_yaml():  # so that the run composes, and fails by itself
-        node = {"name": name, **STAND_INS.get(group, {})}
+        _stand_ins_in_store.discard((group, name))
+    for group, name in registry.names_without_yaml():  # so that the run composes, and fails as a run
+        node = {"name": name, **STAND_IN_VALUES.get(group, {})}
         store.store(group=group, name=name, node=node, provider="scalebench")
-        _stand_ins.add((group, name))
+        _stand_ins_in_store.add((group, name))
     namespace = str(Path(__file__).parents[1] / "sweeps" / "hydra_namespace")
     if namespace not in sys.path:
         sys.path.append(namespace)
-    importlib.import_module("hydra_plugins.scalebench")  # puts its launcher and its sweeper into the store
-    return config_files.found().warnings
+    importlib.import_module("hydra_plugins.scalebench")  # puts its launcher into the store
+    return config_files.find_config_files().warnings
 
 
 @functools.cache
-def _spine() -> DictConfig:
-    """The typed config that every YAML file is merged into. Hydra copies it when it loads it."""
-    spine: DictConfig = OmegaConf.structured(Config)
+def _make_typed_config() -> DictConfig:
+    """Return the typed config that every YAML file is merged into. Hydra copies it when it loads it."""
+    typed: DictConfig = OmegaConf.structured(Config)
     # These take keys that nobody can list in advance: Hydra would ask for a + before them.
-    for keys in (spine.hardware.environment, spine.model.options, spine.dataset.options):
+    for keys in (typed.hardware.environment, typed.model.options, typed.dataset.options):
         OmegaConf.set_struct(keys, False)
-    return spine
+    return typed
 
 
 def compose(overrides: Sequence[str]) -> DictConfig:
     """Compose the config of one run as the command line would."""
-    register()
+    register_with_hydra()
     setup_globals()
     version.setbase(HYDRA_VERSION)
     JobRuntime.instance().set("name", "scalebench")
-    with hydra_raises_errors():
-        words = list(overrides)
-        composed = _loader(_files_state()).load_configuration("config", words, RunMode.RUN, from_shell=False)
+    with raise_hydra_errors():
+        loader = _loader(_identify_files())
+        composed = loader.load_configuration("config", list(overrides), RunMode.RUN, from_shell=False)
     with open_dict(composed):
         del composed["hydra"]
     return composed
 
 
 def compose_config(overrides: Sequence[str]) -> Config:
-    """Compose the typed config of one run. InputError for what is no key of it, or has no value."""
+    """Compose the typed config of one run. Raise InputError for an unknown key or a missing value."""
     return to_config(compose(overrides))
 
 
 def to_config(composed: DictConfig) -> Config:
-    """Turn a composed config into the plain dataclass, every interpolation resolved. InputError for a missing value."""
+    """Turn a composed config into the plain dataclass with every interpolation resolved. Raise InputError for a missing
+    value."""
     tree = {}
     fields = [f.name for f in dataclasses.fields(Config)]
     for key in composed:
         if key != "hydra" and key not in fields:
-            raise InputError(no_such("key", str(key), fields))
-        if key != "hydra":  # whose own interpolations only resolve within a job
+            raise InputError(unknown_name_message("key", str(key), fields))
+        if key != "hydra":  # its own interpolations only resolve within a job
             node = composed[key]
-            plain = OmegaConf.is_config(node)
-            tree[key] = OmegaConf.to_container(node, resolve=True, throw_on_missing=True) if plain else node
+            is_tree = OmegaConf.is_config(node)
+            tree[key] = OmegaConf.to_container(node, resolve=True, throw_on_missing=True) if is_tree else node
     try:
-        return from_dict(Config, tree)
+        return build_record(Config, tree)
     except ValueError as error:
         raise InputError(str(error)) from error
 
 
 @contextlib.contextmanager
-def hydra_raises_errors() -> Iterator[None]:
-    """Make Hydra raise its errors instead of printing them and exiting, so that each can be said in one line."""
+def raise_hydra_errors() -> Iterator[None]:
+    """Make Hydra raise its errors instead of printing them and exiting, so that each becomes one line."""
     before = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
@@ -128,23 +129,23 @@ def hydra_raises_errors() -> Iterator[None]:
             os.environ["HYDRA_FULL_ERROR"] = before
 
 
-def each_device() -> str:
-    """Every device of this machine alone, as Hydra takes values of a sweep: `[0],[1]`. CPU workers without a GPU."""
-    return ",".join(f"[{device}]" for device in range(machine.gpu_count() or CPU_WORKERS))
+def list_each_device() -> str:
+    """List each device of this machine as a value of a sweep, in Hydra syntax: `[0],[1]`; CPU workers without GPUs."""
+    return ",".join(f"[{device}]" for device in range(machine.count_gpus() or DEFAULT_CPU_WORKERS))
 
 
-def pair_of_each_link() -> str:
-    """The first pair of devices of each kind of link: `[0,1],[0,2]`. The first two where the links are unknown."""
+def list_pair_of_each_link() -> str:
+    """List the first pair of devices of each kind of link: `[0,1],[0,2]`; the first two where the links are unknown."""
     return ",".join(f"[{a},{b}]" for a, b in machine.pair_of_each_link() or [(0, 1)])
 
 
-class PluginFolders(SearchPathPlugin):
-    """Adds the YAML folders of plugins (entry points `scalebench.core.config_files`) to Hydra's search path, after ours."""
+class PluginSearchPath(SearchPathPlugin):
+    """Adds the YAML folders of plugins (entry points `scalebench.configs`) to Hydra's search path, after ours."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         for origin, folder in config_files.plugin_folders():
             search_path.append(provider=origin, path=f"file://{folder}")
-        if config_files.found().unusable:  # then the stand-ins of `register` come first
+        if config_files.find_config_files().unusable:  # then the stand-ins of `register_with_hydra` come first
             search_path.prepend(provider="schema", path="structured://")  # Hydra's name for its store
 
 
@@ -157,9 +158,10 @@ class CachingLoader(ConfigLoaderImpl):
 
     def __init__(self, search_path: ConfigSearchPath) -> None:
         super().__init__(search_path)
-        self.repository = _FilesReadOnce(search_path)
-        self._bases: dict[tuple[str | None, tuple[str, ...]], DictConfig] = {}  # by the choices of files
-        self._beginnings: dict[tuple[tuple[str | None, str | None], ...], DictConfig] = {}  # Hydra's own and the spine
+        self.repository = _CachingRepository(search_path)
+        self._bases: dict[tuple[str | None, tuple[str, ...]], DictConfig] = {}  # merged files, by their choices
+        # Hydra's own files merged with the typed config, which every defaults list begins with.
+        self._beginnings: dict[tuple[tuple[str | None, str | None], ...], DictConfig] = {}
 
     def load_configuration(
         self,
@@ -172,8 +174,8 @@ class CachingLoader(ConfigLoaderImpl):
         if run_mode == RunMode.RUN and validate_sweep_overrides:
             with contextlib.suppress(Exception):
                 return self._from_base(config_name, overrides)
-        hydras = ConfigLoaderImpl(self.config_search_path)
-        return hydras.load_configuration(config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
+        plain_loader = ConfigLoaderImpl(self.config_search_path)
+        return plain_loader.load_configuration(config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
 
     def _from_base(self, config_name: str | None, overrides: list[str]) -> DictConfig:
         parsed = OverridesParser.create().parse_overrides(overrides)
@@ -181,36 +183,36 @@ class CachingLoader(ConfigLoaderImpl):
         values = [override for override in parsed if self._is_value(override)]
         choices = tuple(str(override.input_line) for override in parsed if override not in values)
         if any("hydra.searchpath" in line for line in choices):
-            raise ValueError("other files than those of this loader")
+            raise ValueError("hydra.searchpath adds files that this loader has not read")
         if (config_name, choices) not in self._bases:
             base = super().load_configuration(config_name, list(choices), RunMode.RUN)
-            if len(self._bases) >= MAX_BASES:
+            if len(self._bases) >= MAX_CACHED_CONFIGS:
                 del self._bases[next(iter(self._bases))]
             self._bases[config_name, choices] = base
         composed = copy.deepcopy(self._bases[config_name, choices])
         self._apply_overrides_to_config(values, composed)
-        ours = [override for override in parsed if not override.is_hydra_override()]
+        task = [override for override in parsed if not override.is_hydra_override()]
         job = composed.hydra.job
-        composed.hydra.overrides.task = [override.input_line for override in ours]
-        job.override_dirname = get_overrides_dirname(ours, **job.config.override_dirname)
+        composed.hydra.overrides.task = [override.input_line for override in task]
+        job.override_dirname = get_overrides_dirname(task, **job.config.override_dirname)
         composed.hydra.runtime.cwd = os.getcwd()
         return composed
 
     def _is_value(self, override: Override) -> bool:
-        """Whether this override sets one of our values; the others choose a file or are for Hydra itself."""
+        """Return whether this override sets a value; the others choose a file or are for Hydra itself."""
         is_group = not isinstance(override.value(), dict) and self.repository.group_exists(override.key_or_group)
         return not is_group and not override.is_hydra_override()
 
     def _compose_config_from_defaults_list(self, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:
-        length = sum(1 for each in defaults if str(each.config_path).startswith("hydra/")) + 1
-        key = tuple((each.config_path, each.package) for each in defaults[:length])
+        length = sum(1 for default in defaults if str(default.config_path).startswith("hydra/")) + 1
+        key = tuple((default.config_path, default.package) for default in defaults[:length])
         if key not in self._beginnings:
             self._beginnings[key] = super()._compose_config_from_defaults_list(defaults[:length], repo)
         composed = copy.deepcopy(self._beginnings[key])
         with flag_override(composed, "no_deepcopy_set_nodes", True):
             for default in defaults[length:]:
                 loaded = self._load_single_config(default, repo).config
-                if loaded._is_typed():  # Hydra removes the defaults list of a dataclass only when all is merged
+                if loaded._is_typed():  # Hydra removes the defaults list of a dataclass only after all is merged
                     return super()._compose_config_from_defaults_list(defaults, repo)
                 composed.merge_with(loaded)
         return composed
@@ -218,20 +220,20 @@ class CachingLoader(ConfigLoaderImpl):
     def _load_single_config(self, default: ResultDefault, repo: IConfigRepository) -> ConfigResult:
         loaded = super()._load_single_config(default, repo)
         read = repo.load_config(str(default.config_path))
-        if read is not None and loaded.config is read.config:  # merging takes its nodes
+        if read is not None and loaded.config is read.config:  # merging moves its nodes
             loaded = copy.copy(loaded)
             loaded.config = copy.deepcopy(read.config)
         return loaded
 
 
-class _FilesReadOnce(ConfigRepository):
-    """Keeps the files that it has read. They must not be changed: `CachingLoader` merges copies."""
+class _CachingRepository(ConfigRepository):
+    """Reads each file once. Its configs must not be changed: `CachingLoader` merges copies."""
 
     def __init__(self, search_path: ConfigSearchPath) -> None:
         super().__init__(search_path)
         self._read: dict[str, ConfigResult | None] = {}
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _FilesReadOnce:
+    def __deepcopy__(self, memo: dict[int, Any]) -> _CachingRepository:
         return self  # Hydra copies it for each run in case hydra.searchpath changes it, which is excluded here
 
     def load_config(self, config_path: str) -> ConfigResult | None:
@@ -251,9 +253,9 @@ def _loader(files: tuple[Any, ...]) -> CachingLoader:
     return CachingLoader(create_config_search_path(str(conf_dir())))
 
 
-def _files_state() -> tuple[Any, ...]:
+def _identify_files() -> tuple[Any, ...]:
     """Identify the YAML files and plugins that a loader has read, which is replaced when any of them changes."""
     folders = [conf_dir(), *(folder for _, folder in config_files.plugin_folders())]
     stats = [(path, path.stat()) for folder in folders for path in folder.rglob("*.yaml")]
-    files = tuple((str(path), found.st_mtime_ns, found.st_size) for path, found in stats)
-    return files, frozenset(_stand_ins), frozenset(config_files.found().unusable)
+    files = tuple((str(path), stat.st_mtime_ns, stat.st_size) for path, stat in stats)
+    return files, frozenset(_stand_ins_in_store), frozenset(config_files.find_config_files().unusable)

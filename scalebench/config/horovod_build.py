@@ -1,7 +1,8 @@
-"""What the installed Horovod can do: for which frameworks it was built, and over which transports. Layer 0.
+"""Inspect the installed Horovod: for which frameworks it was built, and with which transports.
 
 Two installations of one version differ: each was compiled for the PyTorch, TensorFlow, MPI and NCCL of its machine.
-A wrong one is found before a run starts, not as an import error in rank 3; no framework is imported in this process.
+An unsuitable one is reported before a run starts, not as an import error in rank 3. No framework is imported in this
+process.
 """
 
 from __future__ import annotations
@@ -18,149 +19,149 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from scalebench.core.json_files import read_json, read_record, write_json
 from scalebench.core.machine.machine import cache_folder
 
 FRAMEWORKS = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
 TRANSPORTS = {"mpi": "MPI", "gloo": "Gloo", "nccl": "NCCL"}
-ANEW = "make horovod builds it anew"
-WAYS_OUT = {
+REBUILD = "make horovod builds it anew"
+TRANSPORT_REMEDIES = {
     "mpi": "apt-get install openmpi-bin libopenmpi-dev, then make horovod",
-    "gloo": ANEW,
+    "gloo": REBUILD,
     "nccl": "HOROVOD_GPU_OPERATIONS=NCCL make horovod, on a machine with nvcc and NCCL",
 }
-# See docs/horovod.md: on a machine with GPUs the build leaves TensorFlow out, unless it is told to leave NCCL out.
+# See docs/horovod.md: on a machine with GPUs the build leaves TensorFlow out, unless NCCL is disabled.
 NO_TENSORFLOW_NCCL = "its operations for it do not compile with TensorFlow; use strategy=multiworker_nccl"
-WITHOUT = {"torch": ANEW, "tensorflow": f"HOROVOD_GPU_OPERATIONS=none {ANEW}"}
-PROBE_LIMIT_S = 120.0
-PROBE = """
+FRAMEWORK_REMEDIES = {"torch": REBUILD, "tensorflow": f"HOROVOD_GPU_OPERATIONS=none {REBUILD}"}
+MAX_PROBE_S = 120.0
+PROBE_SCRIPT = """
 import importlib, json, sys
 horovod = importlib.import_module("horovod." + sys.argv[1])
 print("HOLDS", json.dumps([name for name in sys.argv[2:] if getattr(horovod, name + "_built")()]))
 """
-_KEYS = {"torch": "pytorch", "tensorflow": "tensorflow"}  # of Horovod's metadata.json
-_EXTENSIONS = {"torch": "mpi_lib_v2*.so", "tensorflow": "mpi_lib*.so"}
-_TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tensorflow-rocm", "tf-nightly")
+METADATA_KEYS = {"torch": "pytorch", "tensorflow": "tensorflow"}  # of Horovod's metadata.json
+EXTENSION_PATTERNS = {"torch": "mpi_lib_v2*.so", "tensorflow": "mpi_lib*.so"}
+TENSORFLOW_DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tensorflow-rocm", "tf-nightly")
 
 
 @dataclass(frozen=True)
-class Build:
-    """What Horovod is for one framework."""
+class HorovodBuild:
+    """The installed Horovod as one framework can use it."""
 
     version: str
     built_for: str | None  # version of the framework; None: its part was left out
-    transports: tuple[str, ...]  # mpi, gloo, nccl: those that it holds; empty where there is a problem
-    problem: str | None  # why it cannot be used with this framework, one clause with the way out
+    transports: tuple[str, ...]  # those of mpi, gloo and nccl that it has; empty where there is a problem
+    problem: str | None  # why it cannot be used with this framework, in a clause with the way out
 
 
 @dataclass
-class _Answer:
-    """What the cache keeps."""
+class CachedTransports:
+    """The content of a cache file."""
 
     transports: list[str]
 
 
 @functools.cache
-def find(framework: str) -> Build | None:
-    """What the installed Horovod is for "torch" or "tensorflow"; None when it is not installed.
+def inspect_horovod(framework: str) -> HorovodBuild | None:
+    """Inspect the installed Horovod for "torch" or "tensorflow"; None when it is not installed.
 
-    Takes a few seconds the first time, in a process that imports the framework; the answer is kept in the cache folder.
+    The first time this takes a few seconds, in a process that imports the framework; the cache folder keeps the result.
     """
-    folder = _folder("horovod")
+    folder = _find_package("horovod")
     if folder is None:
         return None
-    version = _version_of("horovod") or "of unknown version"
-    built_for, wrong = _built_for(framework, folder, version)
-    if wrong is not None:
-        return Build(version, built_for, (), wrong)
-    extension = next((folder / framework).glob(_EXTENSIONS[framework]))
-    kept = _kept_in(framework, extension, version)
-    answer = _recall(kept)
-    if answer is None:
-        told = _probe(framework)
-        if isinstance(told, str):  # not kept: what is missing now, such as a library, may be there the next time
-            return Build(version, built_for, (), f"Horovod {version} does not import with {framework}: {told}; {ANEW}")
-        _keep(kept, answer := told)
-    return Build(version, built_for, tuple(answer.transports), None)
+    version = _installed_version("horovod") or "of unknown version"
+    built_for, problem = _check_framework(framework, folder, version)
+    if problem is not None:
+        return HorovodBuild(version, built_for, (), problem)
+    extension = next((folder / framework).glob(EXTENSION_PATTERNS[framework]))
+    path = _cache_path(framework, extension, version)
+    cached = _read_cache(path)
+    if cached is None:
+        probed = _probe(framework)
+        if isinstance(probed, str):  # not cached: a missing library, for example, may be there the next time
+            problem = f"Horovod {version} does not import with {framework}: {probed}; {REBUILD}"
+            return HorovodBuild(version, built_for, (), problem)
+        _write_cache(path, cached := probed)
+    return HorovodBuild(version, built_for, tuple(cached.transports), None)
 
 
-def obstacle(framework: str, transport: str | None, launcher: str) -> str | None:
-    """Why a strategy cannot run with the Horovod that is here, in a clause with the way out; None when it can.
+def find_horovod_problem(framework: str, transport: str | None, launcher: str) -> str | None:
+    """Explain in a clause with the way out why a strategy cannot run with the installed Horovod; None when it can.
 
-    `transport` is what is to carry the gradients (None and "auto": whatever there is), `launcher` "local" or "mpi".
+    `transport` carries the gradients (None and "auto": whichever is available), `launcher` is "local" or "mpi".
     """
     if transport == "gloo" and launcher == "mpi":
         return "Horovod's Gloo operations crash under mpirun: use strategy.launcher=local"
     if transport == "mpi" and launcher != "mpi":
         return "Horovod's MPI operations need processes that mpirun started: use strategy.launcher=mpi"
-    build = find(framework)
+    build = inspect_horovod(framework)
     if build is None:
         return "Horovod is not installed: make horovod builds it"
     if build.problem is not None:
         return build.problem
-    # The processes find each other over MPI or Gloo, whatever carries the gradients then.
+    # The processes connect over MPI or Gloo, whatever carries the gradients then.
     for name in ("mpi" if launcher == "mpi" else "gloo", transport):
         if name in TRANSPORTS and name not in build.transports:
-            way_out = NO_TENSORFLOW_NCCL if (framework, name) == ("tensorflow", "nccl") else WAYS_OUT[name]
+            way_out = NO_TENSORFLOW_NCCL if (framework, name) == ("tensorflow", "nccl") else TRANSPORT_REMEDIES[name]
             return f"Horovod {build.version} was built without {TRANSPORTS[name]}: {way_out}"
     return None
 
 
-def describe(framework: str) -> str:
-    """One line for people, such as 'Horovod 0.28.1 with PyTorch 2.13.0+cpu: MPI, Gloo (no NCCL)'."""
-    build = find(framework)
+def describe_horovod(framework: str) -> str:
+    """Return one line for people, such as 'Horovod 0.28.1 with PyTorch 2.13.0+cpu: MPI, Gloo (no NCCL)'."""
+    build = inspect_horovod(framework)
     if build is None:
         return "Horovod is not installed"
     if build.problem is not None:
         return f"Horovod {build.version} with {FRAMEWORKS[framework]}: no ({build.problem})"
-    holds = ", ".join(text for name, text in TRANSPORTS.items() if name in build.transports)
-    lacks = ", ".join(text for name, text in TRANSPORTS.items() if name not in build.transports)
-    return f"Horovod {build.version} with {FRAMEWORKS[framework]} {build.built_for}: {holds}" + (
-        f" (no {lacks})" if lacks else ""
-    )
+    present = ", ".join(text for name, text in TRANSPORTS.items() if name in build.transports)
+    missing = ", ".join(text for name, text in TRANSPORTS.items() if name not in build.transports)
+    without = f" (no {missing})" if missing else ""
+    return f"Horovod {build.version} with {FRAMEWORKS[framework]} {build.built_for}: {present}{without}"
 
 
-def framework_version(framework: str) -> str | None:
-    """The version that the framework gives itself, without importing it; None when it is not installed."""
+def detect_framework_version(framework: str) -> str | None:
+    """Return the version that the framework reports, without importing it; None when it is not installed."""
     if framework == "torch":
-        # The package index has torch 2.13.0 that calls itself 2.13.0+cu130, which is what Horovod compares.
-        found = re.search(r"^__version__ = ['\"](.+)['\"]", torch_version_file(), re.MULTILINE)
-        return found[1] if found else _version_of("torch")
-    return next((version for name in _TENSORFLOWS if (version := _version_of(name)) is not None), None)
+        # The package index has a torch 2.13.0 that reports 2.13.0+cu130, which is what Horovod compares.
+        match = re.search(r"^__version__ = ['\"](.+)['\"]", read_torch_version_file(), re.MULTILINE)
+        return match[1] if match else _installed_version("torch")
+    versions = map(_installed_version, TENSORFLOW_DISTRIBUTIONS)
+    return next((version for version in versions if version is not None), None)
 
 
-def torch_version_file() -> str:
-    """The text of torch/version.py, "" without PyTorch."""
-    folder = _folder("torch")
+def read_torch_version_file() -> str:
+    """Return the text of torch/version.py; empty without PyTorch."""
+    folder = _find_package("torch")
     try:
         return "" if folder is None else (folder / "version.py").read_text(encoding="utf-8")
     except OSError:
         return ""
 
 
-def _built_for(framework: str, folder: Path, version: str) -> tuple[str | None, str | None]:
-    """(version of the framework that Horovod was built for, why it is of no use now), either None."""
+def _check_framework(framework: str, folder: Path, version: str) -> tuple[str | None, str | None]:
+    """Return (version of the framework that Horovod was built for, why it is useless now); either may be None."""
     try:
-        built_for = read_json(folder / "metadata.json").get(_KEYS[framework])
+        built_for = json.loads((folder / "metadata.json").read_text(encoding="utf-8")).get(METADATA_KEYS[framework])
     except (OSError, ValueError, AttributeError):
         built_for = None
-    if built_for is None or not any((folder / framework).glob(_EXTENSIONS[framework])):
-        return None, f"Horovod {version} was built without {FRAMEWORKS[framework]}: {WITHOUT[framework]}"
-    installed = framework_version(framework)
+    if built_for is None or not any((folder / framework).glob(EXTENSION_PATTERNS[framework])):
+        return None, f"Horovod {version} was built without {FRAMEWORKS[framework]}: {FRAMEWORK_REMEDIES[framework]}"
+    installed = detect_framework_version(framework)
     if installed is None:
         return built_for, f"Horovod {version} was built for {framework} {built_for}, which is not installed"
-    if _plain(built_for) != _plain(installed):
-        wrong = f"Horovod {version} was built for {framework} {built_for}, and {installed} is installed: {ANEW}"
-        return built_for, wrong
+    if _normalize_version(built_for) != _normalize_version(installed):
+        problem = f"Horovod {version} was built for {framework} {built_for}, and {installed} is installed: {REBUILD}"
+        return built_for, problem
     return built_for, None
 
 
-def _plain(version: str) -> str:
-    """TensorFlow calls itself 2.21.0-rc1 where its package is 2.21.0rc1."""
+def _normalize_version(version: str) -> str:
+    """Return a comparable version: TensorFlow reports 2.21.0-rc1 where its package is 2.21.0rc1."""
     return version.replace("-", "")
 
 
-def _folder(package: str) -> Path | None:
+def _find_package(package: str) -> Path | None:
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
@@ -168,59 +169,63 @@ def _folder(package: str) -> Path | None:
     return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
 
 
-def _version_of(package: str) -> str | None:
+def _installed_version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
 
 
-def _probe(framework: str) -> _Answer | str:
-    """Import it in a process of its own, and ask; or why that failed, in a few words."""
-    command = [sys.executable, "-c", PROBE, framework, *TRANSPORTS]
+def _probe(framework: str) -> CachedTransports | str:
+    """Import Horovod in a separate process and return its transports, or in a few words why that failed."""
+    command = [sys.executable, "-c", PROBE_SCRIPT, framework, *TRANSPORTS]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     try:
         done = subprocess.run(
-            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PROBE_LIMIT_S
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=MAX_PROBE_S
         )
     except subprocess.TimeoutExpired:
-        return f"no answer in {PROBE_LIMIT_S:.0f} s"
-    held = [line.removeprefix("HOLDS ") for line in done.stdout.splitlines() if line.startswith("HOLDS ")]
-    if done.returncode == 0 and held:
-        return _Answer(json.loads(held[0]))
+        return f"no answer in {MAX_PROBE_S:.0f} s"
+    answers = [line.removeprefix("HOLDS ") for line in done.stdout.splitlines() if line.startswith("HOLDS ")]
+    if done.returncode == 0 and answers:
+        return CachedTransports(json.loads(answers[0]))
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()] if done.returncode > 0 else []
     return lines[-1] if lines else f"exit status {done.returncode}"
 
 
-def _kept_in(framework: str, extension: Path, version: str) -> Path:
-    """The file for the answer: of another name as soon as the build or what it is loaded with changes."""
+def _cache_path(framework: str, extension: Path, version: str) -> Path:
+    """Return the cache file, whose name changes with the build and with everything it is loaded with."""
     stat = extension.stat()
-    identity = [framework, framework_version(framework), version, str(extension), stat.st_size, stat.st_mtime_ns]
+    identity = [framework, detect_framework_version(framework), version, str(extension), stat.st_size, stat.st_mtime_ns]
     identity += [sys.executable, os.environ.get("LD_LIBRARY_PATH")]
     mark = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
     return cache_folder() / "horovod" / f"{framework}-{mark}.json"
 
 
-def _recall(path: Path) -> _Answer | None:
+def _read_cache(path: Path) -> CachedTransports | None:
     try:
-        return read_record(path, _Answer)
-    except (OSError, ValueError):
+        from scalebench.core.json_files import read_record
+
+        return read_record(path, CachedTransports)
+    except (ImportError, OSError, ValueError):  # install_horovod.sh also runs this in environments without msgspec
         return None
 
 
-def _keep(path: Path, answer: _Answer) -> None:
+def _write_cache(path: Path, answer: CachedTransports) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        from scalebench.core.json_files import write_json
+
         write_json(path, answer)
-    except OSError:
-        return  # asked again the next time
+    except (ImportError, OSError):
+        return  # probed again the next time
 
 
 def main(frameworks: list[str]) -> int:
-    """Print a line for each framework; 1 when Horovod is of no use with one of them."""
+    """Print a line for each framework. Return 1 when Horovod is unusable with one of them."""
     for framework in frameworks:
-        print(describe(framework))
-    builds = [find(framework) for framework in frameworks]
+        print(describe_horovod(framework))
+    builds = [inspect_horovod(framework) for framework in frameworks]
     return int(any(build is None or build.problem is not None for build in builds))
 
 

@@ -1,4 +1,4 @@
-"""Config -> RunSpec: every default decided, every value checked, before a process exists. Layer 2.
+"""Resolve a config into a RunSpec: every default decided and every value checked before a process starts.
 
 Bad input raises InputError. A well-formed run that is impossible here becomes a RunSpec with the reason.
 """
@@ -8,29 +8,27 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from scalebench.config import validate
-from scalebench.config import validate as worker_environment
-from scalebench.config.placement import Placement, place, used_hardware
-from scalebench.config.support import obstacles
-from scalebench.core.config_files import option_defaults
-from scalebench.core.config_fingerprint import fingerprint
-from scalebench.core.errors import InputError
+from scalebench.config.placement import Placement, compute_placement, drop_unused_settings
+from scalebench.config.support import find_unsupported_reasons
+from scalebench.core.config_files import strategy_option_defaults
+from scalebench.core.config_fingerprint import compute_fingerprint
+from scalebench.core.errors import InputError, PluginError
 from scalebench.core.machine import machine
-from scalebench.core.plugins import PluginError
 from scalebench.core.spec import CHIEF, Config, HardwareSpec, ModelSpec, RunSpec, check_fields
 from scalebench.slurm import resources
 from scalebench.strategies import registry
 from scalebench.strategies.base import check_options, check_values
 from scalebench.workloads import datasets, networks, user_code
 
-CPU_WORKERS = 2  # devices of a machine without a GPU, unless its YAML says otherwise
+DEFAULT_CPU_WORKERS = 2  # devices of a machine without a GPU, unless its YAML says otherwise
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A run that is being resolved. Each step takes one and returns the next, with what it has decided."""
+    """A run that is being resolved. Each step takes a draft and returns the next one, with more decided."""
 
     config: Config
-    broken: PluginError | None = None  # what is wrong with a plugin that the run needs
+    broken: PluginError | None = None  # the error of a plugin that the run needs
     gpus: int = 0
     batch_per_device: int = 0
     global_batch: int = 0
@@ -38,8 +36,8 @@ class Draft:
 
 
 def resolve(config: Config) -> RunSpec:
-    """Resolve a config into the run that it means on this machine. Raises InputError for bad input."""
-    check(config)
+    """Resolve a config into the run that it means on this machine. Raise InputError for bad input."""
+    check_config(config)
     draft = Draft(config)
     for step in (fill_dataset, size_model, count_devices, set_batches, place_processes):
         draft = step(draft)
@@ -54,32 +52,32 @@ def resolve(config: Config) -> RunSpec:
         places=placement.places,
         batch_per_device=draft.batch_per_device,
         global_batch=draft.global_batch,
-        fingerprint=fingerprint(config, draft.gpus, config.hardware.devices),
+        fingerprint=compute_fingerprint(config, draft.gpus, config.hardware.devices),
         flags=[flag for flag, raised in flags.items() if raised],
-        unsupported="; ".join(obstacles(config, draft.gpus, placement)) or None,
+        unsupported="; ".join(find_unsupported_reasons(config, draft.gpus, placement)) or None,
         broken=None if draft.broken is None else str(draft.broken),
         broken_log="" if draft.broken is None else draft.broken.log,
     )
 
 
-def check(config: Config) -> None:
-    """InputError for names and values that make no sense on any machine."""
-    registry.find(config.strategy.name)
-    check_options(config.strategy.name, config.strategy.options, option_defaults(config.strategy.name))
+def check_config(config: Config) -> None:
+    """Raise InputError for names and values that make no sense on any machine."""
+    registry.find_strategy(config.strategy.name)
+    check_options(config.strategy.name, config.strategy.options, strategy_option_defaults(config.strategy.name))
     check_values(config.strategy)
     check_fields(config)
-    worker_environment.worker_environment_check(config.hardware)
-    resources.check(config.hardware)
-    validate.check(config)
-    _check_remote(config.hardware)
+    validate.check_environment(config.hardware)
+    resources.check_slurm_options(config.hardware)
+    validate.check_training(config)
+    _check_remote_hardware(config.hardware)
     if not 0 <= config.dataset.validation_share < 1:
         raise InputError(f"dataset.validation_share={config.dataset.validation_share} should be in [0, 1)")
     if config.measure.max_s < config.measure.min_s:
         raise InputError(f"measure.max_s={config.measure.max_s:g} is below measure.min_s={config.measure.min_s:g}")
 
 
-def _check_remote(hardware: HardwareSpec) -> None:
-    """InputError where a machine that cannot be looked at leaves something open."""
+def _check_remote_hardware(hardware: HardwareSpec) -> None:
+    """Raise InputError where the YAML of another machine, which cannot be inspected, leaves something open."""
     if hardware.stage is not None and not hardware.stage.startswith(("/", "$")):
         raise InputError(f"hardware.stage={hardware.stage} should be a whole path, since each node has its own")
     if not hardware.this_machine and hardware.devices == "auto":
@@ -87,56 +85,57 @@ def _check_remote(hardware: HardwareSpec) -> None:
 
 
 def fill_dataset(draft: Draft) -> Draft:
-    """Name the model, and fill in what only the samples of a user's own function can say."""
+    """Name the model, and fill in what only the samples of a user's function can show."""
     config = draft.config
     try:
-        config = replace(config, model=user_code.identify_model(config.model))  # a failed row has the name, too
-        registry.refuse_broken(draft.config)
+        config = replace(config, model=user_code.identify_model(config.model))  # a failed result has the name, too
+        registry.refuse_broken_plugins(draft.config)
         return replace(draft, config=datasets.fill_from_samples(config))
     except PluginError as error:
         return replace(draft, config=config, broken=error)
 
 
 def size_model(draft: Draft) -> Draft:
-    """Give the model the shapes of the samples. InputError where the two do not go together."""
+    """Give the model the shapes of the samples. Raise InputError where the two do not fit together."""
     if draft.broken is not None:
         return draft
     config = draft.config
-    if config.dataset.feed in ("device", "fixed"):  # which leave nothing to prefetch: such runs of a sweep are one run
+    if config.dataset.feed in ("device", "fixed"):  # nothing to prefetch: runs that differ only in that are one run
         config = replace(config, dataset=replace(config.dataset, prefetch="none"))
     try:
-        config = replace(config, model=_sized(config))
+        config = replace(config, model=_resolve_model(config))
         datasets.check(config)
     except PluginError as error:
         return replace(draft, config=config, broken=error)
     return replace(draft, config=config)
 
 
-def _sized(config: Config) -> ModelSpec:
-    """The model with its shapes and number of parameters; the parameters of a user's own only its framework knows."""
+def _resolve_model(config: Config) -> ModelSpec:
+    """Return the model with its shapes and number of parameters. Those of a user's model are known to its framework
+    only."""
     model, size = config.model, config.dataset.image_size
-    own = user_code.is_user_model(model)
-    shape = model.input_shape if own else networks.resolve_input_shape(model)
+    is_user_model = user_code.is_user_model(model)
+    shape = model.input_shape if is_user_model else networks.resolve_input_shape(model)
     if size is not None and len(shape) == 3:
         shape = [size, size, shape[-1]]
-    if own:
+    if is_user_model:
         return replace(model, input_shape=shape)
     target = networks.resolve_target_shape(model)
     if (shape, target) != (model.input_shape, model.target_shape) or networks.has_changed_options(model):
         model = replace(model, input_shape=shape, target_shape=target, params=None)
-    found = networks.build_network(model).parameters
-    if model.params not in (None, found):
+    params = networks.build_network(model).parameters
+    if model.params not in (None, params):
         raise InputError(
-            f"model.params={model.params} is asserted, but {model.name} has {found} parameters as it is configured; "
+            f"model.params={model.params} is asserted, but {model.name} has {params} parameters as it is configured; "
             f"set model.params=null"
         )
-    return replace(model, params=found)
+    return replace(model, params=params)
 
 
 def count_devices(draft: Draft) -> Draft:
-    """Fill in what the hardware's YAML leaves open, from this machine if it means this one, and count the devices."""
+    """Fill in what the hardware's YAML leaves open, from this machine if the YAML means it, and count the devices."""
     hardware = detect_hardware(draft.config.hardware)
-    gpus = draft.config.gpus or len(hardware.device_ids) or hardware.gpus_per_node or CPU_WORKERS
+    gpus = draft.config.gpus or len(hardware.device_ids) or hardware.gpus_per_node or DEFAULT_CPU_WORKERS
     return replace(draft, config=replace(draft.config, hardware=hardware, gpus=gpus), gpus=gpus)
 
 
@@ -145,28 +144,28 @@ def detect_hardware(hardware: HardwareSpec) -> HardwareSpec:
     devices, cpus = hardware.devices, hardware.cpus_per_node
     per_node = hardware.gpus_per_node
     if hardware.this_machine:
-        gpus_here = machine.gpu_count()
+        gpus_here = machine.count_gpus()
         if devices == "auto":
             devices = "cuda" if gpus_here else "cpu"
         cpus = cpus or len(machine.usable_cpus())
-        per_node = per_node or (gpus_here if devices == "cuda" and gpus_here else CPU_WORKERS)
+        per_node = per_node or (gpus_here if devices == "cuda" and gpus_here else DEFAULT_CPU_WORKERS)
     per_device = hardware.cpus_per_device or max(1, (cpus or 1) // (per_node or 1))
     return replace(hardware, devices=devices, gpus_per_node=per_node, cpus_per_node=cpus, cpus_per_device=per_device)
 
 
 def set_batches(draft: Draft) -> Draft:
-    """Set the batches and the end of the training. InputError where a device would be left without any samples."""
+    """Set the batches and the end of the training. Raise InputError where a device would be left without samples."""
     config = draft.config
-    train = validate.with_time_limit(config.train, config.measure.timeout_s)
-    batch_per_device, global_batch = _batches(config, draft.gpus, has_samples=draft.broken is None)
+    train = validate.limit_training_time(config.train, config.measure.timeout_s)
+    batch_per_device, global_batch = _compute_batches(config, draft.gpus, has_samples=draft.broken is None)
     config = replace(config, train=train)
     return replace(draft, config=config, batch_per_device=batch_per_device, global_batch=global_batch)
 
 
-def _batches(config: Config, gpus: int, has_samples: bool) -> tuple[int, int]:
-    """(batch_per_device, global_batch) in samples; InputError when they leave a device without any.
+def _compute_batches(config: Config, gpus: int, has_samples: bool) -> tuple[int, int]:
+    """Return (batch_per_device, global_batch) in samples. Raise InputError where they leave a device without any.
 
-    `has_samples`: whether the number of samples is known.
+    `has_samples` is false where the number of samples is unknown, since a plugin is broken.
     """
     train = config.train
     if config.scaling == "weak":
@@ -191,11 +190,11 @@ def _batches(config: Config, gpus: int, has_samples: bool) -> tuple[int, int]:
 
 
 def place_processes(draft: Draft) -> Draft:
-    """Place the processes on nodes, devices and cores. InputError where each has too few samples."""
+    """Place the processes on nodes, devices and cores. Raise InputError where each has too few samples."""
     config, gpus = draft.config, draft.gpus
-    placement = place(config, gpus)
+    placement = compute_placement(config, gpus)
     if draft.broken is None:
         replicas = sum(place.role in ("", CHIEF) for place in placement.places)
         validate.check_samples(config, gpus, draft.global_batch, replicas)
-    config = replace(config, hardware=used_hardware(config.hardware, gpus, placement))
+    config = replace(config, hardware=drop_unused_settings(config.hardware, gpus, placement))
     return replace(draft, config=config, placement=placement)

@@ -1,6 +1,6 @@
-"""What a training to a stop needs, checked before a process exists. Layer 2.
+"""Validate settings that depend on each other, before a process starts: training to a stop, and worker variables.
 
-`hardware.environment`: variables that a run sets for its processes, beside those of the shell. Layer 2.
+`hardware.environment` holds the variables that a run sets for its processes in addition to those of the shell.
 """
 
 from __future__ import annotations
@@ -10,44 +10,54 @@ import math
 import re
 
 from scalebench.core.errors import InputError
-from scalebench.core.machine.machine import PRIVATE
-from scalebench.core.spec import NOTHING_TO_VALIDATE, Config, HardwareSpec, TrainSpec, goes_to_stop
+from scalebench.core.machine.machine import SECRET_VARIABLES
+from scalebench.core.spec import NO_VALIDATION_SAMPLES, Config, HardwareSpec, TrainSpec, has_stop
 from scalebench.workloads import datasets
 
-GIVE_UP_S = 600.0  # of training, for a target that nothing else bounds
+MAX_TARGET_SEARCH_S = 600.0  # of training to a target where nothing else bounds it
+RESERVED_VARIABLES = re.compile(
+    r"(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|PYTHONUNBUFFERED|CUDA_DEVICE_ORDER)$"
+)
+RESERVED_PREFIXES = ("MASTER_", "SCALEBENCH_", "HYDRA_")
+CONFIG_KEYS_OF_VARIABLES = {
+    "CUDA_VISIBLE_DEVICES": "hardware.device_ids",
+    "OMP_NUM_THREADS": "hardware.cpus_per_device",
+    "MKL_NUM_THREADS": "hardware.cpus_per_device",
+    "OPENBLAS_NUM_THREADS": "hardware.cpus_per_device",
+}
 
 
-def with_time_limit(train: TrainSpec, timeout_s: float) -> TrainSpec:
+def limit_training_time(train: TrainSpec, timeout_s: float) -> TrainSpec:
     """Limit a training that ends only at a target, which it may never reach: to GIVE_UP_S, or half of the timeout."""
     stop = train.stop
     if stop.target is None or (stop.epochs, stop.steps, stop.seconds) != (None, None, None):
         return train
-    return dataclasses.replace(train, stop=dataclasses.replace(stop, seconds=min(GIVE_UP_S, timeout_s / 2)))
+    return dataclasses.replace(train, stop=dataclasses.replace(stop, seconds=min(MAX_TARGET_SEARCH_S, timeout_s / 2)))
 
 
-def check(config: Config) -> None:
-    """InputError for settings that contradict each other, or that lack what they are about."""
-    _check_rate(config.train)
+def check_training(config: Config) -> None:
+    """Raise InputError for settings of a training that contradict each other, or that need another one."""
+    _check_learning_rate(config.train)
     _check_schedule(config.train)
     _check_stop(config)
 
 
 def check_samples(config: Config, gpus: int, global_batch: int, replicas: int) -> None:
-    """InputError where a device has too few samples for its parts, or the replicas too few to look for the target;
-    how many samples a file has is only known once it is read."""
+    """Raise InputError where a device has fewer samples than micro-batches, or there are too few validation samples for
+    the replicas to look for the target. The samples of a file are only counted when it is read."""
     train, dataset = config.train, config.dataset
     smallest = global_batch // gpus
     if train.accumulate > smallest:
         raise InputError(
-            f"train.accumulate={train.accumulate} is more parts than a device has samples of an update, {smallest}: "
+            f"train.accumulate={train.accumulate} is more parts than a device has samples of a step, {smallest}: "
             f"lower it or raise train.batch_per_device"
         )
     left = dataset.size - datasets.count_train_samples(dataset)
     if train.stop.target is not None and dataset.path is None and left < replicas:
-        raise InputError(f"{NOTHING_TO_VALIDATE}: raise dataset.size or dataset.validation_share")
+        raise InputError(f"{NO_VALIDATION_SAMPLES}: raise dataset.size or dataset.validation_share")
 
 
-def _check_rate(train: TrainSpec) -> None:
+def _check_learning_rate(train: TrainSpec) -> None:
     if train.learning_rate_rule != "none" and train.base_batch is None:
         raise InputError(
             f"train.learning_rate_rule={train.learning_rate_rule} scales the learning rate of a base batch: say "
@@ -65,7 +75,7 @@ def _check_schedule(train: TrainSpec) -> None:
         0 < epoch < math.inf for epoch in train.decay_epochs
     ):
         raise InputError(f"train.decay_epochs={train.decay_epochs} should be above 0 and in order")
-    if changes and not goes_to_stop(stop):
+    if changes and not has_stop(stop):
         raise InputError(
             "train.schedule and train.warmup_epochs are of a training, and this run ends when its throughput is known: "
             "say train.stop.epochs, or leave them out"
@@ -78,13 +88,13 @@ def _check_schedule(train: TrainSpec) -> None:
     if stop.epochs is not None and 0 < stop.epochs <= train.warmup_epochs:
         raise InputError(
             f"train.warmup_epochs={train.warmup_epochs:g} lasts until train.stop.epochs={stop.epochs:g}: the learning "
-            f"rate would never be what was asked for"
+            f"rate would never reach train.learning_rate"
         )
 
 
 def _check_stop(config: Config) -> None:
     stop, measure = config.train.stop, config.measure
-    if not goes_to_stop(stop):
+    if not has_stop(stop):
         return
     if config.dataset.feed == "fixed":
         raise InputError("dataset.feed=fixed gives one batch again and again: a training to a stop wants another feed")
@@ -109,34 +119,24 @@ def _check_target(config: Config) -> None:
         raise InputError("train.stop.target is looked for at the points of the curve: say train.evaluate_epochs or _s")
 
 
-OURS = re.compile(r"(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|PYTHONUNBUFFERED|CUDA_DEVICE_ORDER)$")
-OUR_PREFIXES = ("MASTER_", "SCALEBENCH_", "HYDRA_")
-INSTEAD = {
-    "CUDA_VISIBLE_DEVICES": "hardware.device_ids",
-    "OMP_NUM_THREADS": "hardware.cpus_per_device",
-    "MKL_NUM_THREADS": "hardware.cpus_per_device",
-    "OPENBLAS_NUM_THREADS": "hardware.cpus_per_device",
-}
-
-
-def worker_environment_check(hardware: HardwareSpec) -> None:
-    """InputError for a name that is none, is set by scalebench itself, or whose value nobody should read."""
+def check_environment(hardware: HardwareSpec) -> None:
+    """Raise InputError for an invalid name, one that scalebench sets itself, or one whose value looks secret."""
     for name, value in hardware.environment.items():
-        where = f"hardware.environment: {name}"
+        label = f"hardware.environment: {name}"
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise InputError(f"hardware.environment: '{name}' is no name of a variable")
-        if name in INSTEAD:
-            raise InputError(f"{where} is set by scalebench; use {INSTEAD[name]}")
-        if OURS.match(name) or name.startswith(OUR_PREFIXES):
-            raise InputError(f"{where} is set by scalebench for each process; leave it out")
-        if PRIVATE.search(name):
-            raise InputError(f"{where} looks like a secret and would stand in the record; set it in the shell")
+        if name in CONFIG_KEYS_OF_VARIABLES:
+            raise InputError(f"{label} is set by scalebench; use {CONFIG_KEYS_OF_VARIABLES[name]}")
+        if RESERVED_VARIABLES.match(name) or name.startswith(RESERVED_PREFIXES):
+            raise InputError(f"{label} is set by scalebench for each process; leave it out")
+        if SECRET_VARIABLES.search(name):
+            raise InputError(f"{label} looks like a secret and would be in the record; set it in the shell")
         if "\0" in value:
-            raise InputError(f"{where} has a zero byte in its value, which no variable can hold")
+            raise InputError(f"{label} has a zero byte in its value, which no variable can hold")
 
 
-def of_run(hardware: HardwareSpec, gpus: int) -> dict[str, str]:
-    """Its variables, in the order of their names. A single device has nobody to talk to: NCCL's are left out, so that
-    such runs of a sweep over them are one run."""
-    kept = {name for name in hardware.environment if gpus > 1 or not name.startswith("NCCL_")}
-    return {name: hardware.environment[name] for name in sorted(kept)}
+def select_environment(hardware: HardwareSpec, gpus: int) -> dict[str, str]:
+    """Return the variables that matter to a run, by name. Those of NCCL do not matter on one device, which communicates
+    with none: runs of a sweep over them are one run there."""
+    names = {name for name in hardware.environment if gpus > 1 or not name.startswith("NCCL_")}
+    return {name: hardware.environment[name] for name in sorted(names)}

@@ -1,7 +1,7 @@
-"""Ties a process to the life of the one that started it (Linux). Layer 2, on the standard library alone.
+"""A process that ends when the process that started it ends (Linux). Uses the standard library only.
 
-It is a program too: `python leash.py PARENT_PID COMMAND...` becomes COMMAND, tied to PARENT_PID. A function that
-subprocess runs between fork and exec could do the same, but is not safe where the parent has threads.
+It is a program too: `python exit_with_parent.py PARENT_PID COMMAND...` becomes COMMAND, tied to PARENT_PID. A function
+that subprocess runs between fork and exec could do the same, but is not safe where the parent has threads.
 """
 
 from __future__ import annotations
@@ -13,41 +13,41 @@ import socket
 import sys
 
 PR_SET_PDEATHSIG = 1
-LAUNCHER = "SCALEBENCH_LAUNCHER"  # host:pid of the program that was started so
-REMOTE = "remote"  # its value where daemons start the ranks, which then do not descend from that program
+LAUNCHER_VARIABLE = "SCALEBENCH_LAUNCHER"  # host:pid of the program that was started this way
+REMOTE_LAUNCHER = "remote"  # its value where daemons start the ranks, which then are no descendants of that program
 
 
-def exit_with(parent: int, sign: signal.Signals) -> None:
-    """Have the kernel send `sign` to this process when process `parent`, which started it, is gone.
+def tie_to_parent(parent: int, number: signal.Signals) -> None:
+    """Have the kernel send this signal to this process when process `parent`, which started it, is gone.
 
-    The kernel goes by the thread that started it: start a process and wait for it in the same thread.
+    The kernel watches the thread that started it: start a process and wait for it in the same thread.
     """
     if not sys.platform.startswith("linux"):
         return
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, sign)
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:  # it ended before the line above
         os._exit(1)
 
 
-def command(parent: int, words: list[str]) -> list[str]:
-    """Return the command that runs `words` tied to `parent`: isolated and without packages, which starts faster."""
-    return [sys.executable, "-I", "-S", __file__, str(parent), *words]
+def tied_command(parent: int, command: list[str]) -> list[str]:
+    """Return a command that runs `command` tied to `parent`, by a Python without packages, which starts faster."""
+    return [sys.executable, "-I", "-S", __file__, str(parent), *command]
 
 
-def exit_with_launcher() -> None:
+def tie_to_launcher() -> None:
     """Tie this process to the one that started it, and end now if the program in LAUNCHER is gone already.
 
     Orphans may be adopted by a sub-reaper, so that a parent with process id 1 is no reliable test.
     """
     parent = os.getppid()
-    exit_with(parent, signal.SIGKILL)
-    host, _, pid = os.environ.get(LAUNCHER, "").rpartition(":")
+    tie_to_parent(parent, signal.SIGKILL)
+    host, _, pid = os.environ.get(LAUNCHER_VARIABLE, "").rpartition(":")
     if host == socket.gethostname() and sys.platform.startswith("linux") and int(pid) not in ancestors(parent):
         os._exit(1)
 
 
 def ancestors(pid: int) -> list[int]:
-    """Return process `pid`, the one that started it, and so on, as far as this user may see."""
+    """Return process `pid`, its parent, and so on, as far as this user may see."""
     pids = []
     while pid > 1:
         pids.append(pid)
@@ -60,10 +60,11 @@ def ancestors(pid: int) -> list[int]:
 
 
 def main(arguments: list[str]) -> None:
+    """Become the command in the arguments, tied to the process whose number comes first."""
     # SIGTERM: mpirun then ends its processes on every host, and removes what it keeps in /tmp and /dev/shm.
-    exit_with(int(arguments[0]), signal.SIGTERM)
-    if os.environ.get(LAUNCHER) != REMOTE:
-        os.environ[LAUNCHER] = f"{socket.gethostname()}:{os.getpid()}"
+    tie_to_parent(int(arguments[0]), signal.SIGTERM)
+    if os.environ.get(LAUNCHER_VARIABLE) != REMOTE_LAUNCHER:
+        os.environ[LAUNCHER_VARIABLE] = f"{socket.gethostname()}:{os.getpid()}"
     os.execvp(arguments[1], arguments[1:])
 
 

@@ -1,7 +1,4 @@
-"""Records as JSON files: written under a temporary name and renamed, read back with the type of every field checked.
-
-Layer 0, below spec and results, which both keep their files through it.
-"""
+"""Records as JSON files: written under a temporary name and renamed, read back with the type of every field checked."""
 
 from __future__ import annotations
 
@@ -15,8 +12,8 @@ from typing import Any, TypeVar
 import msgspec
 
 T = TypeVar("T")
-# msgspec's messages and ours, which name a field as people write it.
-PHRASES = (
+# Patterns of msgspec's messages, and what they are replaced by: fields are named as people write them.
+MESSAGE_REWRITES = (
     (r"^Expected `(.+?)(?: \| null)?`, got `(.+)`$", r"should be \1, not \2"),
     (r"^Object missing required field `(.+)`$", r"lacks the field '\1'"),
     (r"^.*out of range$", "is too large a number"),
@@ -44,43 +41,44 @@ def write_json(path: Path, content: Any) -> None:
 
 def read_json(path: Path) -> Any:
     """Read a JSON file; ValueError when it is cut short or not JSON."""
-    return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
+    return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
 
 
-def _refuse(constant: str) -> None:
+def _refuse_constant(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON")
 
 
-def read_record(path: Path, kind: type[T], ignore_unknown: bool = False) -> T:
-    """Read dataclass `kind` from a JSON file; ValueError as those of read_json and from_dict."""
+def read_record(path: Path, record_type: type[T], ignore_unknown: bool = False) -> T:
+    """Read a dataclass from a JSON file; ValueError as those of `read_json` and `build_record`."""
     if ignore_unknown:
         try:
-            return msgspec.json.decode(path.read_bytes(), type=kind)
+            return msgspec.json.decode(path.read_bytes(), type=record_type)
         except (msgspec.DecodeError, RecursionError):
             pass  # read again below: for the reason, and since the standard library also takes lone surrogates
-    return from_dict(kind, read_json(path), ignore_unknown)
+    return build_record(record_type, read_json(path), ignore_unknown)
 
 
-def from_dict(kind: type[T], tree: Any, ignore_unknown: bool = False) -> T:
-    """Build dataclass `kind` from plain JSON content.
+def build_record(record_type: type[T], tree: Any, ignore_unknown: bool = False) -> T:
+    """Build a dataclass from plain JSON content.
 
     Raises ValueError that names the field for a missing or unknown key or a value of a wrong type.
     """
     try:
-        record = msgspec.convert(tree, kind)
+        record = msgspec.convert(tree, record_type)
     except msgspec.ValidationError as error:
         reason, _, path = str(error).partition(" - at ")
-        for theirs, ours in PHRASES:
-            reason = re.sub(theirs, ours, reason)
-        raise ValueError(f"{path.strip('`').removeprefix('$').removeprefix('.') or kind.__name__} {reason}") from None
+        for pattern, replacement in MESSAGE_REWRITES:
+            reason = re.sub(pattern, replacement, reason)
+        field = path.strip("`").removeprefix("$").removeprefix(".")
+        raise ValueError(f"{field or record_type.__name__} {reason}") from None
     if not ignore_unknown and (place := _unknown_field(record, tree)):
         path, _, name = place.rpartition(".")
-        raise ValueError(f"{path.removeprefix('.') or kind.__name__} has an unknown field '{name}'")
+        raise ValueError(f"{path.removeprefix('.') or record_type.__name__} has an unknown field '{name}'")
     return record
 
 
 def _unknown_field(record: Any, tree: Any) -> str | None:
-    """The path of a key in `tree` that the dataclass at its place does not have, since msgspec passes over these."""
+    """Return the path of a key in `tree` that its dataclass does not have, since msgspec ignores these."""
     if dataclasses.is_dataclass(record):
         if unknown := tree.keys() - vars(record).keys():
             return f".{min(unknown)}"
@@ -91,4 +89,4 @@ def _unknown_field(record: Any, tree: Any) -> str | None:
         pairs = [(f"[{n}]", *pair) for n, pair in enumerate(zip(record, tree, strict=True))]
     else:
         return None
-    return next((way + found for way, *pair in pairs if (found := _unknown_field(*pair))), None)
+    return next((step + rest for step, *pair in pairs if (rest := _unknown_field(*pair))), None)

@@ -1,4 +1,4 @@
-"""Starting processes and waiting for them, as the launchers, the monitor and SLURM's commands need it. Layer 0."""
+"""Starting processes and waiting for them, as the launchers, the monitor and SLURM's commands need it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
 
-POLL_S = 0.02
+POLL_INTERVAL_S = 0.02
 
-cancelled = threading.Event()  # set by the program's signal handlers: an exception alone can get lost in a __del__
+cancelled = threading.Event()  # set by the program's signal handlers: a mere exception can get lost in a __del__
 
 
 class StartError(OSError):
@@ -18,8 +20,8 @@ class StartError(OSError):
 
 
 @contextlib.contextmanager
-def start_errors() -> Iterator[None]:
-    """Turn an OSError into a StartError."""
+def as_start_errors() -> Iterator[None]:
+    """Raise an OSError of the block as StartError."""
     try:
         yield
     except OSError as error:
@@ -32,40 +34,50 @@ def wait_until(condition: Callable[[], bool], limit_s: float) -> bool:
     while not condition():
         if time.monotonic() >= deadline_s:
             return False
-        time.sleep(POLL_S)
+        time.sleep(POLL_INTERVAL_S)
     return True
 
 
-@contextlib.contextmanager
-def signals_later() -> Iterator[None]:
-    """Hold Ctrl-C and SIGTERM back until the end: an interrupted start would lose sight of its process."""
-    if threading.current_thread() is not threading.main_thread():  # where no signal arrives
-        yield
-        return
-    came: list[int] = []
-    before = {sign: signal.getsignal(sign) for sign in (signal.SIGINT, signal.SIGTERM)}
+def is_process_alive(pid: int, started_at_s: float) -> bool:
+    """Return whether the process that started at this time, in seconds since the epoch, still runs.
+
+    Process numbers are used again, so the number alone does not say.
+    """
+    import psutil
+
     try:
-        for sign in before:
-            signal.signal(sign, lambda number, frame: came.append(number))
-        yield
-    finally:
-        for sign, handler in before.items():
-            signal.signal(sign, handler)
-    if came:
-        signal.raise_signal(came[0])
+        return bool(abs(psutil.Process(pid).create_time() - started_at_s) < 1.0)
+    except psutil.Error:
+        return False
 
 
 @contextlib.contextmanager
-def signals_ignored() -> Iterator[None]:
-    """Ignore Ctrl-C and SIGTERM: what is written in here must be written whole."""
-    if threading.current_thread() is not threading.main_thread():
+def defer_signals() -> Iterator[None]:
+    """Delay Ctrl-C and SIGTERM until the end of the block: an interrupted start would lose track of its process."""
+    received: list[int] = []
+    with _signals_handled_by(lambda number, frame: received.append(number)):
+        yield
+    if received:
+        signal.raise_signal(received[0])
+
+
+@contextlib.contextmanager
+def ignore_signals() -> Iterator[None]:
+    """Ignore Ctrl-C and SIGTERM within the block, where files must be written completely."""
+    with _signals_handled_by(signal.SIG_IGN):
+        yield
+
+
+@contextlib.contextmanager
+def _signals_handled_by(handler: Callable[[int, FrameType | None], Any] | signal.Handlers) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():  # only the main thread gets signals
         yield
         return
-    before = {sign: signal.getsignal(sign) for sign in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        for sign in before:
-            signal.signal(sign, signal.SIG_IGN)
+        for number in previous:
+            signal.signal(number, handler)
         yield
     finally:
-        for sign, handler in before.items():
-            signal.signal(sign, handler)
+        for number, previous_handler in previous.items():
+            signal.signal(number, previous_handler)

@@ -29,7 +29,7 @@ Version = Annotated[int, msgspec.Meta(extra_json_schema={"const": SCHEMA_VERSION
 
 
 @dataclass
-class Operation:
+class ProfiledOperation:
     """One kind of operation in the profile of some updates, all its calls together."""
 
     name: str
@@ -47,15 +47,15 @@ class Profile:
     step_s: float  # wall seconds of one update under the profiler
     kernel_s: float | None = None  # own time of all operations of one update, on GPUs if there are any, else on the CPU
     collective_s: float | None = None  # of these, in operations that carry data between devices
-    operations: list[Operation] = field(default_factory=list)  # those with the largest own time, largest first
+    operations: list[ProfiledOperation] = field(default_factory=list)  # those with the largest own time, largest first
 
 
 COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "gather", "scatter", "all_to_all")
-IN_PARTS = ("all_gather", "reduce_scatter", "gather", "scatter", "all_to_all")  # of which each rank has one
+PER_RANK_COLLECTIVES = ("all_gather", "reduce_scatter", "gather", "scatter", "all_to_all")  # of which each rank has one
 
 
 @dataclass
-class Collective:
+class CollectiveRecord:
     """One collective operation on one size of message."""
 
     name: str  # of COLLECTIVES
@@ -65,7 +65,7 @@ class Collective:
 
 
 @dataclass
-class Transfer:
+class TransferRecord:
     """Bytes on one way between devices, or between them and host memory; ranks stand for their devices."""
 
     kind: str  # of docs/collectives.md: send_one_way, memcpy, ...
@@ -84,7 +84,9 @@ class ProbeRecord:
     steps: int | None = None  # updates in each of the next three, which took turns
     sync_on_s: list[float] = field(default_factory=list)  # with the exchange and the real feed
     sync_off_s: list[float] = field(default_factory=list)  # without the exchange
-    fixed_batch_s: list[float] = field(default_factory=list)  # as sync_off_s, or as sync_on_s where that is empty, on one batch
+    fixed_batch_s: list[float] = field(
+        default_factory=list
+    )  # as sync_off_s, or as sync_on_s where that is empty, on one batch
     local_step_s: list[list[float]] = field(default_factory=list)  # by device: single updates, nothing exchanged
     isolated_sync_repeats: int | None = None
     isolated_sync_s: list[float] = field(default_factory=list)  # the exchange alone
@@ -96,12 +98,12 @@ class ProbeRecord:
     copy_s: list[float] = field(default_factory=list)  # batches copied from host memory to the devices
     profile: Profile | None = None
     trace: str | None = None  # this rank's file in the run's folder, measure.trace=true
-    collectives: list[Collective] = field(default_factory=list)  # measure.collectives=true
-    bandwidth: list[Transfer] = field(default_factory=list)  # measure.bandwidth=true
+    collectives: list[CollectiveRecord] = field(default_factory=list)  # measure.collectives=true
+    bandwidth: list[TransferRecord] = field(default_factory=list)  # measure.bandwidth=true
 
 
 @dataclass
-class DeviceMonitor:
+class DeviceMonitorRecord:
     """One GPU of the run. `_mean`: over time."""
 
     index: int  # NVML's
@@ -126,7 +128,7 @@ class DeviceMonitor:
 
 
 @dataclass
-class Monitor:
+class MonitorRecord:
     """The devices of the run together, its processes, and the machines that it ran on, added up."""
 
     file: str | None = None  # the whole series, in the run's folder; that of node 0, where others have their own
@@ -156,7 +158,7 @@ class Monitor:
     infiniband_received_bytes_per_s: float | None = None
     disk_read_bytes_per_s: float | None = None
     disk_written_bytes_per_s: float | None = None
-    devices: list[DeviceMonitor] = field(default_factory=list)
+    devices: list[DeviceMonitorRecord] = field(default_factory=list)
 
 
 @dataclass
@@ -192,7 +194,7 @@ class StageRecord:
 
 
 @dataclass
-class Timeline:
+class TimelineRecord:
     """What the framework itself wrote of some exchanges after the figures were taken, for its writer costs time.
 
     Seconds of an update in which at least one tensor was in the phase; phases overlap.
@@ -231,7 +233,7 @@ class RankRecord:
     stopped_by: str | None = None  # epochs | steps | seconds | target
     first_step_s: float | None = None  # of such a training: what compiling takes is in it
     message_bytes: list[int] = field(default_factory=list)
-    timeline: Timeline | None = None
+    timeline: TimelineRecord | None = None
     probes: ProbeRecord | None = None
     backend_used: str | None = None
     settings_used: dict[str, str] = field(default_factory=dict)  # precision, data_format, compiler
@@ -310,12 +312,12 @@ class Sync:
     """What was exchanged. How long it took is in the ranks' probes, of which probed.py makes figures."""
 
     message_bytes: list[int] = field(default_factory=list)
-    timeline: Timeline | None = None  # measure.timeline=true
+    timeline: TimelineRecord | None = None  # measure.timeline=true
     transports: dict[str, str] | None = None  # of NCCL by pair of ranks, where its log tells (NCCL_DEBUG=INFO)
 
 
 @dataclass
-class BatchTried:
+class BatchTrial:
     """One try in the search for the largest batch."""
 
     batch_per_device: int
@@ -333,7 +335,7 @@ class MaxBatch:
     batch_per_device: int | None  # null: not even one sample fits
     limit_bytes: int | None  # that each process was held to; null: the device's own memory
     bounded_by: str  # memory | data: the data set has no larger batch
-    tried: list[BatchTried]  # in their order
+    tried: list[BatchTrial]  # in their order
 
 
 @dataclass
@@ -380,7 +382,7 @@ class Result:
     phases: Phases
     ranks: list[RankRecord]
     sync: Sync
-    monitor: Monitor
+    monitor: MonitorRecord
     quality: Quality
     machine: Machine
     flags: list[str]
@@ -392,25 +394,25 @@ class Result:
 LOWER_IS_BETTER = ("mse", "cross_entropy")
 
 
-def reached(metric: str, value: float, target: float) -> bool:
+def reaches_target(metric: str, value: float, target: float) -> bool:
     """Whether `value` is as good as `target`: errors are to fall, an accuracy is to rise."""
     return value <= target if metric.startswith(LOWER_IS_BETTER) else value >= target
 
 
-def first_reached(curve: list[CurvePoint], metric: str, target: float) -> CurvePoint | None:
+def first_point_at_target(curve: list[CurvePoint], metric: str, target: float) -> CurvePoint | None:
     """The first point whose validation metric is as good as `target`; None: it was never reached."""
     for point in curve:
-        if metric in point.metrics and reached(metric, point.metrics[metric], target):
+        if metric in point.metrics and reaches_target(metric, point.metrics[metric], target):
             return point
     return None
 
 
-def merged_curve(curves: list[list[CurvePoint]]) -> list[CurvePoint]:
+def merge_curves(curves: list[list[CurvePoint]]) -> list[CurvePoint]:
     """Of all ranks: seconds are the slowest's, the loss is the mean over all samples; the rest is alike on all."""
-    return [_merged(points) for points in zip(*curves, strict=False)]
+    return [_merge_points(points) for points in zip(*curves, strict=False)]
 
 
-def _merged(points: tuple[CurvePoint, ...]) -> CurvePoint:
+def _merge_points(points: tuple[CurvePoint, ...]) -> CurvePoint:
     samples = sum(point.loss_samples for point in points)
     losses = [(point.loss, point.loss_samples) for point in points if point.loss is not None]
     return dataclasses.replace(

@@ -1,5 +1,4 @@
-"""sweep.json: what a sweep was meant to do, so that one that is going on, or was cut short, can say what is missing.
-Layer 0."""
+"""sweep.json: the runs planned in a sweep, which says what is missing while it goes on or after it was cut short."""
 
 from __future__ import annotations
 
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from scalebench.core.errors import InputError
 from scalebench.core.json_files import read_record, write_json
+from scalebench.core.process import is_process_alive
 from scalebench.core.run_folder import RESULT_FILE
 
 SWEEP_FILE = "sweep.json"
@@ -17,61 +17,59 @@ SWEEP_FILE = "sweep.json"
 
 @dataclass
 class PlannedRun:
-    number: int  # its folder's name
-    label: str  # strategy and devices, and the launch where there are several
+    """One run of a sweep as it was planned."""
+
+    number: int  # the name of its folder
+    label: str  # strategy and devices, and the repeat where there are several
     fingerprint: str
     repeat: int
-    left_out: bool = False  # by sweep.max_minutes
+    left_out: bool = False  # because of sweep.max_minutes
 
 
 @dataclass
 class SweepRecord:
+    """What sweep.json holds: the program that runs a sweep, its planned runs and how it ended."""
+
     started_at: str  # ISO 8601, UTC
-    words: list[str]  # of the command line
+    words: list[str]  # arguments of the command line
     hostname: str
     pid: int  # of the program
-    pid_started_s: float  # seconds since the epoch: numbers of processes are used again
+    pid_started_s: float  # seconds since the epoch: process numbers are used again
     max_minutes: float | None = None
-    ended: bool = False  # it came to its end, with or without what it left out
+    ended: bool = False  # it came to its end, with or without runs that were left out
     stopped: bool = False  # by Ctrl-C or SIGTERM, before its end
     runs: list[PlannedRun] = field(default_factory=list)
 
     def missing(self, folder: Path) -> list[PlannedRun]:
-        """Runs without a row in the sweep's folder that were not left out."""
+        """Return the runs without a result in the sweep's folder that were not left out."""
         return [run for run in self.runs if not run.left_out and not (folder / str(run.number) / RESULT_FILE).exists()]
 
     @property
     def left_out(self) -> list[PlannedRun]:
+        """The runs that were left out because of sweep.max_minutes."""
         return [run for run in self.runs if run.left_out]
 
     def is_alive(self, hostname: str) -> bool | None:
-        """Whether its program still runs; None on another machine, where nobody can tell."""
+        """Return whether the sweep's program still runs; None on another machine, from which that cannot be seen."""
         if self.stopped:
             return False
-        if hostname != self.hostname:
-            return None
-        import psutil
-
-        try:
-            return bool(abs(psutil.Process(self.pid).create_time() - self.pid_started_s) < 1.0)
-        except psutil.Error:
-            return False
+        return is_process_alive(self.pid, self.pid_started_s) if hostname == self.hostname else None
 
 
-def labels(runs: Sequence[PlannedRun], most: int) -> str:
-    """Each once, the first `most` of them, and how many more there are."""
-    found = list(dict.fromkeys(run.label for run in runs))
-    more = f" and {len(found) - most} more" if len(found) > most else ""
-    return ", ".join(found[:most]) + more
+def join_labels(runs: Sequence[PlannedRun], max_labels: int) -> str:
+    """Return each label once, the first `max_labels` of them, and how many more there are."""
+    labels = list(dict.fromkeys(run.label for run in runs))
+    more = f" and {len(labels) - max_labels} more" if len(labels) > max_labels else ""
+    return ", ".join(labels[:max_labels]) + more
 
 
 def write_sweep(record: SweepRecord, folder: Path) -> None:
-    """Whole or not at all; OSError where that cannot be."""
+    """Write sweep.json completely or not at all; OSError where that fails."""
     write_json(folder / SWEEP_FILE, record)
 
 
 def read_sweep(folder: Path) -> SweepRecord | None:
-    """None where there is none. InputError for one that is no such record."""
+    """Read sweep.json; None where there is none, InputError for a file that is no such record."""
     path = folder / SWEEP_FILE
     try:
         return read_record(path, SweepRecord, ignore_unknown=True)
@@ -81,8 +79,8 @@ def read_sweep(folder: Path) -> SweepRecord | None:
         raise InputError(f"{path} is no record of a sweep: {error}") from error
 
 
-def beginning(words: list[str], started_at: str, hostname: str, max_minutes: float | None) -> SweepRecord:
-    """Of this process."""
+def new_sweep_record(arguments: list[str], started_at: str, hostname: str, max_minutes: float | None) -> SweepRecord:
+    """Return the record of a sweep that this process begins."""
     import psutil
 
-    return SweepRecord(started_at, words, hostname, os.getpid(), psutil.Process().create_time(), max_minutes)
+    return SweepRecord(started_at, arguments, hostname, os.getpid(), psutil.Process().create_time(), max_minutes)

@@ -1,85 +1,76 @@
-"""Figures in the unit that suits their size. Layer 3."""
+"""Texts of figures for people: each in the unit that suits its size, with its limits where it has some."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
-from scalebench.core.stats.estimates import Interval
+from scalebench.core.stats.estimates import Estimate
 
-if TYPE_CHECKING:
-    pass
-
-SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
-BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
-ROUNDED_UP = 0.9995  # of a unit: 999.6 us are 1.00 ms
+SECOND_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
+BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
+MIN_SHARE_OF_UNIT = 0.9995  # 999.6 us are written as 1.00 ms
 
 
-def duration(interval: Interval) -> str:
-    """`1.35 ms [1.20, 1.51]`: value and limits in one unit, that of the largest of them."""
-    size, unit = _unit(max(map(abs, _finite(interval))), SECONDS)
-    value, low, high = (_digits(figure / size, interval, size) for figure in _three(interval))
-    return f"{value} {unit}" if _no_limits(interval) else f"{value} {unit} [{low}, {high}]"
+def format_duration(seconds: Estimate) -> str:
+    """Return `1.35 ms [1.20, 1.51]`: value and limits in one unit, that of the largest of them."""
+    size, unit = _choose_unit(_largest(seconds), SECOND_UNITS)
+    return _with_limits(seconds, size, unit)
 
 
-def seconds(value_s: float) -> str:
-    """`1.35 ms`"""
-    return duration(Interval(value_s, value_s, value_s))
+def format_seconds(value_s: float) -> str:
+    """Return `1.35 ms`."""
+    return format_duration(Estimate(value_s))
 
 
-def rate(interval: Interval, unit: str) -> str:
-    """`1,234 samples/s [1,200, 1,270]`"""
-    value, low, high = (_digits(figure, interval, 1.0) for figure in _three(interval))
-    return f"{value} {unit}" if _no_limits(interval) else f"{value} {unit} [{low}, {high}]"
+def format_rate(rate: Estimate, unit: str) -> str:
+    """Return `1,234 samples/s [1,200, 1,270]`."""
+    return _with_limits(rate, 1.0, unit)
 
 
-def size(count: float) -> str:
-    """`12.3 MB`, with decimal prefixes; whole bytes."""
-    factor, unit = _unit(abs(count), BYTES)
-    return f"{count:,.0f} B" if factor == 1 or count == 0 else f"{_decimals(count / factor, count / factor)} {unit}"
+def format_bytes(count: float) -> str:
+    """Return `12.3 MB`, with decimal prefixes; bytes without decimals."""
+    size, unit = _choose_unit(abs(count), BYTE_UNITS)
+    return f"{count:,.0f} B" if size == 1 or count == 0 else f"{format_number(count / size)} {unit}"
 
 
-def share(value: float) -> str:
-    """`12.3 %` of a share of 0.123."""
-    return f"{100 * value:z.1f} %"  # z: no "-0.0"
-
-
-def figure(value: float) -> str:
-    """`12.3`, three digits at the least."""
-    return _decimals(value, value)
-
-
-def _unit(largest: float, units: tuple[tuple[float, str], ...]) -> tuple[float, str]:
-    return next((unit for unit in units if largest >= ROUNDED_UP * unit[0]), units[0 if largest == 0 else -1])
-
-
-def _three(interval: Interval) -> tuple[float, float, float]:
-    return interval.value, interval.low, interval.high
-
-
-def _finite(interval: Interval) -> list[float]:
-    return [figure for figure in _three(interval) if math.isfinite(figure)]
-
-
-def _no_limits(interval: Interval) -> bool:
-    """A figure alone, or with a limit that the data cannot give."""
-    return interval.low == interval.high or len(_finite(interval)) < 3
-
-
-def _digits(figure: float, interval: Interval, size: float) -> str:
-    """As many decimals as the largest of the three needs for three digits."""
-    return _decimals(figure, max(map(abs, _finite(interval))) / size)
-
-
-def _decimals(figure: float, largest: float) -> str:
-    decimals = 0 if abs(largest) >= 99.95 else 1 if abs(largest) >= 9.995 else 2
-    return f"{figure:z,.{decimals}f}"
-
-
-def size_words(size_bytes: float) -> str:
-    """`64 KiB`, to three digits."""
+def format_binary_bytes(size_bytes: float) -> str:
+    """Return `64 KiB`, to three digits."""
     for unit in ("B", "KiB", "MiB"):
         if round(size_bytes, 1) < 1024:
             return f"{size_bytes:.3g} {unit}" if size_bytes < 1000 else f"{size_bytes:.0f} {unit}"
         size_bytes /= 1024
     return f"{size_bytes:.3g} GiB"
+
+
+def format_percent(share: float) -> str:
+    """Return `12.3 %` for a share of 0.123."""
+    return f"{100 * share:z.1f} %"  # z: no "-0.0"
+
+
+def format_number(value: float) -> str:
+    """Return `12.3`: three digits at the least."""
+    return _format_like(value, value)
+
+
+def _choose_unit(largest: float, units: tuple[tuple[float, str], ...]) -> tuple[float, str]:
+    return next((unit for unit in units if largest >= MIN_SHARE_OF_UNIT * unit[0]), units[0 if largest == 0 else -1])
+
+
+def _with_limits(estimate: Estimate, size: float, unit: str) -> str:
+    """Return the value in a unit of this size, with its limits unless one is infinite or they are equal."""
+    largest = _largest(estimate) / size
+    figures = (estimate.value, estimate.low, estimate.high)
+    value, low, high = (_format_like(figure / size, largest) for figure in figures)
+    if estimate.low == estimate.high or not estimate.has_limits:
+        return f"{value} {unit}"
+    return f"{value} {unit} [{low}, {high}]"
+
+
+def _largest(estimate: Estimate) -> float:
+    return max(abs(figure) for figure in (estimate.value, estimate.low, estimate.high) if math.isfinite(figure))
+
+
+def _format_like(figure: float, largest: float) -> str:
+    """Return the figure with as many decimals as `largest` needs for three digits."""
+    decimals = 0 if abs(largest) >= 99.95 else 1 if abs(largest) >= 9.995 else 2
+    return f"{figure:z,.{decimals}f}"

@@ -1,6 +1,6 @@
-"""What goes between devices, and between them and host memory, on request: bytes per second. Layer 2.
+"""Bandwidth between devices, and between devices and host memory, on request: bytes per second.
 
-docs/collectives.md says what each kind of transfer does.
+docs/collectives.md defines each kind of transfer.
 """
 
 from __future__ import annotations
@@ -10,79 +10,80 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations, permutations
 
-from scalebench.core.result import Transfer
+from scalebench.core.result import TransferRecord
 from scalebench.core.spec import MeasureSpec
-from scalebench.core.units import size_words
-from scalebench.measure.collectives import check_memory, slowest_s
-from scalebench.measure.timing import Clock, how_many, timed_blocks
+from scalebench.core.units import format_binary_bytes
+from scalebench.measure.timing import Clock, check_host_memory, repeats_within, time_blocks, time_on_slowest_rank
 from scalebench.strategies.base import NotMeasured, Strategy, probes_of
 
 MEBIBYTE = 2**20
-SIZE_BYTES = 64 * MEBIBYTE  # far beyond what latency or a socket's buffers show in
-MEMORY_BYTES = 256 * MEBIBYTE  # beyond the caches of a processor
-COPIES = 4  # of a buffer that a process may need at once
-BLOCKS = (3, 8)
-MOST_REPEATS = 1000
+TRANSFER_BYTES = 64 * MEBIBYTE  # so large that neither latency nor a socket's buffers matter
+HOST_COPY_BYTES = 256 * MEBIBYTE  # larger than the caches of a processor
+TRANSFER_COPIES = 4  # of a buffer that a process may need at once
+TRANSFER_BLOCK_BOUNDS = (3, 8)  # the fewest and the most
+MAX_TRANSFERS = 1000  # in one block
 
-BETWEEN = ("send", "peer", "staged")  # by the group's backend; from GPU to GPU; by way of pinned host memory
+BETWEEN_DEVICES = ("send", "peer", "staged")  # by the group's backend; from GPU to GPU; by way of pinned host memory
 WITH_HOST = ("host_to_device", "device_to_host", "host_both_ways")
 
 
 @dataclass(frozen=True)
 class Route:
-    """One way to measure; source and target are those of results.Transfer."""
+    """One transfer to measure; source and target are those of TransferRecord."""
 
     kind: str
     source: int | None
     target: int | None
 
     @property
-    def memory(self) -> bool:
+    def in_host_memory(self) -> bool:
+        """Return whether this is a copy within host memory."""
         return self.kind.startswith("memcpy")
 
 
-def routes(ranks: int, device: str) -> list[Route]:
-    """All of them, by kind. `device` is cpu or cuda."""
-    found = []
-    for way in BETWEEN if device == "cuda" else BETWEEN[:1]:
-        found += [Route(f"{way}_one_way", i, j) for i, j in permutations(range(ranks), 2)]
-        found += [Route(f"{way}_both_ways", i, j) for i, j in combinations(range(ranks), 2)]
-        found += [Route(f"{way}_ring", None, None)] if ranks > 1 else []
+def list_routes(ranks: int, device: str) -> list[Route]:
+    """Return all routes between this many ranks, by kind. `device` is cpu or cuda."""
+    routes = []
+    for way in BETWEEN_DEVICES if device == "cuda" else BETWEEN_DEVICES[:1]:
+        routes += [Route(f"{way}_one_way", i, j) for i, j in permutations(range(ranks), 2)]
+        routes += [Route(f"{way}_both_ways", i, j) for i, j in combinations(range(ranks), 2)]
+        routes += [Route(f"{way}_ring", None, None)] if ranks > 1 else []
     for kind in ("memcpy", *(WITH_HOST if device == "cuda" else ())):
-        found += [Route(kind, rank, rank) for rank in range(ranks)]
-        found += [Route(f"{kind}_all", None, None)] if ranks > 1 else []
-    return found
+        routes += [Route(kind, rank, rank) for rank in range(ranks)]
+        routes += [Route(f"{kind}_all", None, None)] if ranks > 1 else []
+    return routes
 
 
-def measure(
+def measure_bandwidth(
     strategy: Strategy,
     settings: MeasureSpec,
     clock: Clock = time.perf_counter,
     report: Callable[[], None] = lambda: None,
-    sizes: tuple[int, int] = (SIZE_BYTES, MEMORY_BYTES),
-) -> tuple[list[Transfer], dict[str, str]]:
-    """(what was measured, kind of transfer -> why it was not); every rank calls this alike.
+    sizes: tuple[int, int] = (TRANSFER_BYTES, HOST_COPY_BYTES),
+) -> tuple[list[TransferRecord], dict[str, str]]:
+    """Return the measured transfers, and why a kind of transfer was not measured; every rank has to call this.
 
     `sizes`: bytes between devices, and within host memory. A kind takes about `settings.probe_s`, or longer where
-    three transfers of each pair do; `report` is called between them, for whoever waits for a sign of life.
+    three transfers of each pair do; `report` is called between transfers, as a sign of life.
     """
-    found: list[Transfer] = []
+    measured: list[TransferRecord] = []
     reasons: dict[str, str] = {}
-    planned = routes(strategy.spec.processes, strategy.spec.device)
-    for route in planned:
+    routes = list_routes(strategy.spec.processes, strategy.spec.device)
+    for route in routes:
         report()
-        size_bytes = sizes[1] if route.memory else sizes[0]
-        share_s = settings.probe_s / sum(other.kind == route.kind for other in planned)
+        size_bytes = sizes[1] if route.in_host_memory else sizes[0]
+        route_s = settings.probe_s / sum(other.kind == route.kind for other in routes)
         try:
-            check_memory(strategy, COPIES * size_bytes, f"{route.kind} of {size_words(size_bytes)}")
+            what = f"{route.kind} of {format_binary_bytes(size_bytes)}"
+            check_host_memory(strategy, TRANSFER_COPIES * size_bytes, what)
             action = probes_of(strategy).transfer(route.kind, route.source, route.target, size_bytes)
         except NotMeasured as reason:
             reasons.setdefault(route.kind, str(reason))
             continue
-        once_s = slowest_s(strategy, action, 1, clock)
-        repeats = how_many(settings.block_s, once_s, 1, MOST_REPEATS)
-        blocks = how_many(share_s, repeats * once_s, *BLOCKS)
-        measured = timed_blocks(strategy, action, repeats, blocks, clock)
-        found.append(Transfer(route.kind, route.source, route.target, size_bytes, repeats, measured))
+        once_s = time_on_slowest_rank(strategy, action, 1, clock)
+        repeats = repeats_within(settings.block_s, once_s, 1, MAX_TRANSFERS)
+        blocks = repeats_within(route_s, repeats * once_s, *TRANSFER_BLOCK_BOUNDS)
+        block_s = time_blocks(strategy, action, repeats, blocks, clock)
+        measured.append(TransferRecord(route.kind, route.source, route.target, size_bytes, repeats, block_s))
         del action  # and with it its buffers, before the next ones are made
-    return found, reasons
+    return measured, reasons

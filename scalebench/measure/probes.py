@@ -1,12 +1,11 @@
-"""The probes: where the time of an update goes, measured after the headline figures. Layer 2.
+"""The probes: where the time of a step goes, measured after the headline figures.
 
-They spoil weights and memory peaks, so they come last and leave no loss. Every rank takes the same way through them;
-what a strategy cannot tell is left out with its reason.
+They spoil weights and memory peaks, so they come last and leave no loss. Every rank goes through them in the same
+order; what a strategy cannot measure is left out with its reason.
 
-Training under conditions that take turns, block by block: what differs between them is what they differ in. Layer 2.
-
-Blocks that follow each other share whatever else the machine does, so that their difference is surer than that of two
-measurements one after the other.
+Steps with and without gradient synchronization are trained in interleaved blocks (A/B): blocks that follow each other
+share whatever else the machine does, so that their difference is more certain than that of two measurements one after
+the other.
 """
 
 from __future__ import annotations
@@ -23,33 +22,42 @@ from typing import Any
 from scalebench.core.result import ProbeRecord
 from scalebench.core.run_folder import rank_trace_name
 from scalebench.core.spec import RunSpec
-from scalebench.measure import bandwidth, collectives
-from scalebench.measure.timed_loop import Series, Stage, TimedLoop, one_iterator
-from scalebench.measure.timing import Clock, how_many, timed_blocks, warm_up
+from scalebench.measure.bandwidth import measure_bandwidth
+from scalebench.measure.collectives import ONE_DEVICE, measure_collectives
+from scalebench.measure.timed_loop import BlockSeries, LoopPhase, TimedLoop, closable_iterator
+from scalebench.measure.timing import MAX_REPEATS, Clock, repeats_within, time_blocks, time_warm_call
 from scalebench.strategies.base import PARTS, LossPart, NotMeasured, Strategy, probes_of
 from scalebench.workloads.source import Source
 
+NO_SYNC = "replicas that exchange nothing do not wait for each other"
+MANY_STEP_PROBES = ("exposed", "data", "imbalance", *PARTS)  # each takes dozens of steps
+# (minimum, maximum) of
+ROUND_BOUNDS = (4, 100)  # blocks of each variant
+REPEATED_BLOCK_BOUNDS = (8, 64)  # blocks of an action by itself
+SINGLE_STEP_BOUNDS = (8, 2000)  # steps for the imbalance
+PROFILED_STEP_BOUNDS = (2, 5)
+
 
 @dataclass(frozen=True)
-class Condition:
-    """How the updates of a block are made."""
+class Variant:
+    """A way to train the steps of a block, named as the field of ProbeRecord that its seconds go to."""
 
     name: str
-    exchange: bool = True
-    fresh: bool = True  # each batch from the feed; else one batch over and over
+    sync: bool = True
+    new_batches: bool = True  # each batch from the feed; else one batch over and over
 
 
-class SwitchedLoop:
-    """A Loop of `rounds` times one block of each condition, every second round in reverse against slow drifts.
+class InterleavedLoop:
+    """A Loop of `rounds` times one block of each variant; every second round is reversed, against slow drifts.
 
-    The first update of a block is not timed: it may still carry what the block before left, and what a switch costs.
+    The first step of a block is not timed: it may still be affected by the block before, and by the switch.
     """
 
     def __init__(
         self,
         strategy: Strategy,
         batches: Iterator[Any],
-        conditions: Sequence[Condition],
+        variants: Sequence[Variant],
         steps: int,
         rounds: int,
         clock: Clock = time.perf_counter,
@@ -58,60 +66,50 @@ class SwitchedLoop:
         """`steps` are timed in each block; `report` is called between blocks."""
         self._strategy, self._batches, self._steps = strategy, batches, steps
         self._clock, self._report = clock, report
-        self._switches = any(not condition.exchange for condition in conditions)
-        turns = [conditions, conditions[::-1]]
-        self._plan = [condition for number in range(rounds) for condition in turns[number % 2]]
-        self.seconds: dict[str, list[float]] = {condition.name: [] for condition in conditions}
-        self.held: Any = None  # the batch drawn last
-        self._done, self._start_s = 0, 0.0
+        self._switches_sync = any(not variant.sync for variant in variants)
+        orders = [variants, variants[::-1]]
+        self._blocks = [variant for number in range(rounds) for variant in orders[number % 2]]
+        self.seconds: dict[str, list[float]] = {variant.name: [] for variant in variants}
+        self.last_batch: Any = None
+        self._steps_done, self._start_s = 0, 0.0
 
     def __iter__(self) -> Iterator[Any]:
-        self._begin(0)
-        for drawn in itertools.count():  # counted by itself: trainers may draw ahead of their updates
+        self._begin_block(0)
+        for drawn in itertools.count():  # a count of its own: trainers may draw batches ahead of their steps
             block = drawn // (self._steps + 1)
-            if self.held is None or (block < len(self._plan) and self._plan[block].fresh):
-                self.held = next(self._batches)
-            yield self.held
-            if self._over:
+            if self.last_batch is None or (block < len(self._blocks) and self._blocks[block].new_batches):
+                self.last_batch = next(self._batches)
+            yield self.last_batch
+            if self._is_over:
                 return
 
     def done(self, part: LossPart | None) -> bool:
-        """One update was issued. True when the loop is over."""
-        block, within = divmod(self._done, self._steps + 1)
-        self._done += 1
-        if within == 0:
+        """Count one step that was issued. True when the loop is over."""
+        block, step = divmod(self._steps_done, self._steps + 1)
+        self._steps_done += 1
+        if step == 0:
             self._strategy.synchronize()
             self._start_s = self._clock()
-        elif within == self._steps:
+        elif step == self._steps:
             self._strategy.synchronize()
-            self.seconds[self._plan[block].name].append(self._clock() - self._start_s)
-            if not self._over:
-                self._begin(block + 1)
-        return self._over
+            self.seconds[self._blocks[block].name].append(self._clock() - self._start_s)
+            if not self._is_over:
+                self._begin_block(block + 1)
+        return self._is_over
 
     @property
-    def _over(self) -> bool:
-        return self._done >= len(self._plan) * (self._steps + 1)
+    def _is_over(self) -> bool:
+        return self._steps_done >= len(self._blocks) * (self._steps + 1)
 
-    def _begin(self, block: int) -> None:
+    def _begin_block(self, block: int) -> None:
         self._report()
-        if self._switches:  # a strategy may have no switch
-            probes_of(self._strategy).set_gradient_sync(self._plan[block].exchange)
-        self._strategy.broadcast(0.0)  # nobody goes on before all have come
+        if self._switches_sync:  # not every strategy can
+            probes_of(self._strategy).set_gradient_sync(self._blocks[block].sync)
+        self._strategy.broadcast(0.0)  # a barrier
 
 
-ALONE = "one device has nobody to exchange with"
-APART = "replicas that exchange nothing do not wait for each other"
-ROUNDS = (4, 100)  # at least and at most: of blocks under each condition
-OF_MANY_UPDATES = ("exposed", "data", "imbalance", *PARTS)
-BLOCKS = (8, 64)
-SINGLE_UPDATES = (8, 2000)
-PROFILED_UPDATES = (2, 5)
-MOST_REPEATS = 100_000
-
-
-class Probing:
-    """Takes one rank through all probes."""
+class ProbeRunner:
+    """Takes one rank through all probes, and fills their record."""
 
     def __init__(
         self,
@@ -122,155 +120,157 @@ class Probing:
         report: Callable[[], None],
         clock: Clock = time.perf_counter,
     ) -> None:
-        """`step_s` and `message_bytes` are those of the training, as this rank knows them; `report` is called between
-        probes, for whoever waits for a sign of life."""
+        """`step_s` and `message_bytes` are those of the training, as this rank measured them; `report` is called
+        between probes, as a sign of life."""
         self.spec, self.strategy, self.settings, self.clock = spec, strategy, spec.config.measure, clock
         self.step_s = strategy.broadcast(step_s)
-        self.probes, self.messages, self.report = probes_of(strategy), message_bytes, report
-        self.found = ProbeRecord()
+        self.probes, self.message_bytes, self.report = probes_of(strategy), message_bytes, report
+        self.record = ProbeRecord()
         self.batch: Any = None
 
-    def run(self, train: Source, folder: Path) -> None:
-        """The probes of an update, all of them. `folder` is the run's, for files that are kept."""
-        slow = self.step_s > self.settings.probe_s
-        with closing(one_iterator(self.strategy.feed(train))) as batches:
-            switches = self._try("exposed", self._switch_off)
-            if slow:
-                self._leave_out(next(batches))
+    def run_step_probes(self, train: Source, folder: Path) -> None:
+        """Run all probes of a step. `folder` is the run's, for files that are kept."""
+        is_slow = self.step_s > self.settings.probe_s
+        with closing(closable_iterator(self.strategy.feed(train))) as batches:
+            can_switch = self._try("exposed", self._try_sync_switch)
+            if is_slow:
+                self._skip_many_step_probes(next(batches))
             else:
-                self._switched(batches, switches)
-                self._straggling(batches, switches)
-        self._isolated()
-        if not slow:
-            if switches:
+                self._probe_variants(batches, can_switch)
+                self._probe_imbalance(batches, can_switch)
+        self._probe_isolated_sync()
+        if not is_slow:
+            if can_switch:
                 self.probes.set_gradient_sync(False)
-            self._parts()
-            if switches:
+            self._probe_parts()
+            if can_switch:
                 self.probes.set_gradient_sync(True)
-        self._try("copy", self._copy)
+        self._try("copy", self._probe_copy)
         self._try("profile", partial(self._profile, folder))
 
-    def _leave_out(self, batch: Any) -> None:
-        """What takes dozens of updates, where these are slow: nobody asked for so many minutes."""
-        self.batch = batch
-        why = f"an update takes {self.step_s:.3g} s, longer than measure.probe_s: raise that to have its parts measured"
-        alone = self.found.reasons.get("exposed", why)
-        self.found.reasons |= dict.fromkeys(OF_MANY_UPDATES, why) | {"exposed": alone, "imbalance": alone}
-
-    def on_request(self) -> None:
-        """What only the settings ask for."""
+    def run_requested_probes(self) -> None:
+        """Run the probes that are off unless the settings request them."""
         if self.settings.collectives:
-            found = collectives.measure(self.strategy, self.settings, self.clock, self.report)
-            self.found.collectives, reasons = found
-            self.found.reasons |= reasons
+            self.record.collectives, reasons = measure_collectives(
+                self.strategy, self.settings, self.clock, self.report
+            )
+            self.record.reasons |= reasons
         if self.settings.bandwidth:
-            self.found.bandwidth, reasons = bandwidth.measure(self.strategy, self.settings, self.clock, self.report)
-            self.found.reasons |= reasons
+            self.record.bandwidth, reasons = measure_bandwidth(self.strategy, self.settings, self.clock, self.report)
+            self.record.reasons |= reasons
+
+    def _skip_many_step_probes(self, batch: Any) -> None:
+        """Leave out the probes of dozens of steps where steps are slow: they would take many minutes."""
+        self.batch = batch
+        slow = f"a step takes {self.step_s:.3g} s, longer than measure.probe_s: raise that to have its parts measured"
+        reason = self.record.reasons.get("exposed", slow)
+        self.record.reasons |= dict.fromkeys(MANY_STEP_PROBES, slow) | {"exposed": reason, "imbalance": reason}
 
     def _try(self, quantity: str, probe: Callable[[], object]) -> bool:
         self.report()
         try:
             probe()
         except NotMeasured as reason:
-            self.found.reasons[quantity] = str(reason)
+            self.record.reasons[quantity] = str(reason)
             return False
         return True
 
-    def _switch_off(self) -> None:
+    def _try_sync_switch(self) -> None:
         if self.spec.gpus == 1:
-            raise NotMeasured(ALONE)
+            raise NotMeasured(ONE_DEVICE)
         if not self.spec.config.strategy.lockstep:
-            raise NotMeasured(APART)
+            raise NotMeasured(NO_SYNC)
         self.probes.set_gradient_sync(False)
         self.probes.set_gradient_sync(True)
 
-    def _switched(self, batches: Iterator[Any], switches: bool) -> None:
-        conditions = [Condition("on"), Condition("off", exchange=False)] if switches else [Condition("on")]
+    def _probe_variants(self, batches: Iterator[Any], can_switch: bool) -> None:
+        variants = [Variant("sync_on"), Variant("sync_off", sync=False)] if can_switch else [Variant("sync_on")]
         if self.probes.reads_in_step:
-            self.found.reasons["data"] = "samples are read within the update, by other processes"
+            self.record.reasons["data"] = "samples are read within the step, by other processes"
         else:
-            conditions.append(Condition("fixed", exchange=not switches, fresh=False))
-        steps = how_many(self.settings.block_s, self.step_s, 1, MOST_REPEATS)
-        round_s = len(conditions) * (steps + 1) * self.step_s
-        rounds = how_many(self.settings.probe_s, round_s, *ROUNDS)
-        loop = SwitchedLoop(self.strategy, batches, conditions, steps, rounds, self.clock, self.report)
+            variants.append(Variant("fixed_batch", sync=not can_switch, new_batches=False))
+        steps = repeats_within(self.settings.block_s, self.step_s, 1, MAX_REPEATS)
+        round_s = len(variants) * (steps + 1) * self.step_s
+        rounds = repeats_within(self.settings.probe_s, round_s, *ROUND_BOUNDS)
+        loop = InterleavedLoop(self.strategy, batches, variants, steps, rounds, self.clock, self.report)
         self.strategy.train(loop)
-        if switches:
+        if can_switch:
             self.probes.set_gradient_sync(True)
-        self.batch = loop.held
-        self.found.steps = steps
-        for condition in conditions:
-            setattr(self.found, f"{condition.name}_s", loop.seconds[condition.name])
+        self.batch = loop.last_batch
+        self.record.steps = steps
+        for variant in variants:
+            setattr(self.record, f"{variant.name}_s", loop.seconds[variant.name])
 
-    def _straggling(self, batches: Iterator[Any], switches: bool) -> None:
-        """Single updates without an exchange, which all ranks begin together; the first does not count."""
-        updates = how_many(self.settings.probe_s / 2, self.step_s, *SINGLE_UPDATES) + 1
+    def _probe_imbalance(self, batches: Iterator[Any], can_switch: bool) -> None:
+        """Time single steps without synchronization, which all ranks begin together; the first does not count."""
+        steps = repeats_within(self.settings.probe_s / 2, self.step_s, *SINGLE_STEP_BOUNDS) + 1
         if len(self.strategy.place.devices) > 1:
-            self._try("imbalance", partial(self._local_steps, updates))
-        elif not switches:
-            self.found.reasons["imbalance"] = self.found.reasons["exposed"]
+            self._try("imbalance", partial(self._time_local_steps, steps))
+        elif not can_switch:
+            self.record.reasons["imbalance"] = self.record.reasons["exposed"]
         else:
 
-            def decide(series: Series) -> bool:
+            def decide(series: BlockSeries) -> bool:
                 self.report()
                 self.strategy.broadcast(0.0)
-                return len(series.seconds) >= updates
+                return len(series.seconds) >= steps
 
-            stage = Stage("straggling", lambda before: 1, decide)
+            phase = LoopPhase("imbalance", lambda before: 1, decide)
             self.probes.set_gradient_sync(False)
-            self.strategy.train(TimedLoop(self.strategy, batches, [stage], clock=self.clock))
+            self.strategy.train(TimedLoop(self.strategy, batches, [phase], clock=self.clock))
             self.probes.set_gradient_sync(True)
-            self.found.local_step_s = [stage.series.seconds[1:]]
+            self.record.local_step_s = [phase.series.seconds[1:]]
 
-    def _local_steps(self, updates: int) -> None:
-        found = []
-        for _ in range(updates):
+    def _time_local_steps(self, steps: int) -> None:
+        seconds = []
+        for _ in range(steps):
             self.strategy.broadcast(0.0)
-            found.append(self.probes.local_step(self.batch))
-        self.found.local_step_s = [list(of_device) for of_device in zip(*found[1:], strict=True)]
+            seconds.append(self.probes.local_step(self.batch))
+        self.record.local_step_s = [list(of_device) for of_device in zip(*seconds[1:], strict=True)]
 
-    def _isolated(self) -> None:
-        reason = self.found.reasons.get("exposed")
-        if reason in (ALONE, APART):
-            self.found.reasons["isolated"] = str(reason)
-        elif not self.messages:
-            self.found.reasons["isolated"] = str(self.probes.not_measured("does not know the sizes of its messages"))
+    def _probe_isolated_sync(self) -> None:
+        reason = self.record.reasons.get("exposed")
+        if reason in (ONE_DEVICE, NO_SYNC):
+            self.record.reasons["isolated"] = str(reason)
+        elif not self.message_bytes:
+            self.record.reasons["isolated"] = str(self.probes.not_measured("does not know the sizes of its messages"))
         else:
-            self._try("isolated", self._exchange_alone)
+            self._try("isolated", self._time_isolated_sync)
 
-    def _exchange_alone(self) -> None:
-        exchange = partial(self.probes.run_isolated_sync, self.messages)
-        self.found.isolated_sync_repeats, self.found.isolated_sync_s = self._repeated(exchange)
+    def _time_isolated_sync(self) -> None:
+        sync = partial(self.probes.run_isolated_sync, self.message_bytes)
+        self.record.isolated_sync_repeats, self.record.isolated_sync_s = self._time_repeated(sync)
 
-    def _copy(self) -> None:
-        self.found.copy_repeats, self.found.copy_s = self._repeated(partial(self.probes.copy_batch, self.batch))
+    def _probe_copy(self) -> None:
+        copy = partial(self.probes.copy_batch, self.batch)
+        self.record.copy_repeats, self.record.copy_s = self._time_repeated(copy)
 
-    def _repeated(self, action: Callable[[], None]) -> tuple[int, list[float]]:
-        """(calls in each block, seconds of each block)."""
-        once_s = warm_up(self.strategy, action, self.clock)
-        repeats = how_many(self.settings.block_s, once_s, 1, MOST_REPEATS)
-        blocks = how_many(self.settings.probe_s / 2, repeats * once_s, *BLOCKS)
-        return repeats, timed_blocks(self.strategy, action, repeats, blocks, self.clock)
+    def _time_repeated(self, action: Callable[[], None]) -> tuple[int, list[float]]:
+        """Return the calls in each block, and the seconds of each block."""
+        once_s = time_warm_call(self.strategy, action, self.clock)
+        repeats = repeats_within(self.settings.block_s, once_s, 1, MAX_REPEATS)
+        blocks = repeats_within(self.settings.probe_s / 2, repeats * once_s, *REPEATED_BLOCK_BOUNDS)
+        return repeats, time_blocks(self.strategy, action, repeats, blocks, self.clock)
 
-    def _parts(self) -> None:
-        """Each part holds the ones before; they take turns."""
+    def _probe_parts(self) -> None:
+        """Time the parts of a step, in interleaved blocks; each part includes the ones before it."""
         parts = []
         for part in PARTS:
             action = partial(self.probes.partial_step, self.batch, part)
-            if self._try(part, partial(warm_up, self.strategy, action, self.clock)):
+            if self._try(part, partial(time_warm_call, self.strategy, action, self.clock)):
                 parts.append((part, action))
-        steps = how_many(self.settings.block_s, self.step_s, 1, MOST_REPEATS)
-        rounds = how_many(self.settings.probe_s, len(PARTS) * steps * self.step_s, *ROUNDS)
-        self.found.part_steps = steps if parts else None
+        steps = repeats_within(self.settings.block_s, self.step_s, 1, MAX_REPEATS)
+        rounds = repeats_within(self.settings.probe_s, len(PARTS) * steps * self.step_s, *ROUND_BOUNDS)
+        self.record.part_steps = steps if parts else None
         for _ in range(rounds):
             self.report()
             for part, action in parts:
-                series: list[float] = getattr(self.found, f"{part}_s")
-                series += timed_blocks(self.strategy, action, steps, 1, self.clock)
+                series: list[float] = getattr(self.record, f"{part}_s")
+                series += time_blocks(self.strategy, action, steps, 1, self.clock)
 
     def _profile(self, folder: Path) -> None:
-        updates = how_many(self.settings.probe_s, self.step_s, *PROFILED_UPDATES)
+        steps = repeats_within(self.settings.probe_s, self.step_s, *PROFILED_STEP_BOUNDS)
         trace = rank_trace_name(self.strategy.place.rank) if self.settings.trace else None
         self.strategy.broadcast(0.0)
-        self.found.profile = self.probes.profile(updates, folder / trace if trace else None)
-        self.found.trace = trace
+        self.record.profile = self.probes.profile(steps, folder / trace if trace else None)
+        self.record.trace = trace

@@ -1,6 +1,6 @@
-"""The measured loop: times blocks of updates, and asks between blocks whether to go on. Layer 2.
+"""The measured loop: it times blocks of steps, and decides between blocks whether to go on.
 
-One device synchronisation ends each block and none happens inside; losses are fetched, progress is written
+One device synchronization ends each block and none happens inside; losses are fetched, progress is written
 and ranks agree on the next step between blocks, outside the timed stretch.
 """
 
@@ -15,152 +15,153 @@ from scalebench.strategies.base import LossPart, Strategy
 
 
 @dataclass
-class Series:
-    """The blocks of one stretch of training, as this process saw them."""
+class BlockSeries:
+    """The blocks of one phase of the loop, as this process measured them."""
 
-    steps: int = 0  # updates in each block
+    steps: int = 0  # in each block
     seconds: list[float] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
     losses: list[float | None] = field(default_factory=list)  # mean per sample of each block
-    step_losses: list[float | None] = field(default_factory=list)  # only kept when asked for
+    step_losses: list[float | None] = field(default_factory=list)  # only with keep_step_losses
 
 
-class Block(NamedTuple):
-    """Some updates that were timed together, as this process saw them."""
+class StepBlock(NamedTuple):
+    """Steps that were timed together, as this process measured them."""
 
     steps: int
     seconds: float
-    parts: list[tuple[float, int]]  # sum of the losses and samples of each update that has a loss here
+    parts: list[tuple[float, int]]  # (sum of the losses, samples) of each step that has a loss in this process
 
     @property
     def samples(self) -> int:
+        """The samples of all steps in this process."""
         return sum(samples for _, samples in self.parts)
 
     @property
     def loss(self) -> float | None:
-        """Mean per sample."""
+        """The mean loss per sample; None without samples."""
         return sum(loss_sum for loss_sum, _ in self.parts) / self.samples if self.samples else None
 
 
-class Course(Protocol):
-    """A training that is on its way to a stop; it is told of every block, and may cut the next one short."""
+class LoopObserver(Protocol):
+    """Follows a training block by block; it may shorten the next block, and end the training."""
 
     over: bool
 
-    def room(self) -> int | None:
-        """How many updates there may be before it has to be told again; None: any number."""
+    def steps_left(self) -> int | None:
+        """Return the number of steps until the next block has to end at the latest; None: any number."""
 
-    def updated(self) -> None:
-        """An update was issued, and the next is not: the moment to change the learning rate."""
+    def on_step(self) -> None:
+        """Called when a step has been issued and the next one has not: the moment to change the learning rate."""
 
-    def ended(self, block: Block) -> None:
-        """A block has ended, whole or cut short; its stage looks at it after that, if there is more to come."""
+    def on_block(self, block: StepBlock) -> None:
+        """Called at the end of each block, also of a shortened one, before its phase decides whether to go on."""
 
 
 @dataclass
-class Stage:
-    """One stretch of training: how long its blocks are, and when it is over."""
+class LoopPhase:
+    """One phase of the loop: how many steps its blocks have, and when it is over."""
 
     name: str
-    start: Callable[[Series | None], int]  # the series of the stage before -> updates per block
-    decide: Callable[[Series], bool]  # called after each block: True when the stage is over
-    limit_s: float | None = None  # at the most, for the progress line
-    series: Series = field(default_factory=Series)
+    start: Callable[[BlockSeries | None], int]  # the series of the phase before -> steps per block
+    decide: Callable[[BlockSeries], bool]  # called after each block: True when the phase is over
+    limit_s: float | None = None  # the most that it may take, for the progress line
+    series: BlockSeries = field(default_factory=BlockSeries)
 
 
 class TimedLoop:
-    """Iterates batches and times blocks of updates, stage after stage (warm-up, then measuring).
+    """Iterates over batches and times blocks of steps, one phase after the other (warm-up, then measuring).
 
-    `start` and `decide` of a stage run between blocks, on every rank alike; they are the only places where
-    ranks talk, so all stop at the same step.
+    `start` and `decide` of a phase run between blocks, on every rank; they are the only places where ranks
+    communicate, so that all stop at the same step.
     """
 
     def __init__(
         self,
         strategy: Strategy,
         batches: Iterable[Any],
-        stages: list[Stage],
-        on_stage: Callable[[Stage], None] = lambda stage: None,
+        phases: list[LoopPhase],
+        on_phase: Callable[[LoopPhase], None] = lambda phase: None,
         keep_step_losses: bool = False,
         clock: Callable[[], float] = time.perf_counter,
-        course: Course | None = None,
+        observer: LoopObserver | None = None,
     ) -> None:
         self._strategy = strategy
         self._batches = batches
-        self._stages = iter(stages)
-        self._on_stage = on_stage
-        self._keep, self._clock, self._course = keep_step_losses, clock, course
+        self._phases = iter(phases)
+        self._on_phase = on_phase
+        self._keep_step_losses, self._clock, self._observer = keep_step_losses, clock, observer
         self._parts: list[LossPart | None] = []
-        self._stage: Stage | None = None
+        self._phase: LoopPhase | None = None
         self._block_start_s = 0.0
-        self._due = 0  # updates of the block that has begun
+        self._block_steps = 0  # of the block that has begun
 
     def __iter__(self) -> Iterator[Any]:
-        self._next_stage()
-        if self._stage is not None:
-            self._start_block(self._stage)
+        self._next_phase()
+        if self._phase is not None:
+            self._start_block(self._phase)
         for batch in self._batches:
             yield batch
-            if self._stage is None:
+            if self._phase is None:
                 return
 
     def done(self, part: LossPart | None) -> bool:
-        """One update was issued. True when the loop is over."""
-        if self._stage is not None:
+        """Count one step that was issued. True when the loop is over."""
+        if self._phase is not None:
             self._parts.append(part)
-            if self._course is not None:
-                self._course.updated()
-            if len(self._parts) == self._due:
-                self._end_block(self._stage)
-        return self._stage is None
+            if self._observer is not None:
+                self._observer.on_step()
+            if len(self._parts) == self._block_steps:
+                self._end_block(self._phase)
+        return self._phase is None
 
-    def _start_block(self, stage: Stage) -> None:
-        room = None if self._course is None else self._course.room()
-        self._due = stage.series.steps if room is None else min(stage.series.steps, room)
+    def _start_block(self, phase: LoopPhase) -> None:
+        limit = None if self._observer is None else self._observer.steps_left()
+        self._block_steps = phase.series.steps if limit is None else min(phase.series.steps, limit)
         self._strategy.synchronize()
         self._block_start_s = self._clock()
 
-    def _end_block(self, stage: Stage) -> None:
+    def _end_block(self, phase: LoopPhase) -> None:
         self._strategy.synchronize()
-        block = self._fetched(self._clock() - self._block_start_s)
-        if self._course is not None:
-            self._course.ended(block)
-        whole = block.steps == stage.series.steps  # figures are over blocks that are alike
-        if whole:
-            self._keep_block(stage.series, block)
-        if self._course is not None and self._course.over:
-            self._stage = None
-        elif whole and stage.decide(stage.series):
-            self._next_stage()
-        if self._stage is not None:
-            self._start_block(self._stage)
+        block = self._fetch_block(self._clock() - self._block_start_s)
+        if self._observer is not None:
+            self._observer.on_block(block)
+        is_full = block.steps == phase.series.steps  # figures are over blocks of equal length
+        if is_full:
+            self._keep_block(phase.series, block)
+        if self._observer is not None and self._observer.over:
+            self._phase = None
+        elif is_full and phase.decide(phase.series):
+            self._next_phase()
+        if self._phase is not None:
+            self._start_block(self._phase)
 
-    def _next_stage(self) -> None:
-        before = self._stage.series if self._stage is not None else None
-        self._stage = next(self._stages, None)
-        if self._stage is not None:
-            self._stage.series.steps = self._stage.start(before)
-            self._on_stage(self._stage)
+    def _next_phase(self) -> None:
+        before = self._phase.series if self._phase is not None else None
+        self._phase = next(self._phases, None)
+        if self._phase is not None:
+            self._phase.series.steps = self._phase.start(before)
+            self._on_phase(self._phase)
 
-    def _fetched(self, seconds: float) -> Block:
+    def _fetch_block(self, seconds: float) -> StepBlock:
         parts = [(float(part.loss_sum), part.samples) for part in self._parts if part is not None]
-        block = Block(len(self._parts), seconds, parts)
+        block = StepBlock(len(self._parts), seconds, parts)
         self._parts = []
         return block
 
-    def _keep_block(self, series: Series, block: Block) -> None:
+    def _keep_block(self, series: BlockSeries, block: StepBlock) -> None:
         series.seconds.append(block.seconds)
         series.samples.append(block.samples)
         series.losses.append(block.loss)
-        if self._keep:
+        if self._keep_step_losses:
             series.step_losses += [loss_sum / samples if samples else None for loss_sum, samples in block.parts]
 
 
-def one_iterator(batches: Iterable[Any]) -> Generator[Any, None, None]:
-    """One iterator that outlives a loop, and whose closing ends the threads behind it."""
+def closable_iterator(batches: Iterable[Any]) -> Generator[Any, None, None]:
+    """Yield the batches from one iterator that outlives a loop; closing it ends the threads behind it."""
     yield from batches
 
 
-def fixed(name: str, blocks: int, steps: int) -> Stage:
-    """A stage of so many blocks of so many updates, without any talk between ranks."""
-    return Stage(name, lambda before: steps, lambda series: len(series.seconds) >= blocks)
+def fixed_length_phase(name: str, blocks: int, steps: int) -> LoopPhase:
+    """Return a phase of a fixed number of blocks and steps, in which ranks do not communicate."""
+    return LoopPhase(name, lambda before: steps, lambda series: len(series.seconds) >= blocks)

@@ -1,37 +1,71 @@
-"""Actions timed by themselves, in blocks that all ranks begin together. Layer 2."""
+"""Actions timed by themselves, in blocks that all ranks begin together."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-from scalebench.strategies.base import Strategy
+import psutil
+
+from scalebench.core.spec import RunSpec
+from scalebench.core.units import format_binary_bytes
+from scalebench.strategies.base import NotMeasured, Strategy
 
 Clock = Callable[[], float]
-WARM_CALLS = 2  # the first may compile, the second may still set something up
+WARMUP_CALLS = 2  # the first may compile, the second may still set something up
+MAX_REPEATS = 100_000  # of a short action in one block
 
 
-def timed_blocks(
+def time_blocks(
     strategy: Strategy, action: Callable[[], None], repeats: int, blocks: int, clock: Clock = time.perf_counter
 ) -> list[float]:
-    """Seconds of each block of so many calls, as this rank sees them; every rank calls this alike."""
-    found = []
+    """Return the seconds of each block of `repeats` calls, as this rank sees them; every rank has to call this."""
+    seconds = []
     for _ in range(blocks):
-        strategy.broadcast(0.0)  # nobody goes on before all have come
+        strategy.broadcast(0.0)  # a barrier
         start_s = clock()
         for _ in range(repeats):
             action()
         strategy.synchronize()
-        found.append(clock() - start_s)
-    return found
+        seconds.append(clock() - start_s)
+    return seconds
 
 
-def warm_up(strategy: Strategy, action: Callable[[], None], clock: Clock = time.perf_counter) -> float:
-    """Seconds of one call after a few that do not count, as rank 0 sees them, on every rank."""
-    timed_blocks(strategy, action, WARM_CALLS, 1, clock)
-    return strategy.broadcast(timed_blocks(strategy, action, 1, 1, clock)[0])
+def time_warm_call(strategy: Strategy, action: Callable[[], None], clock: Clock = time.perf_counter) -> float:
+    """Return the seconds of one call after a few that do not count, as rank 0 sees them, on every rank."""
+    time_blocks(strategy, action, WARMUP_CALLS, 1, clock)
+    return strategy.broadcast(time_blocks(strategy, action, 1, 1, clock)[0])
 
 
-def how_many(limit_s: float, each_s: float, least: int, most: int) -> int:
-    """How many of `each_s` fill `limit_s`, within bounds."""
-    return most if each_s <= 0 else max(least, round(min(most, limit_s / each_s)))
+def time_on_slowest_rank(strategy: Strategy, action: Callable[[], None], repeats: int, clock: Clock) -> float:
+    """Return the mean seconds of `repeats` calls on the slowest rank, as rank 0 sees them, on every rank; the very
+    first calls, which may set something up, do not count."""
+    time_blocks(strategy, action, WARMUP_CALLS, 1, clock)
+    strategy.broadcast(0.0)  # a barrier, also after an action that rank 0 takes no part in
+    start_s = clock()
+    time_blocks(strategy, action, repeats, 1, clock)
+    strategy.broadcast(0.0)
+    return strategy.broadcast(clock() - start_s) / repeats
+
+
+def repeats_within(limit_s: float, each_s: float, minimum: int, maximum: int) -> int:
+    """Return how many repeats of `each_s` fill `limit_s`, within bounds."""
+    return maximum if each_s <= 0 else max(minimum, round(min(maximum, limit_s / each_s)))
+
+
+def check_host_memory(strategy: Strategy, bytes_per_device: int, what: str) -> None:
+    """Raise NotMeasured, on all ranks, where the devices of a node need more host memory than rank 0's host has
+    available. GPUs have memory of their own, which the code that allocates the buffers has to check."""
+    if strategy.spec.device != "cpu":
+        return
+    available_bytes = int(strategy.broadcast(float(psutil.virtual_memory().available)))
+    needed_bytes = bytes_per_device * _max_devices_per_node(strategy.spec)
+    if needed_bytes > available_bytes:
+        raise NotMeasured(
+            f"{what} would take {format_binary_bytes(needed_bytes)} of memory here, and "
+            f"{format_binary_bytes(available_bytes)} are available"
+        )
+
+
+def _max_devices_per_node(spec: RunSpec) -> int:
+    return max(sum(len(place.devices) for place in spec.places if place.node == node) for node in range(spec.nodes))

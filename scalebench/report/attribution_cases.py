@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalebench.analysis.attribution import Baseline, by_configuration
-from scalebench.analysis.attribution.causes import Case
-from scalebench.analysis.attribution.components import PARTS, share_of_device
-from scalebench.analysis.attribution.figures import Figure
-from scalebench.analysis.attribution.ladder import Ladder, Part, ladder
+from scalebench.analysis.attribution import pool_by_configuration
+from scalebench.analysis.attribution.causes import AttributedRun
+from scalebench.analysis.attribution.components import LOSS_PARTS
+from scalebench.analysis.attribution.lost_efficiency import Attribution, Part, attribute_run
+from scalebench.analysis.attribution.reference_runs import ReferenceRunFinder, samples_per_device
 from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.core import units
 from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE
-from scalebench.core.stats.estimates import Interval
+from scalebench.core.stats.estimates import Estimate
 from scalebench.report.report_data import Evidence
 
 if TYPE_CHECKING:
@@ -33,43 +33,42 @@ class Runs:
             if row["gpus"] == 1 and row["status"] == "ok":
                 self._alone.setdefault((row["model"], row["global_batch"]), []).append(run_id)
 
-    def baselines(self, results: Iterable[Result]) -> Baseline:
+    def baselines(self, results: Iterable[Result]) -> ReferenceRunFinder:
         """Among all rows that may be a baseline of `results`: those that the frame names, and in strong scaling those
         of the same model at the local batch."""
         wanted: dict[str, None] = {}
         for result in results:
             mine, scale = self._rows[result.run_id], result.scale
             named = [mine["baseline_bare_id"], mine["baseline_self_id"]]
-            if scale.scaling == "strong" and share_of_device(result).is_integer():
-                alike = self._alone.get((mine["model"], int(share_of_device(result))), [])
+            if scale.scaling == "strong" and samples_per_device(result).is_integer():
+                alike = self._alone.get((mine["model"], int(samples_per_device(result))), [])
                 strategies = (scale.strategy, scale.baseline_bare)
                 named += [name for name in alike if self._rows[name]["strategy"] in strategies]
             wanted |= dict.fromkeys(name for name in named if name in self._rows)
-        return Baseline([self._read(name) for name in wanted])
+        return ReferenceRunFinder([self._read(name) for name in wanted])
 
-    def case(self, result: Result) -> Case | None:
+    def case(self, result: Result) -> AttributedRun | None:
         """Of one launch by itself; None where it has no baseline."""
-        against = self.baselines([result]).of(result)
-        one = ladder(result, **vars(against))
+        against = self.baselines([result]).find(result)
+        one = attribute_run(result, against)
         if one is None:
             return None
-        return Case(one, result, against.bare_full, against.bare_local, against.own, list(self._rows.values()))
+        return AttributedRun(one, result, against, list(self._rows.values()))
 
 
-def cases(evidence: Evidence) -> dict[str, Case]:
+def cases(evidence: Evidence) -> dict[str, AttributedRun]:
     """By run_id of the pooled row: ladders of the runs that are told in detail, with baselines among all rows. Those
     without a baseline are left out."""
     status = dict(zip(evidence.frame["run_id"], evidence.frame["status"], strict=True))
     results = [evidence.result(run_id) for run_id in evidence.detailed if status[run_id] == "ok"]
     baselines = Runs(evidence.frame, evidence.result).baselines(results)
     rows = plain_rows(evidence.pooled)
-    against = {result.run_id: baselines.of(result) for result in results}
-    told = [(result, ladder(result, **vars(against[result.run_id]))) for result in results]
+    against = {result.run_id: baselines.find(result) for result in results}
+    told = [(result, attribute_run(result, against[result.run_id])) for result in results]
     known = {result.run_id: result for result in results}
     found = {}
-    for one in by_configuration([(result, each) for result, each in told if each is not None]):
-        base = against[one.run_id]
-        found[one.run_id] = Case(one, known[one.run_id], base.bare_full, base.bare_local, base.own, rows)
+    for one in pool_by_configuration([(result, each) for result, each in told if each is not None]):
+        found[one.run_id] = AttributedRun(one, known[one.run_id], against[one.run_id], rows)
     return found
 
 
@@ -79,17 +78,15 @@ def runs(frame: pd.DataFrame) -> Runs:
     return Runs(frame, lambda run_id: read_result(Path(str(paths[run_id])) / RESULT_FILE))
 
 
-def percent(one: Figure) -> str:
+def percent(one: Estimate) -> str:
     """`12.3 % [10.1, 14.4]`, points of efficiency."""
-    if one.low is None or one.high is None:
-        return units.share(one.value)
-    return f"{units.share(one.value)} [{100 * one.low:z.1f}, {100 * one.high:z.1f}]"
+    if not one.has_limits:
+        return units.format_percent(one.value)
+    return f"{units.format_percent(one.value)} [{100 * one.low:z.1f}, {100 * one.high:z.1f}]"
 
 
-def duration(one: Figure) -> str:
-    if one.low is None or one.high is None:
-        return units.seconds(one.value)
-    return units.duration(Interval(one.value, one.low, one.high))
+def duration(one: Estimate) -> str:
+    return units.format_duration(one)
 
 
 def name_of(part: Part) -> str:
@@ -97,11 +94,11 @@ def name_of(part: Part) -> str:
     return " + ".join(part.names)
 
 
-def untold(one: Ladder) -> dict[str, list[str]]:
+def untold(one: Attribution) -> dict[str, list[str]]:
     """Reason -> parts that have no figure of their own for it, of those that there can be."""
     there = {name for part in one.parts for name in part.names}
     found: dict[str, list[str]] = {}
-    for name in PARTS:
+    for name in LOSS_PARTS:
         reason = one.missing.get(name)
         if reason is not None and (name in there or (name == "overhead" and one.against != "bare")):
             found.setdefault(reason, []).append(name)

@@ -12,7 +12,7 @@ from typing import Any
 from scalebench.analysis.comparison import NOT_COMPARABLE, Comparison, Contrast, Pair
 from scalebench.analysis.comparison.pairing import Row
 from scalebench.analysis.comparison.unmatched import Unpaired
-from scalebench.core.stats.estimates import Interval
+from scalebench.core.stats.estimates import Estimate
 from scalebench.report.comparison_text import cells, columns, label, printable, ratio, sentences, title, verdict
 
 VERSION = 1
@@ -83,7 +83,7 @@ def _row(row: Row) -> dict[str, Any]:
     return {"run_ids": [launch.run_id for launch in row.measured], "throughput_samples_per_s": row.rate}
 
 
-def _limits(name: str, interval: Interval | None) -> dict[str, float | None]:
+def _limits(name: str, interval: Estimate | None) -> dict[str, float | None]:
     """Null where there is no limit, for JSON has no infinity."""
     low, high = (None, None) if interval is None else (interval.low, interval.high)
     return {f"{name}_low": low, f"{name}_high": None if high is None or math.isinf(high) else high}

@@ -18,8 +18,8 @@ from scalebench.analysis.comparison import (
     Contrast,
     Pair,
 )
-from scalebench.core.stats.estimates import Interval
-from scalebench.core.units import figure
+from scalebench.core.stats.estimates import Estimate
+from scalebench.core.units import format_number
 
 EXIT = {OK: 0, REGRESSION: 3, NOT_COMPARABLE: 4, FAILED_RUN: 5}
 MOST_TOLD = 20  # rows without a partner, and differences
@@ -53,7 +53,7 @@ def columns(contrast: Contrast) -> list[str]:
 def cells(pair: Pair) -> list[str]:
     """One pair as the columns have it."""
     verdict = "REGRESSION" if pair.regression else pair.verdict
-    rates = [figure(pair.a.rate), figure(pair.b.rate)]
+    rates = [format_number(pair.a.rate), format_number(pair.b.rate)]
     return [*pair.label.values(), *rates, ratio(pair.ratio, pair.interval), p_value(pair.p_holm), pair.test, verdict]
 
 
@@ -152,7 +152,7 @@ def label(told: dict[str, str]) -> str:
     return " ".join(value if key in ("model", "strategy") else f"{key}={value}" for key, value in told.items())
 
 
-def ratio(value: float, interval: Interval | None) -> str:
+def ratio(value: float, interval: Estimate | None) -> str:
     """`0.952 [0.941, 0.963]`, three decimals, and three digits from 10 on; a limit that there is not is `inf`."""
     if interval is None:
         return times(value)

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from scalebench.analysis.scaling_curves import Curve, grouped, title_of
+from scalebench.analysis.scaling_curves import Curve, group_curves, format_group_title
 from scalebench.core import units
-from scalebench.core.stats.estimates import Interval
+from scalebench.core.stats.estimates import Estimate
 from scalebench.report.flag_text import intervals, number, text
 
 Number = float | None  # None: not measured
@@ -207,7 +207,7 @@ def duration(row: Cells, column: str) -> str:
     value, low, high = (number(row[name]) for name in (column, f"{column}_low", f"{column}_high"))
     if value is None:
         return ""
-    return units.seconds(value) if low is None or high is None else units.duration(Interval(value, low, high))
+    return units.format_seconds(value) if low is None or high is None else units.format_duration(Estimate(value, low, high))
 
 
 def with_epoch_limits(row: Cells) -> dict[str, Any]:
@@ -246,7 +246,7 @@ class Group:
 
     @property
     def title(self) -> str:
-        return title_of(self.shared)
+        return format_group_title(self.shared)
 
     def id(self, *words: str) -> str:
         """Of a block: of the section and the figure, the number of the group, which makes it the only one, and what
@@ -263,7 +263,7 @@ class Group:
 def groups(found: Iterable[Curve], wanted: Callable[[list[Curve]], bool] = bool) -> tuple[list[Group], list[Words]]:
     """(groups of curves that are `wanted`, what was left out in words): of many the MOST_GROUPS with the most rows,
     of each the MOST_CURVES best."""
-    all_of_them = [(shared, members) for shared, members in grouped(found) if wanted(members)]
+    all_of_them = [(shared, members) for shared, members in group_curves(found) if wanted(members)]
     rows = [sum(len(curve.rows) for curve in members) for _, members in all_of_them]
     kept = sorted(sorted(range(len(rows)), key=lambda i: (-rows[i], i))[:MOST_GROUPS])
     made = [Group(n, all_of_them[i][0], *best(all_of_them[i][1])) for n, i in enumerate(kept, 1)]

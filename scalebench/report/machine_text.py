@@ -23,7 +23,7 @@ Row = tuple[str, str]
 
 def facts(here: Machine) -> list[Row]:
     """What there is, what limits it, and what is set otherwise than usual."""
-    found = [("machine", machine.describe(here)), *_processors(here), *_numa(here), *_limits(here)]
+    found = [("machine", machine.describe_machine(here)), *_processors(here), *_numa(here), *_limits(here)]
     found += [(f"GPU {gpu.index}", _gpu(gpu)) for gpu in here.gpus]
     if here.driver_version is not None:
         found.append(("driver", f"{here.driver_version}, CUDA up to {here.cuda_driver_version or 'unknown'}"))

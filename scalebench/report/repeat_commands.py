@@ -13,7 +13,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from scalebench.core.config_files import option_defaults, options
+from scalebench.core.config_files import strategy_option_defaults, list_options
 
 LINES = Path(__file__).with_name("recipes.yaml")
 BY_DEVICE = {"cpu": "gloo", "cuda": "nccl"}  # what backend=auto comes to with PyTorch
@@ -59,7 +59,7 @@ def recipe(strategy: str, gpus: int, device: str, chosen: str | None = None) -> 
     if found is None:
         return None
     mine = dict(word.split("=", 1) for word in (chosen or "").split() if "=" in word)
-    settings = {key: str(value) for key, value in option_defaults(strategy).items()} | mine
+    settings = {key: str(value) for key, value in strategy_option_defaults(strategy).items()} | mine
     values = _of_run(strategy, gpus, device) | dict(found.get(device) or {}) | (found.get("of") or {}).get(strategy, {})
     values |= {name: settings[name] for name in found.get("verbatim") or []}
     choices = (found.get("choices") or {}).items()
@@ -76,7 +76,7 @@ def recipe(strategy: str, gpus: int, device: str, chosen: str | None = None) -> 
 @functools.lru_cache
 def of_strategy(name: str) -> dict[str, Any]:
     """What its YAML says; empty where there is none."""
-    path = options("strategy").get(name)
+    path = list_options("strategy").get(name)
     tree: Any = {} if path is None else OmegaConf.to_container(OmegaConf.load(path))
     return dict(tree)
 

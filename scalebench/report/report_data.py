@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis import load as frames
 from scalebench.analysis import scaling_curves as drawn
-from scalebench.analysis.scaling_curves import CHOICES, SPOKEN, TRAINING, cells
+from scalebench.analysis.scaling_curves import plain_row
+from scalebench.analysis.identity import SETTING_COLUMNS, KEY_VALUE_COLUMNS, INPUT_COLUMNS
 from scalebench.core.json_files import read_json
 from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE, SPEC_FILE
-from scalebench.measure.progress import Progress, read_progress
+from scalebench.measure.progress import RankProgress, read_progress
 from scalebench.report.flag_text import text
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Evidence:
     @cached_property
     def curves(self) -> list[drawn.Curve]:
         """Of the pooled rows, made once: a second for ten thousand, and many sections draw them."""
-        return drawn.curves(self.pooled)
+        return drawn.make_curves(self.pooled)
 
     @cached_property
     def detailed(self) -> list[str]:
@@ -93,9 +94,9 @@ def gather(
     """
     published = None
     if references:
-        from scalebench.analysis.published import rows
+        from scalebench.analysis.published import load_published
 
-        published = rows(list(references))
+        published = load_published(list(references))
     return of_survey(paths, frames.survey(list(paths), baseline), wanted_efficiency, published)
 
 
@@ -103,7 +104,7 @@ def of_survey(
     paths: Sequence[Path], found: Survey, wanted_efficiency: float = 0.8, published: pd.DataFrame | None = None
 ) -> Evidence:
     """Of what has been read at or below `paths`."""
-    return Evidence(list(paths), found.frame, found.pooled, found.unreadable, wanted_efficiency, found.given, published)
+    return Evidence(list(paths), found.frame, found.pooled, found.unreadable, wanted_efficiency, found.baseline_label, published)
 
 
 MOST_RANKS = 64  # of whose files the last sign is looked for
@@ -146,7 +147,7 @@ def _at(tree: Any, *keys: str) -> Any:
     return tree
 
 
-def _last(folder: Path) -> Progress | None:
+def _last(folder: Path) -> RankProgress | None:
     """The latest word of any rank."""
     found = [progress for rank in range(MOST_RANKS) if (progress := read_progress(folder, rank)) is not None]
     known = [progress for progress in found if isinstance(progress.at_s, (int, float))]
@@ -207,7 +208,7 @@ def tail(path: Path, lines: int = TAIL_LINES) -> str:
 Row = dict[str, Any]  # cells of the frame that NEEDED names, None for null
 TOLD_IF_DIFFERENT = ("hardware", "scaling")  # of all runs told together, whatever else tells them apart
 RATES = ("base_batch", "learning_rate")  # which also follow from the batch
-APART = ("model", "dataset", "batch_per_device", *SPOKEN, *RATES, *TRAINING, *CHOICES, "repeat", "status")
+APART = ("model", "dataset", "batch_per_device", *KEY_VALUE_COLUMNS, *RATES, *INPUT_COLUMNS, *SETTING_COLUMNS, "repeat", "status")
 NEEDED = (
     "run_id strategy gpus path reason flags steady step_s throughput_samples_per_s final_loss metric metric_name "
     "started_at global_batch stopped_by"
@@ -226,7 +227,7 @@ def detailed(evidence: Evidence) -> list[Row]:
 def plain(rows: Iterable[dict[Any, Any]]) -> list[Row]:
     """The cells that are needed here; the frame has many more."""
     kept = (*NEEDED, *TOLD_IF_DIFFERENT, *APART)
-    return [cells({name: row[name] for name in kept if name in row}) for row in rows]
+    return [plain_row({name: row[name] for name in kept if name in row}) for row in rows]
 
 
 def names(rows: Sequence[Row]) -> dict[str, str]:
@@ -267,7 +268,7 @@ def _differ(rows: Sequence[Row], name: str) -> bool:
 
 def _told(row: Row, telling: Sequence[str]) -> list[str]:
     known = [(name, _short(row[name])) for name in telling if text(row[name]) and (name, row[name]) != ("status", "ok")]
-    return [value if name in SPOKEN else f"{name.replace('_', ' ')} {value}" for name, value in known]
+    return [value if name in KEY_VALUE_COLUMNS else f"{name.replace('_', ' ')} {value}" for name, value in known]
 
 
 def _short(value: Any) -> str:

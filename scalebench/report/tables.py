@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from scalebench.analysis.load import Survey, survey
-from scalebench.analysis.time_to_target import table as trainings
+from scalebench.analysis.time_to_target import make_training_table as trainings
 from scalebench.report.flag_text import intervals, number, repeats, text, words_words
 
 if TYPE_CHECKING:

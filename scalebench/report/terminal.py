@@ -21,13 +21,13 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from scalebench.analysis import published, throughput
-from scalebench.analysis.attribution.causes import Case, sentences
-from scalebench.analysis.attribution.ladder import Ladder
+from scalebench.analysis.attribution.causes import AttributedRun, find_causes
+from scalebench.analysis.attribution.lost_efficiency import Attribution
 from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.core import units
 from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE
-from scalebench.core.units import size
+from scalebench.core.units import format_bytes
 from scalebench.report import attribution_cases, training_tables, usage_text
 from scalebench.report.document import Table as DocumentTable
 from scalebench.report.sections import data_or_model as choice_tables
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def panel(result: Result, folder: Path, case: Case | None = None) -> Iterator[Table | str]:
+def panel(result: Result, folder: Path, case: AttributedRun | None = None) -> Iterator[Table | str]:
     """What to print of a run in `folder` below its row; nothing of one that is not ok. `case` is its ladder, where it
     has a baseline."""
     if result.status != "ok":
@@ -57,7 +57,7 @@ def panel(result: Result, folder: Path, case: Case | None = None) -> Iterator[Ta
     if case is not None:
         yield "where the lost efficiency went"
         yield _lost(case.ladder)
-        yield from (cause.sentence() for cause in sentences(case))
+        yield from (cause.sentence() for cause in find_causes(case))
     used = usage_text.rows(result)
     if result.monitor.reason is not None:
         used.append(("not measured", result.monitor.reason))
@@ -71,27 +71,27 @@ def headline(result: Result) -> list[tuple[str, str]]:
     value, interval = throughput.throughput(result)
     rows = []
     if interval is not None:
-        rows.append(("throughput", f"{units.rate(interval, 'samples/s')}, 95 % over blocks of this launch"))
+        rows.append(("throughput", f"{units.format_rate(interval, 'samples/s')}, 95 % over blocks of this launch"))
     elif value is not None:
-        rows.append(("throughput", f"{units.figure(value)} samples/s, too few blocks for an interval"))
+        rows.append(("throughput", f"{units.format_number(value)} samples/s, too few blocks for an interval"))
     return [*rows, ("warm-up", _warmup(result)), ("steady", _steady(result))]
 
 
 def _warmup(result: Result) -> str:
     first, measure = result.ranks[0], result.spec.get("measure", {})
     updates = len(first.warmup_block_s) * (first.warmup_block_steps or 0)
-    left_out = f"{updates:,} updates and {units.seconds(sum(first.warmup_block_s))} were left out"
+    left_out = f"{updates:,} updates and {units.format_seconds(sum(first.warmup_block_s))} were left out"
     if "warmup_max_steps" not in measure:  # an older record, of a fixed number of updates
         return left_out
     found = first.steady_after_steps
     if found is None:
         return f"its end was not found within {updates:,} updates; {left_out}"
     found_s = sum(first.warmup_block_s[: found // (first.warmup_block_steps or 1)])
-    return f"over after {found:,} updates, {units.seconds(found_s)}; {left_out}"
+    return f"over after {found:,} updates, {units.format_seconds(found_s)}; {left_out}"
 
 
 def _steady(result: Result) -> str:
-    against = throughput.unsteady(result, throughput.target_of(result))
+    against = throughput.find_drift(result, throughput.wanted_half_width(result))
     if against is None:
         return "cannot be told, too few blocks"
     return f"no: {', '.join(word.replace('_', ' ') for word in against)}" if against else "yes, no drift detected"
@@ -114,7 +114,7 @@ def _why_no_probes(result: Result) -> str:
     return {None: "the record is of an older version", False: "measure.probes=false"}.get(asked, "a rank has no probes")
 
 
-def _lost(one: Ladder) -> Table:
+def _lost(one: Attribution) -> Table:
     """The parts of what is lost, and why some could not be told apart."""
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("part")
@@ -136,7 +136,7 @@ def _lost(one: Ladder) -> Table:
         for reason in reasons:
             table.add_row("", "", "", Text(reason))
     table.add_section()
-    whole_s = units.seconds(one.step_s - one.ideal_s)
+    whole_s = units.format_seconds(one.step_s - one.ideal_s)
     against = "against the bare baseline" if one.against == "bare" else "against the strategy itself on one device"
     table.add_row(*map(Text, ("all that is lost", whole_s, attribution_cases.percent(one.lost), against)))
     return table
@@ -157,7 +157,7 @@ def words(result: Result) -> str:
         raise ValueError(f"{result.run_id} found no largest batch")
     found, gpus = search.batch_per_device, result.scale.gpus
     tries = f"{len(search.tried)} {'try' if len(search.tried) == 1 else 'tries'}"
-    within = "" if search.limit_bytes is None else f" within {size(search.limit_bytes)} a process"
+    within = "" if search.limit_bytes is None else f" within {format_bytes(search.limit_bytes)} a process"
     if search.bounded_by == "data":
         samples = f"{found * gpus} of the {result.workload.train_samples} training samples"
         why = f"it fits{within}, and the data set has no larger one ({samples}; {tries}): raise dataset.size"
@@ -174,7 +174,7 @@ def references(frame: pd.DataFrame, names: Sequence[str]) -> list[Table]:
     """A table for each study, without networks that `frame` has not, unless it has none of the study's. InputError for
     a name that is none."""
     models = {str(model) for model in frame["model"].dropna()}
-    rows = plain_rows(published.rows(names))
+    rows = plain_rows(published.load_published(names))
     found = []
     for name in dict.fromkeys(names):
         own = [row for row in rows if row["study"] == name]
@@ -182,7 +182,7 @@ def references(frame: pd.DataFrame, names: Sequence[str]) -> list[Table]:
         if not any(row["model"] in models for row in own):
             others = []
         left = f" Left out are {len(others)} rows of other networks." if others else ""
-        found.append(_table(published.study(name), [row for row in own if row not in others], left))
+        found.append(_table(published.load_study(name), [row for row in own if row not in others], left))
     return found
 
 

@@ -23,10 +23,10 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from scalebench.analysis import training_columns
-from scalebench.analysis.time_to_target import Figure, Outcome, outcomes, over_levels
+from scalebench.analysis.time_to_target import Figure, TrainingOutcome, summarize_trainings, mean_of_levels
 from scalebench.core import units
-from scalebench.core.result import LOWER_IS_BETTER, CurvePoint, RankRecord, Result, first_reached
-from scalebench.core.stats.estimates import Interval
+from scalebench.core.result import LOWER_IS_BETTER, CurvePoint, RankRecord, Result, first_point_at_target
+from scalebench.core.stats.estimates import Estimate
 from scalebench.report import report_data, tables
 from scalebench.report.document import Cell, Row, Series, Table, tags, thin
 from scalebench.report.flag_text import number, text
@@ -46,13 +46,13 @@ CAPTION = (
 )
 
 
-def names(found: Sequence[Outcome]) -> dict[str, str]:
+def names(found: Sequence[TrainingOutcome]) -> dict[str, str]:
     """training_id -> `ddp_gloo on 2 devices, batch per device 75`: what tells it from the others here."""
     told = report_data.names(report_data.plain([one.first for one in found]))
     return {one.first["training_id"]: told[one.first["run_id"]] for one in found}
 
 
-def table(id: str, title: str, found: Sequence[Outcome], named: Mapping[str, str]) -> Table:
+def table(id: str, title: str, found: Sequence[TrainingOutcome], named: Mapping[str, str]) -> Table:
     metric = text(found[0].first["metric_name"]) or "metric"
     kinds = [kind for kind in COMPARED if any(one.figures[f"speedup_{kind}"][0] is not None for one in found)]
     targets = any(one.target is not None for one in found)
@@ -70,14 +70,14 @@ def table(id: str, title: str, found: Sequence[Outcome], named: Mapping[str, str
 def sentences(frame: pd.DataFrame) -> list[str]:
     """For the terminal, whose table has a row a seed: when trainings of several seeds got to their target, the soonest
     first; those that never did last."""
-    found = [one for one in outcomes(frame) if one.target is not None and one.seeds > 1]
+    found = [one for one in summarize_trainings(frame) if one.target is not None and one.seeds > 1]
     named = names(found)
     made = [sentence(one, named[one.first["training_id"]]) for one in sorted(found, key=_soonest)]
     more = [f"{len(made) - MOST_SENTENCES} more trainings: see the report"] if len(made) > MOST_SENTENCES else []
     return made[:MOST_SENTENCES] + more
 
 
-def sentence(one: Outcome, name: str) -> str:
+def sentence(one: TrainingOutcome, name: str) -> str:
     """`ddp_gloo on 2 devices: mse 0.0005 after 12.3 s of training [11.9, 12.7], 4.2 epochs; 3 of 5 seeds reached it`"""
     metric = f"{text(one.first['metric_name']) or 'metric'} {one.target:g}"
     if not one.reached:
@@ -92,29 +92,29 @@ def goodness(metric: str) -> str:
     return "lower is better" if metric.startswith(LOWER_IS_BETTER) else "higher is better"
 
 
-def soonest(found: Iterable[Outcome]) -> list[Outcome]:
+def soonest(found: Iterable[TrainingOutcome]) -> list[TrainingOutcome]:
     """Those of which every seed got to the target, the soonest first."""
     return sorted((one for one in found if one.reached == one.seeds), key=_soonest)
 
 
-def _soonest(one: Outcome) -> tuple[bool, float]:
+def _soonest(one: TrainingOutcome) -> tuple[bool, float]:
     time_s = one.figures["time_to_target_s"][0]
     return time_s is None, time_s or 0.0
 
 
-def _by_seeds(one: Outcome) -> str:
+def _by_seeds(one: TrainingOutcome) -> str:
     return f"; {_reached(one)} seeds reached it{_failed(one)}" if one.seeds > 1 else ""
 
 
-def _failed(one: Outcome) -> str:
+def _failed(one: TrainingOutcome) -> str:
     return f", {one.failed} failed" if one.failed else ""
 
 
-def _reached(one: Outcome) -> str:
+def _reached(one: TrainingOutcome) -> str:
     return f"{one.reached} of {one.seeds}"
 
 
-def _setting(one: Outcome, named: Mapping[str, str]) -> list[Cell]:
+def _setting(one: TrainingOutcome, named: Mapping[str, str]) -> list[Cell]:
     row = one.first
     rule = text(row["learning_rate_rule"])
     base = f" from {row['base_batch']:,}" if row["base_batch"] is not None and rule != "none" else ""
@@ -128,7 +128,7 @@ def _setting(one: Outcome, named: Mapping[str, str]) -> list[Cell]:
     ]
 
 
-def _ends(one: Outcome) -> list[Cell]:
+def _ends(one: TrainingOutcome) -> list[Cell]:
     epochs, gap = one.figures["trained_epochs"][0], one.figures["generalisation_gap"]
     return [
         Cell("" if epochs is None else f"{epochs:.3g}", epochs),
@@ -138,7 +138,7 @@ def _ends(one: Outcome) -> list[Cell]:
     ]
 
 
-def _aimed(one: Outcome) -> list[Cell]:
+def _aimed(one: TrainingOutcome) -> list[Cell]:
     epochs = one.figures["epochs_to_target"][0]
     return [
         Cell("" if one.target is None else f"{one.target:g}", one.target),
@@ -169,7 +169,7 @@ def _seconds(figure: Figure) -> Cell:
 def _duration(figure: Figure) -> str:
     value, interval = figure
     assert value is not None
-    return units.duration(interval or Interval(value, value, value))
+    return units.format_duration(interval or Estimate(value, value, value))
 
 
 def level(figure: Figure) -> str:
@@ -240,7 +240,7 @@ def _figure(name: str, row: dict[str, Any]) -> str:
 
 def _trained_s(row: dict[str, Any]) -> str:
     value = number(row["trained_s"])
-    return "" if value is None else units.seconds(value)
+    return "" if value is None else units.format_seconds(value)
 
 
 def _metric(row: dict[str, Any]) -> str:
@@ -252,7 +252,7 @@ def _time_to_target(row: dict[str, Any]) -> str:
     """Also that it never got there, which is no fault of the run."""
     value = number(row["time_to_target_s"])
     if value is not None:
-        return units.seconds(value)
+        return units.format_seconds(value)
     return "not reached" if row["status"] == "ok" and number(row["target"]) is not None else ""
 
 
@@ -367,7 +367,7 @@ def on_trained(metric: str) -> Of:
 
 def gap(metric: str) -> Of:
     """How much worse it is on what it has not seen."""
-    return lambda point: training_columns.gap(metric, point.metrics.get(metric), point.train_metrics.get(metric))
+    return lambda point: training_columns.generalisation_gap(metric, point.metrics.get(metric), point.train_metrics.get(metric))
 
 
 def series(drawn: Drawn, of: Of, over: Over) -> Series | None:
@@ -379,7 +379,7 @@ def series(drawn: Drawn, of: Of, over: Over) -> Series | None:
         values = [value for point in points if (value := of(point)) is not None]
         if len(values) == len(points):
             x.append(sum(map(over, points)) / len(points))
-            found.append(over_levels(values))
+            found.append(mean_of_levels(values))
     if not x:
         return None
     kept = [int(place) for place, _ in thin([(float(k), value) for k, (value, _) in enumerate(found)], MOST_POINTS)]
@@ -425,15 +425,15 @@ def rows(result: Result) -> Facts:
 
 def _length(result: Result, last: CurvePoint) -> str:
     first_s, by = result.quality.first_step_s, result.quality.stopped_by
-    words = f"{last.epochs:.3g} epochs, {last.step:,} updates, {units.seconds(last.train_s)}"
-    words += "" if first_s is None else f" and {units.seconds(first_s)} for the first update, which compiles"
+    words = f"{last.epochs:.3g} epochs, {last.step:,} updates, {units.format_seconds(last.train_s)}"
+    words += "" if first_s is None else f" and {units.format_seconds(first_s)} for the first update, which compiles"
     return words if by is None else f"{words}; stopped by {by}"
 
 
 def _level(metric: str, last: CurvePoint) -> str:
     value, gap = (
         last.metrics.get(metric),
-        training_columns.gap(metric, last.metrics.get(metric), last.train_metrics.get(metric)),
+        training_columns.generalisation_gap(metric, last.metrics.get(metric), last.train_metrics.get(metric)),
     )
     if value is None:
         return ""
@@ -447,12 +447,12 @@ def _target(result: Result) -> str:
     metric = result.quality.metric_name or ""
     if target is None:
         return ""
-    at = first_reached(result.quality.curve, metric, target)
+    at = first_point_at_target(result.quality.curve, metric, target)
     if at is None:
         return f"{metric} {target:g} was not reached"
-    return f"{metric} {target:g} after {units.seconds(at.train_s)} of training, {at.epochs:.3g} epochs"
+    return f"{metric} {target:g} after {units.format_seconds(at.train_s)} of training, {at.epochs:.3g} epochs"
 
 
 def _evaluation(curve: list[CurvePoint]) -> str:
     points = f"{len(curve):,} {'point' if len(curve) == 1 else 'points'}"
-    return f"{points}, {units.seconds(sum(point.evaluate_s for point in curve))}, outside the training's seconds"
+    return f"{points}, {units.format_seconds(sum(point.evaluate_s for point in curve))}, outside the training's seconds"

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scalebench.core.result import Monitor, RankRecord, Result
-from scalebench.core.units import figure, share, size
-from scalebench.measure.monitor.summary import measured
-from scalebench.measure.monitor.time_series import Series as Seen
-from scalebench.measure.monitor.time_series import Window, read_series
+from scalebench.core.result import MonitorRecord, RankRecord, Result
+from scalebench.core.units import format_number, format_percent, format_bytes
+from scalebench.measure.monitor.summary import measured_window
+from scalebench.measure.monitor.time_series import TimeSeries as Seen
+from scalebench.measure.monitor.time_series import TimeWindow, read_series
 from scalebench.report.document import Axis, Chart, Points, Series, Tags, thin
 from scalebench.report.report_data import inside
 
@@ -29,42 +29,42 @@ def said(template: str, of: Callable[[float], str]) -> Callable[[Any], str]:
 # Row -> its parts, of which those that were not measured are left out.
 ROWS: dict[str, list[Part]] = {
     "processor cores": [
-        ("cpu_util_mean", said("{} of those the run may use were busy", share)),
-        ("cpu_util_ours_mean", said("{} with the run's processes", share)),
-        ("cpu_cores_others_mean", said("other programs took {} cores' worth", figure)),
+        ("cpu_util_mean", said("{} of those the run may use were busy", format_percent)),
+        ("cpu_util_ours_mean", said("{} with the run's processes", format_percent)),
+        ("cpu_cores_others_mean", said("other programs took {} cores' worth", format_number)),
     ],
     "memory at most": [
-        ("rss_bytes_max", said("{}, all ranks together", size)),
-        ("rss_anon_bytes_max", said("{} without mapped files", size)),
-        ("memory_available_bytes_min", said("{} of the machine were left", size)),
+        ("rss_bytes_max", said("{}, all ranks together", format_bytes)),
+        ("rss_anon_bytes_max", said("{} without mapped files", format_bytes)),
+        ("memory_available_bytes_min", said("{} of the machine were left", format_bytes)),
     ],
     "swapped": [
-        ("swap_in_bytes", said("{} in", size)),
-        ("swap_out_bytes", said("{} out", size)),
+        ("swap_in_bytes", said("{} in", format_bytes)),
+        ("swap_out_bytes", said("{} out", format_bytes)),
     ],
     "GPUs": [
-        ("gpu_util_mean", said("busy {} of the time", share)),
-        ("gpu_power_w_mean", said("{} W, all together", figure)),
-        ("energy_j", said("{} J", figure)),
-        ("gpu_temperature_c_max", said("{} degrees C at most", figure)),
+        ("gpu_util_mean", said("busy {} of the time", format_percent)),
+        ("gpu_power_w_mean", said("{} W, all together", format_number)),
+        ("energy_j", said("{} J", format_number)),
+        ("gpu_temperature_c_max", said("{} degrees C at most", format_number)),
     ],
     "GPU clocks": [
-        ("sm_clock_mhz_mean", said("cores {} MHz", figure)),
-        ("sm_clock_mhz_min", said("at least {}", figure)),
-        ("mem_clock_mhz_mean", said("memory {} MHz", figure)),
-        ("mem_clock_mhz_min", said("at least {}", figure)),
+        ("sm_clock_mhz_mean", said("cores {} MHz", format_number)),
+        ("sm_clock_mhz_min", said("at least {}", format_number)),
+        ("mem_clock_mhz_mean", said("memory {} MHz", format_number)),
+        ("mem_clock_mhz_min", said("at least {}", format_number)),
         ("throttle_reasons", lambda names: f"held back by {' '.join(names)}" if names else "held back by nothing"),
     ],
     "network": [
-        ("net_sent_bytes_per_s", said("{}/s sent", size)),
-        ("net_received_bytes_per_s", said("{}/s received", size)),
-        ("loopback_bytes_per_s", said("{}/s within the machine", size)),
-        ("infiniband_sent_bytes_per_s", said("{}/s sent over InfiniBand", size)),
-        ("infiniband_received_bytes_per_s", said("{}/s received over InfiniBand", size)),
+        ("net_sent_bytes_per_s", said("{}/s sent", format_bytes)),
+        ("net_received_bytes_per_s", said("{}/s received", format_bytes)),
+        ("loopback_bytes_per_s", said("{}/s within the machine", format_bytes)),
+        ("infiniband_sent_bytes_per_s", said("{}/s sent over InfiniBand", format_bytes)),
+        ("infiniband_received_bytes_per_s", said("{}/s received over InfiniBand", format_bytes)),
     ],
     "disks": [
-        ("disk_read_bytes_per_s", said("{}/s read", size)),
-        ("disk_written_bytes_per_s", said("{}/s written", size)),
+        ("disk_read_bytes_per_s", said("{}/s read", format_bytes)),
+        ("disk_written_bytes_per_s", said("{}/s written", format_bytes)),
     ],
 }
 
@@ -76,7 +76,7 @@ def rows(result: Result) -> list[tuple[str, str]]:
     return [(name, text) for name, text in found if text]
 
 
-def _parts(monitor: Monitor, parts: list[Part]) -> str:
+def _parts(monitor: MonitorRecord, parts: list[Part]) -> str:
     values = [(getattr(monitor, name), words) for name, words in parts]
     return ", ".join(words(value) for value, words in values if value is not None)
 
@@ -89,7 +89,7 @@ def _of_ranks(ranks: list[RankRecord]) -> str:
         ([peak for rank in ranks for peak in rank.peak_memory_bytes], " on a device"),
     ]
     known = [([peak for peak in found if peak is not None], found, words) for found, words in peaks]
-    return ", ".join(f"{size(max(own))}{words}" for own, found, words in known if own and len(own) == len(found))
+    return ", ".join(f"{format_bytes(max(own))}{words}" for own, found, words in known if own and len(own) == len(found))
 
 
 def _state(result: Result) -> str:
@@ -100,7 +100,7 @@ def _state(result: Result) -> str:
         return ""
     parameters = result.workload.model_params
     each = f", {max(known) / parameters:.1f} B a parameter" if parameters else ""
-    return f"{size(max(known))} of weights, gradients and optimizer's state{each}"
+    return f"{format_bytes(max(known))} of weights, gradients and optimizer's state{each}"
 
 
 MOST_POINTS = 200  # of a line
@@ -136,11 +136,11 @@ def charts(result: Result, folder: Path, id_: str, name: str, tags: Tags) -> lis
     from the monitor's first look on. NoSeries where there is nothing."""
     found = _read(result, folder)
     first = next((rank for rank in result.ranks if rank.rank == 0), None)
-    window = measured(first)
+    window = measured_window(first)
     if first is None or window is None:
         raise NoSeries("its measured phase has no beginning or no end")
     begin_s = 0.0 if "hot_at_start" in result.flags else first.marks_s.get("warmup", window.begin_s)
-    shown = Window(begin_s, window.end_s)
+    shown = TimeWindow(begin_s, window.end_s)
     # Other nodes have series of their own, by their own clocks.
     of = f" Of node 0; there are {result.scale.nodes} nodes." if result.scale.nodes > 1 else ""
     made = [*_of_gpus(found, shown, window.begin_s, result), *_of_programs(found, shown, window.begin_s)]
@@ -171,7 +171,7 @@ def _read(result: Result, folder: Path) -> Seen:
 Made = tuple[Quantity, dict[str, Points], str]
 
 
-def _of_gpus(found: Seen, shown: Window, zero_s: float, result: Result) -> Iterator[Made]:
+def _of_gpus(found: Seen, shown: TimeWindow, zero_s: float, result: Result) -> Iterator[Made]:
     for quantity in OF_A_GPU:
         lines = {}
         for device in (device for device in result.monitor.devices if not device.node):
@@ -182,7 +182,7 @@ def _of_gpus(found: Seen, shown: Window, zero_s: float, result: Result) -> Itera
             yield quantity, lines, _WHERE
 
 
-def _of_programs(found: Seen, shown: Window, zero_s: float) -> Iterator[Made]:
+def _of_programs(found: Seen, shown: TimeWindow, zero_s: float) -> Iterator[Made]:
     cores = {"all programs": _rates(_points(found, "cpu", "busy_s", shown)),
              "this run": _rates(_points(found, "ours", "cpu_s", shown))}  # fmt: skip
     if any(cores.values()):
@@ -204,7 +204,7 @@ def _of_programs(found: Seen, shown: Window, zero_s: float) -> Iterator[Made]:
 _WHERE = "Before 0 is warm-up. Of many samples the lowest and the highest of each stretch are drawn, so that dips stay."
 
 
-def _points(found: Seen, source: str, quantity: str, shown: Window) -> Points:
+def _points(found: Seen, source: str, quantity: str, shown: TimeWindow) -> Points:
     times_s, values = found.times_s(source, quantity, shown), found.values(source, quantity, shown)
     return list(zip(times_s, values, strict=True))
 

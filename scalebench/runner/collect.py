@@ -16,30 +16,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from scalebench.core.json_files import read_record
-from scalebench.core.result import (
-    SCHEMA_VERSION,
-    MaxBatch,
-    Phases,
-    Quality,
-    RankRecord,
-    Result,
-    Scale,
-    SchedulerRecord,
-    Sync,
-    Workload,
-    first_reached,
-    merged_curve,
-)
+from scalebench.core.result import SCHEMA_VERSION, MaxBatch, Phases, Quality, RankRecord, Result, Scale, SchedulerRecord, Sync, Workload, first_point_at_target, merge_curves
 from scalebench.core.run_folder import MERGED_TRACE_FILE, rank_record_path
 from scalebench.core.spec import RunSpec
 from scalebench.measure import clock_sync
 from scalebench.measure.monitor.aggregate import MonitorPart
-from scalebench.measure.nodes import MachinesPart, nodes_report
+from scalebench.measure.nodes import MachinesPart, has_node_reports
 from scalebench.runner.launchers.supervise import GroupExit
 from scalebench.workloads import datasets, networks, user_code
 
 FP32_BYTES = 4
-PHASES = ("launch", "setup", "warmup", "measure", "evaluate", "probes", "close", "end")
+PHASE_MARKS = ("launch", "setup", "warmup", "measure", "evaluate", "probes", "close", "end")
 
 
 @dataclass
@@ -69,7 +56,7 @@ class RunId:
 
 
 @dataclass
-class Parts:
+class ResultParts:
     """Everything in the record of a run that follows neither from its spec nor from its outcome."""
 
     ranks: list[RankRecord | None] = field(default_factory=list)
@@ -82,7 +69,7 @@ class Parts:
     log: str | None = None  # that has more, relative to the run's folder
 
 
-def assemble(spec: RunSpec, run: RunId, outcome: RunOutcome, parts: Parts) -> Result:
+def assemble_result(spec: RunSpec, run: RunId, outcome: RunOutcome, parts: ResultParts) -> Result:
     """Put the record of a run together."""
     ranks = [rank for rank in parts.ranks if rank is not None]
     first = ranks[0] if ranks else None
@@ -146,7 +133,7 @@ def _classify_ranks(ended: GroupExit, ranks: list[RankRecord | None], oom_kill: 
     failed = [r for r in ranks if r is not None and r.status != "ok"]
     if ended.timeout_at_s is not None:  # a rank that failed and then hung in closing a broken group wrote it before
         present = [r for r in ranks if r is not None]
-        failed = [r for r in failed if clock_sync.on_this_host_s(r.failed_at_s or 0.0, r, present) < ended.timeout_at_s]
+        failed = [r for r in failed if clock_sync.to_this_host_clock_s(r.failed_at_s or 0.0, r, present) < ended.timeout_at_s]
     if ended.timeout is not None and not failed:
         silent = [rank for rank, record in enumerate(ranks) if record is None and rank not in ended.services]
         stuck = (ended.stopped or silent or [0])[0]
@@ -155,28 +142,28 @@ def _classify_ranks(ended: GroupExit, ranks: list[RankRecord | None], oom_kill: 
     # A rank that died without a record is the cause; those that report a lost connection follow it.
     silent = [rank for rank in ended.died_first if ranks[rank] is None]
     if silent:
-        return _unexplained(silent[0], ended, oom_kill)
+        return _outcome_without_reason(silent[0], ended, oom_kill)
     if failed:
-        return first_failure(failed, len(ranks), ended.died_first)
+        return outcome_of_first_failure(failed, len(ranks), ended.died_first)
     bad = [
         rank
         for rank, code in enumerate(ended.exit_codes)
         if (code != 0 or ranks[rank] is None) and rank not in ended.services
     ]
-    return _unexplained(bad[0], ended, oom_kill) if bad else RunOutcome("ok")
+    return _outcome_without_reason(bad[0], ended, oom_kill) if bad else RunOutcome("ok")
 
 
-def first_failure(failed: Sequence[RankRecord], processes: int, died_first: Sequence[int] = ()) -> RunOutcome:
+def outcome_of_first_failure(failed: Sequence[RankRecord], processes: int, died_first: Sequence[int] = ()) -> RunOutcome:
     """Return the outcome of the rank that failed first, by their own records; where their clocks do not compare, of one
     of those that were seen to end first."""
     seen_first = [r for r in failed if r.rank in died_first]
-    candidates = failed if clock_sync.comparable(failed) else seen_first or failed
-    first = min(candidates, key=lambda r: clock_sync.on_rank_0_s(r.failed_at_s or 0.0, r))
+    candidates = failed if clock_sync.are_comparable(failed) else seen_first or failed
+    first = min(candidates, key=lambda r: clock_sync.to_rank_0_clock_s(r.failed_at_s or 0.0, r))
     where = f"rank {first.rank}: " if processes > 1 and first.status != "unsupported" else ""
     return RunOutcome(first.status, f"{where}{first.reason}", first.rank)
 
 
-def _unexplained(rank: int, ended: GroupExit, oom_kill: bool) -> RunOutcome:
+def _outcome_without_reason(rank: int, ended: GroupExit, oom_kill: bool) -> RunOutcome:
     """Return the outcome of a rank that left no reason of its own."""
     code = ended.exit_codes[rank]
     who = f"rank {rank} ({ended.services[rank]})" if rank in ended.services else f"rank {rank}"
@@ -185,7 +172,7 @@ def _unexplained(rank: int, ended: GroupExit, oom_kill: bool) -> RunOutcome:
         if oom_kill and name == "SIGKILL":
             return RunOutcome("oom", f"{who} was killed by the kernel, which ran out of memory", rank)
         return RunOutcome("failed", f"{who} was killed by {name}", rank)
-    return RunOutcome("failed", f"{who} ended with exit status {code} and no word of why", rank)
+    return RunOutcome("failed", f"{who} ended with exit status {code} and without a reason", rank)
 
 
 def _training_flags(outcome: RunOutcome, first: RankRecord | None) -> list[str]:
@@ -202,7 +189,7 @@ def _workload(spec: RunSpec, first: RankRecord | None) -> Workload:
         model=config.model.name,
         model_params=params,
         gradient_bytes=None if params is None else params * FP32_BYTES,
-        flops_per_sample=_flops(spec),
+        flops_per_sample=_training_flops(spec),
         dataset=datasets.label(config),
         train_samples=first.train_samples if first else None,
         steps_per_epoch=first.steps_per_epoch if first else None,
@@ -224,7 +211,7 @@ def _sync(first: RankRecord | None, transports: dict[str, str] | None) -> Sync:
     return Sync(message_bytes=first.message_bytes, timeline=first.timeline, transports=transports)
 
 
-def _flops(spec: RunSpec) -> float | None:
+def _training_flops(spec: RunSpec) -> float | None:
     """Return the FLOPs of training on one sample; None for a user's own network, and for one that fails."""
     model = spec.config.model
     if spec.broken is not None or user_code.is_user_model(model):
@@ -259,8 +246,8 @@ def _phases(spec: RunSpec, first: RankRecord | None, outcome: RunOutcome) -> Pha
     phases = Phases(wall_s=outcome.wall_s)
     if first is None:
         return phases
-    marks = [(name, first.marks_s[name]) for name in PHASES if name in first.marks_s]
-    one_clock = not nodes_report(spec) or first.hostname == socket.gethostname()
+    marks = [(name, first.marks_s[name]) for name in PHASE_MARKS if name in first.marks_s]
+    one_clock = not has_node_reports(spec) or first.hostname == socket.gethostname()
     if outcome.launched_at_s is not None and marks and one_clock:
         phases.launch_s = max(0.0, marks[0][1] - outcome.launched_at_s)
     for (name, start_s), (_, end_s) in itertools.pairwise(marks):
@@ -290,10 +277,10 @@ def _quality(spec: RunSpec, ranks: list[RankRecord], max_batch: MaxBatch | None)
 
 def _fill_training(quality: Quality, spec: RunSpec, ranks: list[RankRecord]) -> None:
     first, target, metric = ranks[0], spec.config.train.stop.target, spec.config.model.metric
-    quality.curve = merged_curve([rank.curve for rank in ranks])
+    quality.curve = merge_curves([rank.curve for rank in ranks])
     quality.stopped_by, quality.learning_rate = first.stopped_by, spec.learning_rate
     if quality.final_loss is None and quality.curve:
         quality.final_loss = quality.curve[-1].loss
     quality.first_step_s = max((r.first_step_s for r in ranks if r.first_step_s is not None), default=None)
-    point = None if target is None else first_reached(quality.curve, metric, target)
+    point = None if target is None else first_point_at_target(quality.curve, metric, target)
     quality.time_to_target_s = None if point is None else point.train_s

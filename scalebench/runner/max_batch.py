@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from scalebench.core.result import BatchTried, MaxBatch, RankRecord
+from scalebench.core.result import BatchTrial, MaxBatch, RankRecord
 from scalebench.core.run_folder import MPIRUN_LOG, SPEC_FILE, SRUN_LOG, TRY_SPEC_FILE, rank_log_name, try_folder
 from scalebench.core.spec import Config, RunSpec, StopSpec, write_spec
 from scalebench.runner import memory_limit
@@ -23,10 +23,10 @@ from scalebench.runner.launchers.supervise import OnProgress
 from scalebench.workloads import datasets
 from scalebench.workloads.datasets import cache
 
-SEARCH = "max_batch"
-FINENESS = 16  # the answer is within this part of itself, and exact below this
+MAX_BATCH_SEARCH = "max_batch"
+RESOLUTION = 16  # the answer is within this part of itself, and exact below this
 # A try measures nothing but throughput.
-OFF: dict[str, Any] = dict.fromkeys("evaluate probes monitor trace collectives bandwidth timeline".split(), False)
+MEASURED_OFF: dict[str, Any] = dict.fromkeys("evaluate probes monitor trace collectives bandwidth timeline".split(), False)
 MAX_REASON_LENGTH = 200
 
 Attempt = Callable[[RunSpec, Path, OnProgress], RunOutcome]
@@ -40,12 +40,12 @@ class _SearchEnded(Exception):
         self.outcome = outcome
 
 
-def unsupported_reason(spec: RunSpec) -> str | None:
+def search_unsupported_reason(spec: RunSpec) -> str | None:
     """Return why there can be no search, or no limit of memory, in this run; None where there can be."""
     config, limit = spec.config, spec.config.measure.memory_limit_bytes
     if limit is not None and spec.device != "cpu":
         return "measure.memory_limit_bytes is for processes on the CPU, and a GPU has its own memory; leave it out"
-    searches = config.measure.search == SEARCH
+    searches = config.measure.search == MAX_BATCH_SEARCH
     if searches and config.scaling == "strong":
         return "measure.search=max_batch is for a batch per device, and scaling=strong keeps the global one"
     if searches and config.strategy.launcher == "by_hand":
@@ -54,22 +54,22 @@ def unsupported_reason(spec: RunSpec) -> str | None:
         )
     if searches and limit is None and config.hardware.hosts:
         return "what memory other hosts have is not known here; say measure.memory_limit_bytes, for each process"
-    return memory_limit.unsupported_reason() if spec.device == "cpu" and (searches or limit is not None) else None
+    return memory_limit.limit_unsupported_reason() if spec.device == "cpu" and (searches or limit is not None) else None
 
 
-class Search:
+class BatchSearch:
     """The tries of one run, with their results so far, also where the search is cut short.
 
     `spec` is the run as it is recorded: as it was requested, with the batch of the try in `where` whose ranks it has.
     """
 
     def __init__(self, spec: RunSpec, folder: Path) -> None:
-        self.spec, self.where = spec, folder
+        self.spec, self.rank_folder = spec, folder
         self._requested, self._folder = spec, folder
         self._on_node = max(Counter(place.node for place in spec.places).values())
         limit = spec.config.measure.memory_limit_bytes
-        limit = None if spec.device != "cpu" else limit or memory_limit.share_bytes(self._on_node)
-        self.found = MaxBatch(None, limit, "memory", [])
+        limit = None if spec.device != "cpu" else limit or memory_limit.limit_per_process_bytes(self._on_node)
+        self.answer = MaxBatch(None, limit, "memory", [])
         self._outcomes: dict[int, RunOutcome] = {}
         self._deadline_s = time.monotonic() + spec.config.measure.timeout_s
 
@@ -77,12 +77,12 @@ class Search:
         """Try until the largest batch is known. Not ok where not even one sample fits, and where a try went wrong in
         another way: then its status is that of the run."""
         started_s = time.monotonic()
-        train, most = self._requested.config.train, max_samples(self._requested.config, self._requested.gpus)
+        train, maximum = self._requested.config.train, max_samples_per_device(self._requested.config, self._requested.gpus)
         try:
             batch = largest_batch(
-                train.batch_per_device, most, train.accumulate, lambda b: self._fits(b, attempt, on_progress)
+                train.batch_per_device, maximum, train.accumulate, lambda b: self._fits(b, attempt, on_progress)
             )
-            outcome = self._answer(batch, most, train.accumulate)
+            outcome = self._answer(batch, maximum, train.accumulate)
         except _SearchEnded as over:
             outcome = over.outcome
         return dataclasses.replace(outcome, wall_s=time.monotonic() - started_s)
@@ -92,28 +92,28 @@ class Search:
             raise _SearchEnded(self._late(f"before {batch} was tried"))
         progress = self._with_batch(batch, on_progress)
         self._record(batch)
-        outcome = self._with_memory_reason(self._launch(batch, self.found.limit_bytes, self.where, attempt, progress))
-        if outcome.status in ("failed", "timeout") and self.found.limit_bytes is not None and self._left_s > 0:
+        outcome = self._with_memory_reason(self._launch(batch, self.answer.limit_bytes, self.rank_folder, attempt, progress))
+        if outcome.status in ("failed", "timeout") and self.answer.limit_bytes is not None and self._left_s > 0:
             outcome = self._with_more(batch, outcome, attempt, progress)
         if outcome.status == "timeout" and self._left_s <= 0:
             raise _SearchEnded(dataclasses.replace(self._late(f"while {batch} was tried"), rank=outcome.rank))
         if outcome.status not in ("ok", "oom"):
             raise _SearchEnded(dataclasses.replace(outcome, reason=f"batch {batch} per device: {outcome.reason}"))
         self._outcomes[batch] = outcome
-        ranks = [rank for rank in read_ranks(self.where, self._requested.processes) if rank is not None]
-        self.found.tried.append(_tried(batch, outcome, ranks))
+        ranks = [rank for rank in read_ranks(self.rank_folder, self._requested.processes) if rank is not None]
+        self.answer.tried.append(_describe_try(batch, outcome, ranks))
         return outcome.status == "ok"
 
     def _with_more(self, batch: int, before: RunOutcome, attempt: Attempt, on_progress: OnProgress) -> RunOutcome:
         """Try again with more memory what failed without mentioning it, as by SIGSEGV of a library that checks no null
         pointer: where that goes well, or is out of memory by its own report, the lack of memory was the reason."""
-        assert self.found.limit_bytes is not None
-        more = memory_limit.more_bytes(self.found.limit_bytes, self._on_node)
-        if more <= self.found.limit_bytes:
+        assert self.answer.limit_bytes is not None
+        more = memory_limit.raised_limit_bytes(self.answer.limit_bytes, self._on_node)
+        if more <= self.answer.limit_bytes:
             return before
-        first, self.where = self.where, try_folder(self._folder, batch, more_memory=True)
-        after = self._with_memory_reason(self._launch(batch, more, self.where, attempt, on_progress))
-        self.where = first
+        first, self.rank_folder = self.rank_folder, try_folder(self._folder, batch, more_memory=True)
+        after = self._with_memory_reason(self._launch(batch, more, self.rank_folder, attempt, on_progress))
+        self.rank_folder = first
         if after.status not in ("ok", "oom"):
             return before
         then = "it goes well" if after.status == "ok" else "it is out of memory in words"
@@ -141,7 +141,7 @@ class Search:
         self.spec = dataclasses.replace(
             self._requested, config=config, batch_per_device=batch, global_batch=batch * self._requested.gpus
         )
-        self.where = try_folder(self._folder, batch)
+        self.rank_folder = try_folder(self._folder, batch)
 
     def _try_of(self, batch: int, limit_bytes: int | None) -> RunSpec:
         """Return the spec of a try: a few steps at one learning rate, since neither matters to memory."""
@@ -152,7 +152,7 @@ class Search:
         )  # fmt: skip
         measure = dataclasses.replace(
             config.measure, search="none", memory_limit_bytes=limit_bytes, timeout_s=max(self._left_s, 1.0),
-            **OFF,
+            **MEASURED_OFF,
         )  # fmt: skip
         config = dataclasses.replace(config, train=train, measure=measure)
         return dataclasses.replace(
@@ -166,75 +166,75 @@ class Search:
         if memory_limit.OUT_OF_MEMORY.search(outcome.reason or ""):
             return dataclasses.replace(outcome, status="oom")
         names = [*map(rank_log_name, range(self._requested.processes)), MPIRUN_LOG, SRUN_LOG]
-        for log in [self.where / name for name in names]:
-            line = memory_limit.out_of_memory_line(log)
+        for log in [self.rank_folder / name for name in names]:
+            line = memory_limit.find_out_of_memory_line(log)
             if line is not None:
                 reason = f"out of memory: {line[:MAX_REASON_LENGTH]} ({outcome.reason})"
                 return dataclasses.replace(outcome, status="oom", reason=reason)
         return outcome
 
-    def _answer(self, batch: int | None, most: int, least: int) -> RunOutcome:
+    def _answer(self, batch: int | None, maximum: int, minimum: int) -> RunOutcome:
         if batch is None:
             within = (
-                "" if self.found.limit_bytes is None else f" within {self.found.limit_bytes / 1e9:.3g} GB a process"
+                "" if self.answer.limit_bytes is None else f" within {self.answer.limit_bytes / 1e9:.3g} GB a process"
             )
-            few = "one sample" if least == 1 else f"{least} samples, one for each part of train.accumulate"
+            few = "one sample" if minimum == 1 else f"{least} samples, one for each part of train.accumulate"
             last = self._outcomes[least]
             return dataclasses.replace(last, reason=f"not even {few} per device fits{within}: {last.reason}")
-        self.found.batch_per_device = batch
-        self.found.bounded_by = "data" if batch == most else "memory"
+        self.answer.batch_per_device = batch
+        self.answer.bounded_by = "data" if batch == maximum else "memory"
         self._record(batch)
         return self._outcomes[batch]
 
     def _late(self, when: str) -> RunOutcome:
         limit_s = self._requested.config.measure.timeout_s
-        fits = max((each.batch_per_device for each in self.found.tried if each.status == "ok"), default=None)
+        fits = max((each.batch_per_device for each in self.answer.tried if each.status == "ok"), default=None)
         known = "" if fits is None else f"; {fits} per device fits"
         return RunOutcome("timeout", f"the search was not over after {limit_s:g} s (measure.timeout_s), {when}{known}")
 
     def _with_batch(self, batch: int, on_progress: OnProgress) -> OnProgress:
-        head = f"try {len(self.found.tried) + 1}: batch {batch} per device"
+        head = f"try {len(self.answer.tried) + 1}: batch {batch} per device"
         return lambda ranks: on_progress([dataclasses.replace(p, phase=f"{head}, {p.phase}") for p in ranks])
 
 
-def largest_batch(start: int, most: int, least: int, fits: Callable[[int], bool]) -> int | None:
+def largest_batch(start: int, maximum: int, minimum: int, fits: Callable[[int], bool]) -> int | None:
     """Return the largest batch from `least` to `most` that fits, to 1/16 of itself; None where not even `least` does.
 
     From `start` on the batch is doubled while it fits, or halved while it does not; then the range is bisected. If one
     batch does not fit, no larger one is assumed to fit.
     """
-    low, high, batch = None, None, max(least, min(start, most))
+    low, high, batch = None, None, max(minimum, min(start, maximum))
     while True:
         if fits(batch):
             low = batch
         else:
             high = batch
-        following = _next(low, high, least, most)
+        following = _next(low, high, minimum, maximum)
         if following is None:
             return low
         batch = following
 
 
-def _next(low: int | None, high: int | None, least: int, most: int) -> int | None:
+def _next(low: int | None, high: int | None, minimum: int, maximum: int) -> int | None:
     """Return what to try where `low` fits and `high` does not; None where that is exact enough."""
     if high is None:
         assert low is not None  # one of them is known
-        return None if low >= most else min(2 * low, most)
+        return None if low >= maximum else min(2 * low, maximum)
     if low is None:
-        return None if high <= least else max(high // 2, least)
-    return None if high - low <= max(1, low // FINENESS) else (low + high) // 2
+        return None if high <= minimum else max(high // 2, minimum)
+    return None if high - low <= max(1, low // RESOLUTION) else (low + high) // 2
 
 
-def try_counts(config: Config, gpus: int) -> tuple[int, int]:
-    """Return (fewest, most) launches of a search, for estimates: a data set that is read from files is not opened."""
+def estimate_try_counts(config: Config, gpus: int) -> tuple[int, int]:
+    """Return (fewest, maximum) launches of a search, for estimates: a data set that is read from files is not opened."""
     start = config.train.batch_per_device
-    most = start if config.dataset.path is not None else max(start, _max_samples(config.dataset.size, config, gpus))
-    up = max(1, (most - 1) // start + 1).bit_length()
-    bisecting = min(FINENESS.bit_length(), most.bit_length())
+    maximum = start if config.dataset.path is not None else max(start, _max_samples(config.dataset.size, config, gpus))
+    up = max(1, (maximum - 1) // start + 1).bit_length()
+    bisecting = min(RESOLUTION.bit_length(), most.bit_length())
     return 1, max(up, start.bit_length()) + bisecting
 
 
-def max_samples(config: Config, gpus: int) -> int:
+def max_samples_per_device(config: Config, gpus: int) -> int:
     """Return the samples of one device in the largest batch that the training samples give."""
     size = config.dataset.size
     if config.dataset.path is not None:
@@ -247,12 +247,12 @@ def _max_samples(size: int, config: Config, gpus: int) -> int:
     return datasets.count_train_samples(config.dataset, size) // gpus
 
 
-def _tried(batch: int, outcome: RunOutcome, ranks: list[RankRecord]) -> BatchTried:
+def _describe_try(batch: int, outcome: RunOutcome, ranks: list[RankRecord]) -> BatchTrial:
     peaks = [peak for rank in ranks for peak in rank.peak_memory_bytes if peak is not None]
     resident = [rank.rss_anon_peak_bytes for rank in ranks if rank.rss_anon_peak_bytes is not None]
     seconds = [sum(rank.block_s) for rank in ranks]
     samples = sum(sum(rank.block_samples) for rank in ranks)
     rate = samples / max(seconds) if outcome.status == "ok" and samples and max(seconds, default=0.0) > 0 else None
-    return BatchTried(
+    return BatchTrial(
         batch, outcome.status, outcome.reason, max(peaks, default=None), max(resident, default=None), rate
     )

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from scalebench.core.machine.cpus import memory_limit_bytes
 
-SHARE = 0.8  # of the memory that the processes of a node are given together; the rest is the system's and the parent's
-MAX_SHARE = 0.95  # of it, for a single try with more than that
+NODE_SHARE = 0.8  # of the memory that the processes of a node are given together; the rest is the system's and the parent's
+MAX_NODE_SHARE = 0.95  # of it, for a single try with more than that
 LOG_TAIL_BYTES = 200_000
 # What a process at its limit prints: allocators, threads that get no stack, and oneDNN, whose status 1 it is.
 OUT_OF_MEMORY = re.compile(
@@ -30,7 +30,7 @@ OUT_OF_MEMORY = re.compile(
 )
 
 
-def unsupported_reason() -> str | None:
+def limit_unsupported_reason() -> str | None:
     """Return why a process cannot be held to a limit here; None where it can."""
     release = re.match(r"(\d+)\.(\d+)", platform.release())
     if sys.platform.startswith("linux") and release and (int(release[1]), int(release[2])) >= (4, 7):
@@ -41,31 +41,31 @@ def unsupported_reason() -> str | None:
     )
 
 
-def share_bytes(processes: int) -> int:
+def limit_per_process_bytes(processes: int) -> int:
     """Return what each of so many processes on this machine may take of its memory, or of what a cgroup allows."""
-    return int(_whole_bytes() * SHARE / processes)
+    return int(_node_bytes() * NODE_SHARE / processes)
 
 
-def more_bytes(limit_bytes: int, processes: int) -> int:
+def raised_limit_bytes(limit_bytes: int, processes: int) -> int:
     """Return twice the limit, or as much as there is, for one of so many processes, which may have died of it."""
-    return int(min(2 * limit_bytes, _whole_bytes() * MAX_SHARE / processes))
+    return int(min(2 * limit_bytes, _node_bytes() * MAX_NODE_SHARE / processes))
 
 
-def hold(limit_bytes: int | None) -> None:
+def apply_limit(limit_bytes: int | None) -> None:
     """Keep this process, and those that it starts, below `limit_bytes` from now on; what it has is counted."""
     if limit_bytes is not None:
         import resource
 
-        wanted = min(limit_bytes, _hard() or limit_bytes)
+        wanted = min(limit_bytes, _hard_limit_bytes() or limit_bytes)
         resource.setrlimit(resource.RLIMIT_DATA, (wanted, wanted))
 
 
-def _whole_bytes() -> int:
+def _node_bytes() -> int:
     whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(whole, memory_limit_bytes() or whole, _hard() or whole)
+    return min(whole, memory_limit_bytes() or whole, _hard_limit_bytes() or whole)
 
 
-def _hard() -> int | None:
+def _hard_limit_bytes() -> int | None:
     """Return the limit of this process itself; None: none."""
     import resource
 
@@ -73,7 +73,7 @@ def _hard() -> int | None:
     return None if hard == resource.RLIM_INFINITY else hard
 
 
-def out_of_memory_line(log: Path) -> str | None:
+def find_out_of_memory_line(log: Path) -> str | None:
     """Return the last line of a log by which memory could not be allocated; None without one."""
     try:
         with open(log, "rb") as file:

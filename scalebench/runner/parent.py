@@ -1,4 +1,4 @@
-"""The parent's part of one run: RunSpec -> launcher -> rank files -> result.json. Layer 3.
+"""The parent's part of one run: RunSpec -> launcher -> rank files -> result.json.
 
 A run always leaves a result.json, also when it failed; nothing here raises for a run that went wrong.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from scalebench.core.errors import InputError
 from scalebench.core.machine import machine, nccl_log
-from scalebench.core.process import StartError, signals_ignored
+from scalebench.core.process import StartError, ignore_signals
 from scalebench.core.result import RankRecord, Result, SchedulerRecord, read_result, write_result
 from scalebench.core.run_folder import (
     PLUGIN_LOG,
@@ -25,27 +25,27 @@ from scalebench.core.run_folder import (
 )
 from scalebench.core.spec import RunSpec, write_spec
 from scalebench.measure import nodes
-from scalebench.measure.monitor.aggregate import MonitorPart, monitor_part
+from scalebench.measure.monitor.aggregate import MonitorPart, make_monitor_part
 from scalebench.measure.monitor.monitor_process import MonitorProcess
 from scalebench.runner import launchers, max_batch, trace_merge
-from scalebench.runner.collect import Parts, RunId, RunOutcome, assemble, classify_exit, read_ranks
+from scalebench.runner.collect import ResultParts, RunId, RunOutcome, assemble_result, classify_exit, read_ranks
 from scalebench.runner.launchers import srun
 from scalebench.runner.launchers.supervise import WORKER, OnProgress
 
 
-def run(spec: RunSpec, folder: Path, on_progress: OnProgress = lambda progress: None, module: str = WORKER) -> Result:
+def run_spec(spec: RunSpec, folder: Path, on_progress: OnProgress = lambda progress: None, module: str = WORKER) -> Result:
     """Run `spec` in `folder` and leave its result.json there.
 
     Raises InputError when the folder already holds a result, OSError when it cannot be written, and
     KeyboardInterrupt, after the result is written, when it was cancelled.
     """
-    refuse_results(folder)
+    refuse_folder_with_result(folder)
     folder.mkdir(parents=True, exist_ok=True)
     started = StartedRun(spec, folder)
     write_spec(spec, folder)
     if spec.broken is not None:
         return started.finish(RunOutcome("failed", spec.broken, log=_write_plugin_log(spec, folder)))
-    reason = spec.unsupported or max_batch.unsupported_reason(spec)
+    reason = spec.unsupported or max_batch.search_unsupported_reason(spec)
     if reason is not None:
         return started.finish(RunOutcome("unsupported", reason))
     remove_leftovers(folder)
@@ -63,100 +63,101 @@ def run(spec: RunSpec, folder: Path, on_progress: OnProgress = lambda progress: 
 
 @dataclass
 class StartedRun:
-    """A run whose result.json is still to be written, and what only this process knows of it."""
+    """A run whose result.json is still to be written, with the facts about it that only this process has."""
 
     spec: RunSpec
     folder: Path
     id: RunId = field(default_factory=RunId.new)
-    scheduler: SchedulerRecord | None = None  # of a job that this process is not in
+    scheduler: SchedulerRecord | None = None  # the job, where this process is not in it
     monitor: MonitorProcess | None = None
-    search: max_batch.Search | None = None
+    search: max_batch.BatchSearch | None = None
 
     def launch(self, on_progress: OnProgress, module: str) -> RunOutcome:
         """Run the ranks, once or for each try of a batch search."""
-        if self.spec.config.measure.search == max_batch.SEARCH:
-            self.search = max_batch.Search(self.spec, self.folder)
-            return self.search.run(lambda *of_try: _attempt(self.id.id, module, *of_try), on_progress)
-        self.monitor = MonitorProcess(self.spec, self.folder, local=not nodes.nodes_report(self.spec))
+        if self.spec.config.measure.search == max_batch.MAX_BATCH_SEARCH:
+            self.search = max_batch.BatchSearch(self.spec, self.folder)
+            return self.search.run(lambda *trial: _launch_once(self.id.id, module, *trial), on_progress)
+        self.monitor = MonitorProcess(self.spec, self.folder, local=not nodes.has_node_reports(self.spec))
         with self.monitor:
-            return _attempt(self.id.id, module, self.spec, self.folder, on_progress)
+            return _launch_once(self.id.id, module, self.spec, self.folder, on_progress)
 
     def finish(self, outcome: RunOutcome) -> Result:
         """Write result.json, which Ctrl-C and SIGTERM do not interrupt, and return it."""
-        with signals_ignored():
+        with ignore_signals():
             spec = self.spec if self.search is None else self.search.spec
-            result = assemble(spec, self.id, outcome, self._parts(spec, outcome))
-            of_tracker = _result_of_job_tracker(self.folder)
-            if of_tracker is None:
+            result = assemble_result(spec, self.id, outcome, self._parts(spec, outcome))
+            tracked = _result_of_job_tracker(self.folder)
+            if tracked is None:
                 write_result(result, self.folder)
             remove_transient_files(self.folder)
-            return of_tracker or result
+            return tracked or result
 
-    def _parts(self, spec: RunSpec, outcome: RunOutcome) -> Parts:
-        where = self.folder if self.search is None else self.search.where
-        records = read_ranks(where, spec.processes)
+    def _parts(self, spec: RunSpec, outcome: RunOutcome) -> ResultParts:
+        rank_folder = self.folder if self.search is None else self.search.rank_folder
+        records = read_ranks(rank_folder, spec.processes)
         ranks = [rank for rank in records if rank is not None]
-        reports = nodes.read_reports(spec, where)
-        machines = nodes.machines_part(reports, ranks)
+        reports = nodes.read_reports(spec, rank_folder)
+        machines = nodes.make_machines_part(reports, ranks)
         monitor = MonitorPart()
         if self.search is None and (self.monitor is not None or any(reports)):
             reason = None if self.monitor is None else self.monitor.reason
-            monitor = monitor_part(spec, self.folder, ranks, machines.machine, reason, reports)
-        return Parts(
+            monitor = make_monitor_part(spec, self.folder, ranks, machines.machine, reason, reports)
+        return ResultParts(
             ranks=records,
             machines=machines,
             monitor=monitor,
-            scheduler=self.scheduler or srun.scheduler_record(spec, self.folder),
-            transports=nccl_log.read(where / rank_log_name(rank) for rank in range(spec.processes)),
+            scheduler=self.scheduler or srun.describe_current_job(spec, self.folder),
+            transports=nccl_log.read_transports(rank_folder / rank_log_name(rank) for rank in range(spec.processes)),
             merged_traces=_merge_traces(self.folder, ranks),
-            max_batch=None if self.search is None else self.search.found,
-            log=_log(self.folder, where, outcome),
+            max_batch=None if self.search is None else self.search.answer,
+            log=_failure_log(self.folder, rank_folder, outcome),
         )
 
 
-def _attempt(run_id: str, module: str, spec: RunSpec, folder: Path, on_progress: OnProgress) -> RunOutcome:
-    """Launch the ranks once and say how that ended."""
+def _launch_once(run_id: str, module: str, spec: RunSpec, folder: Path, on_progress: OnProgress) -> RunOutcome:
+    """Launch the ranks once, and return how that ended."""
     kills_before = machine.oom_kills()
     try:
         ended = launchers.launch(spec, folder, run_id, on_progress, module)
     except StartError as error:
         return RunOutcome("failed", f"the processes could not be started: {error.strerror or error}")
     ranks = read_ranks(folder, spec.processes)
-    if ended.outcome is not None or ended.broken is not None:  # which needs no other explanation
+    if ended.outcome is not None or ended.broken is not None:  # these need no other explanation
         return classify_exit(ended, ranks, oom_kill=False)
     oom_kill = kills_before is not None and (machine.oom_kills() or 0) > kills_before
-    went_well = all(rank is not None and rank.status == "ok" for rank in ranks)
-    reports = nodes.wait_for_reports(spec, folder, went_well)
-    return classify_exit(ended, ranks, oom_kill or nodes.oom_killed(reports))
+    succeeded = all(rank is not None and rank.status == "ok" for rank in ranks)
+    reports = nodes.wait_for_reports(spec, folder, succeeded)
+    return classify_exit(ended, ranks, oom_kill or nodes.any_oom_kill(reports))
 
 
-def refuse_results(folder: Path) -> None:
-    """InputError when the folder already holds a result: no figure is ever overwritten."""
+def refuse_folder_with_result(folder: Path) -> None:
+    """Raise InputError when the folder already holds a result: no figure is ever overwritten."""
     if (folder / RESULT_FILE).exists():
         raise InputError(f"{folder} already holds a result.json; choose another folder or remove it")
 
 
 def _write_plugin_log(spec: RunSpec, folder: Path) -> str | None:
-    """Keep the traceback of a plugin's fault, and name the file; None where nothing was raised in its code."""
+    """Write the traceback of a plugin's error, and return the name of the file; None where its code raised nothing."""
     if not spec.broken_log:
         return None
     (folder / PLUGIN_LOG).write_text(spec.broken_log)
     return PLUGIN_LOG
 
 
-def _log(folder: Path, where: Path, outcome: RunOutcome) -> str | None:
-    """Name the file that has more on a failure: the rank's that failed first, else that of what started the ranks."""
+def _failure_log(folder: Path, rank_folder: Path, outcome: RunOutcome) -> str | None:
+    """Return the log with details of a failure: of the rank that failed first, else of the program that started the
+    ranks."""
     if outcome.rank is None and outcome.log is not None:
         return outcome.log
     name = None if outcome.rank is None else rank_log_name(outcome.rank)
     if name is None and outcome.status in ("failed", "oom"):
-        name = launcher_log_name(where)
-    return name if name is None or where == folder else f"{where.name}/{name}"
+        name = launcher_log_name(rank_folder)
+    return name if name is None or rank_folder == folder else f"{rank_folder.name}/{name}"
 
 
 def _result_of_job_tracker(folder: Path) -> Result | None:
     """Return the result that the job tracker has written, which had assumed that this node was dead."""
-    if RESULT_FILE not in os.listdir(folder):  # listing asks a file server, as a look at the file alone may not
+    if RESULT_FILE not in os.listdir(folder):  # a listing queries the file server; a stat of the file may be cached
         return None
     try:
         return read_result(folder / RESULT_FILE)
@@ -165,9 +166,9 @@ def _result_of_job_tracker(folder: Path) -> Result | None:
 
 
 def _merge_traces(folder: Path, ranks: Sequence[RankRecord]) -> list[int]:
-    """Merge the ranks' traces. A trace is no figure: where it cannot be written the run has gone well, and the ranks'
-    own traces stay."""
+    """Merge the ranks' traces, and return the merged ranks. Where the merged trace cannot be written, the run is still
+    ok, and the ranks' own traces stay."""
     with contextlib.suppress(OSError, ValueError):
         offsets_s = {rank.rank: rank.clock_offset_s for rank in ranks if rank.clock_offset_s is not None}
-        return trace_merge.merge(folder, offsets_s)
+        return trace_merge.merge_traces(folder, offsets_s)
     return []

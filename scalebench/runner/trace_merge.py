@@ -21,13 +21,13 @@ from scalebench.core.run_folder import MERGED_TRACE_FILE, rank_traces
 
 # What a file that was cut short or damaged raises.
 UNREADABLE = (OSError, EOFError, ValueError, zlib.error)
-PROCESS_FACTS = ("process_name", "process_sort_index")  # written anew
-NAMING = (*PROCESS_FACTS, "process_labels")
+REWRITTEN_EVENTS = ("process_name", "process_sort_index")  # written anew
+NAMING_EVENTS = (*REWRITTEN_EVENTS, "process_labels")
 
-Event = dict[str, Any]
+TraceEvent = dict[str, Any]
 
 
-def merge(folder: Path, offsets_s: Mapping[int, float] | None = None) -> list[int]:
+def merge_traces(folder: Path, offsets_s: Mapping[int, float] | None = None) -> list[int]:
     """Make trace.json.gz of the ranks' trace<k>.json.gz in `folder`, remove those, and return the merged ranks.
 
     `offsets_s`: by rank, its machine's clock minus that of rank 0's, where they differ (RankRecord.clock_offset_s).
@@ -43,7 +43,7 @@ def merge(folder: Path, offsets_s: Mapping[int, float] | None = None) -> list[in
             begins[rank] = _begin_ns(*_read(found[rank], offsets_ns.get(rank, 0)))
     if not begins:
         return []
-    numbers = _Numbers(min((begin for begin in begins.values() if begin is not None), default=0))
+    numbers = _IdMapper(min((begin for begin in begins.values() if begin is not None), default=0))
     temporary = folder / f".{MERGED_TRACE_FILE}.{os.getpid()}"
     try:
         with gzip.open(temporary, "wt", encoding="utf-8") as file:
@@ -64,7 +64,7 @@ def merge(folder: Path, offsets_s: Mapping[int, float] | None = None) -> list[in
     return list(begins)
 
 
-def _read(path: Path, offset_ns: int) -> tuple[list[Event], int]:
+def _read(path: Path, offset_ns: int) -> tuple[list[TraceEvent], int]:
     """(events, what their `ts` counts from in nanoseconds since the epoch by the clock of rank 0's machine). One of
     UNREADABLE for a damaged file.
 
@@ -79,11 +79,11 @@ def _read(path: Path, offset_ns: int) -> tuple[list[Event], int]:
     return events, (base if isinstance(base, int) else 0) - offset_ns
 
 
-def _begin_ns(events: list[Event], base_ns: int) -> int | None:
+def _begin_ns(events: list[TraceEvent], base_ns: int) -> int | None:
     return min((_ns(event["ts"], base_ns) for event in events if _timed(event)), default=None)
 
 
-def _timed(event: Event) -> bool:
+def _timed(event: TraceEvent) -> bool:
     return event.get("ph") != "M" and isinstance(event.get("ts"), (int, float))
 
 
@@ -94,16 +94,16 @@ def _ns(ts_us: float, base_ns: int) -> int:
 
 
 @dataclass
-class _Numbers:
+class _IdMapper:
     """Gives processes and events that belong together numbers that no other rank has."""
 
     begin_ns: int
     _pids: Iterator[int] = field(default_factory=lambda: count(1))  # 0 is the idle process to Perfetto
     _ids: Iterator[int] = field(default_factory=lambda: count(1))  # as text Perfetto would take them for hexadecimal
 
-    def renumbered(self, rank: int, events: list[Event], base_ns: int) -> Iterator[Event]:
+    def renumbered(self, rank: int, events: list[TraceEvent], base_ns: int) -> Iterator[TraceEvent]:
         """Yield the events of one rank, its processes first. A process is left out that has a name and nothing else."""
-        facts = {kind: {_key(e.get("pid")): _fact(e) for e in events if e.get("name") == kind} for kind in NAMING}
+        facts = {kind: {_key(e.get("pid")): _fact(e) for e in events if e.get("name") == kind} for kind in NAMING_EVENTS}
         alive = dict.fromkeys(_key(e.get("pid")) for e in events if e.get("ph") != "M")
         order = facts["process_sort_index"]
         pids = {key: next(self._pids) for key in sorted(alive, key=lambda key: _number(order.get(key)))}
@@ -115,10 +115,10 @@ class _Numbers:
         ids: dict[Any, int] = {}
         for event in events:
             key = _key(event.get("pid"))
-            if key in pids and not (event.get("ph") == "M" and event.get("name") in PROCESS_FACTS):
+            if key in pids and not (event.get("ph") == "M" and event.get("name") in REWRITTEN_EVENTS):
                 yield self._placed(event, pids[key], ids, base_ns)
 
-    def _placed(self, event: Event, pid: int, ids: dict[Any, int], base_ns: int) -> Event:
+    def _placed(self, event: TraceEvent, pid: int, ids: dict[Any, int], base_ns: int) -> TraceEvent:
         placed = {**event, "pid": pid}
         if _timed(event):
             placed["ts"] = (_ns(event["ts"], base_ns) - self.begin_ns) / 1000
@@ -143,7 +143,7 @@ def _key(name: Any) -> tuple[str, str]:
     return type(name).__name__, str(name)
 
 
-def _fact(event: Event) -> Any:
+def _fact(event: TraceEvent) -> Any:
     """The one value of a metadata event."""
     args = event.get("args")
     return next(iter(args.values()), None) if isinstance(args, dict) else None

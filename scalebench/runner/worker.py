@@ -25,15 +25,15 @@ from scalebench.core.result import RankRecord
 from scalebench.core.run_folder import rank_record_path
 from scalebench.core.spec import RunSpec, read_spec
 from scalebench.measure.progress import ProgressFile
-from scalebench.measure.session import Session, finish
+from scalebench.measure.session import Session, complete_record
 from scalebench.runner import memory_limit
 from scalebench.runner.launchers import rank_agent
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy, Unsupported
 
-PARENT = "SCALEBENCH_PARENT_PID"
+PARENT_PID = "SCALEBENCH_PARENT_PID"
 CLOSE_LIMIT_S = 5  # that a failed rank has to leave its group
-OUT_OF_MEMORY = (
+OUT_OF_MEMORY_PHRASES = (
     "out of memory",
     "oom when allocating",
     "can't allocate memory",
@@ -60,24 +60,24 @@ def run_rank(folder: Path, body: Callable[[RunSpec, Strategy, RankRecord, Progre
     rank = int(os.environ["RANK"])
     spec = read_spec(folder)
     if spec.device == "cpu":
-        memory_limit.hold(spec.config.measure.memory_limit_bytes)
-    pin(spec.places[rank].cpus or placement.cpus_from(os.environ))
+        memory_limit.apply_limit(spec.config.measure.memory_limit_bytes)
+    pin_to_cpus(spec.places[rank].cpus or placement.read_cpus_variable(os.environ))
     if rank in spec.services:
-        return serve(spec, rank, folder)
+        return serve_rank(spec, rank, folder)
     record = RankRecord(rank, socket.gethostname(), os.getpid(), threads=spec.places[rank].threads)
     record.marks_s["launch"] = arrived_s
-    record.affinity = affinity()
+    record.affinity = cpu_affinity()
     progress = ProgressFile(folder, rank, os.getpid())
     strategy: Strategy | None = None
     try:
-        progress.phase("setup")
+        progress.enter_phase("setup")
         record.marks_s["setup"] = time.time()  # the framework's import is part of it
-        strategy = registry.create(spec, rank)
+        strategy = registry.create_strategy(spec, rank)
         body(spec, strategy, record, progress)
         _final_barrier(strategy)
         strategy.close()
     except BaseException as error:
-        classify(error, record)
+        classify_error(error, record)
         traceback.print_exc()
         write_record(record, progress, folder)
         _close_quietly(strategy)
@@ -86,29 +86,29 @@ def run_rank(folder: Path, body: Callable[[RunSpec, Strategy, RankRecord, Progre
     return 0
 
 
-def serve(spec: RunSpec, rank: int, folder: Path) -> int:
+def serve_rank(spec: RunSpec, rank: int, folder: Path) -> int:
     """Run a rank that serves the chief. It leaves a record only where it fails: the launcher ends it."""
     try:
-        registry.create(spec, rank).serve()
+        registry.create_strategy(spec, rank).serve()
     except BaseException as error:
         record = RankRecord(rank, socket.gethostname(), os.getpid(), threads=spec.places[rank].threads)
-        classify(error, record)
+        classify_error(error, record)
         traceback.print_exc()
         write_json(rank_record_path(folder, rank), record)
     return 1
 
 
 def write_record(record: RankRecord, progress: ProgressFile, folder: Path) -> None:
-    finish(record, progress)
+    complete_record(record, progress)
     write_json(rank_record_path(folder, record.rank), record)
 
 
-def classify(error: BaseException, record: RankRecord) -> None:
+def classify_error(error: BaseException, record: RankRecord) -> None:
     """Set status and one-line reason of a failure."""
-    text = message(error) or type(error).__name__
+    text = one_line_message(error) or type(error).__name__
     if isinstance(error, Unsupported):
         record.status, record.reason = "unsupported", text
-    elif isinstance(error, MemoryError) or any(phrase in text.lower() for phrase in OUT_OF_MEMORY):
+    elif isinstance(error, MemoryError) or any(phrase in text.lower() for phrase in OUT_OF_MEMORY_PHRASES):
         record.status, record.reason = "oom", f"out of memory: {text[:300]}"
     elif isinstance(error, InputError):
         record.status, record.reason = "failed", text
@@ -117,7 +117,7 @@ def classify(error: BaseException, record: RankRecord) -> None:
     record.failed_at_s = time.time()
 
 
-def message(error: BaseException) -> str:
+def one_line_message(error: BaseException) -> str:
     """Return the message in one line. TensorFlow's begin with pages on where an operation was made: left out."""
     text = str(error)
     if text.startswith(TENSORFLOW_ORIGIN):
@@ -126,13 +126,13 @@ def message(error: BaseException) -> str:
     return " ".join(text.split())
 
 
-def pin(cpus: list[int]) -> None:
+def pin_to_cpus(cpus: list[int]) -> None:
     """Keep this process on its cores; threads started later inherit it."""
     if cpus and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cpus)
 
 
-def affinity() -> list[int]:
+def cpu_affinity() -> list[int]:
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
@@ -141,10 +141,10 @@ def end_with_parent() -> None:
 
     A process that no launcher started, as in a test, is left alone.
     """
-    parent = os.environ.get(PARENT)
+    parent = os.environ.get(PARENT_PID)
     if parent is None or not sys.platform.startswith("linux"):
         return
-    exit_with_parent.exit_with(int(parent), signal.SIGKILL)
+    exit_with_parent.tie_to_parent(int(parent), signal.SIGKILL)
     faulthandler.register(
         signal.SIGUSR1, file=sys.__stderr__ or sys.stderr
     )  # the launcher asks a rank that hangs where it is

@@ -11,23 +11,23 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-LIMIT_S = 20.0  # a controller that does not answer takes a tool 9 to 18 s to say so
-LONGEST = 300  # characters of an error
+COMMAND_TIMEOUT_S = 20.0  # a controller that does not answer takes a tool 9 to 18 s to say so
+MAX_MESSAGE_CHARACTERS = 300  # characters of an error
 # A user's defaults for squeue and sacct would hide jobs, or rename what is to be read.
-ASKING = re.compile(r"(SQUEUE|SACCT|SCONTROL)_|SLURM_TIME_FORMAT$|LC_ALL$")
-NOISE = re.compile(
+QUERY_VARIABLES = re.compile(r"(SQUEUE|SACCT|SCONTROL)_|SLURM_TIME_FORMAT$|LC_ALL$")
+MESSAGE_PREFIX = re.compile(
     r"^(?:/\S*/)?(?:sbatch|squeue|sacct|scancel|scontrol|srun|salloc|sinfo): (?:(?:error|fatal): )?|"
     r"^(?:Batch job submission failed|slurm_load_\w+(?: error)?|Unable to allocate resources): "
 )
 HINTS = re.compile(r'^(?:Try ".*" for more information|Usage: )|: warning: ')
-AWAY = re.compile(
+UNREACHABLE_MESSAGE = re.compile(
     r"Unable to contact slurm controller|Socket timed out|Connection (?:refused|timed out|reset)|standby mode|"
     r"Zero Bytes were transmitted|Unable to process configuration file|Could not establish a configuration source|"
     r"Transport endpoint|No route to host|Resource temporarily unavailable",
     re.IGNORECASE,
 )
 # What no other day will change. A limit on submitted jobs passes, and so does what is "not available now".
-REFUSED = re.compile(
+REFUSED_MESSAGE = re.compile(
     r"Invalid (?:partition|account|qos|wckey|license|feature|preferred feature|node name|generic resource|gres|"
     r"burst buffer|Trackable|time|-|job array)|invalid (?:partition|option)|unrecognized option|ambiguous option|"
     r"requires an argument|[Nn]ode count specification|Requested reservation is invalid|"
@@ -37,22 +37,22 @@ REFUSED = re.compile(
     r"Job size specification|[Rr]equested (?:GRES|topology)|exceeds? (?:partition|configured)|"
     r"(?:Assoc|QOS)(?:Max\w+Per(?:Job|Node)|Min)"
 )
-PASSES = re.compile(r"(?:Assoc|QOS)\w*Submit")
+TEMPORARY_LIMIT = re.compile(r"(?:Assoc|QOS)\w*Submit")
 
 
 class SlurmError(Exception):
     """A command of SLURM went wrong; one line."""
 
 
-class Unreachable(SlurmError):
+class SlurmUnreachable(SlurmError):
     """SLURM is not there: the command is missing or does not end, or the controller does not answer."""
 
 
-class Refused(SlurmError):
+class JobRefused(SlurmError):
     """A job that this cluster will never take as it is."""
 
 
-def inside() -> bool:
+def in_allocation() -> bool:
     """Whether this process is in an allocation."""
     return bool(os.environ.get("SLURM_JOB_ID"))
 
@@ -70,7 +70,7 @@ class Slurm:
     def has(self, name: str) -> bool:
         return self.path(name) is not None
 
-    def run(self, name: str, *words: str, limit_s: float = LIMIT_S, variables: Mapping[str, str] | None = None) -> str:
+    def run(self, name: str, *words: str, limit_s: float = COMMAND_TIMEOUT_S, variables: Mapping[str, str] | None = None) -> str:
         """What the command prints. SlurmError where it fails.
 
         `variables`: its environment; None: this one, without what changes how its answer reads, and with times as
@@ -79,8 +79,8 @@ class Slurm:
         path = self.path(name)
         if path is None:
             where = "on the PATH; set hardware.slurm.bin" if self._bin is None else f"in {self._bin}"
-            raise Unreachable(f"there is no {name} {where}")
-        env = _asking() if variables is None else dict(variables)
+            raise SlurmUnreachable(f"there is no {name} {where}")
+        env = _query_environment() if variables is None else dict(variables)
         try:
             # A session of its own: a Ctrl-C that takes sbatch along would lose the number of its job.
             process = subprocess.Popen(
@@ -88,29 +88,29 @@ class Slurm:
                 text=True, errors="replace", start_new_session=True,
             )  # fmt: skip
         except OSError as error:
-            raise Unreachable(f"{path} cannot be run: {error.strerror}") from error
+            raise SlurmUnreachable(f"{path} cannot be run: {error.strerror}") from error
         try:
             out, err = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
-            raise Unreachable(f"{name} did not answer within {limit_s:g} s") from None
+            raise SlurmUnreachable(f"{name} did not answer within {limit_s:g} s") from None
         finally:
-            _end(process)
+            _kill_if_running(process)
         if process.returncode != 0:
-            raise error_of(name, process.returncode, err or out)
+            raise classify_error(name, process.returncode, err or out)
         return out
 
 
-def error_of(name: str, code: int, text: str) -> SlurmError:
+def classify_error(name: str, code: int, text: str) -> SlurmError:
     """The error that a command means by its text."""
-    line = one_line(text)
-    if AWAY.search(text):
-        return Unreachable(line)
-    if REFUSED.search(text) and not PASSES.search(text):
-        return Refused(line)
+    line = shorten_message(text)
+    if UNREACHABLE_MESSAGE.search(text):
+        return SlurmUnreachable(line)
+    if REFUSED_MESSAGE.search(text) and not TEMPORARY_LIMIT.search(text):
+        return JobRefused(line)
     return SlurmError(line or f"{name} ended with exit code {code} and said nothing")
 
 
-def one_line(text: str) -> str:
+def shorten_message(text: str) -> str:
     """The lines of an error without the names that stand before them, each once."""
     lines = []
     for line in text.splitlines():
@@ -118,18 +118,18 @@ def one_line(text: str) -> str:
             continue
         before = None
         while before != line:
-            before, line = line, NOISE.sub("", line.strip())
+            before, line = line, MESSAGE_PREFIX.sub("", line.strip())
         lines.append(line)
     told = "; ".join(line for line in dict.fromkeys(lines) if line)
-    return told if len(told) <= LONGEST else f"{told[: LONGEST - 3]}..."
+    return told if len(told) <= MAX_MESSAGE_CHARACTERS else f"{told[: MAX_MESSAGE_CHARACTERS - 3]}..."
 
 
-def _asking() -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not ASKING.match(name)}
+def _query_environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not QUERY_VARIABLES.match(name)}
     return kept | {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _kill_if_running(process: subprocess.Popen[str]) -> None:
     """A command that did not end, and what it has started."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -21,9 +21,9 @@ from scalebench.slurm.commands import Slurm, SlurmError
 # The reason comes last: it is prose, and may hold anything.
 SQUEUE_FORMAT = "%i|%T|%N|%S|%V|%l|%r"
 SACCT_FORMAT = "JobID,State,ExitCode,NodeList,Start,Submit,Timelimit"
-WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+WAITING_STATES = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 # How jobs end: the status of a run that left no row, and what happened.
-ENDS = {
+END_STATES = {
     "COMPLETED": ("failed", "ended, and left no row"),
     "FAILED": ("failed", "failed"),
     "LAUNCH_FAILED": ("failed", "could not be started"),
@@ -38,7 +38,7 @@ ENDS = {
     "RECONFIG_FAIL": ("failed", "was given a node that could not be set up"),
 }
 # Reasons of a pending job that waiting does not change.
-NEVER = {
+PERMANENT_REASONS = {
     "PartitionConfig": "the partition takes no such job: more nodes, cores or minutes than it gives",
     "PartitionNodeLimit": "it wants more nodes than the partition has or gives to one job",
     "PartitionTimeLimit": "its time limit is above that of the partition; lower hardware.slurm.time_minutes",
@@ -52,8 +52,8 @@ NEVER = {
     "DependencyNeverSatisfied": "what it depends on did not happen",
 }
 # Limits on one job, not on what the others of a user or a group leave of them.
-OF_ONE_JOB = re.compile(r"(?:Assoc|QOS)(?:Max\w+Per(?:Job|Node)|Min)")
-WHY_FAILED = {"0:53": "SLURM could not open its log; do the nodes see the run's folder?"}
+PER_JOB_LIMIT = re.compile(r"(?:Assoc|QOS)(?:Max\w+Per(?:Job|Node)|Min)")
+EXIT_CODE_REASONS = {"0:53": "SLURM could not open its log; do the nodes see the run's folder?"}
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def parse_squeue(text: str) -> dict[str, JobState]:
         parts = line.split("|", 6)
         if len(parts) == 7 and _is_id(parts[0]):
             job_id, state, nodes, start, submit, limit, reason = parts
-            found[job_id.strip()] = _job(job_id, state, nodes, start, submit, limit, reason)
+            found[job_id.strip()] = _job_state(job_id, state, nodes, start, submit, limit, reason)
     return found
 
 
@@ -89,7 +89,7 @@ def parse_sacct(text: str) -> dict[str, JobState]:
         parts = line.split("|")
         if len(parts) == 7 and _is_id(parts[0]):
             job_id, state, code, nodes, start, submit, limit = parts
-            found[job_id.strip()] = _job(job_id, state, nodes, start, submit, limit, None, code)
+            found[job_id.strip()] = _job_state(job_id, state, nodes, start, submit, limit, None, code)
     return found
 
 
@@ -97,62 +97,62 @@ def parse_scontrol(text: str) -> dict[str, JobState]:
     """States by job from `scontrol --oneliner show job`."""
     found = {}
     for line in text.splitlines():
-        told = {key: _field(line, key) for key in FIELDS.split()}
+        told = {key: _field(line, key) for key in SCONTROL_FIELDS.split()}
         if _is_id(told["JobId"]) and told["JobState"]:
-            found[told["JobId"]] = _job(*told.values())
+            found[told["JobId"]] = _job_state(*told.values())
     return found
 
 
-FIELDS = "JobId JobState NodeList StartTime SubmitTime TimeLimit Reason ExitCode"
+SCONTROL_FIELDS = "JobId JobState NodeList StartTime SubmitTime TimeLimit Reason ExitCode"
 
 
-def over(state: JobState | str) -> bool:
+def is_over(state: JobState | str) -> bool:
     """Whether a job in this state runs no more, nor ever will. One that nobody has heard of is not over."""
-    return (state.state if isinstance(state, JobState) else state) in ENDS
+    return (state.state if isinstance(state, JobState) else state) in END_STATES
 
 
-def judge(state: JobState) -> tuple[str, str]:
+def classify_end(state: JobState) -> tuple[str, str]:
     """(status, reason) of a run whose job ended so, and that left no better word of it."""
-    if never(state) is not None:
-        return "unsupported", str(never(state))
-    status, what = ENDS.get(state.state, ("failed", "is lost"))
+    if why_never_starts(state) is not None:
+        return "unsupported", str(why_never_starts(state))
+    status, what = END_STATES.get(state.state, ("failed", "is lost"))
     where = f": {state.node_list}" if state.node_list else ""
     detail = ""
     if state.state == "TIMEOUT":
-        detail = _limit(state.limit)
+        detail = _format_limit(state.limit)
     elif state.state == "CANCELLED" and state.cancelled_by is not None:
-        detail = f" by user {_user(state.cancelled_by)}"
+        detail = f" by user {_user_name(state.cancelled_by)}"
     word = state.state if state.cancelled_by is None else f"{state.state} by {state.cancelled_by}"
     if state.state == "FAILED":
-        word, where = _failure(state)
+        word, where = _describe_failure(state)
     elif state.state not in ("NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY"):
         where = ""
     return status, f"SLURM job {state.job_id} {what}{detail} ({word}){where}"
 
 
-def never(state: JobState) -> str | None:
+def why_never_starts(state: JobState) -> str | None:
     """Why this job cannot start, ever; None where it can, or has."""
     reason = state.reason or ""
-    if state.state not in ("PENDING", "FAILED") or not (reason in NEVER or OF_ONE_JOB.match(reason)):
+    if state.state not in ("PENDING", "FAILED") or not (reason in PERMANENT_REASONS or PER_JOB_LIMIT.match(reason)):
         return None
-    why = NEVER.get(reason, "it wants more, or less, than one job may have")
+    why = PERMANENT_REASONS.get(reason, "it wants more, or less, than one job may have")
     return f"SLURM job {state.job_id} cannot start ({reason}): {why}"
 
 
-def script_killed(state: JobState) -> bool:
+def is_script_killed(state: JobState) -> bool:
     """Whether what the job runs on its first node was killed, or never started."""
     signal = (state.exit_code or "").partition(":")[2]
     return state.state == "FAILED" and (state.reason == "JobLaunchFailure" or signal not in ("", "0"))
 
 
-def _failure(state: JobState) -> tuple[str, str]:
+def _describe_failure(state: JobState) -> tuple[str, str]:
     told = [state.state, *([] if state.reason is None else [state.reason])]
     told += [] if state.exit_code in (None, "0:0") else [f"exit code {state.exit_code}"]
-    why = WHY_FAILED.get(state.exit_code or "")
+    why = EXIT_CODE_REASONS.get(state.exit_code or "")
     return ", ".join(told), f": {why}" if why else ""
 
 
-def _job(
+def _job_state(
     job_id: str,
     state: str,
     nodes: str,
@@ -165,11 +165,11 @@ def _job(
     words = state.split()
     word = words[0].rstrip("+").upper() if words else "UNKNOWN"
     by = words[2] if len(words) == 3 and words[1] == "by" else None
-    node_list = _told(nodes)
+    node_list = _value_or_none(nodes)
     # squeue tells of a pending job when it may start, and of one cancelled before when that was.
-    started_at_s = None if node_list is None or word in WAITING else _time(start)
+    started_at_s = None if node_list is None or word in WAITING_STATES else _parse_time(start)
     return JobState(
-        job_id.strip(), word, _told(reason), node_list, _told(code), started_at_s, _time(submit), _told(limit), by
+        job_id.strip(), word, _value_or_none(reason), node_list, _value_or_none(code), started_at_s, _parse_time(submit), _value_or_none(limit), by
     )
 
 
@@ -183,12 +183,12 @@ def _field(line: str, key: str) -> str:
     return match[1] if match else ""
 
 
-def _told(text: str | None) -> str | None:
+def _value_or_none(text: str | None) -> str | None:
     text = (text or "").strip()
     return None if text in ("", "None", "(null)", "N/A", "Unknown", "None assigned", "NOT_SET", "INVALID") else text
 
 
-def _time(text: str) -> float | None:
+def _parse_time(text: str) -> float | None:
     """Seconds since the epoch, from those or from a local time."""
     text = text.strip()
     if re.fullmatch(r"\d{1,12}", text, re.ASCII):
@@ -198,7 +198,7 @@ def _time(text: str) -> float | None:
     return None
 
 
-def _limit(text: str | None) -> str:
+def _format_limit(text: str | None) -> str:
     """` of 5 minutes`, from [DAYS-]HOURS:MINUTES:SECONDS, of which the hours may be missing."""
     match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text or "", re.ASCII)
     if match is None:
@@ -208,20 +208,20 @@ def _limit(text: str | None) -> str:
     return f" of {total} minute{'' if total == 1 else 's'}"
 
 
-def _user(number: str) -> str:
+def _user_name(number: str) -> str:
     try:
         return pwd.getpwuid(int(number)).pw_name
     except (KeyError, ValueError, OverflowError):
         return number
 
 
-SLOWEST_S = 60.0  # between two questions to a controller that does not answer
+MAX_POLL_INTERVAL_S = 60.0  # between two questions to a controller that does not answer
 # Answers about a job that the queue has forgotten which may be behind: accounting hears of its end a little later.
-LATE_ANSWERS = 12
+MAX_LATE_ANSWERS = 12
 NO_ACCOUNTING = "accounting storage is disabled"
 
 
-class Watcher:
+class JobStatePoller:
     """Remembers what it was told, and how a job ended for good.
 
     squeue knows the jobs that wait or run and, for some minutes, those that are over. Of those that it has forgotten
@@ -244,12 +244,12 @@ class Watcher:
         It is asked at most once in `interval_s`, otherwise the answer is what is known. One that nobody knows any more
         is left out. SlurmError where the controller does not answer, which then is asked less often.
         """
-        open_ids = [job_id for job_id in job_ids if job_id not in self._known or not over(self._known[job_id])]
+        open_ids = [job_id for job_id in job_ids if job_id not in self._known or not is_over(self._known[job_id])]
         if open_ids and self._clock() >= self._ask_at_s:
             try:
                 self._ask(open_ids)
             finally:
-                pause_s = min(self._interval_s * 2**self._failures, max(SLOWEST_S, self._interval_s))
+                pause_s = min(self._interval_s * 2**self._failures, max(MAX_POLL_INTERVAL_S, self._interval_s))
                 self._ask_at_s = self._clock() + pause_s
         return {job_id: self._known[job_id] for job_id in job_ids if job_id in self._known}
 
@@ -294,11 +294,11 @@ class Watcher:
                 self._known[job_id] = found[job_id]
             self._lost[job_id] += 1
             # The controller is never behind: what it does not know is gone.
-            if self._lost[job_id] >= (LATE_ANSWERS if self._accounting else 2) and not self._over(job_id):
+            if self._lost[job_id] >= (MAX_LATE_ANSWERS if self._accounting else 2) and not self._over(job_id):
                 self._known.pop(job_id, None)
 
     def _over(self, job_id: str) -> bool:
-        return job_id in self._known and over(self._known[job_id])
+        return job_id in self._known and is_over(self._known[job_id])
 
     def _queue(self) -> dict[str, JobState]:
         # Of a user rather than of jobs: an id that it has forgotten would be an error.

@@ -16,17 +16,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from scalebench.core.errors import InputError, no_such
+from scalebench.core.errors import InputError, unknown_name_message
 from scalebench.core.machine import machine
 from scalebench.core.spec import HardwareSpec, RunSpec, SlurmSpec
 
-RUNTIMES = ("apptainer", "pyxis")
-MPI = ("mpirun", "pmix", "pmix_v2", "pmix_v3", "pmix_v4", "pmix_v5", "pmi2", "openmpi", "cray_shasta")
-OPTION = re.compile(r"--([a-z][a-z0-9-]*)(?:=(.*))?")
-NAMES = "partition account qos reservation constraint".split()
+CONTAINER_RUNTIMES = ("apptainer", "pyxis")
+MPI_STARTERS = ("mpirun", "pmix", "pmix_v2", "pmix_v3", "pmix_v4", "pmix_v5", "pmi2", "openmpi", "cray_shasta")
+OPTION_PATTERN = re.compile(r"--([a-z][a-z0-9-]*)(?:=(.*))?")
+NAME_KEYS = "partition account qos reservation constraint".split()
 GEOMETRY = "gpus and the keys of hardware"
 # Options that scalebench writes itself, and the keys that they come from.
-OURS = {name: f"hardware.slurm.{name}" for name in (*NAMES, "exclusive", "gres")} | {
+RESERVED_OPTIONS = {name: f"hardware.slurm.{name}" for name in (*NAME_KEYS, "exclusive", "gres")} | {
     "mem": "hardware.slurm.memory", "time": "hardware.slurm.time_minutes", "nodes": GEOMETRY, "ntasks": GEOMETRY,
     "ntasks-per-node": GEOMETRY, "cpus-per-task": "hardware.cpus_per_device", "output": "the folder of the run",
     "error": "the folder of the run", "job-name": "the run", "no-requeue": "scalebench", "requeue": "scalebench",
@@ -34,38 +34,38 @@ OURS = {name: f"hardware.slurm.{name}" for name in (*NAMES, "exclusive", "gres")
     "overcommit": GEOMETRY,
 }  # fmt: skip
 # Of the step that starts the ranks. Where the job and the step have the same one, the step takes over the job's.
-STEP_OURS = dict.fromkeys("nodes ntasks ntasks-per-node distribution overcommit nodelist".split(), GEOMETRY) | {
+RESERVED_STEP_OPTIONS = dict.fromkeys("nodes ntasks ntasks-per-node distribution overcommit nodelist".split(), GEOMETRY) | {
     "cpus-per-task": "hardware.cpus_per_device", "cpu-bind": "hardware.bind", "mpi": "hardware.slurm.mpi",
     "kill-on-bad-exit": "scalebench", "output": "the folder of the run", "error": "the folder of the run",
     "container-image": "hardware.slurm.container", "container-mounts": "hardware.slurm.container_mounts",
 }  # fmt: skip
 
 
-def check(hardware: HardwareSpec) -> None:
+def check_slurm_options(hardware: HardwareSpec) -> None:
     """InputError for what no cluster would understand; what this one does not have is its own to say."""
     slurm = hardware.slurm
     for key, value, known in (
         ("hardware.scheduler", hardware.scheduler, ("none", "slurm")),
-        ("hardware.slurm.container_runtime", slurm.container_runtime, RUNTIMES),
-        ("hardware.slurm.mpi", slurm.mpi, MPI),
+        ("hardware.slurm.container_runtime", slurm.container_runtime, CONTAINER_RUNTIMES),
+        ("hardware.slurm.mpi", slurm.mpi, MPI_STARTERS),
     ):
         if value not in known:
-            raise InputError(f"{key}={value}: {no_such('such value', value, known)}")
+            raise InputError(f"{key}={value}: {unknown_name_message('such value', value, known)}")
     if slurm.time_minutes is not None and slurm.time_minutes < 1:
         raise InputError(f"hardware.slurm.time_minutes={slurm.time_minutes} should be at least 1")
-    parse(slurm.lines)
-    parse(slurm.srun, "hardware.slurm.srun", STEP_OURS)
-    _check_words(slurm)
-    mounts(slurm.container_mounts)
+    parse_options(slurm.lines)
+    parse_options(slurm.srun, "hardware.slurm.srun", RESERVED_STEP_OPTIONS)
+    _check_values(slurm)
+    parse_mounts(slurm.container_mounts)
 
 
-def parse(
-    lines: Sequence[str], key: str = "hardware.slurm.lines", ours: dict[str, str] = OURS
+def parse_options(
+    lines: Sequence[str], key: str = "hardware.slurm.lines", ours: dict[str, str] = RESERVED_OPTIONS
 ) -> dict[str, str | bool]:
     """Options by name, True for those without a value. InputError for what is none, or is not the user's to set."""
     found: dict[str, str | bool] = {}
     for line in lines:
-        match = OPTION.fullmatch(line)
+        match = OPTION_PATTERN.fullmatch(line)
         if match is None:
             raise InputError(f"{key}: '{line}' should be --name=value or --name, in one line")
         name, value = match.groups()
@@ -75,7 +75,7 @@ def parse(
     return found
 
 
-def mounts(told: Sequence[str]) -> list[tuple[str, str]]:
+def parse_mounts(told: Sequence[str]) -> list[tuple[str, str]]:
     """(FROM, TO) of each mount, with what stands behind TO, such as :ro. InputError for what is none."""
     found = []
     for mount in told:
@@ -88,8 +88,8 @@ def mounts(told: Sequence[str]) -> list[tuple[str, str]]:
     return found
 
 
-def _check_words(slurm: SlurmSpec) -> None:
-    for key in NAMES:
+def _check_values(slurm: SlurmSpec) -> None:
+    for key in NAME_KEYS:
         value = getattr(slurm, key)
         if value is not None and (not value or re.search(r"\s", value) or value.startswith("-")):
             raise InputError(f"hardware.slurm.{key}='{value}' should be one word")
@@ -104,15 +104,15 @@ def _check_words(slurm: SlurmSpec) -> None:
         raise InputError(f"hardware.slurm.container={slurm.container} should be an image")
 
 
-def srun_words(spec: RunSpec, folder: Path) -> list[str]:
+def container_options(spec: RunSpec, folder: Path) -> list[str]:
     """Options of srun, where pyxis has given it some for containers."""
     slurm = spec.config.hardware.slurm
     if slurm.container is None or slurm.container_runtime != "pyxis":
         return []
-    return [f"--container-image={slurm.container}", f"--container-mounts={','.join(_mounted(spec, folder))}"]
+    return [f"--container-image={slurm.container}", f"--container-mounts={','.join(_mount_options(spec, folder))}"]
 
 
-def python(spec: RunSpec, folder: Path) -> list[str]:
+def python_command(spec: RunSpec, folder: Path) -> list[str]:
     """The command that is Python for a rank."""
     slurm = spec.config.hardware.slurm
     if slurm.container is None:
@@ -120,11 +120,11 @@ def python(spec: RunSpec, folder: Path) -> list[str]:
     if slurm.container_runtime == "pyxis":
         return [slurm.container_python]
     gpus = ["--nv"] if spec.device == "cuda" else []
-    binds = ["--bind", ",".join(_mounted(spec, folder))]
+    binds = ["--bind", ",".join(_mount_options(spec, folder))]
     return ["apptainer", "exec", *gpus, *binds, slurm.container, slurm.container_python]
 
 
-def folders(spec: RunSpec, folder: Path) -> list[Path]:
+def rank_folders(spec: RunSpec, folder: Path) -> list[Path]:
     """What a rank reads and writes: the run's folder, the data set's, and where a node keeps a copy of that."""
     dataset, stage = spec.config.dataset, spec.config.hardware.stage
     told = [folder, dataset.cache or machine.cache_folder(), dataset.path, stage]
@@ -132,23 +132,23 @@ def folders(spec: RunSpec, folder: Path) -> list[Path]:
     return list(dict.fromkeys(absolute))
 
 
-def _mounted(spec: RunSpec, folder: Path) -> list[str]:
-    paths = folders(spec, folder)
+def _mount_options(spec: RunSpec, folder: Path) -> list[str]:
+    paths = rank_folders(spec, folder)
     for path in paths:
         if set(",:") & set(str(path)):
             raise InputError(
                 f"{path} cannot be mounted in a container: commas and colons part mounts; take another name"
             )
-    told = [f"{source}:{target}" for source, target in mounts(spec.config.hardware.slurm.container_mounts)]
+    told = [f"{source}:{target}" for source, target in parse_mounts(spec.config.hardware.slurm.container_mounts)]
     return [f"{path}:{path}" for path in paths] + told
 
 
 RANK_AGENT = "scalebench.runner.launchers.rank_agent"  # the module that srun and mpirun start for each rank
-STARTING_S = 120.0  # that a job takes beside its run: starting Python on all nodes, and writing the row
+START_ALLOWANCE_S = 120.0  # that a job takes beside its run: starting Python on all nodes, and writing the row
 
 
 @dataclass(frozen=True)
-class Geometry:
+class JobGeometry:
     """Of one job. The memory and the GPUs are those of each node."""
 
     nodes: int
@@ -162,7 +162,7 @@ class Geometry:
     memory: str | None = None  # 0: all of it
 
 
-def geometry(spec: RunSpec) -> Geometry:
+def job_geometry(spec: RunSpec) -> JobGeometry:
     """Of the job that `spec` becomes."""
     hardware = spec.config.hardware
     slurm, cores = hardware.slurm, hardware.cpus_per_node
@@ -174,7 +174,7 @@ def geometry(spec: RunSpec) -> Geometry:
     if cores is not None:  # a task for each device, and those of other roles beside them
         cpus = max(1, min(cpus, cores // fullest))
     gpus = _gpus_per_node(spec)
-    return Geometry(
+    return JobGeometry(
         nodes=spec.nodes,
         tasks=spec.processes,
         tasks_per_node=fullest,
@@ -187,13 +187,13 @@ def geometry(spec: RunSpec) -> Geometry:
     )
 
 
-def time_minutes(spec: RunSpec) -> int:
+def time_limit_minutes(spec: RunSpec) -> int:
     """Limit of the job: hardware.slurm.time_minutes, or what the run may take and its start besides."""
     told = spec.config.hardware.slurm.time_minutes
-    return told if told is not None else math.ceil((spec.config.measure.timeout_s + STARTING_S) / 60)
+    return told if told is not None else math.ceil((spec.config.measure.timeout_s + START_ALLOWANCE_S) / 60)
 
 
-def rank_command(
+def srun_command(
     spec: RunSpec,
     folder: Path,
     module: str = "scalebench.runner.worker",
@@ -205,7 +205,7 @@ def rank_command(
     `hosts`: the node of each rank, in order; None: the job's nodes, which are not known yet. Where nodes have unequally
     many ranks, srun reads the hosts from the file that SLURM_HOSTFILE names.
     """
-    shape, strategy, slurm = geometry(spec), spec.config.strategy, spec.config.hardware.slurm
+    shape, strategy, slurm = job_geometry(spec), spec.config.strategy, spec.config.hardware.slurm
     words = [
         str(Path(bin).expanduser() / "srun") if bin else "srun",
         f"--nodes={shape.nodes}",
@@ -222,10 +222,10 @@ def rank_command(
     words += ["--cpu-bind=none", "--kill-on-bad-exit=0"]  # ranks pin themselves, and say themselves why they failed
     if strategy.launcher == "mpi" and slurm.mpi != "mpirun":
         words.append(f"--mpi={slurm.mpi}")
-    for name, value in parse(slurm.srun, "hardware.slurm.srun", STEP_OURS).items():
+    for name, value in parse_options(slurm.srun, "hardware.slurm.srun", RESERVED_STEP_OPTIONS).items():
         words.append(f"--{name}" if value is True else f"--{name}={value}")
-    words += srun_words(spec, folder)
-    return [*words, *python(spec, folder), "-m", RANK_AGENT, str(folder.absolute()), module]
+    words += container_options(spec, folder)
+    return [*words, *python_command(spec, folder), "-m", RANK_AGENT, str(folder.absolute()), module]
 
 
 def _gpus_per_node(spec: RunSpec) -> int | None:

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 from scalebench.core.errors import InputError
 from scalebench.core.json_files import read_record, write_json
-from scalebench.core.process import signals_later
+from scalebench.core.process import defer_signals
 from scalebench.core.run_folder import JOB_FILE, JOB_LOG, JOB_SCRIPT, SUBMITIT_FOLDER
 from scalebench.core.spec import RunSpec
 from scalebench.slurm.commands import Slurm, SlurmError
-from scalebench.slurm.resources import geometry, parse, time_minutes
+from scalebench.slurm.resources import job_geometry, parse_options, time_limit_minutes
 
 if TYPE_CHECKING:
     from submitit import SlurmExecutor
@@ -55,12 +55,12 @@ def read_submission(folder: Path) -> Submission | None:
         raise InputError(f"{path} cannot be read: {error}; remove it") from error
 
 
-JOB_MODULE, JOB_FUNCTION = "scalebench.runner.jobs.job_main", "job"
-SUBMIT_LIMIT_S = 60.0  # sbatch itself tries again for a while where the controller is busy
+JOB_MODULE, JOB_FUNCTION = "scalebench.runner.jobs.job_main", "run_job_and_exit"
+SUBMIT_TIMEOUT_S = 60.0  # sbatch itself tries again for a while where the controller is busy
 # Of this process and its ranks: a job would take itself for one of them.
-OURS_ONLY = ("SCALEBENCH_PARENT_PID", "SCALEBENCH_LAUNCHER", "SCALEBENCH_ADDRESSES", "SCALEBENCH_RUN_ID")
+PROCESS_VARIABLES = ("SCALEBENCH_PARENT_PID", "SCALEBENCH_LAUNCHER", "SCALEBENCH_ADDRESSES", "SCALEBENCH_RUN_ID")
 # Variables that change what a script says, and the options of it that they would overrule.
-OVERRULING = {
+OVERRIDING_VARIABLES = {
     "TIMELIMIT": "time", "OUTPUT": "output", "ERROR": "output", "INPUT": "output", "JOB_NAME": "job-name",
     "MEM_PER_NODE": "mem", "MEM_PER_CPU": "mem", "MEM_PER_GPU": "mem", "GRES": "gres", "GPUS": "gres",
     "GPUS_PER_NODE": "gres", "GPUS_PER_TASK": "gres", "GPUS_PER_SOCKET": "gres", "OVERCOMMIT": "nodes",
@@ -70,45 +70,45 @@ OVERRULING = {
 }  # fmt: skip
 # submitit's own that this job has no use for: its way to be told of the end, its key for accounting, and adding to a
 # log that is new.
-NOT_ASKED = re.compile(r"#SBATCH --(?:signal=USR2|wckey=|open-mode=append)")
+UNWANTED_LINE = re.compile(r"#SBATCH --(?:signal=USR2|wckey=|open-mode=append)")
 
 
-def text(spec: RunSpec, folder: Path) -> str:
+def render_script(spec: RunSpec, folder: Path) -> str:
     """The script of the job, as `submit` gives it to sbatch. Needs no SLURM here. InputError for a folder's name."""
-    executor = _executor(spec, folder)
+    executor = _make_executor(spec, folder)
     return str(executor._make_submission_file_text(executor._submitit_command_str, ""))
 
 
-def submit(spec: RunSpec, folder: Path) -> Submission:
+def submit_job(spec: RunSpec, folder: Path) -> Submission:
     """Submit the run in `folder`, which holds its spec.json; leaves job.json there.
 
     SlurmError, with nothing submitted: Refused for a job that this cluster will not take, Unreachable. InputError for
     a folder whose name SLURM would read as something else. OSError.
     """
-    executor = _executor(spec, folder)
+    executor = _make_executor(spec, folder)
     function = getattr(importlib.import_module(JOB_MODULE), JOB_FUNCTION)
     submitted_at_s = time.time()
-    with signals_later():  # a job whose number got lost would run on unseen
+    with defer_signals():  # a job whose number got lost would run on unseen
         try:
             job_id = executor.submit(function, str(folder.absolute())).job_id
         except BaseException:
-            clean(folder)
+            remove_pickles(folder)
             raise
         made = Submission(job_id, submitted_at_s, spec.config.hardware.slurm.partition)
         write_submission(made, folder)
     return made
 
 
-def clean(folder: Path) -> None:
+def remove_pickles(folder: Path) -> None:
     """Remove what submitit hands over, when the job has taken it or is over; the script stays for people to read."""
     for path in (folder / SUBMITIT_FOLDER).glob("*.pkl*"):
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
 
 
-def parameters(spec: RunSpec, folder: Path) -> dict[str, Any]:
+def submitit_parameters(spec: RunSpec, folder: Path) -> dict[str, Any]:
     """What submitit is told of the job."""
-    shape, slurm = geometry(spec), spec.config.hardware.slurm
+    shape, slurm = job_geometry(spec), spec.config.hardware.slurm
     # The task count of a node beyond its cores would be refused; the step then puts several on a core.
     cores = spec.config.hardware.cpus_per_node or shape.tasks_per_node
     further: dict[str, Any] = {"output": str(folder.absolute() / JOB_LOG).replace("%", "%%"), "no-requeue": True}
@@ -121,7 +121,7 @@ def parameters(spec: RunSpec, folder: Path) -> dict[str, Any]:
         "cpus_per_task": shape.cpus_per_task,
         "gres": shape.gres,
         "mem": shape.memory,
-        "time": time_minutes(spec),
+        "time": time_limit_minutes(spec),
         "partition": slurm.partition,
         "account": slurm.account,
         "qos": slurm.qos,
@@ -130,18 +130,18 @@ def parameters(spec: RunSpec, folder: Path) -> dict[str, Any]:
         "setup": slurm.setup or None,
         "stderr_to_stdout": True,
         "use_srun": False,  # the program stands on the first node and starts the ranks itself
-        "additional_parameters": further | parse(slurm.lines),
+        "additional_parameters": further | parse_options(slurm.lines),
     }
 
 
-def variables(script: str) -> dict[str, str]:
+def submission_environment(script: str) -> dict[str, str]:
     """This environment as a job shall find it, without what would have sbatch read `script` differently."""
     options = set(re.findall(r"^#SBATCH --([a-z-]+)", script, re.MULTILINE))
-    dropped = {f"SBATCH_{name}" for name, option in OVERRULING.items() if option in options}
-    return {name: value for name, value in os.environ.items() if name not in dropped and name not in OURS_ONLY}
+    dropped = {f"SBATCH_{name}" for name, option in OVERRIDING_VARIABLES.items() if option in options}
+    return {name: value for name, value in os.environ.items() if name not in dropped and name not in PROCESS_VARIABLES}
 
 
-def _executor(spec: RunSpec, folder: Path) -> SlurmExecutor:
+def _make_executor(spec: RunSpec, folder: Path) -> SlurmExecutor:
     """submitit's executor, which it takes a while to import."""
     from submitit import SlurmExecutor, SlurmJob
 
@@ -152,7 +152,7 @@ def _executor(spec: RunSpec, folder: Path) -> SlurmExecutor:
 
         def _make_submission_file_text(self, command: str, uid: str) -> str:
             lines = super()._make_submission_file_text(command, uid).splitlines()
-            return "".join(f"{line}\n" for line in lines if not NOT_ASKED.match(line))
+            return "".join(f"{line}\n" for line in lines if not UNWANTED_LINE.match(line))
 
         def _submit_command(self, command: str) -> SlurmJob[Any]:
             script = self._make_submission_file_text(command, "")
@@ -160,20 +160,20 @@ def _executor(spec: RunSpec, folder: Path) -> SlurmExecutor:
             path.write_text(script, encoding="utf-8")
             words = ["sbatch", str(path)]
             said = Slurm(spec.config.hardware.slurm.bin).run(
-                *words, limit_s=SUBMIT_LIMIT_S, variables=variables(script)
+                *words, limit_s=SUBMIT_TIMEOUT_S, variables=submission_environment(script)
             )
-            return SlurmJob(folder=self.folder, job_id=_job_id(said), tasks=[0])
+            return SlurmJob(folder=self.folder, job_id=_parse_job_id(said), tasks=[0])
 
     absolute = folder.absolute()
     if re.search(r"%[jtAa]|[\n\\]", str(absolute)):
         raise InputError(f"{absolute}: SLURM and submitit would read a part of this name; take another folder")
     # exec: the shell of the script becomes Python, and Python gets the signals that are meant for it.
     made = Executor(folder=absolute / SUBMITIT_FOLDER, python=f"exec {shlex.quote(sys.executable)}")
-    made.update_parameters(**parameters(spec, folder))
+    made.update_parameters(**submitit_parameters(spec, folder))
     return made
 
 
-def _job_id(said: str) -> str:
+def _parse_job_id(said: str) -> str:
     match = re.search(r"Submitted batch job (\d+)", said)
     if match is None:
         raise SlurmError(f"sbatch did not say which job it is: {' '.join(said.split())[:200] or 'nothing'}")

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
-from scalebench.core.errors import InputError, no_such
+from scalebench.core.errors import InputError, unknown_name_message
 from scalebench.core.result import Profile, StageRecord
-from scalebench.core.spec import Place, RunSpec, StrategySpec
+from scalebench.core.spec import RankPlacement, RunSpec, StrategySpec
 from scalebench.workloads.source import Source
 
 FORWARD, BACKWARD, OPTIMIZER = PARTS = ("forward", "backward", "optimizer")
+T = TypeVar("T")
+GroupSum = Callable[[list[float]], list[float]]  # sums of the values over all ranks, each of which must call it
 
 
 class Unsupported(Exception):
@@ -58,7 +61,7 @@ class Strategy(ABC):
     def __init__(self, spec: RunSpec, rank: int) -> None:
         """`spec` is the run, `rank` the number of this process in it."""
         self.spec = spec
-        self.place: Place = spec.places[rank]
+        self.place: RankPlacement = spec.places[rank]
         self.options: Any = parse_options(type(self), spec.config.strategy)
 
     @abstractmethod
@@ -223,6 +226,30 @@ def probes_of(strategy: Strategy) -> Probes:
     return strategy if isinstance(strategy, Probes) else NoProbes(strategy.spec)
 
 
+def create_on_all_ranks(
+    create: Callable[[], T], sum_over_group: GroupSum, failures: tuple[type[Exception], ...], reason: str
+) -> T:
+    """Return the result of `create` if it succeeds on every rank; else raise NotMeasured(reason) on all of them.
+
+    Ranks that took different paths would wait for each other until the timeout. `failures` are the exceptions to
+    handle so; `sum_over_group` returns sums over the ranks. Every rank must call this function.
+    """
+    created: list[T] = []
+    with contextlib.suppress(*failures):  # reported below, once all ranks know of it
+        created.append(create())
+    if sum_over_group([float(not created)])[0]:
+        raise NotMeasured(reason)
+    return created[0]
+
+
+def not_measured_if_unsupported(error: Exception, library: str, operation: str) -> NotMeasured:
+    """Return NotMeasured if `error` says that a library lacks an operation, on every rank; else raise the error."""
+    if "support" not in str(error).lower() and not isinstance(error, NotImplementedError):
+        raise error
+    message = str(error).partition("\n")[0].strip() or type(error).__name__
+    return NotMeasured(f"{library} has no {operation}: {message}")
+
+
 def parse_options(kind: type[Strategy], stated: StrategySpec) -> Any:
     """The strategy's Options from plain values; InputError as check_options and check_values."""
     check_options(stated.name, stated.options, dataclasses.asdict(kind.Options()))
@@ -234,9 +261,9 @@ def check_options(name: str, options: dict[str, Any], defaults: dict[str, Any]) 
     """InputError that names an unknown key and its nearest neighbour, or a value of another type than its default."""
     for key, value in options.items():
         if key not in defaults:
-            raise InputError(no_such(f"option of strategy '{name}'", key, defaults))
+            raise InputError(unknown_name_message(f"option of strategy '{name}'", key, defaults))
         default = defaults[key]
-        if not _fits(value, default):
+        if not _matches_default(value, default):
             raise InputError(
                 f"strategy.options.{key}={value!r} should be {type(default).__name__}, as its default {default!r}"
             )
@@ -247,7 +274,7 @@ def check_values(stated: StrategySpec) -> None:
     for key, known in stated.choices.items():
         value = stated.options.get(key)
         if value is not None and value not in known:
-            raise InputError(no_such(f"strategy.options.{key}", str(value), [str(each) for each in known]))
+            raise InputError(unknown_name_message(f"strategy.options.{key}", str(value), [str(each) for each in known]))
     for key, least in stated.at_least.items():
         value = stated.options.get(key)
         if value is None:
@@ -256,7 +283,7 @@ def check_values(stated: StrategySpec) -> None:
             raise InputError(f"strategy.options.{key}={value} should be at least {least:g}")
 
 
-def _fits(value: Any, default: Any) -> bool:
+def _matches_default(value: Any, default: Any) -> bool:
     if default is None or value is None:
         return default is None
     if isinstance(default, float):

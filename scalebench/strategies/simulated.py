@@ -16,12 +16,12 @@ from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import BACKWARD, FORWARD, OPTIMIZER, LossPart, Probes, Strategy, Unsupported
 from scalebench.workloads.source import Source
 
-JOIN_S = 30.0  # ranks that have not met by then never will
+JOIN_TIMEOUT_S = 30.0  # ranks that have not met by then never will
 NUMBER = struct.Struct("d")
 
 
 @dataclass
-class Options:
+class SimulatedOptions:
     """Times in seconds; each is kept on every rank."""
 
     setup_s: float = 0.0
@@ -57,7 +57,7 @@ class Simulated(Strategy, Probes):
     With lockstep=false they are independent replicas, which only meet between stages.
     """
 
-    Options = Options
+    Options = SimulatedOptions
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
@@ -69,10 +69,10 @@ class Simulated(Strategy, Probes):
 
     def setup(self) -> None:
         self._fault("setup")
-        self._kept = _memory(self.options.memory_bytes)
+        self._kept = _allocate(self.options.memory_bytes)
         time.sleep(self.options.setup_s)
         if self.spec.processes > 1:
-            self._group = join(self.place.rank, self.spec.processes)
+            self._group = connect_ranks(self.place.rank, self.spec.processes)
 
     def feed(self, source: Source) -> Iterable[Any]:
         for batch in source:
@@ -86,7 +86,7 @@ class Simulated(Strategy, Probes):
         if self._steps < self.options.warmup_steps:
             sleep_s += self.options.warmup_s
         self._steps += 1
-        held = _memory(self.options.sample_bytes * batch.samples)
+        held = _allocate(self.options.sample_bytes * batch.samples)
         time.sleep(sleep_s + self.options.sample_s * batch.samples)
         del held
         if self._exchanging:
@@ -169,15 +169,15 @@ class Simulated(Strategy, Probes):
         due = o.fault_phase == phase and o.fault_rank == self.place.rank
         if o.fault == "none" or not due or (phase == "step" and self._steps != o.fault_step):
             return
-        fail(o.fault)
+        raise_fault(o.fault)
 
 
-def _memory(size_bytes: int) -> bytes:
+def _allocate(size_bytes: int) -> bytes:
     """So much of it, written to, so that it is there."""
     return b"\1" * size_bytes
 
 
-def fail(fault: str) -> None:
+def raise_fault(fault: str) -> None:
     """Go wrong in the named way."""
     if fault == "raise":
         raise RuntimeError("told to fail")
@@ -199,7 +199,7 @@ def fail(fault: str) -> None:
     raise ValueError(f"no fault '{fault}'")
 
 
-def join(rank: int, processes: int) -> list[Connection]:
+def connect_ranks(rank: int, processes: int) -> list[Connection]:
     """Rank 0's connections to the others by rank; for the others the one to rank 0."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     key = os.environ.get("SCALEBENCH_RUN_ID", "").encode() or None
@@ -207,17 +207,17 @@ def join(rank: int, processes: int) -> list[Connection]:
         # A host's own name may lead to its loopback on that host, where the others do not get in.
         own = host if host == "127.0.0.1" else ""
         with _listen((own, port), processes, key) as listener:
-            listener._listener._socket.settimeout(JOIN_S)  # type: ignore[attr-defined]
+            listener._listener._socket.settimeout(JOIN_TIMEOUT_S)  # type: ignore[attr-defined]
             peers: dict[int, Connection] = {}
             for _ in range(processes - 1):
                 try:
                     peer = listener.accept()
                 except TimeoutError as error:
-                    found = f"only {len(peers) + 1} of {processes} ranks met within {JOIN_S:g} s"
+                    found = f"only {len(peers) + 1} of {processes} ranks met within {JOIN_TIMEOUT_S:g} s"
                     raise TimeoutError(found) from error
                 peers[int(NUMBER.unpack(peer.recv_bytes())[0])] = peer
         return [peers[r] for r in sorted(peers)]
-    deadline = time.monotonic() + JOIN_S
+    deadline = time.monotonic() + JOIN_TIMEOUT_S
     while True:
         try:
             peer = Client((host, port), authkey=key)

@@ -1,4 +1,4 @@
-"""What people see while runs go on: one progress line a run, plain lines where the output is no terminal. Layer 3."""
+"""Terminal output: a progress line for each run, tables at the end; plain lines where the output is no terminal."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from typing import TYPE_CHECKING, Any
 from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.spec import RunSpec
-from scalebench.core.sweep_file import SweepRecord, labels
-from scalebench.measure.progress import Progress, read_progress
-from scalebench.sweeps.time_estimate import between, estimate_s
+from scalebench.core.sweep_file import SweepRecord, join_labels
+from scalebench.measure.progress import RankProgress, read_progress
+from scalebench.sweeps.time_estimate import estimate_s, format_range
 
 if TYPE_CHECKING:
     from scalebench.analysis.load import Survey
     from scalebench.report.attribution_cases import Runs
-    from scalebench.runner.jobs import Queue
+    from scalebench.runner.jobs import QueueState
 
-MAX_COMMANDS = 3  # below a table
-MAX_UNREADABLE = 10  # files named one by one
-MAX_LABELS = 10  # of runs in a line
+MAX_BASELINE_COMMANDS = 3  # below a table
+MAX_UNREADABLE_LINES = 10  # files named one by one
+MAX_RUN_LABELS = 10  # of runs in a line
 MAX_RUNS_SHOWN = 2  # running jobs whose phase is shown
 MAX_RANKS_READ = 8  # of a running job
-PLAIN_WIDTH = 200  # of a file or a pipe, where nobody's window is the limit
+PLAIN_WIDTH_CHARACTERS = 200  # of a file or a pipe, where no window is the limit
 
 
 class Console:
-    """Everything scalebench prints goes through here; rich is imported when it first does."""
+    """Prints everything that runs and sweeps print. Rich is imported at the first output."""
 
     def __init__(self) -> None:
         self._rich: Any = None
-        self._following: Any = None  # the progress line of jobs, while there is one
+        self._queue_status: Any = None  # the progress line of jobs, while there is one
 
     @property
     def rich(self) -> Any:
@@ -45,267 +45,271 @@ class Console:
 
             self._rich = rich.console.Console(highlight=False)
             if not self._rich.is_terminal:
-                self._rich.width = PLAIN_WIDTH
+                self._rich.width = PLAIN_WIDTH_CHARACTERS
         return self._rich
 
-    def error(self, line: str) -> None:
+    def print_error(self, line: str) -> None:
         print(f"scalebench: {' '.join(line.split())}", file=sys.stderr)
 
-    def line(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         self.rich.print(text, markup=False, soft_wrap=True)
 
     @contextlib.contextmanager
-    def working(self, what: str) -> Iterator[None]:
-        """A line while something is made that may take a while."""
+    def show_activity(self, text: str) -> Iterator[None]:
+        """Show a line while something is done that may take a while."""
         if self.rich.is_terminal:
-            with self.rich.status(escape(what)):
+            with self.rich.status(escape_markup(text)):
                 yield
         else:
             yield
 
     @contextlib.contextmanager
-    def progress(
-        self, spec: RunSpec, number: int, planned: int, left: Callable[[], str] = lambda: ""
-    ) -> Iterator[Callable[[list[Progress]], None]]:
-        """The progress line of one run; yields what to call at each look at its ranks. `left` tells how long the sweep
-        that it is part of will take from now on."""
-        head = f"[{number}/{planned}] {spec.label}{repeat_of(spec)}"
+    def show_progress(
+        self, spec: RunSpec, number: int, planned: int, time_left: Callable[[], str] = lambda: ""
+    ) -> Iterator[Callable[[list[RankProgress]], None]]:
+        """Show the progress line of one run; the yielded function updates it from the progress of the ranks.
+
+        `time_left` formats how long the run's sweep will take from now on."""
+        head = f"[{number}/{planned}] {spec.label}{format_repeat(spec)}"
         if spec.config.debug or not self.rich.is_terminal:
-            self.line(f"{head} ...{_in_brackets(left())}")
+            self.print_line(f"{head} ...{_parenthesize(time_left())}")
             yield lambda ranks: None
             return
-        with self.rich.status(escape(head)) as status:
-            yield lambda ranks: status.update(escape(f"{head}  {describe(ranks)}{_in_brackets(left())}"))
+        with self.rich.status(escape_markup(head)) as status:
+            yield lambda ranks: status.update(
+                escape_markup(f"{head}  {describe_progress(ranks)}{_parenthesize(time_left())}")
+            )
 
     @contextlib.contextmanager
-    def cooling_down(self, seconds: float) -> Iterator[None]:
-        """The progress line of a pause between two runs."""
+    def show_pause(self, seconds: float) -> Iterator[None]:
+        """Show the progress line of a pause between two runs."""
         line = f"cooling down for {seconds:g} s"
         if self.rich.is_terminal:
             with self.rich.status(line):
                 yield
         else:
-            self.line(f"{line} ...")
+            self.print_line(f"{line} ...")
             yield
 
-    def ended(self, result: Result, folder: Path) -> None:
-        """One line for a run that is not ok, or that searched for its largest batch; others speak through the table."""
+    def print_outcome(self, result: Result, folder: Path) -> None:
+        """Print one line for a run that is not ok, or that searched for its largest batch; others are in the table."""
         if result.quality.max_batch is not None and result.status == "ok":
             from scalebench.report import terminal
 
-            return self.line(terminal.words(result))
+            return self.print_line(terminal.words(result))
         if result.status == "ok":
             return None
         log = f" (log: {folder / result.log})" if result.log is not None else ""
-        self.line(f"{result.scale.strategy} gpus={result.scale.gpus}: {result.status}: {result.reason}{log}")
+        self.print_line(f"{result.scale.strategy} gpus={result.scale.gpus}: {result.status}: {result.reason}{log}")
 
-    def skipped(self, result: Result, number: int, planned: int) -> None:
-        self.line(f"[{number}/{planned}] {result.scale.strategy} gpus={result.scale.gpus}: done before, kept")
+    def print_skipped(self, result: Result, number: int, planned: int) -> None:
+        self.print_line(f"[{number}/{planned}] {result.scale.strategy} gpus={result.scale.gpus}: done before, kept")
 
-    def left_out(self, record: SweepRecord) -> None:
-        """What a sweep had no time for, and how to go on."""
+    def print_left_out(self, record: SweepRecord) -> None:
+        """Print which runs a sweep had no time for, and how to continue it."""
         if not record.left_out:
             return
-        self.line(
+        self.print_line(
             f"sweep.max_minutes={record.max_minutes:g} left out {len(record.left_out)} of {len(record.runs)} runs: "
-            f"{labels(record.left_out, MAX_LABELS)}; the same command with resume=true and more time adds them"
+            f"{join_labels(record.left_out, MAX_RUN_LABELS)}; the same command with resume=true and more time adds them"
         )
 
-    def table(self, paths: Sequence[str | os.PathLike[str]], baseline: str | None = None) -> Survey:
-        """The table of all runs at or below `paths` that can be read, repeats as one row; a line on stderr for each
-        file that cannot. InputError where none can be read, or `baseline` names no run to compare them with."""
+    def print_table(self, paths: Sequence[str | os.PathLike[str]], baseline: str | None = None) -> Survey:
+        """Print the table of all readable runs at or below `paths`, repeats as one row, and a line on stderr for each
+        file that cannot be read. Raise InputError where none can be read, or `baseline` names no comparable run."""
         from scalebench.analysis.load import survey
         from scalebench.report.sections import batch_size
         from scalebench.report.tables import baseline_commands, summary
         from scalebench.report.terminal import data_or_model
 
-        found = survey(paths, baseline)
-        for _, line in found.unreadable[:MAX_UNREADABLE]:
-            self.error(f"left out: {line}")
-        if (more := len(found.unreadable) - MAX_UNREADABLE) > 0:
-            self.error(f"left out: {more} more that cannot be read")
-        self.rich.print(summary(found.pooled, found.given))
-        self._trainings(found)
-        self._memory(found)
-        for sentence in batch_size.sentences(found.pooled):
-            self.line(sentence)
-        for part in data_or_model(found.pooled):
-            self._part(part)
-        self._on_request(found.on_request)
-        for command in baseline_commands(found.pooled)[:MAX_COMMANDS]:
-            self.line(f"for the missing baselines: {command}")
-        self.line(f"results: {', '.join(str(path) for path in paths)}")
-        return found
+        runs = survey(paths, baseline)
+        for _, line in runs.unreadable[:MAX_UNREADABLE_LINES]:
+            self.print_error(f"left out: {line}")
+        if (more := len(runs.unreadable) - MAX_UNREADABLE_LINES) > 0:
+            self.print_error(f"left out: {more} more that cannot be read")
+        self.rich.print(summary(runs.pooled, runs.baseline_label))
+        self._print_trainings(runs)
+        self._print_memory(runs)
+        for sentence in batch_size.sentences(runs.pooled):
+            self.print_line(sentence)
+        for part in data_or_model(runs.pooled):
+            self._print_part(part)
+        self._print_collectives(runs.probe_folders)
+        for command in baseline_commands(runs.pooled)[:MAX_BASELINE_COMMANDS]:
+            self.print_line(f"for the missing baselines: {command}")
+        self.print_line(f"results: {', '.join(str(path) for path in paths)}")
+        return runs
 
-    def _trainings(self, found: Survey) -> None:
-        """What came of runs that trained to a stop."""
+    def _print_trainings(self, runs: Survey) -> None:
+        """Print the outcome of runs that trained to a stop."""
         from scalebench.report import training_tables
-        from scalebench.report import training_tables as training_table
 
-        if (trained := training_tables.summary(found.pooled)) is not None:
-            self.rich.print(trained)
-        for sentence in training_table.sentences(found.frame):
-            self.line(sentence)
+        if (table := training_tables.summary(runs.pooled)) is not None:
+            self.rich.print(table)
+        for sentence in training_tables.sentences(runs.frame):
+            self.print_line(sentence)
 
-    def _memory(self, found: Survey) -> None:
-        """What devices keep, where some keep less than a whole model or have no room for it."""
+    def _print_memory(self, runs: Survey) -> None:
+        """Print the memory per device where a device keeps less than the full model state, or ran out of memory."""
         from scalebench.report.sections import memory
 
-        if (kept := memory.summary(found.pooled)) is not None:
-            self.rich.print(kept)
-            for sentence in memory.sentences(found.pooled):
-                self.line(sentence)
+        if (table := memory.summary(runs.pooled)) is not None:
+            self.rich.print(table)
+            for sentence in memory.sentences(runs.pooled):
+                self.print_line(sentence)
 
-    def _on_request(self, folders: Sequence[Path]) -> None:
-        """Collective operations and bandwidths, of the runs that were asked to measure them."""
+    def _print_collectives(self, folders: Sequence[Path]) -> None:
+        """Print collective operations and bandwidths of the runs that measured them on request."""
         if not folders:
             return
-        from scalebench.analysis import collectives as crossover
-        from scalebench.analysis import collectives as transfers
+        from scalebench.analysis import collectives
         from scalebench.report.sections import sync
 
         results = [read_result(folder / RESULT_FILE) for folder in folders]
-        operations, moved = crossover.collectives(results), transfers.transfers(results)
+        operations, transfers = collectives.make_collective_table(results), collectives.make_bandwidth_table(results)
         for table in sync.tables(operations) if len(operations) else []:
             self.rich.print(table)
         for sentence in sync.sentences(operations) if len(operations) else []:
-            self.line(sentence)
-        if len(moved):
-            self.rich.print(sync.bandwidth_table(moved))
+            self.print_line(sentence)
+        if len(transfers):
+            self.rich.print(sync.bandwidth_table(transfers))
 
-    def details(self, folder: Path, runs: Runs | None = None) -> None:
-        """Where the time of the run in `folder` went, and among `runs` its lost efficiency; nothing of one that is not
-        ok. InputError for no whole record."""
+    def print_details(self, folder: Path, runs: Runs | None = None) -> None:
+        """Print where the time of the run in `folder` went and, compared with `runs`, its lost efficiency; nothing for
+        a run that is not ok. Raise InputError where its record cannot be read."""
         from scalebench.report.terminal import panel
 
         result = read_result(folder / RESULT_FILE)
         case = runs.case(result) if runs is not None and result.status == "ok" else None
         for part in panel(result, folder, case):
-            self._part(part)
+            self._print_part(part)
 
-    def _part(self, part: Any) -> None:
-        """A line, or what rich draws."""
+    def _print_part(self, part: Any) -> None:
+        """Print a line of text, or a renderable of rich."""
         if isinstance(part, str):
-            self.line(part)
+            self.print_line(part)
         else:
             self.rich.print(part)
 
-    def plan(self, runs: Sequence[tuple[RunSpec, bool]]) -> None:
-        """What a dry run lists: each run, and how long all may take."""
+    def print_plan(self, runs: Sequence[tuple[RunSpec, bool]]) -> None:
+        """Print the runs of a dry run, and how long all of them may take."""
         low_s = high_s = pause_s = 0.0
-        warm = False
-        several = len({spec.config.model.name for spec, _ in runs}) > 1
+        is_warm = False
+        has_several_models = len({spec.config.model.name for spec, _ in runs}) > 1
         for number, (spec, added) in enumerate(runs, 1):
-            note = repeat_of(spec) + (f" model={spec.config.model.name}" if several else "")
+            note = format_repeat(spec) + (f" model={spec.config.model.name}" if has_several_models else "")
             note += " (baseline, added)" if added else ""
             note += " [oversubscribed]" if "oversubscribed" in spec.flags else ""
             if not spec.starts:
-                told = f"unsupported: {spec.unsupported}" if spec.broken is None else f"will fail: {spec.broken}"
-                self.line(f"[{number}/{len(runs)}] {spec.label}{note}: {told}")
+                reason = f"unsupported: {spec.unsupported}" if spec.broken is None else f"will fail: {spec.broken}"
+                self.print_line(f"[{number}/{len(runs)}] {spec.label}{note}: {reason}")
                 continue
             low, high = estimate_s(spec)
             low_s, high_s = low_s + low, high_s + high
-            pause_s, warm = pause_s + warm * spec.config.measure.cool_down_s, True
+            pause_s, is_warm = pause_s + is_warm * spec.config.measure.cool_down_s, True
             batch = f"batch {spec.batch_per_device} per device, {spec.global_batch} global"
             if spec.config.measure.search == "max_batch":
                 batch = f"the largest batch that fits, from {spec.batch_per_device} per device on"
-            self.line(f"[{number}/{len(runs)}] {spec.label}{note}: {batch}, {between(low, high)}")
+            self.print_line(f"[{number}/{len(runs)}] {spec.label}{note}: {batch}, {format_range(low, high)}")
         count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
         pauses = f", {pause_s:.0f} s of them cooling down" if pause_s else ""
-        self.line(f"{count}, about {between(low_s + pause_s, high_s + pause_s)}{pauses}; nothing was started")
+        self.print_line(
+            f"{count}, about {format_range(low_s + pause_s, high_s + pause_s)}{pauses}; nothing was started"
+        )
 
     @contextlib.contextmanager
-    def following(self) -> Iterator[Callable[[Queue], None]]:
-        """The progress line of runs that a scheduler has; yields what to call when something has changed."""
+    def show_queue(self) -> Iterator[Callable[[QueueState], None]]:
+        """Show the progress line of runs that a scheduler does; the yielded function updates it on every change."""
         if not self.rich.is_terminal:
-            said: list[str] = []
+            last_line = ""
 
-            def tell(now: Queue) -> None:
-                line = queue_counts(now)
-                if said[-1:] != [line]:
-                    said[:] = [line]
-                    self.line(line)
+            def print_change(queue: QueueState) -> None:
+                nonlocal last_line
+                line = describe_queue_counts(queue)
+                if line != last_line:
+                    last_line = line
+                    self.print_line(line)
 
-            yield tell
+            yield print_change
             return
         with self.rich.status("submitting") as status:
-            self._following = status
+            self._queue_status = status
             try:
-                yield lambda now: status.update(escape(queue_line(now)))
+                yield lambda queue: status.update(escape_markup(describe_queue(queue)))
             finally:
-                self._following = None
+                self._queue_status = None
 
-    def shall_cancel(self, jobs: int, ask: bool) -> bool:
-        """Whether the jobs shall be cancelled. Where there is nobody to ask, or Ctrl-C is the answer: yes."""
+    def confirm_cancel(self, jobs: int, ask: bool) -> bool:
+        """Ask the user whether to cancel the jobs. The answer is yes without a terminal, and for Ctrl-C."""
         if not jobs or not ask or not (sys.stdin.isatty() and self.rich.is_terminal):
             return True
-        question = f"cancel {'the job' if jobs == 1 else f'all {jobs} jobs'}? Otherwise they go on without [Y/n] "
-        if self._following is not None:
-            self._following.stop()  # it would write over the question
+        question = f"cancel {'the job' if jobs == 1 else f'all {jobs} jobs'}? Otherwise they keep running [Y/n] "
+        if self._queue_status is not None:
+            self._queue_status.stop()  # it would write over the question
         try:
-            return _answer(question).strip().lower() not in ("n", "no")
+            return _read_answer(question).strip().lower() not in ("n", "no")
         except KeyboardInterrupt:
             return True
         finally:
-            if self._following is not None:
-                self._following.start()
+            if self._queue_status is not None:
+                self._queue_status.start()
 
-    def script(self, spec: RunSpec, folder: Path) -> None:
-        """What would be submitted of a run, and what then starts its ranks."""
+    def print_script(self, spec: RunSpec, folder: Path) -> None:
+        """Print the batch script that a run would be submitted as, and the command in it that starts its ranks."""
         from scalebench.slurm import resources, submit
 
-        self.line(f"\n{spec.label}{repeat_of(spec)}, submitted with sbatch:\n")
-        self.line(submit.text(spec, folder))
-        self.line("ranks, from within the job:\n")
-        self.line(f"{shlex.join(resources.rank_command(spec, folder))}\n")
+        self.print_line(f"\n{spec.label}{format_repeat(spec)}, submitted with sbatch:\n")
+        self.print_line(submit.render_script(spec, folder))
+        self.print_line("ranks, from within the job:\n")
+        self.print_line(f"{shlex.join(resources.srun_command(spec, folder))}\n")
 
 
-def _answer(question: str) -> str:
-    """What somebody types, up to the end of the line; nothing where they hang up."""
+def _read_answer(question: str) -> str:
+    """Print a question and return the line typed in answer; empty at the end of input."""
     print(question, end="", flush=True)
-    # Not input(): a Ctrl-C between its question and its waiting would be heard at the next key only.
+    # Not input(): a Ctrl-C between its question and its waiting would take effect at the next key only.
     while not select.select([sys.stdin], [], [], 0.5)[0]:
         pass
     return sys.stdin.readline()
 
 
-def _in_brackets(words: str) -> str:
-    return f" ({words})" if words else ""
+def _parenthesize(text: str) -> str:
+    return f" ({text})" if text else ""
 
 
-def repeat_of(spec: RunSpec) -> str:
-    """` repeat=2` where runs are repeated, and would look alike without it."""
+def format_repeat(spec: RunSpec) -> str:
+    """Return ` repeat=2` where runs are repeated, since their labels would be equal without it."""
     return f" repeat={spec.config.repeat}" if spec.config.measure.repeats > 1 else ""
 
 
-def escape(text: str) -> str:
-    """Rich takes brackets for markup, and a path or a name may hold some."""
+def escape_markup(text: str) -> str:
+    """Escape brackets, which rich takes for markup, in a path or a name."""
     from rich.markup import escape as escaped
 
     return escaped(text)
 
 
-def describe(ranks: list[Progress]) -> str:
-    """Phase, throughput so far and time left, of rank 0."""
+def describe_progress(ranks: list[RankProgress]) -> str:
+    """Describe phase, throughput so far and time left, by rank 0."""
     if not ranks:
         return "starting"
-    first = min(ranks, key=lambda p: p.rank)
-    words = [first.phase]
+    first = min(ranks, key=lambda progress: progress.rank)
+    parts = [first.phase]
     if first.epoch is not None:
-        words.append(f"epoch {first.epoch:.1f}")
+        parts.append(f"epoch {first.epoch:.1f}")
     if first.metric is not None:
-        words.append(first.metric)
+        parts.append(first.metric)
     if first.samples_per_s is not None:
-        # Of the stages of one model only the last counts samples, for all of them.
+        # Among the stages of one model only the last counts samples, for all of them.
         rate = first.samples_per_s * len(ranks) or max(p.samples_per_s or 0.0 for p in ranks)
-        words.append(f"{rate:,.0f} samples/s")
+        parts.append(f"{rate:,.0f} samples/s")
     if first.limit_s is not None:
-        words.append(f"at most {max(0.0, first.limit_s - first.elapsed_s):.0f} s left")
-    return ", ".join(words)
+        parts.append(f"at most {max(0.0, first.limit_s - first.elapsed_s):.0f} s left")
+    return ", ".join(parts)
 
 
-def queue_counts(queue: Queue) -> str:
-    """`4 of 10 runs over, 2 running, 3 pending (Priority), 1 not submitted yet`"""
+def describe_queue_counts(queue: QueueState) -> str:
+    """Return a line such as `4 of 10 runs over, 2 running, 3 pending (Priority), 1 not submitted yet`."""
     runs = queue.over + queue.running + queue.pending + queue.waiting
     reason = f" ({queue.reason})" if queue.reason else ""
     parts = [
@@ -313,17 +317,18 @@ def queue_counts(queue: Queue) -> str:
         f"{queue.running} running" if queue.running else "",
         f"{queue.pending} pending{reason}" if queue.pending else "",
         f"{queue.waiting} not submitted yet" if queue.waiting else "",
-        f"nothing heard of SLURM: {queue.trouble}" if queue.trouble else "",
+        f"no answer from SLURM: {queue.trouble}" if queue.trouble else "",
     ]
     return ", ".join(filter(None, parts))
 
 
-def queue_line(queue: Queue) -> str:
-    """The counts of a queue, and the phases of the first running jobs."""
+def describe_queue(queue: QueueState) -> str:
+    """Return the counts of a queue, and the phases of the first running jobs."""
     phases = []
     for run in queue.runs[:MAX_RUNS_SHOWN]:
         ranks = range(min(run.spec.processes, MAX_RANKS_READ))
-        first = next((read for rank in ranks if (read := read_progress(run.folder, rank)) is not None), None)
+        progress = (read_progress(run.folder, rank) for rank in ranks)
+        first = next((rank for rank in progress if rank is not None), None)
         if first is not None:
             phases.append(f"{run.spec.label}: {first.phase}")
-    return "; ".join([queue_counts(queue), *phases])
+    return "; ".join([describe_queue_counts(queue), *phases])

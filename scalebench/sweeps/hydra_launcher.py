@@ -1,4 +1,4 @@
-"""Hydra's launcher for sweeps: checks all runs, adds the missing baselines, then runs one after the other. Layer 4."""
+"""Hydra's launcher for sweeps: it checks all runs, adds missing baselines, then runs one after the other."""
 
 from __future__ import annotations
 
@@ -17,98 +17,98 @@ from scalebench.config.compose import to_config, use_caching_loader
 from scalebench.config.resolve import resolve
 from scalebench.core.errors import InputError
 from scalebench.core.spec import RunSpec
-from scalebench.runner.parent import refuse_results
+from scalebench.runner.parent import refuse_folder_with_result
 from scalebench.sweeps import cluster_runs, plan
-from scalebench.sweeps.task import prepare_data, session_of
+from scalebench.sweeps.task import get_session, prepare_datasets
 
-NO_TIME = (
-    "sweep.max_minutes is for runs of this machine, and nobody knows how long jobs are in a queue; leave it out: "
+NO_MAX_MINUTES = (
+    "sweep.max_minutes is for runs on this machine, and how long jobs wait in a queue is unknown; leave it out: "
     "hardware.slurm.time_minutes limits each job"
 )
 
 
 class SweepLauncher(Launcher):
-    """Gets all runs of a sweep at once, so that nothing starts before every one of them is known to be sound."""
+    """Gets all runs of a sweep at once, so that nothing starts before every one of them has been checked."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         use_caching_loader(hydra_context)
         self._context, self._task, self._config = hydra_context, task_function, config
-        self.session = session_of(task_function)
+        self.session = get_session(task_function)
         self.session.expect_folder(Path(str(config.hydra.sweep.dir)))
-        self._warm = False  # whether a run of this sweep has heated the machine
+        self._is_warm = False  # a run of this sweep has heated the machine
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         setup_globals()
-        planned = plan.plan(job_overrides, self._compose)
+        planned = plan.plan_sweep(job_overrides, self._compose)
         if self._config.dry_run:
             self.session.show_plan(planned, several=True)
             return []
         sweep_dir = Path(str(self._config.hydra.sweep.dir))
         if self._config.resume:
-            earlier = plan.earlier_results(sweep_dir.absolute().parent)
-            for job in planned:
-                job.earlier = earlier.get(job.key)
+            earlier = plan.find_earlier_results(sweep_dir.absolute().parent)
+            for run in planned:
+                run.earlier = earlier.get(run.key)
         else:
             for number in range(initial_job_idx, initial_job_idx + len(planned)):
-                refuse_results(sweep_dir / str(number))
-        queued = [n for n, job in enumerate(planned) if job.earlier is None and cluster_runs.submits(job.spec)]
-        if queued and self._config.sweep.max_minutes is not None:
-            raise InputError(NO_TIME)
-        prepare_data([job.spec for job in planned if job.earlier is None], self.session.console)
+                refuse_folder_with_result(sweep_dir / str(number))
+        jobs = [n for n, run in enumerate(planned) if run.earlier is None and cluster_runs.is_submitted(run.spec)]
+        if jobs and self._config.sweep.max_minutes is not None:
+            raise InputError(NO_MAX_MINUTES)
+        prepare_datasets([run.spec for run in planned if run.earlier is None], self.session.console)
         settings = self._config.sweep
         sweep = self.session.begin_sweep(planned, sweep_dir, settings.max_minutes, settings.report)
-        follow = partial(self._together, planned, initial_job_idx, sweep_dir)
-        runs = sweep.runs(planned, initial_job_idx, queued, follow)
-        return [self._one(job, number, sweep_dir) for number, job in runs]
+        follow = partial(self._follow_jobs, planned, initial_job_idx, sweep_dir)
+        runs = sweep.iterate(planned, initial_job_idx, jobs, follow)
+        return [self._run(run, number, sweep_dir) for number, run in runs]
 
     def resolve_run(self, overrides: Sequence[str]) -> RunSpec:
-        """Compose and check one run of this sweep. InputError or a composition error where it makes no sense."""
+        """Compose and check one run of this sweep. Raise InputError or a composition error where it is invalid."""
         return resolve(to_config(self._compose(overrides)))
 
-    def jobs_at_once(self, spec: RunSpec) -> int:
-        """How many runs like this one go side by side: as many jobs as the scheduler's queue may hold, else 1."""
-        return (spec.config.hardware.max_jobs or 1) if cluster_runs.submits(spec) else 1
+    def max_concurrent_runs(self, spec: RunSpec) -> int:
+        """Return how many runs like this one run side by side: as many jobs as may be in the queue, else 1."""
+        return (spec.config.hardware.max_jobs or 1) if cluster_runs.is_submitted(spec) else 1
 
-    def _together(
-        self, planned: Sequence[plan.Job], first: int, sweep_dir: Path, places: Sequence[int]
+    def _follow_jobs(
+        self, planned: Sequence[plan.SweepRun], first: int, sweep_dir: Path, positions: Sequence[int]
     ) -> Iterator[int]:
-        """Have the scheduler do these runs, all at once; yields the place of each whose row is in its folder."""
-        if not places:
+        """Submit these runs all at once. Yield the position of each when its result is in its folder."""
+        if not positions:
             return
         from scalebench.runner.jobs import JobRequest
 
-        folders = {place: self._configured(planned[place], first + place, sweep_dir)[1] for place in places}
-        asked = [JobRequest(place, planned[place].spec, folder) for place, folder in folders.items()]
+        folders = {n: self._configure(planned[n], first + n, sweep_dir)[1] for n in positions}
+        requests = [JobRequest(n, planned[n].spec, folder) for n, folder in folders.items()]
         root = sweep_dir.absolute().parent if self._config.resume else None
-        for run, result in cluster_runs.follow(asked, self.session.console, root):
-            with cluster_runs.undisturbed():
-                _adopt(run.folder, folders[run.number])
+        for run, result in cluster_runs.follow_jobs(requests, self.session.console, root):
+            with cluster_runs.delay_interrupts():
+                _copy_earlier_run(run.folder, folders[run.number])
                 self.session.collected[folders[run.number]] = result
             yield run.number
 
     def _compose(self, overrides: Sequence[str]) -> DictConfig:
         return self._context.config_loader.load_sweep_config(self._config, list(overrides))
 
-    def _configured(self, job: plan.Job, number: int, sweep_dir: Path) -> tuple[DictConfig, Path]:
-        """The config of run `number` of the sweep, and its folder."""
-        config = self._compose(job.overrides)
+    def _configure(self, run: plan.SweepRun, number: int, sweep_dir: Path) -> tuple[DictConfig, Path]:
+        """Return the config of run `number` of the sweep, and its folder."""
+        config = self._compose(run.overrides)
         with open_dict(config):
             config.hydra.job.id = str(number)
             config.hydra.job.num = number
         return config, (sweep_dir / str(config.hydra.sweep.subdir)).absolute()
 
-    def _one(self, job: plan.Job, number: int, sweep_dir: Path) -> JobReturn:
-        config, folder = self._configured(job, number, sweep_dir)
-        over = folder in self.session.collected
-        if job.earlier is not None:
-            _adopt(job.earlier, folder)
-        elif self._config.resume and not over:
-            shutil.rmtree(folder, ignore_errors=True)  # of a run that did not go well
-        if job.earlier is None and job.spec.starts and not over:
-            if self._warm:
-                self.session.cool_down(job.spec.config.measure.cool_down_s)
-            self._warm = True
-        with cluster_runs.undisturbed() if over else nullcontext():
+    def _run(self, run: plan.SweepRun, number: int, sweep_dir: Path) -> JobReturn:
+        config, folder = self._configure(run, number, sweep_dir)
+        is_collected = folder in self.session.collected
+        if run.earlier is not None:
+            _copy_earlier_run(run.earlier, folder)
+        elif self._config.resume and not is_collected:
+            shutil.rmtree(folder, ignore_errors=True)  # of a run that was not successful
+        if run.earlier is None and run.spec.starts and not is_collected:
+            if self._is_warm:
+                self.session.cool_down(run.spec.config.measure.cool_down_s)
+            self._is_warm = True
+        with cluster_runs.delay_interrupts() if is_collected else nullcontext():
             return run_job(
                 task_function=self._task,
                 config=config,
@@ -118,8 +118,8 @@ class SweepLauncher(Launcher):
             )
 
 
-def _adopt(earlier: Path, folder: Path) -> None:
-    """An earlier run becomes part of this sweep, so that the sweep's folder is whole by itself."""
+def _copy_earlier_run(earlier: Path, folder: Path) -> None:
+    """Copy an earlier run into this sweep, so that the sweep's folder is complete by itself."""
     if earlier.resolve() != folder.resolve():
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(earlier, folder)

@@ -1,4 +1,4 @@
-"""From a composed config to checked runs, and from a sweep's runs to all that it needs. Layer 4."""
+"""Plan a sweep: overrides become checked runs, with their repeats and the baselines that they need."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from scalebench.config.compose import to_config
 from scalebench.config.resolve import resolve
 from scalebench.core import result as results
-from scalebench.core.config_files import option_defaults
+from scalebench.core.config_files import strategy_option_defaults
 from scalebench.core.errors import InputError
 from scalebench.core.result import Result
 from scalebench.core.run_folder import RESULT_FILE
@@ -22,13 +22,13 @@ from scalebench.core.spec import RunSpec
 
 
 @dataclass
-class Job:
+class SweepRun:
     """One run of a sweep, by its overrides."""
 
     overrides: list[str]
     spec: RunSpec
-    added: bool = False  # a baseline that nobody asked for by name
-    earlier: Path | None = None  # folder of an equal run that went well (resume)
+    added: bool = False  # a baseline that the user has not named
+    earlier: Path | None = None  # folder of an equal run that was successful (resume)
     key: tuple[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -38,99 +38,99 @@ class Job:
     def repeats(self) -> int:
         return self.spec.config.measure.repeats
 
-    def again(self, repeat: int) -> Job:
-        """The same run as the repeat of that number. Equal but for it, so that nothing is composed anew."""
+    def with_repeat(self, repeat: int) -> SweepRun:
+        """Return the same run as another repeat. Nothing else differs, so that it need not be composed again."""
         if self.repeats == 1:
             return self
         config = dataclasses.replace(self.spec.config, repeat=repeat)
-        words = [word for word in self.overrides if not word.startswith("repeat=")]
-        return Job([*words, f"repeat={repeat}"], dataclasses.replace(self.spec, config=config), self.added)
+        others = [override for override in self.overrides if not override.startswith("repeat=")]
+        return SweepRun([*others, f"repeat={repeat}"], dataclasses.replace(self.spec, config=config), self.added)
 
 
 Compose = Callable[[Sequence[str]], DictConfig]
 
 
-def plan(overrides: Sequence[Sequence[str]], compose: Compose) -> list[Job]:
-    """The runs of a sweep in order, each once, with the baselines that are missing before their first use.
+def plan_sweep(overrides: Sequence[Sequence[str]], compose: Compose) -> list[SweepRun]:
+    """Return the runs of a sweep in order, each once, with missing baselines before their first use.
 
     `measure.repeats` unrolls: all runs of one repeat, then those of the next, so that a slow drift of the machine
-    spreads evenly over them. `measure.order=random` shuffles within each repeat, alike for the same seed.
+    spreads evenly over them. `measure.order=random` shuffles within each repeat, in the same way for the same
+    seed.
 
-    Raises InputError or a composition error for the first override that is wrong, before anything starts.
+    Raise InputError or a composition error for the first override that is wrong, before anything starts.
     """
 
-    @functools.cache  # runs of one sweep have many baselines in common
-    def resolved(*words: str) -> RunSpec:
-        return resolve(to_config(compose(words)))
+    @functools.cache  # runs of one sweep share many baselines
+    def resolve_cached(*arguments: str) -> RunSpec:
+        return resolve(to_config(compose(arguments)))
 
-    asked = [Job(list(words), resolved(*words)) for words in overrides]
-    for job in asked:
-        _refuse_two_ways(job)
-    wanted = [(*_baselines(job, resolved), job) for job in asked]
-    known = {job.again(repeat).key for job in asked for repeat in range(job.repeats)}
-    jobs: list[Job] = []
-    placed: set[tuple[str, int]] = set()
-    for repeat in range(max((job.repeats for job in asked), default=1)):
-        for *extra, job in wanted:
-            if repeat >= job.repeats:
+    requested = [SweepRun(list(arguments), resolve_cached(*arguments)) for arguments in overrides]
+    for run in requested:
+        _check_repeat(run)
+    groups = [(*_make_baselines(run, resolve_cached), run) for run in requested]
+    requested_keys = {run.with_repeat(repeat).key for run in requested for repeat in range(run.repeats)}
+    planned: dict[tuple[str, int], SweepRun] = {}
+    for repeat in range(max((run.repeats for run in requested), default=1)):
+        for *baselines, run in groups:
+            if repeat >= run.repeats:
                 continue
-            missing = [e.again(repeat) for e in extra if e.again(repeat).key not in known]
-            for each in (*missing, job.again(repeat)):
-                if each.key not in placed:
-                    placed.add(each.key)
-                    jobs.append(each)
-    return _ordered(jobs)
+            repeated = [baseline.with_repeat(repeat) for baseline in baselines]
+            missing = [baseline for baseline in repeated if baseline.key not in requested_keys]
+            for each in (*missing, run.with_repeat(repeat)):
+                planned.setdefault(each.key, each)
+    return _order_runs(list(planned.values()))
 
 
-def _refuse_two_ways(job: Job) -> None:
-    repeat = job.spec.config.repeat
-    if job.repeats > 1 and repeat != 0:  # 0 is what everything starts from, also in the files of sweeps
+def _check_repeat(run: SweepRun) -> None:
+    repeat = run.spec.config.repeat
+    if run.repeats > 1 and repeat != 0:  # 0 is the default, also in the files of sweeps
         raise InputError(
-            f"repeat={repeat} and measure.repeats={job.repeats}: the latter makes repeats 0 to {job.repeats - 1} by "
+            f"repeat={repeat} and measure.repeats={run.repeats}: the latter makes repeats 0 to {run.repeats - 1} by "
             "itself; leave one of them out"
         )
 
 
-def _ordered(jobs: list[Job]) -> list[Job]:
-    if not any(job.spec.config.measure.order == "random" for job in jobs):
-        return jobs
-    shuffled = list(jobs)
-    random.Random(jobs[0].spec.config.seed).shuffle(shuffled)
-    return sorted(shuffled, key=lambda job: job.spec.config.repeat)
+def _order_runs(runs: list[SweepRun]) -> list[SweepRun]:
+    if not any(run.spec.config.measure.order == "random" for run in runs):
+        return runs
+    shuffled = list(runs)
+    random.Random(runs[0].spec.config.seed).shuffle(shuffled)
+    return sorted(shuffled, key=lambda run: run.spec.config.repeat)
 
 
-def _baselines(job: Job, resolved: Callable[..., RunSpec]) -> list[Job]:
-    """The bare and self runs that `job` is compared with; none for what cannot run here anyway.
+def _make_baselines(run: SweepRun, resolve_cached: Callable[..., RunSpec]) -> list[SweepRun]:
+    """Return the bare and self runs that `run` is compared with; none for a run that cannot happen here.
 
-    baseline=bare: no self runs. baseline=ladder: in strong scaling also both at the batch that each device has, where
-    that is a whole number.
+    With baseline=bare there are no self runs. With baseline=ladder, strong scaling also gets both at the batch that
+    each device has, where that is a whole number.
     """
-    spec = job.spec
+    spec = run.spec
     if spec.config.baseline == "none" or not spec.starts:
         return []
-    own = [w for w in job.overrides if not w.startswith("gpus=")]
-    wanted = []
+    others = [override for override in run.overrides if not override.startswith("gpus=")]
+    baselines = []
     strategy = spec.config.strategy
     name = strategy.baseline
-    # One that is its own baseline, with other options than it comes with: Keras' loop against the plain one.
-    varied = strategy.framework != "none" and strategy.options != option_defaults(strategy.name)
-    if name is not None and (name != strategy.name or varied):
-        neutral = [w for w in own if not w.startswith(("strategy=", "strategy."))]
-        wanted.append([*neutral, f"strategy={name}", "gpus=1"])
+    # A strategy that is its own baseline gets one where its options are not the defaults: Keras' loop against the
+    # plain one.
+    has_changed_options = strategy.framework != "none" and strategy.options != strategy_option_defaults(strategy.name)
+    if name is not None and (name != strategy.name or has_changed_options):
+        neutral = [override for override in others if not override.startswith(("strategy=", "strategy."))]
+        baselines.append([*neutral, f"strategy={name}", "gpus=1"])
     if spec.gpus > 1 and spec.config.baseline != "bare":
-        wanted.append([*own, "gpus=1"])
-    local, uneven = divmod(spec.global_batch, spec.gpus)
-    if spec.config.baseline == "ladder" and spec.config.scaling == "strong" and spec.gpus > 1 and not uneven:
-        batch = ["scaling=weak", "train.global_batch=null", f"train.batch_per_device={local}"]
-        told = tuple(word.partition("=")[0] + "=" for word in batch)
-        wanted += [[word for word in words if not word.startswith(told)] + batch for words in wanted]
-    extra = [Job(words, resolved(*words), added=True) for words in wanted]
-    return [e for e in extra if e.spec.starts]
+        baselines.append([*others, "gpus=1"])
+    batch_per_device, remainder = divmod(spec.global_batch, spec.gpus)
+    if spec.config.baseline == "ladder" and spec.config.scaling == "strong" and spec.gpus > 1 and not remainder:
+        batch = ["scaling=weak", "train.global_batch=null", f"train.batch_per_device={batch_per_device}"]
+        batch_keys = tuple(override.partition("=")[0] + "=" for override in batch)
+        baselines += [[word for word in baseline if not word.startswith(batch_keys)] + batch for baseline in baselines]
+    runs = [SweepRun(baseline, resolve_cached(*baseline), added=True) for baseline in baselines]
+    return [baseline for baseline in runs if baseline.spec.starts]
 
 
-def earlier_results(root: Path) -> dict[tuple[str, int], Path]:
-    """(fingerprint, repeat) -> folder of the latest run below `root` that went well; bad files are passed over."""
-    found: dict[tuple[str, int], tuple[str, Path]] = {}
+def find_earlier_results(root: Path) -> dict[tuple[str, int], Path]:
+    """Map (fingerprint, repeat) to the folder of the latest successful run below `root`; skip unreadable files."""
+    latest: dict[tuple[str, int], tuple[str, Path]] = {}
     for path in sorted(root.rglob(RESULT_FILE)):
         try:
             result = results.read_result(path)
@@ -138,10 +138,10 @@ def earlier_results(root: Path) -> dict[tuple[str, int], Path]:
             continue
         if result.status == "ok":
             key = (result.fingerprint, result.scale.repeat)
-            found[key] = max(found.get(key, ("", path.parent)), (result.started_at, path.parent))
-    return {key: folder for key, (_, folder) in found.items()}
+            latest[key] = max(latest.get(key, ("", path.parent)), (result.started_at, path.parent))
+    return {key: folder for key, (_, folder) in latest.items()}
 
 
-def exit_status(done: Sequence[Result]) -> int:
-    """0: all asked runs ok or unsupported; 1: any other status among them."""
+def compute_exit_status(done: Sequence[Result]) -> int:
+    """Return 0 where all runs are ok or unsupported, 1 where any has another status."""
     return 0 if all(result.status in ("ok", "unsupported") for result in done) else 1

@@ -21,7 +21,7 @@ from scalebench.core.json_files import write_json
 from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.measure.progress import read_progress
-from scalebench.runner.parent import run
+from scalebench.runner.parent import run_spec
 from scalebench.testing.fault_worker import FAULT_FILE
 from scalebench.testing.launch import WORKLOAD
 from scalebench.workloads import datasets
@@ -98,4 +98,4 @@ class FaultContract:
         folder = tmp_path / "run"
         folder.mkdir()
         write_json(folder / FAULT_FILE, {"fault": fault, "rank": self.rank, "batch": 5})
-        return run(spec, folder, module="scalebench.testing.fault_worker"), folder
+        return run_spec(spec, folder, module="scalebench.testing.fault_worker"), folder

@@ -15,7 +15,7 @@ from scalebench.core.spec import RunSpec
 from scalebench.measure.session import Session
 from scalebench.runner.worker import exit_without_cleanup, run_rank
 from scalebench.strategies.base import Strategy
-from scalebench.strategies.simulated import fail
+from scalebench.strategies.simulated import raise_fault
 from scalebench.workloads.source import Source
 
 FAULT_FILE = "fault.json"
@@ -29,7 +29,7 @@ def spoil(strategy: Strategy, fault: str, batch: int) -> None:
         def batches() -> Iterator[Any]:
             for number, drawn in enumerate(feed(source)):
                 if number == batch:
-                    fail(fault)
+                    raise_fault(fault)
                 yield drawn
 
         return batches()

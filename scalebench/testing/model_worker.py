@@ -63,7 +63,7 @@ def _is_kernel(name: str) -> bool:
 UPDATES = 2
 GIVEN, FOUND, ONLY_BUILD = "given.npz", "model.json", "only_build"
 # What a framework itself counts: "module:function", which takes an action and returns its floating point operations.
-FLOP_COUNTERS = {"torch": "scalebench.strategies.torch.profiling:counted"}
+FLOP_COUNTERS = {"torch": "scalebench.strategies.torch.profiling:count_flops"}
 
 
 @dataclass

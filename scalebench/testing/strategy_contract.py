@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from scalebench.core import config_files
-from scalebench.core.json_files import from_dict
+from scalebench.core.json_files import build_record
 from scalebench.core.spec import StrategySpec
 from scalebench.strategies import registry
 from scalebench.strategies.base import check_options, check_values
@@ -41,16 +41,16 @@ class StatedContract:
         """The YAML alone, without what a test overrides."""
         from omegaconf import OmegaConf
 
-        files = config_files.options("strategy")
+        files = config_files.list_options("strategy")
         assert cls.strategy in files, (
-            f"no strategy/{cls.strategy}.yaml; add it, and an entry point scalebench.core.config_files"
+            f"no strategy/{cls.strategy}.yaml; add it, and an entry point scalebench.configs"
         )
-        return from_dict(StrategySpec, OmegaConf.to_container(OmegaConf.load(files[cls.strategy])))
+        return build_record(StrategySpec, OmegaConf.to_container(OmegaConf.load(files[cls.strategy])))
 
     def test_yaml_says_what_it_is(self) -> None:
         """Its name, as it is registered and as its file is called, and one line of description."""
         stated = self.stated()
-        assert stated.name == registry.find(self.strategy).name == self.strategy
+        assert stated.name == registry.find_strategy(self.strategy).name == self.strategy
         assert stated.description.strip(), "an empty description"
         assert "\n" not in stated.description.strip(), "the description should be one line"
 
@@ -61,8 +61,8 @@ class StatedContract:
         assert all(name.replace(".", "_").isidentifier() for name in stated.requires), "requires: import names"
         assert stated.devices and set(stated.devices) <= {"cpu", "cuda"}, f"devices: {stated.devices}"
         if stated.baseline is not None:
-            assert registry.find(stated.baseline).target is not None, f"no strategy '{stated.baseline}' yet"
-            assert stated.baseline in config_files.options("strategy"), f"no strategy/{stated.baseline}.yaml"
+            assert registry.find_strategy(stated.baseline).target is not None, f"no strategy '{stated.baseline}' yet"
+            assert stated.baseline in config_files.list_options("strategy"), f"no strategy/{stated.baseline}.yaml"
 
     def test_yaml_says_whether_it_is_exact(self) -> None:
         """A tolerance above that of rounding, or none at all, comes with the reason."""
@@ -86,8 +86,8 @@ class StatedContract:
             assert stated == ours, "other defaults in the YAML than in the class"
 
     def _shares_its_class(self) -> bool:
-        entries: Any = registry.table().values()
-        target = registry.find(self.strategy).target
+        entries: Any = registry.strategy_entries().values()
+        target = registry.find_strategy(self.strategy).target
         return [entry.target for entry in entries].count(target) > 1
 
 

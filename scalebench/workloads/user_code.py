@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from scalebench.core import plugins
-from scalebench.core.errors import InputError, no_such
-from scalebench.core.plugins import PluginError
+from scalebench.core.errors import InputError, PluginError, unknown_name_message
 from scalebench.core.spec import ModelSpec
 from scalebench.workloads import networks
 from scalebench.workloads.source import SampleShape
@@ -53,7 +52,7 @@ def load_function(reference: str, key: str) -> Callable[..., Any]:
     if folder not in sys.path:
         sys.path.insert(0, folder)
     importlib.invalidate_caches()
-    function: Callable[..., Any] = plugins.load(reference, f"{key}={reference}")
+    function: Callable[..., Any] = plugins.load_object(reference, f"{key}={reference}")
     return function
 
 
@@ -71,7 +70,7 @@ def _check_defined(content: bytes, path: Path, reference: str, key: str) -> None
     function = reference.partition(":")[2]
     if function not in names and "*" not in names:
         public = [name for name in names if not name.startswith("_")]
-        raise InputError(f"{key}={reference}: {no_such(f'function in {path}', function, public)}")
+        raise InputError(f"{key}={reference}: {unknown_name_message(f'function in {path}', function, public)}")
 
 
 def _find_file(reference: str, key: str) -> Path | None:
@@ -148,7 +147,7 @@ def complete_model(model: ModelSpec, samples: SampleShape, dataset: str) -> Mode
         )
     loss = ("mse" if classes is None else "cross_entropy") if model.loss == AUTO else model.loss
     if loss not in METRIC_OF_LOSS:
-        raise InputError(f"model.loss={loss}: {no_such('loss', loss, [AUTO, *METRIC_OF_LOSS])}")
+        raise InputError(f"model.loss={loss}: {unknown_name_message('loss', loss, [AUTO, *METRIC_OF_LOSS])}")
     if open_shapes and (loss == "mse") != (classes is None):
         targets = "quantities" if classes is None else f"{classes} classes"
         raise InputError(f"model.loss={loss} does not suit the {targets} of dataset={dataset}: leave it at {AUTO}")

@@ -7,22 +7,22 @@ from pathlib import Path
 import pytest
 
 import scalebench
-from scalebench.analysis.collectives import TRANSFERS_COLUMNS, moved_bytes, transfers
-from scalebench.core.result import ProbeRecord, Transfer, write_result
+from scalebench.analysis.collectives import BANDWIDTH_COLUMNS, count_moved_bytes, make_bandwidth_table
+from scalebench.core.result import ProbeRecord, TransferRecord, write_result
 from tests.builders.runs import rank, record
 
 MEBIBYTE = 2**20
 
 
-def made(kind: str, source: int | None, target: int | None, block_s: list[float]) -> Transfer:
-    return Transfer(kind, source, target, MEBIBYTE, 4, block_s)
+def made(kind: str, source: int | None, target: int | None, block_s: list[float]) -> TransferRecord:
+    return TransferRecord(kind, source, target, MEBIBYTE, 4, block_s)
 
 
 def test_a_known_transfer() -> None:
     """The receiver is the slower one, by a factor that differs from block to block."""
     zero, one = made("send_one_way", 0, 1, [0.001, 0.001]), made("send_one_way", 0, 1, [0.0039, 0.0041])
     ranks = [rank(k, probes=ProbeRecord(bandwidth=[t])) for k, t in enumerate((zero, one))]
-    (row,) = transfers([record(gpus=2, ranks=ranks)]).to_dict("records")
+    (row,) = make_bandwidth_table([record(gpus=2, ranks=ranks)]).to_dict("records")
     assert row["bytes_per_s"] == pytest.approx(MEBIBYTE / 0.001)
     # Two blocks of 0.975 and 1.025 ms: standard error 0.025 ms, Student's t with one degree of freedom 12.706.
     assert row["bytes_per_s_low"] == pytest.approx(MEBIBYTE / (0.001 + 12.706 * 0.000025), rel=1e-4)
@@ -37,12 +37,12 @@ def test_a_known_transfer() -> None:
      ("device_to_host_all", None, 3)],
 )  # fmt: skip
 def test_everything_that_moves_at_once_counts(kind: str, source: int | None, moved: int) -> None:
-    assert moved_bytes(made(kind, source, source, []), 3) == moved * MEBIBYTE
+    assert count_moved_bytes(made(kind, source, source, []), 3) == moved * MEBIBYTE
 
 
 def test_nothing_measured() -> None:
-    frame = transfers([record(gpus=2), record(status="failed", block_s=None)])
-    assert len(frame) == 0 and list(frame.columns) == TRANSFERS_COLUMNS
+    frame = make_bandwidth_table([record(gpus=2), record(status="failed", block_s=None)])
+    assert len(frame) == 0 and list(frame.columns) == BANDWIDTH_COLUMNS
 
 
 def test_all_at_once_and_limits_that_the_blocks_do_not_give(tmp_path: Path) -> None:

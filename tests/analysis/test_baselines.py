@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalebench.analysis.baselines import Baselines, Candidates, comparison_key, placement, started
+from scalebench.analysis.baselines import Baselines, Candidates, start_time
+from scalebench.analysis.identity import comparison_key, placement_of
 from scalebench.core.result import Result
 from scalebench.core.spec import HardwareSpec
 from tests.builders.runs import record
@@ -47,9 +48,9 @@ def nearest(result: Result, candidates: list[Result], bare: bool) -> Result | No
     alone = bare and result.scale.gpus == 1 and result.scale.baseline_bare == result.scale.strategy
 
     def distance(candidate: Result) -> tuple[Any, ...]:
-        theirs, mine = placement(candidate), placement(result)
+        theirs, mine = placement_of(candidate), placement_of(result)
         unlike = [] if alone else [a != b for a, b in zip(theirs, mine, strict=True)]
-        apart_s = abs((started(candidate) - started(result)).total_seconds())
+        apart_s = abs((start_time(candidate) - start_time(result)).total_seconds())
         itself, same_repeat = candidate.run_id == result.run_id, candidate.scale.repeat == result.scale.repeat
         return unlike, theirs[0] != (), theirs[1] != "numa", theirs[2], not itself, not same_repeat, apart_s
 
@@ -108,4 +109,4 @@ def test_trainings_are_compared_with_trainings_alone() -> None:
 
 def test_a_run_without_candidates_has_no_baseline() -> None:
     nothing: Baselines[Result] = Baselines.among([])
-    assert nothing.self_of(record()) is None and nothing.bare_of(record()) is None
+    assert nothing.find_self(record()) is None and nothing.find_bare(record()) is None

@@ -6,9 +6,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from scalebench.analysis.batch_size import over_batches
-from scalebench.analysis.repeats import pool
-from scalebench.analysis.scaling_curves import Curve, curves
+from scalebench.analysis.batch_size import make_batch_curves
+from scalebench.analysis.repeats import pool_results
+from scalebench.analysis.scaling_curves import Curve, make_curves
 from scalebench.core.result import Result
 from tests.builders import sweeps
 from tests.builders.runs import simulated_config
@@ -24,7 +24,7 @@ def batched(batch: int, gpus: int = 1, **settings: Any) -> Result:
 
 
 def found(*results: Result) -> list[Curve]:
-    return over_batches(curves(pool(results, [Path(str(number)) for number in range(len(results))])))
+    return make_batch_curves(make_curves(pool_results(results, [Path(str(number)) for number in range(len(results))])))
 
 
 def batches(curve: Curve) -> list[int]:

@@ -12,40 +12,47 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import scalebench
-from scalebench.analysis.collectives import COLUMNS, Comparison, bus_factor, collectives, crossing_bytes, crossovers
+from scalebench.analysis.collectives import (
+    COLLECTIVE_COLUMNS,
+    OperationComparison,
+    bus_factor,
+    compare_operations,
+    interpolate_crossover_bytes,
+    make_collective_table,
+)
 from scalebench.core.errors import InputError
-from scalebench.core.result import COLLECTIVES, Collective, ProbeRecord, Result, write_result
-from scalebench.core.units import size_words
-from scalebench.measure.collectives import SIZES
+from scalebench.core.result import COLLECTIVES, CollectiveRecord, ProbeRecord, Result, write_result
+from scalebench.core.units import format_binary_bytes
+from scalebench.measure.collectives import MESSAGE_SIZES
 from tests.builders.runs import rank, record
 
 NOISE = [0.99, 1.01, 1.0, 1.02, 0.98, 1.0, 1.01, 0.99]  # its mean is 1
 WITHIN = "4 B to 256 MiB"
 
 
-def series(latency_s: float, bytes_per_s: float, noise: float = 1.0, name: str = "all_reduce") -> list[Collective]:
+def series(latency_s: float, bytes_per_s: float, noise: float = 1.0, name: str = "all_reduce") -> list[CollectiveRecord]:
     """An operation that takes latency + size / rate, in 8 blocks of 10."""
     blocks = [1 + noise * (factor - 1) for factor in NOISE]
     return [
-        Collective(name, size, 10, [10 * (latency_s + size / bytes_per_s) * factor for factor in blocks])
-        for size in SIZES
+        CollectiveRecord(name, size, 10, [10 * (latency_s + size / bytes_per_s) * factor for factor in blocks])
+        for size in MESSAGE_SIZES
     ]
 
 
-def run(strategy: str, measured: list[Collective], gpus: int = 2, **changes: Any) -> Result:
+def run(strategy: str, measured: list[CollectiveRecord], gpus: int = 2, **changes: Any) -> Result:
     """A run whose rank 1 is the slower one by nothing but rounding: it measured the same."""
     ranks = [rank(k, probes=ProbeRecord(collectives=measured)) for k in range(gpus)]
     return record(strategy, gpus, ranks=ranks, **changes)
 
 
-def compared(*results: Result) -> Comparison:
-    (found,) = crossovers(collectives(results))
+def compared(*results: Result) -> OperationComparison:
+    (found,) = compare_operations(make_collective_table(results))
     return found
 
 
 def test_a_known_operation() -> None:
-    frame = collectives([run("ddp_gloo", series(1e-4, 1e9), gpus=4)])
-    assert list(frame.columns) == COLUMNS and len(frame) == len(SIZES)
+    frame = make_collective_table([run("ddp_gloo", series(1e-4, 1e9), gpus=4)])
+    assert list(frame.columns) == COLLECTIVE_COLUMNS and len(frame) == len(MESSAGE_SIZES)
     row = frame[frame["size_bytes"] == 2**20].iloc[0]
     truth_s = 1e-4 + 2**20 / 1e9
     assert row["time_s"] == pytest.approx(truth_s)
@@ -58,9 +65,9 @@ def test_a_known_operation() -> None:
 
 
 def test_the_slowest_rank_of_each_block_counts() -> None:
-    zero, one = [Collective("reduce", 64, 2, [2.0, 4.0])], [Collective("reduce", 64, 2, [6.0, 2.0])]
+    zero, one = [CollectiveRecord("reduce", 64, 2, [2.0, 4.0])], [CollectiveRecord("reduce", 64, 2, [6.0, 2.0])]
     ranks = [rank(k, probes=ProbeRecord(collectives=c)) for k, c in enumerate((zero, one))]
-    (row,) = collectives([record(gpus=2, ranks=ranks)]).to_dict("records")
+    (row,) = make_collective_table([record(gpus=2, ranks=ranks)]).to_dict("records")
     assert row["time_s"] == (6.0 / 2 + 4.0 / 2) / 2
     assert row["time_low"] == 0.0  # and not less, wide as the interval of two blocks is
 
@@ -74,9 +81,9 @@ def test_factors_are_those_of_nccl_tests() -> None:
 
 
 def test_runs_without_collectives_leave_no_row() -> None:
-    frame = collectives([record(gpus=2), run("ddp", []), record(status="failed", block_s=None)])
-    assert len(frame) == 0 and list(frame.columns) == COLUMNS
-    assert crossovers(frame) == []
+    frame = make_collective_table([record(gpus=2), run("ddp", []), record(status="failed", block_s=None)])
+    assert len(frame) == 0 and list(frame.columns) == COLLECTIVE_COLUMNS
+    assert compare_operations(frame) == []
 
 
 def test_a_known_crossing() -> None:
@@ -86,8 +93,8 @@ def test_a_known_crossing() -> None:
     (crossing,) = found.crossings
     assert (crossing.low_bytes, crossing.high_bytes) == (2**20, 2**22)
     assert crossing.size_bytes == pytest.approx(1.2e6, rel=0.15)  # the curve is no line between 1 and 4 MiB
-    assert found.resolved == len(SIZES)
-    words = size_words(crossing.size_bytes)
+    assert found.resolved == len(MESSAGE_SIZES)
+    words = format_binary_bytes(crossing.size_bytes)
     assert found.sentence() == f"all_reduce on 2 devices: horovod_mpi is faster below {words}, ddp_gloo above"
 
 
@@ -98,8 +105,8 @@ def test_a_crossing_at_a_measured_size_is_found_there() -> None:
     (crossing,) = found.crossings
     assert (crossing.low_bytes, crossing.high_bytes) == (2**14, 2**18)
     assert 2**15 < crossing.size_bytes < 2**17
-    assert found.fastest == ["a", "b"] and found.resolved == len(SIZES) - 1
-    at = size_words(crossing.size_bytes)
+    assert found.fastest == ["a", "b"] and found.resolved == len(MESSAGE_SIZES) - 1
+    at = format_binary_bytes(crossing.size_bytes)
     assert found.sentence().endswith(f": a is faster below {at} (16 KiB to 256 KiB), b above")
 
 
@@ -118,7 +125,7 @@ def test_never() -> None:
 
 
 def test_never_but_not_everywhere_resolved() -> None:
-    slower = [Collective("all_reduce", c.size_bytes, 10, [s * (1.0001 if i < 4 else 2) for s in c.block_s])
+    slower = [CollectiveRecord("all_reduce", c.size_bytes, 10, [s * (1.0001 if i < 4 else 2) for s in c.block_s])
               for i, c in enumerate(series(1e-4, 1e9))]  # fmt: skip
     found = compared(run("a", series(1e-4, 1e9)), run("b", slower))
     assert found.sentence() == (
@@ -130,7 +137,7 @@ def test_never_but_not_everywhere_resolved() -> None:
 def test_several_crossings() -> None:
     plain = series(1e-4, 1e9)
     factors = [0.5] * 4 + [2.0] * 4 + [0.5] * 6  # crosses at 512 B and at 128 KiB
-    other = [Collective("all_reduce", c.size_bytes, 10, [f * s for s in c.block_s])
+    other = [CollectiveRecord("all_reduce", c.size_bytes, 10, [f * s for s in c.block_s])
              for c, f in zip(plain, factors, strict=True)]  # fmt: skip
     found = compared(run("x", plain), run("y", other))
     assert found.fastest == ["y", "x", "y"]
@@ -147,9 +154,9 @@ def test_only_what_is_comparable_is_compared() -> None:
     ]
     other = run("e", series(1e-4, 1e9))
     other.scale.framework = "tensorflow"
-    assert crossovers(collectives([*results, other])) == []
+    assert compare_operations(make_collective_table([*results, other])) == []
     results.append(run("f", series(1e-4, 1e9) + series(1e-4, 1e9, name="reduce")))
-    assert [(c.name, c.strategies) for c in crossovers(collectives(results))] == [
+    assert [(c.name, c.strategies) for c in compare_operations(make_collective_table(results))] == [
         ("all_reduce", ("a", "f")),
         ("reduce", ("c", "f")),
     ]
@@ -160,7 +167,7 @@ def test_runs_of_one_strategy_are_pooled() -> None:
     launches = [run("a", series(8e-5, 1e12), repeat=0), run("a", series(1.2e-4, 1e12), repeat=1)]
     found = compared(*launches, run("b", series(1.1e-4, 1e12)))
     assert found.resolved == 0
-    assert compared(launches[0], run("b", series(1.1e-4, 1e12))).resolved == len(SIZES)
+    assert compared(launches[0], run("b", series(1.1e-4, 1e12))).resolved == len(MESSAGE_SIZES)
 
 
 @given(
@@ -184,9 +191,9 @@ def test_the_crossing_lies_between_the_sizes_that_tell(
 
 
 def test_interpolation_is_linear_in_the_logarithms() -> None:
-    assert crossing_bytes([2**10, 2**12], [0.5, 2.0]) == pytest.approx(2**11)
-    assert crossing_bytes([2**10, 2**16], [2.0, 0.25]) == pytest.approx(2**12)
-    assert np.isclose(crossing_bytes([4, 16, 64], [0.5, 1.0, 2.0]), 16)
+    assert interpolate_crossover_bytes([2**10, 2**12], [0.5, 2.0]) == pytest.approx(2**11)
+    assert interpolate_crossover_bytes([2**10, 2**16], [2.0, 0.25]) == pytest.approx(2**12)
+    assert np.isclose(interpolate_crossover_bytes([4, 16, 64], [0.5, 1.0, 2.0]), 16)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +202,7 @@ def test_interpolation_is_linear_in_the_logarithms() -> None:
      (2**30, "1 GiB"), (1023.96, "1 KiB"), (1.5 * 2**40, "1.54e+03 GiB")],
 )  # fmt: skip
 def test_sizes_in_words(size: float, words: str) -> None:
-    assert size_words(size) == words
+    assert format_binary_bytes(size) == words
 
 
 def test_from_files(tmp_path: Path) -> None:
@@ -203,7 +210,7 @@ def test_from_files(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         write_result(run(name, series(1e-4, 1e9)), tmp_path / name)
     frame = scalebench.collectives(tmp_path)
-    assert len(frame) == 2 * len(SIZES) and set(frame["strategy"]) == {"a", "b"}
-    assert len(scalebench.collectives([tmp_path / "a"])) == len(SIZES)
+    assert len(frame) == 2 * len(MESSAGE_SIZES) and set(frame["strategy"]) == {"a", "b"}
+    assert len(scalebench.collectives([tmp_path / "a"])) == len(MESSAGE_SIZES)
     with pytest.raises(InputError, match=r"no result\.json"):
         scalebench.collectives(tmp_path / "nowhere")

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from scalebench.analysis.attribution.figures import Figure
-from scalebench.analysis.batch_size import over_batches
-from scalebench.analysis.devices_or_batch import Choice, Gain, choices, gains
-from scalebench.analysis.load import frame
-from scalebench.analysis.repeats import pool
-from scalebench.analysis.scaling_curves import Curve, curves
-from scalebench.analysis.time_to_target import outcomes
+from scalebench.analysis.batch_size import make_batch_curves
+from scalebench.analysis.devices_or_batch import BatchGain, DevicesOrBatch, compare_devices_with_batch, list_batch_gains
+from scalebench.analysis.load import frame_of_results
+from scalebench.analysis.repeats import pool_results
+from scalebench.analysis.scaling_curves import Curve, make_curves
+from scalebench.analysis.time_to_target import summarize_trainings
 from scalebench.core.result import Result
+from scalebench.core.stats.estimates import Estimate
 from tests.builders import sweeps
 from tests.builders.runs import simulated_config
 from tests.builders.sweeps import training
@@ -37,12 +37,12 @@ def batched(strategy: str, gpus: int, batch: int, run: Result | None = None, **s
     return made
 
 
-def chosen(*results: Result) -> list[Choice]:
+def chosen(*results: Result) -> list[DevicesOrBatch]:
     folders = [Path(str(number)) for number in range(len(results))]
-    return choices(curves(pool(results, folders)), outcomes(frame(results, folders)))
+    return compare_devices_with_batch(make_curves(pool_results(results, folders)), summarize_trainings(frame_of_results(results, folders)))
 
 
-def pairs(found: list[Choice]) -> list[tuple[str, int, int, str, int, int]]:
+def pairs(found: list[DevicesOrBatch]) -> list[tuple[str, int, int, str, int, int]]:
     told = ("strategy", "gpus", "batch_per_device")
     return [(*(one.many[name] for name in told), *(one.one[name] for name in told)) for one in found]
 
@@ -108,12 +108,12 @@ def test_where_one_seed_never_got_there_nobody_is_sooner() -> None:
 
 
 def over(*results: Result) -> list[Curve]:
-    return over_batches(curves(pool(results, [Path(str(number)) for number in range(len(results))])))
+    return make_batch_curves(make_curves(pool_results(results, [Path(str(number)) for number in range(len(results))])))
 
 
 def test_fewer_exchanges_are_what_their_seconds_come_to() -> None:
     (curve,) = over(*(batched("ddp_gloo", 2, batch) for batch in (10, 20, 50)))
-    found = list(gains(curve))
+    found = list(list_batch_gains(curve))
     assert [(one.before["batch_per_device"], one.after["batch_per_device"]) for one in found] == [(10, 20), (20, 50)]
     exposed_s = (STEP_S["ddp_gloo", 2] - STEP_S["ddp_gloo", 1]) / 2  # as tests.builders.sweeps makes its probes
     for one, updates in zip(found, (50 - 25, 25 - 10), strict=True):
@@ -126,17 +126,17 @@ def test_fewer_exchanges_are_what_their_seconds_come_to() -> None:
 
 def test_one_device_exchanges_nothing_and_no_probes_predict_nothing() -> None:
     (alone,) = over(*(batched("ddp_gloo", 1, batch) for batch in (10, 20)))
-    assert list(gains(alone)) == []
+    assert list(list_batch_gains(alone)) == []
     runs = [batched("ddp_gloo", 2, batch) for batch in (10, 20)]
     for rank in runs[0].ranks:
         rank.probes = None
     (curve,) = over(*runs)
-    (found,) = gains(curve)
+    (found,) = list_batch_gains(curve)
     assert found.predicted is None and found.measured is not None and found.share is None
 
 
 def test_a_share_is_of_a_gain() -> None:
-    assert Gain({}, {}, Figure(1.0), Figure(4.0)).share == 0.25
-    assert Gain({}, {}, Figure(1.0), Figure(-4.0)).share is None
-    assert Gain({}, {}, Figure(1.0), Figure(4.0, -1.0, 9.0)).share is None  # not resolved
-    assert Gain({}, {}, Figure(1.0), None).share is None
+    assert BatchGain({}, {}, Estimate(1.0), Estimate(4.0)).share == 0.25
+    assert BatchGain({}, {}, Estimate(1.0), Estimate(-4.0)).share is None
+    assert BatchGain({}, {}, Estimate(1.0), Estimate(4.0, -1.0, 9.0)).share is None  # not resolved
+    assert BatchGain({}, {}, Estimate(1.0), None).share is None

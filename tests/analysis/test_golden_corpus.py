@@ -20,7 +20,7 @@ import scalebench
 from scalebench.analysis import comparison, load, ranking, scaling_curves, time_to_target
 from scalebench.analysis.comparison import Comparison
 from scalebench.analysis.comparison.pairing import launches
-from scalebench.analysis.scaling_curves import Curve, cells, curves
+from scalebench.analysis.scaling_curves import Curve, make_curves, plain_row
 from scalebench.report.comparison_files import as_json
 
 Row = dict[str, Any]
@@ -37,7 +37,7 @@ RELATIVE_TOLERANCE = 1e-12  # sums of a processor with other vector units end in
 def compute(folder: Path) -> Tables:
     """All tables that are read from a recorded sweep: rows of plain values, None for null, by the name of the table."""
     runs, configurations = scalebench.load(folder), scalebench.pooled(folder)
-    all_curves = curves(configurations)
+    all_curves = make_curves(configurations)
     tables = {
         "frame": rows_of(runs, folder),
         "pooled": rows_of(configurations, folder),
@@ -45,7 +45,7 @@ def compute(folder: Path) -> Tables:
         "attribution": rows_of(scalebench.attribution(folder)),
         "collectives": rows_of(scalebench.collectives(folder)),
         "bandwidth": rows_of(scalebench.bandwidth(folder)),
-        "time_to_target": rows_of(time_to_target.table(load.load(folder))),
+        "time_to_target": rows_of(time_to_target.make_training_table(load.load(folder))),
         "ranking": list(ranking_rows(configurations)),
         "curves": [row for curve in all_curves for row in curve_rows(curve)],
         "slopes": [row for curve in all_curves for row in slope_rows(curve)],
@@ -57,7 +57,7 @@ def compute(folder: Path) -> Tables:
 def rows_of(table: pd.DataFrame, folder: Path | None = None) -> list[Row]:
     """The rows of a frame; with `folder` their paths are relative to it. Hashes that identify trainings are numbered
     in the order in which they come, since they change with the name of any config key."""
-    found = [cells(row) for row in table.to_dict("records")]
+    found = [plain_row(row) for row in table.to_dict("records")]
     trainings: dict[str, str] = {}
     for row in found:
         if folder is not None:
@@ -96,16 +96,16 @@ def slope_rows(curve: Curve) -> Iterator[Row]:
     """The line through the points of a scaling curve, and how many devices keep an efficiency."""
     for against in ("bare", "self"):
         row: Row = {"curve": curve.name, "against": against}
-        line = scaling_curves.slope(curve, against)
+        line = scaling_curves.fit_slope(curve, against)
         if line is not None:
             row |= {"slope": line.value, "slope_low": line.low, "slope_high": line.high, "intercept": line.intercept}
-        kept = scaling_curves.keeps(curve, KEPT_EFFICIENCY, against)
+        kept = scaling_curves.find_scaling_limit(curve, KEPT_EFFICIENCY, against)
         yield row | {"most_devices": kept.value, "most_devices_surely": kept.surely, "most_measured": kept.measured}
 
 
 def node_boundary_rows(curve: Curve) -> Iterator[Row]:
     """What a scaling curve loses where it goes on to another node."""
-    for jump in scaling_curves.jumps(curve):
+    for jump in scaling_curves.find_node_boundaries(curve):
         devices = {"gpus_before": jump.gpus[0], "gpus_after": jump.gpus[1], "nodes_after": jump.nodes[1]}
         efficiency = {"efficiency_before": jump.before, "efficiency_after": jump.after}
         ratio = {"ratio": jump.ratio, "ratio_low": jump.low, "ratio_high": jump.high, "resolved": jump.resolved}

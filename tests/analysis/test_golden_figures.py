@@ -11,8 +11,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from scalebench.analysis.load import frame
-from scalebench.analysis.repeats import pool
+from scalebench.analysis.load import frame_of_results
+from scalebench.analysis.repeats import pool_results
 from scalebench.core.result import Result
 from scalebench.core.spec import MeasureSpec
 from tests.builders import sweeps
@@ -64,7 +64,7 @@ def plain(table: pd.DataFrame) -> list[dict[str, Any]]:
 def found() -> dict[str, list[dict[str, Any]]]:
     made = records()
     folders = [Path(str(number)) for number in range(len(made))]
-    return {"frame": plain(frame(made, folders)), "pooled": plain(pool(made, folders))}
+    return {"frame": plain(frame_of_results(made, folders)), "pooled": plain(pool_results(made, folders))}
 
 
 def alike(one: Any, other: Any) -> bool:

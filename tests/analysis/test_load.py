@@ -12,10 +12,10 @@ import pytest
 
 import scalebench
 from scalebench.analysis import throughput
-from scalebench.analysis.load import frame, load
-from scalebench.analysis.read_runs import find
+from scalebench.analysis.load import frame_of_results, load
+from scalebench.analysis.read_runs import find_results
 from scalebench.core.errors import InputError
-from scalebench.core.result import Monitor, Quality, Result, write_result
+from scalebench.core.result import MonitorRecord, Quality, Result, write_result
 from scalebench.core.spec import MeasureSpec, TrainSpec
 from tests.builders.runs import rank, record
 
@@ -38,18 +38,18 @@ FAILED = record(gpus=2, status="failed", block_s=None, run_id="bad")
 
 def of(*results: Result) -> list[dict[str, Any]]:
     """Rows as dicts, null as None."""
-    table = frame(results, [Path(f"/runs/{i}") for i in range(len(results))])
+    table = frame_of_results(results, [Path(f"/runs/{i}") for i in range(len(results))])
     return [{k: None if pd.isna(v) else v for k, v in row.items()} for row in table.to_dict("records")]
 
 
 def test_the_columns_are_those_of_the_design() -> None:
-    assert list(frame([record()], [Path("x")]).columns)[: len(COLUMNS)] == COLUMNS
+    assert list(frame_of_results([record()], [Path("x")]).columns)[: len(COLUMNS)] == COLUMNS
 
 
 @pytest.mark.parametrize("results", [[FAILED], [record(status="unsupported", ranks=[], reason=None)], []])
 def test_the_types_do_not_depend_on_the_rows(results: list[Result]) -> None:
-    full = frame([record(), record(gpus=2)], [Path("a"), Path("b")])
-    table = frame(results, [Path("x")] * len(results))
+    full = frame_of_results([record(), record(gpus=2)], [Path("a"), Path("b")])
+    table = frame_of_results(results, [Path("x")] * len(results))
     assert table.dtypes.to_dict() == full.dtypes.to_dict()
     kinds = {name: str(kind) for name, kind in full.dtypes.items()}
     assert {kinds[name] for name in ("run_id", "reason", "flags", "throttle_reasons")} == {"string"}
@@ -61,7 +61,7 @@ def test_the_types_do_not_depend_on_the_rows(results: list[Result]) -> None:
 def test_figures_of_a_run() -> None:
     changes = {
         "quality": Quality(0.25, "mse", 0.125, {"mse": 0.125}),
-        "monitor": Monitor(cpu_util_mean=0.75, throttle_reasons=["hot", "power"]),
+        "monitor": MonitorRecord(cpu_util_mean=0.75, throttle_reasons=["hot", "power"]),
     }
     ranks = [
         rank(k, [0.1] * 20, rss_peak_bytes=100 + k, peak_memory_bytes=[None, 7 * k], warmup_block_steps=3,
@@ -135,7 +135,7 @@ def test_an_infinite_limit_is_null_and_flagged() -> None:
     assert row["throughput_low"] is not None and row["throughput_high"] is None
     assert row["speedup_self_high"] is None and row["efficiency_self_high"] is None
     assert row["flags"] == "no_interval"
-    table = frame([wild, record()], [Path("x"), Path("y")])
+    table = frame_of_results([wild, record()], [Path("x"), Path("y")])
     assert not [c for c in table if table[c].dtype == "Float64" and (table[c].abs() == math.inf).any()]
 
 
@@ -199,7 +199,7 @@ def test_one_file_is_one_row(sweep: Path) -> None:
 
 def test_relative_and_absolute_names_of_a_run_are_one(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(sweep)
-    assert len(find([".", sweep, "0"])) == 3
+    assert len(find_results([".", sweep, "0"])) == 3
 
 
 @pytest.mark.parametrize("name", ["empty", "missing"])

@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalebench.analysis.memory import WHOLE as ALL
-from scalebench.analysis.memory import Footprints, bytes_per_parameter, footprints, name_of
-from scalebench.analysis.repeats import pool
+from scalebench.analysis.memory import MIN_FULL_SHARE as ALL
+from scalebench.analysis.memory import ModelMemory, bytes_per_parameter, format_strategy, group_by_model
+from scalebench.analysis.repeats import pool_results
 from scalebench.core.result import Result
 from tests.builders import sweeps
 from tests.builders.runs import simulated_config
 from tests.builders.sweeps import PARAMETERS, WHOLE, kept, out_of_memory, searched
 
 
-def of(*results: Result) -> list[Footprints]:
-    return footprints(pool(results, [Path(str(number)) for number in range(len(results))]))
+def of(*results: Result) -> list[ModelMemory]:
+    return group_by_model(pool_results(results, [Path(str(number)) for number in range(len(results))]))
 
 
-def shares(one: Footprints) -> dict[str, float | None]:
+def shares(one: ModelMemory) -> dict[str, float | None]:
     return {f"{row['strategy']} {row['gpus']}": one.share(row) for row in one.rows}
 
 
@@ -104,8 +104,8 @@ def test_a_search_for_the_largest_batch_competes_with_nobody() -> None:
 
 
 def test_names_tell_the_options() -> None:
-    assert name_of({"strategy": "ddp", "options": None}) == "ddp"
-    assert name_of({"strategy": "ddp", "options": "a=1 b=2"}) == "ddp a=1 b=2"
+    assert format_strategy({"strategy": "ddp", "options": None}) == "ddp"
+    assert format_strategy({"strategy": "ddp", "options": "a=1 b=2"}) == "ddp a=1 b=2"
 
 
 @given(state=st.integers(1, 10**12), whole=st.integers(1, 10**12))
@@ -121,6 +121,6 @@ def test_keeping_less_is_a_share_below_almost_all(state: int, whole: int) -> Non
         }
         for name, size in (("bare", whole), ("fsdp", state))
     ]
-    one = Footprints(rows)
+    one = ModelMemory(rows)
     assert one.share(rows[1]) == state / whole and one.keeps_less(rows[1]) == (state / whole < ALL)
     assert not one.keeps_less(rows[0])

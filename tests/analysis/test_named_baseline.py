@@ -12,16 +12,16 @@ import pytest
 import scalebench
 from scalebench.analysis import throughput
 from scalebench.analysis.baselines import Baselines
-from scalebench.analysis.columns import COLUMNS
+from scalebench.analysis.columns import FRAME_COLUMNS
+from scalebench.analysis.identity import is_comparable
 from scalebench.analysis.load import load, survey
-from scalebench.analysis.named_baseline import comparable
 from scalebench.analysis.repeats import pooled
-from scalebench.analysis.rows import figures_of
+from scalebench.analysis.rows import summarize_run
 from scalebench.core.errors import InputError
 from scalebench.core.result import Result
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.spec import DatasetSpec, HardwareSpec, ModelSpec, TrainSpec
-from scalebench.core.stats.estimates import ratio_interval
+from scalebench.core.stats.estimates import divide_estimates
 from tests.builders import sweeps
 from tests.builders.runs import MODEL, record
 
@@ -53,8 +53,8 @@ def other(tmp_path: Path) -> Result:
 
 
 def test_columns_stand_at_the_end_and_are_null_without_one(sweep: Path) -> None:
-    first = COLUMNS.index("baseline_given_id")
-    assert set(COLUMNS[first : first + 7]) == set(NAMES) and COLUMNS[first + 7] == "device_hours_per_epoch"
+    first = FRAME_COLUMNS.index("baseline_given_id")
+    assert set(FRAME_COLUMNS[first : first + 7]) == set(NAMES) and FRAME_COLUMNS[first + 7] == "device_hours_per_epoch"
     for table in (load(sweep), pooled(sweep)):
         assert table[list(NAMES)].isna().all(axis=None)
         assert str(table["baseline_given_id"].dtype) == "string" and str(table["speedup_given"].dtype) == "Float64"
@@ -70,9 +70,9 @@ def test_a_folder_or_a_file_of_one_run_names_it(name: str, sweep: Path, other: R
             k: v for k, v in alone[run_id].items() if k not in NAMES
         }
     result, folder = sweeps.run("ddp_gloo", 4), Path("x")
-    mine, theirs = figures_of(result, folder), figures_of(other, folder)
+    mine, theirs = summarize_run(result, folder), summarize_run(other, folder)
     value, interval = throughput.speedup(mine, theirs)
-    assert interval == ratio_interval(mine.throughput[1], theirs.throughput[1])  # type: ignore[arg-type]
+    assert interval == divide_estimates(mine.throughput[1], theirs.throughput[1])  # type: ignore[arg-type]
     row = rows["ddp_gloo-4-0"]
     assert [row[n] for n in SPEEDUP] == [interval.low, value, interval.high]
     assert row["efficiency_given"] == pytest.approx(row["speedup_given"] / 4)
@@ -88,7 +88,7 @@ def test_a_run_among_the_rows_is_named_by_its_id(sweep: Path) -> None:
     assert four["speedup_given"] == pytest.approx(2 * 0.9, rel=0.02)
     assert four["efficiency_given"] == pytest.approx(four["speedup_given"] / 2), "of twice its devices"
     assert rows["bare_torch-1-0"]["efficiency_given"] == pytest.approx(rows["bare_torch-1-0"]["speedup_given"] * 2)
-    assert survey(sweep, "ddp_gloo-2-0").given == "ddp_gloo gpus=2 on cpu"
+    assert survey(sweep, "ddp_gloo-2-0").baseline_label == "ddp_gloo gpus=2 on cpu"
 
 
 def test_the_own_baseline_given_is_the_own_baseline(sweep: Path) -> None:
@@ -153,7 +153,7 @@ def strong(batch: int, gpus: int) -> Result:
 def test_only_the_same_samples_at_a_batch_of_the_same_scaling_are_compared(
     row: Result, baseline: Result, fits: bool
 ) -> None:
-    assert comparable(figures_of(row, Path("a")), figures_of(baseline, Path("b"))) is fits
+    assert is_comparable(summarize_run(row, Path("a")), summarize_run(baseline, Path("b"))) is fits
 
 
 def test_rows_of_another_model_are_null(sweep: Path, tmp_path: Path) -> None:
@@ -205,4 +205,4 @@ def test_a_given_baseline_is_no_baseline_of_the_others(other: Result, tmp_path: 
     sweeps.sweep(tmp_path / "twos", ("horovod_nccl",), (2,), **ALPHA)
     (row,) = cells(load(tmp_path / "twos", tmp_path / "other"))
     assert row["baseline_self_id"] is None and row["speedup_given"] is not None
-    assert Baselines.among([other]).self_of(sweeps.run("horovod_nccl", 2, **ALPHA)) is other
+    assert Baselines.among([other]).find_self(sweeps.run("horovod_nccl", 2, **ALPHA)) is other

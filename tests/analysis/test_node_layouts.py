@@ -10,8 +10,8 @@ import rich.console
 from scalebench.analysis.baselines import Baselines
 from scalebench.analysis.comparison import compare, compare_by
 from scalebench.analysis.comparison.pairing import launch_of
-from scalebench.analysis.repeats import pool
-from scalebench.analysis.scaling_curves import curves
+from scalebench.analysis.repeats import pool_results
+from scalebench.analysis.scaling_curves import make_curves
 from scalebench.core.result import Result
 from scalebench.core.spec import HardwareSpec
 from scalebench.report.tables import summary
@@ -28,7 +28,7 @@ def placed(layout: str, gpus: int = 4, block_s: float = 0.1, strategy: str = "dd
 
 def test_they_are_rows_of_their_own_with_a_column_that_tells() -> None:
     results = [placed("sequence"), placed("spread"), placed("spread", block_s=0.11)]
-    frame = pool(results, [Path(str(number)) for number in range(3)])
+    frame = pool_results(results, [Path(str(number)) for number in range(3)])
     assert sorted(zip(frame["layout"], frame["repeats"], frame["nodes"], strict=True)) == [
         ("sequence", 1, 1),
         ("spread", 2, 2),
@@ -47,14 +47,14 @@ def test_they_share_the_baseline_of_one_device() -> None:
     alone, bare = placed("sequence", 1), placed("sequence", 1, strategy="bare_torch")
     found = Baselines.among([alone, bare])
     for layout in ("sequence", "spread"):
-        assert found.self_of(placed(layout)) is alone and found.bare_of(placed(layout)) is bare
+        assert found.find_self(placed(layout)) is alone and found.find_bare(placed(layout)) is bare
 
 
 def test_a_record_from_before_there_were_layouts_is_compared_all_the_same() -> None:
     alone = placed("sequence", 1)
     for key in ("layout", "interface", "stage", "max_jobs", "slurm"):
         del alone.spec["hardware"][key]
-    assert Baselines.among([alone]).self_of(placed("spread")) is alone
+    assert Baselines.among([alone]).find_self(placed("spread")) is alone
 
 
 def test_they_are_compared_only_by_their_layout() -> None:
@@ -69,8 +69,8 @@ def test_they_are_compared_only_by_their_layout() -> None:
 
 def test_they_are_curves_of_their_own() -> None:
     results = [placed(layout, gpus) for layout in ("sequence", "spread") for gpus in (2, 4)]
-    frame = pool(results, [Path(str(number)) for number in range(4)])
-    assert [(curve.name, curve.gpus) for curve in curves(frame)] == [
+    frame = pool_results(results, [Path(str(number)) for number in range(4)])
+    assert [(curve.name, curve.gpus) for curve in make_curves(frame)] == [
         ("ddp layout=sequence", [2, 4]),
         ("ddp layout=spread", [2, 4]),
     ]

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from scalebench.analysis import published
-from scalebench.core.config_files import options
+from scalebench.core.config_files import list_options
 from scalebench.core.errors import InputError
 
-STUDIES = [name for name, _ in published.names()]
-ALL = published.rows(STUDIES)
+STUDIES = [name for name, _ in published.list_studies()]
+ALL = published.load_published(STUDIES)
 ROWS = [{name: None if str(cell) == "<NA>" else cell for name, cell in row.items()} for row in ALL.to_dict("records")]
 # Printed wrongly by the study, and told so in the row's remark.
 MIXED = [("cifar10_batch_sizes", 2, 4096)]
@@ -25,18 +25,18 @@ def key(row: dict[str, Any]) -> tuple[Any, ...]:
 
 def test_the_studies_are_there() -> None:
     assert STUDIES == ["keras_multi_gpu", "on_node", "parallel_strategies", "thesis"]
-    assert list(ALL.columns) == published.COLUMNS
+    assert list(ALL.columns) == published.PUBLISHED_COLUMNS
     counts = ALL.groupby("study").size().to_dict()
     assert counts == {"keras_multi_gpu": 143, "on_node": 8, "parallel_strategies": 4, "thesis": 24}
-    assert all(title and published.study(name).source for name, title in published.names())
+    assert all(title and published.load_study(name).source for name, title in published.list_studies())
 
 
 def test_every_row_has_a_source_and_a_figure() -> None:
     for row in ROWS:
         assert row["source"] and row["table"]
-        assert any(row[name] is not None for name in published.FIGURES) != (row["remark"] == "error")
+        assert any(row[name] is not None for name in published.PUBLISHED_FIGURES) != (row["remark"] == "error")
         assert (row["value"] is None) == (row["quantity"] is None)
-        assert set((row["derived"] or "").split()) <= set(published.COLUMNS)
+        assert set((row["derived"] or "").split()) <= set(published.PUBLISHED_COLUMNS)
 
 
 def test_efficiency_is_speedup_over_gpus() -> None:
@@ -93,12 +93,12 @@ def test_what_failed_is_a_row_without_figures() -> None:
 
 @pytest.mark.parametrize("group", ["model", "dataset", "strategy"])
 def test_names_are_those_of_scalebench(group: str) -> None:
-    assert {row[group] for row in ROWS if row[group]} <= set(options(group))
+    assert {row[group] for row in ROWS if row[group]} <= set(list_options(group))
 
 
 def test_hardware_is_explained() -> None:
     for row in ROWS:
-        assert row["hardware"] is None or row["hardware"] in published.study(row["study"]).machines
+        assert row["hardware"] is None or row["hardware"] in published.load_study(row["study"]).machines
 
 
 def test_some_figures_of_each() -> None:
@@ -115,8 +115,8 @@ def test_some_figures_of_each() -> None:
 
 def test_an_unknown_study() -> None:
     with pytest.raises(InputError, match="did you mean 'keras_multi_gpu'"):
-        published.rows(["keras_multigpu"])
+        published.load_published(["keras_multigpu"])
 
 
 def test_none_asked_for() -> None:
-    assert published.rows([]).empty and len(published.rows(["thesis", "thesis"])) == 24
+    assert published.load_published([]).empty and len(published.load_published(["thesis", "thesis"])) == 24

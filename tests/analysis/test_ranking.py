@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import t, ttest_ind
 
-from scalebench.analysis.columns import COLUMNS, typed
-from scalebench.analysis.ranking import Ranking, best_of, joined, rank, ratio, standard_error
-from scalebench.analysis.repeats import over_launches, pool
+from scalebench.analysis.columns import FRAME_COLUMNS, make_frame
+from scalebench.analysis.ranking import Ranking, join_with_and, log_standard_error, rank, rank_rows, throughput_ratio
+from scalebench.analysis.repeats import mean_over_repeats, pool_results
 from tests.builders import sweeps
 
 BASE = {
@@ -36,14 +36,14 @@ def cells(strategy: str, rate: float, width: float | None = 0.01, **changes: Any
 
 def launches(strategy: str, rates: list[float], **changes: Any) -> dict[str, Any]:
     """As `pooled` gives them."""
-    value, interval = over_launches(rates)
+    value, interval = mean_over_repeats(rates)
     assert interval is not None
     limits = {"throughput_low": interval.low, "throughput_high": interval.high, "repeats": len(rates)}
     return cells(strategy, value, None, **{"interval_over": "repeats", **limits, **changes})
 
 
 def ranked(*rows: dict[str, Any]) -> list[Ranking]:
-    return rank(typed(list(rows), [*COLUMNS, "repeats"]))
+    return rank(make_frame(list(rows), [*FRAME_COLUMNS, "repeats"]))
 
 
 def only(*rows: dict[str, Any]) -> Ranking:
@@ -132,19 +132,19 @@ def test_more_rivals_ask_for_wider_limits() -> None:
 
 def test_standard_errors_come_from_limits_and_what_they_are_over() -> None:
     row = cells("ddp", 100.0, 0.05)
-    assert standard_error(row) == (pytest.approx(math.log(1.05) / t.ppf(0.975, 15)), 15)
-    assert standard_error({**row, "interval_over": "repeats", "repeats": 3}) == (
+    assert log_standard_error(row) == (pytest.approx(math.log(1.05) / t.ppf(0.975, 15)), 15)
+    assert log_standard_error({**row, "interval_over": "repeats", "repeats": 3}) == (
         pytest.approx(math.log(1.05) / t.ppf(0.975, 2)), 2,
     )  # fmt: skip
     for spoilt in ({"throughput_high": None}, {"throughput_low": 0.0}, {"interval_over": None}):
-        assert standard_error({**row, **spoilt}) is None
-    assert standard_error({**row, "interval_over": "repeats", "repeats": None}) is None
+        assert log_standard_error({**row, **spoilt}) is None
+    assert log_standard_error({**row, "interval_over": "repeats", "repeats": None}) is None
 
 
 def test_on_a_sweep_the_known_order_comes_back() -> None:
     results = [sweeps.run("bare_torch", 1, repeat) for repeat in range(3)]
     results += [sweeps.run(name, n, r) for r in range(3) for name in sweeps.EFFICIENCY for n in (1, 2, 4)]
-    found = rank(pool(results, [Path("run")] * len(results)))
+    found = rank(pool_results(results, [Path("run")] * len(results)))
     assert [(one.gpus, one.best, one.certainty) for one in found] == [
         (1, "bare_torch", "best"), (2, "ddp_gloo", "best"), (4, "ddp_gloo", "best"),
     ]  # fmt: skip
@@ -152,7 +152,7 @@ def test_on_a_sweep_the_known_order_comes_back() -> None:
 
 
 def test_words_are_joined_as_people_do() -> None:
-    assert [joined(words) for words in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == ["", "a", "a and b", "a, b and c"]
+    assert [join_with_and(words) for words in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == ["", "a", "a and b", "a, b and c"]
 
 
 drawn_rows = st.lists(st.tuples(st.floats(1, 1e6), st.none() | st.floats(0, 0.5)), min_size=1, max_size=6).map(
@@ -163,13 +163,13 @@ drawn_rows = st.lists(st.tuples(st.floats(1, 1e6), st.none() | st.floats(0, 0.5)
 @settings(deadline=None)
 @given(drawn_rows, st.randoms(use_true_random=False))
 def test_the_best_is_the_fastest_in_any_order(rows: list[tuple[str, dict[str, Any]]], chance: Any) -> None:
-    found = best_of({}, 2, rows)
+    found = rank_rows({}, 2, rows)
     measured = [row["throughput_samples_per_s"] for _, row in rows]
     assert found.row["throughput_samples_per_s"] == max(measured)
     assert sorted([found.best, *(rival.name for rival in found.rivals)]) == sorted(name for name, _ in rows)
     assert all(rival.ratio >= 1 and (rival.low is None or rival.low <= rival.ratio) for rival in found.rivals)
     assert len(found.tied) + len(found.untold) <= len(found.rivals)
-    other = best_of({}, 2, chance.sample(rows, len(rows)))
+    other = rank_rows({}, 2, chance.sample(rows, len(rows)))
     if len(set(measured)) == len(measured):
         assert (other.best, other.certainty) == (found.best, found.certainty)
 
@@ -178,8 +178,8 @@ def test_the_best_is_the_fastest_in_any_order(rows: list[tuple[str, dict[str, An
 @given(drawn_rows)
 def test_ties_are_mutual(rows: list[tuple[str, dict[str, Any]]]) -> None:
     for (_, one), (_, two) in itertools.pairwise(rows):
-        there, back = ratio(one, two, 0.95), ratio(two, one, 0.95)
-        assert (there is None) == (back is None) == (standard_error(one) is None or standard_error(two) is None)
+        there, back = throughput_ratio(one, two, 0.95), throughput_ratio(two, one, 0.95)
+        assert (there is None) == (back is None) == (log_standard_error(one) is None or log_standard_error(two) is None)
         if there is not None and back is not None:
             assert (there.low, there.high) == (pytest.approx(1 / back.high), pytest.approx(1 / back.low))
 
@@ -190,7 +190,7 @@ def test_the_unit_makes_no_difference(rows: list[tuple[str, dict[str, Any]]], fa
     scaled = [
         (name, {**row, **{key: None if row[key] is None else row[key] * factor for key in RATES}}) for name, row in rows
     ]
-    one, other = best_of({}, 2, rows), best_of({}, 2, scaled)
+    one, other = rank_rows({}, 2, rows), rank_rows({}, 2, scaled)
     assert [rival.ratio for rival in one.rivals] == pytest.approx([rival.ratio for rival in other.rivals])
 
 
@@ -209,7 +209,7 @@ def test_best_is_said_of_another_in_at_most_the_promised_share(count: int, strat
         logs = chance.normal(0.0, scatter[:, None], (strategies, count))
         logs[0] += lead
         rows += [launches(f"s{k}", list(100 * np.exp(logs[k])), dataset=f"{trial}") for k in range(strategies)]
-    found = rank(typed(rows, [*COLUMNS, "repeats"]))
+    found = rank(make_frame(rows, [*FRAME_COLUMNS, "repeats"]))
     assert len(found) == trials
     wrong = sum(one.certainty == "best" and one.best != "s0" for one in found) / trials
     lost = sum("s0" not in [one.best, *(rival.name for rival in one.tied)] for one in found) / trials
@@ -226,5 +226,5 @@ def test_a_clear_lead_is_found() -> None:
         logs = chance.normal(0.0, 0.01, (4, 5))
         logs[2] += 0.1
         rows += [launches(f"s{k}", list(100 * np.exp(logs[k])), dataset=f"{trial}") for k in range(4)]
-    found = rank(pd.DataFrame(typed(rows, [*COLUMNS, "repeats"])))
+    found = rank(pd.DataFrame(make_frame(rows, [*FRAME_COLUMNS, "repeats"])))
     assert sum(one.certainty == "best" and one.best == "s2" for one in found) > 0.97 * 300

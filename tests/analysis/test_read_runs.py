@@ -14,7 +14,7 @@ import pytest
 from scalebench.analysis import load as frames
 from scalebench.analysis import read_runs
 from scalebench.analysis.load import Survey, load, survey
-from scalebench.analysis.read_runs import figures_in, find, readable
+from scalebench.analysis.read_runs import find_results, summarize_files, summarize_readable
 from scalebench.analysis.repeats import pooled
 from scalebench.core.errors import InputError
 from scalebench.core.json_files import read_json
@@ -118,7 +118,7 @@ def test_a_file_that_cannot_be_read_is_told_of_and_left_out(how: str, sweep: Pat
 
 def test_all_that_is_wrong_is_told_of(tmp_path: Path) -> None:
     sweeps.sweep(tmp_path, ("ddp_gloo",), range(1, len(REASONS) + 2))
-    files = find([tmp_path])
+    files = find_results([tmp_path])
     for file, how in zip(files, REASONS, strict=False):
         spoil(file, how)
     found = survey([tmp_path])
@@ -128,7 +128,7 @@ def test_all_that_is_wrong_is_told_of(tmp_path: Path) -> None:
 
 
 def test_none_that_can_be_read_is_an_error(sweep: Path, tmp_path: Path) -> None:
-    for file in find([sweep]):
+    for file in find_results([sweep]):
         spoil(file, "empty")
     with pytest.raises(InputError, match=r"^not one of 3 files of results can be read; the first: .*0/result\.json"):
         survey(sweep)
@@ -142,9 +142,9 @@ def test_none_that_can_be_read_is_an_error(sweep: Path, tmp_path: Path) -> None:
 
 def test_what_can_be_read_is_as_load_and_pooled_have_it(sweep: Path) -> None:
     found = survey(sweep)
-    assert isinstance(found, Survey) and found.unreadable == [] and found.given is None and found.on_request == []
+    assert isinstance(found, Survey) and found.unreadable == [] and found.baseline_label is None and found.probe_folders == []
     assert found.frame.equals(load(sweep)) and found.pooled.equals(pooled(sweep))
-    assert frames.frame(*frames.read(sweep)).equals(found.frame)
+    assert frames.frame_of_results(*frames.read_results(sweep)).equals(found.frame)
 
 
 @pytest.mark.parametrize("only", [sweeps.failed(), sweeps.run("ddp_gloo", 2)])
@@ -177,7 +177,7 @@ def test_a_folder_that_must_not_be_listed(closed: Path, sweep: Path) -> None:
     line = f"{closed}: Permission denied"
     found = survey(sweep)
     assert found.unreadable == [(closed, line)] and len(found.frame) == 2
-    for strict in (find, figures_of_all):
+    for strict in (find_results, figures_of_all):
         with pytest.raises(InputError) as caught:
             strict([sweep])
         assert str(caught.value) == line
@@ -204,19 +204,19 @@ def test_a_file_that_must_not_be_read(sweep: Path, monkeypatch: pytest.MonkeyPat
 def test_links_that_lead_round_in_a_circle_are_not_followed(sweep: Path) -> None:
     (sweep / "again").symlink_to(sweep)
     (sweep / "1" / "up").symlink_to("..")
-    assert len(find([sweep])) == 3
-    assert len(find([sweep, sweep / "again", sweep / "again" / "1"])) == 3, "each run once, by whatever name"
+    assert len(find_results([sweep])) == 3
+    assert len(find_results([sweep, sweep / "again", sweep / "again" / "1"])) == 3, "each run once, by whatever name"
 
 
 def test_files_are_read_in_order_and_the_first_that_is_wrong_is_named(sweep: Path) -> None:
-    files = find([sweep])
-    assert [run.cells["path"] for run in figures_in(files)] == [str(file.parent) for file in files]
+    files = find_results([sweep])
+    assert [run.cells["path"] for run in summarize_files(files)] == [str(file.parent) for file in files]
     for number in (2, 1):
         spoil(files[number], "empty")
     with pytest.raises(InputError, match=r"1/result\.json"):
-        figures_in(files)
+        summarize_files(files)
     unreadable: list[tuple[Path, str]] = []
-    assert len(readable(files, unreadable)) == 1 and [path for path, _ in unreadable] == files[1:]
+    assert len(summarize_readable(files, unreadable)) == 1 and [path for path, _ in unreadable] == files[1:]
 
 
 @pytest.fixture
@@ -228,7 +228,7 @@ def many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     monkeypatch.setattr(read_runs, "usable_cpus", lambda: [0, 1])
     monkeypatch.setattr(read_runs, "MIN_FILES_PER_PROCESS", 3)
     monkeypatch.setattr(read_runs, "FILES_PER_TASK", 2)
-    return find([tmp_path])
+    return find_results([tmp_path])
 
 
 def processes_of(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> tuple[set[int], list[Any]]:
@@ -243,20 +243,20 @@ def processes_of(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> tuple[se
     seen.write_text("")
     with monkeypatch.context() as patch:
         patch.setattr(read_runs, "read_result", noted)
-        answers = list(read_runs._read_all(files))
+        answers = list(read_runs._summarize_all(files))
     return {int(pid) for pid in seen.read_text().split()}, answers
 
 
 def test_several_processes_give_what_one_gives(many: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     pids, answers = processes_of(many, monkeypatch)
-    assert answers == [read_runs._read(file) for file in many] and os.getpid() not in pids
+    assert answers == [read_runs._summarize_file(file) for file in many] and os.getpid() not in pids
     assert [isinstance(answer, str) for answer in answers].index(True) == 3
     pids, few = processes_of(many[:5], monkeypatch)
     assert few == answers[:5] and pids == {os.getpid()}, "so few are read at once"
 
 
 def test_the_rest_is_read_here_where_a_process_is_killed(many: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, here, read = [read_runs._read(file) for file in many], os.getpid(), read_result
+    expected, here, read = [read_runs._summarize_file(file) for file in many], os.getpid(), read_result
 
     def killed(file: Path) -> Any:
         if file == many[4] and os.getpid() != here:
@@ -264,4 +264,4 @@ def test_the_rest_is_read_here_where_a_process_is_killed(many: list[Path], monke
         return read(file)
 
     monkeypatch.setattr(read_runs, "read_result", killed)
-    assert list(read_runs._read_all(many)) == expected
+    assert list(read_runs._summarize_all(many)) == expected

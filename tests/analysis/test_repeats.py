@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 import scalebench
 from scalebench.analysis import repeats
-from scalebench.analysis.columns import COLUMNS
-from scalebench.analysis.load import frame
-from scalebench.analysis.repeats import over_launches, pool
-from scalebench.analysis.rows import row
-from scalebench.core.result import Monitor, Result, write_result
+from scalebench.analysis.columns import FRAME_COLUMNS
+from scalebench.analysis.load import frame_of_results
+from scalebench.analysis.repeats import mean_over_repeats, pool_results
+from scalebench.analysis.rows import make_row
+from scalebench.core.result import MonitorRecord, Result, write_result
 from scalebench.core.spec import MeasureSpec
-from scalebench.core.stats.estimates import Interval, ratio_interval
+from scalebench.core.stats.estimates import Estimate, divide_estimates
 from tests.builders.runs import MACHINE, rank, record
 
 TRIALS = 1000
@@ -37,7 +37,7 @@ def launch(repeat: int, seconds: float, minute: int | None = None, **changes: An
 
 def rows_of(results: list[Result]) -> list[dict[str, Any]]:
     """Null as None."""
-    table = pool(results, [Path(f"/runs/{number}") for number in range(len(results))])
+    table = pool_results(results, [Path(f"/runs/{number}") for number in range(len(results))])
     return [{k: None if pd.isna(v) else v for k, v in row.items()} for row in table.to_dict("records")]
 
 
@@ -77,10 +77,10 @@ def test_fewer_than_three_do_not_pretend(launches: int, over: str | None) -> Non
 def test_single_launches_are_the_rows_of_load() -> None:
     made = [record(gpus=2), record(), record("bare_torch"), record("simulated", status="failed", block_s=None)]
     folders = [Path(str(number)) for number in range(4)]
-    table = pool(made, folders)
-    assert list(table.columns) == [*COLUMNS, "repeats"] and str(table["repeats"].dtype) == "Int64"
-    pd.testing.assert_frame_equal(table[list(COLUMNS)], frame(made, folders))
-    assert pool([], []).dtypes.equals(table.dtypes)
+    table = pool_results(made, folders)
+    assert list(table.columns) == [*FRAME_COLUMNS, "repeats"] and str(table["repeats"].dtype) == "Int64"
+    pd.testing.assert_frame_equal(table[list(FRAME_COLUMNS)], frame_of_results(made, folders))
+    assert pool_results([], []).dtypes.equals(table.dtypes)
 
 
 def test_interleaved_repeats_give_a_ratio_each_in_which_drift_cancels() -> None:
@@ -99,9 +99,9 @@ def test_repeats_that_were_not_interleaved_are_independent() -> None:
     ones = [launch(r, s, minute=r) for r, s in enumerate((0.1, 0.12, 0.11))]
     twos = [launch(r, s, minute=30 + r, gpus=2) for r, s in enumerate((0.1, 0.12, 0.11))]
     _, two = rows_of([*ones, *twos])
-    a, b = (over_launches([samples / s for s in (0.1, 0.12, 0.11)])[1] for samples in (40, 20))
+    a, b = (mean_over_repeats([samples / s for s in (0.1, 0.12, 0.11)])[1] for samples in (40, 20))
     assert a is not None and b is not None
-    expected = ratio_interval(a, b)
+    expected = divide_estimates(a, b)
     assert two["speedup_self"] == pytest.approx(2) and two["speedup_self_high"] == pytest.approx(expected.high)
     assert two["speedup_self_low"] == pytest.approx(expected.low) and expected.low < 1.7
 
@@ -165,7 +165,7 @@ def test_the_other_figures_of_a_row() -> None:
     for r, result in enumerate(made):
         result.flags = [["oversubscribed"], [], ["hot", "oversubscribed"]][r]
         result.phases.wall_s, result.scale.backend_used = [3.0, 4.0, 8.0][r], ["gloo", "nccl", "gloo"][r]
-        result.monitor = Monitor(sm_clock_mhz_min=[900.0, 800.0, 850.0][r], gpu_util_mean=[None, 0.5, 0.7][r])
+        result.monitor = MonitorRecord(sm_clock_mhz_min=[900.0, 800.0, 850.0][r], gpu_util_mean=[None, 0.5, 0.7][r])
         result.ranks[0].rss_peak_bytes, result.ranks[0].peak_memory_bytes = [10, 30, 20][r], [None]
     (row,) = rows_of(made)
     known = {"flags": "oversubscribed hot", "wall_s": 5.0, "backend_used": "gloo nccl", "sm_clock_mhz_min": 800.0}
@@ -183,18 +183,18 @@ def test_a_row_is_steady_where_every_launch_is_known_to_be(blocks: list[int], st
 @pytest.mark.parametrize("launches", [2, 3])
 def test_limits_over_blocks_are_none_of_the_launches(monkeypatch: pytest.MonkeyPatch, launches: int) -> None:
     """A figure of the probes, which may be negative: its mean, and Student's t over launches from three on."""
-    exposed, of_run = (-0.01, 0.02, 0.05)[:launches], row
+    exposed, of_run = (-0.01, 0.02, 0.05)[:launches], make_row
 
     def probed(result: Result, *rest: Any) -> dict[str, Any]:
         value = exposed[result.scale.repeat]
         return of_run(result, *rest) | dict(zip(NAMES, (value - 0.001, value, value + 0.001), strict=True))
 
-    monkeypatch.setattr(repeats, "row", probed)
+    monkeypatch.setattr(repeats, "make_row", probed)
     (found,) = rows_of([launch(r, 0.1) for r in range(launches)])
     low, value, high = (found[name] for name in NAMES)
     assert value == pytest.approx(np.mean(exposed))
     if launches == 2:
-        assert {found[name] for name in COLUMNS if name.endswith(("_low", "_high"))} == {None}
+        assert {found[name] for name in FRAME_COLUMNS if name.endswith(("_low", "_high"))} == {None}
     else:
         assert [low, high] == pytest.approx([0.02 - T[3] * 0.03 / 3**0.5, 0.02 + T[3] * 0.03 / 3**0.5], rel=1e-5)
 
@@ -212,7 +212,7 @@ RATES = st.lists(st.floats(1e-3, 1e6), min_size=3, max_size=8)
 
 @given(value=st.floats(1e-3, 1e6), launches=st.integers(1, 8))
 def test_identical_launches_pool_to_their_value(value: float, launches: int) -> None:
-    mean, interval = over_launches([value] * launches)
+    mean, interval = mean_over_repeats([value] * launches)
     assert mean == pytest.approx(value)
     assert (interval is None) == (launches < 3)
     if interval is not None:
@@ -223,7 +223,7 @@ def test_identical_launches_pool_to_their_value(value: float, launches: int) -> 
 def test_order_and_unit_of_the_launches_do_not_matter(rates: list[float], factor: float, seed: Any) -> None:
     shuffled = list(rates)
     seed.shuffle(shuffled)
-    one, other, seconds = (over_launches(v)[1] for v in (rates, [factor * v for v in shuffled], [1 / v for v in rates]))
+    one, other, seconds = (mean_over_repeats(v)[1] for v in (rates, [factor * v for v in shuffled], [1 / v for v in rates]))
     assert one is not None and other is not None and seconds is not None
     scaled = [one.low * factor, one.value * factor, one.high * factor]
     assert [other.low, other.value, other.high] == pytest.approx(scaled, rel=1e-6)
@@ -250,13 +250,13 @@ def launches_of(rng: np.random.Generator, count: int) -> np.ndarray[Any, Any]:
     return level * np.exp(rng.normal(0, 0.05, level.shape) * math.sqrt(1.7 / 0.3) / np.sqrt(blocks))
 
 
-def covers(interval: Interval | None, truth: float) -> bool:
+def covers(interval: Estimate | None, truth: float) -> bool:
     return interval is not None and interval.low <= truth <= interval.high
 
 
 @pytest.mark.parametrize("count", [3, 5, 10])
 def test_the_interval_over_launches_covers_the_level_that_they_vary_around(count: int) -> None:
-    found = [over_launches(rates)[1] for rates in launches_of(np.random.default_rng(count), count)]
+    found = [mean_over_repeats(rates)[1] for rates in launches_of(np.random.default_rng(count), count)]
     assert sum(covers(interval, 100) for interval in found) >= 0.93 * TRIALS
 
 
@@ -266,5 +266,5 @@ def test_the_interval_of_the_ratio_covers_it_also_when_the_machine_drifts(count:
     rng = np.random.default_rng(count)
     slower = np.exp(np.linspace(0, drift, count))
     pairs = 2 * launches_of(rng, count) * slower / (launches_of(rng, count) * slower)
-    found = [over_launches(ratios)[1] for ratios in pairs]
+    found = [mean_over_repeats(ratios)[1] for ratios in pairs]
     assert sum(covers(interval, 2) for interval in found) >= 0.93 * TRIALS

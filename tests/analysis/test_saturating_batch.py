@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import scalebench
-from scalebench.analysis.batch_size import fit, knee, over_batches, step_points
-from scalebench.analysis.scaling_curves import curves
+from scalebench.analysis.batch_size import batch_and_step_s, find_saturating_batch, fit_step_time, make_batch_curves
+from scalebench.analysis.scaling_curves import make_curves
 from scalebench.core.spec import TrainSpec
-from scalebench.runner.parent import run
+from scalebench.runner.parent import run_spec
 from tests.builders.runs import simulated_spec
 
 BATCHES = (75, 150, 350, 700, 1000, 2000, 5000)
@@ -36,31 +36,31 @@ def line(start_s: float, sample_s: float, batches: Sequence[int] = BATCHES) -> l
 
 
 def test_the_smallest_batch_with_nine_tenths_is_the_knee() -> None:
-    found = knee(rows([10, 20, 40, 89, 90, 100, 95]))
+    found = find_saturating_batch(rows([10, 20, 40, 89, 90, 100, 95]))
     assert found is not None and (found.batch, found.share, found.rate) == (1000, 0.9, 90)
     assert (found.highest, found.highest_rate, found.first, found.last) == (2000, 100, False, False)
-    assert knee(rows([10, 20, 40, 89, 90, 100, 95]), share=0.5).batch == 700  # type: ignore[union-attr]
+    assert find_saturating_batch(rows([10, 20, 40, 89, 90, 100, 95]), share=0.5).batch == 700  # type: ignore[union-attr]
 
 
 def test_neighbours_that_could_be_it_are_told_by_their_intervals() -> None:
     # Ratios to the highest have limits of 2 % * sqrt(2), 2.8 %: 0.89 reaches 0.9, and 0.90 is not surely there.
-    found = knee(rows([10, 20, 40, 89, 90, 100, 95]))
+    found = find_saturating_batch(rows([10, 20, 40, 89, 90, 100, 95]))
     assert found is not None and found.candidates == (700, 1000, 2000)
-    surely = knee(rows([10, 20, 40, 80, 95, 100, 99]))
+    surely = find_saturating_batch(rows([10, 20, 40, 80, 95, 100, 99]))
     assert surely is not None and surely.candidates == (1000,)
-    below = knee(rows([10, 20, 40, 89, 95, 100, 99]))
+    below = find_saturating_batch(rows([10, 20, 40, 89, 95, 100, 99]))
     assert below is not None and (below.batch, below.candidates) == (1000, (700, 1000))
-    noisy = knee(rows([100, 99], width=0.3))  # not even the highest one is surely it
+    noisy = find_saturating_batch(rows([100, 99], width=0.3))  # not even the highest one is surely it
     assert noisy is not None and (noisy.batch, noisy.candidates) == (75, (75, 150))
-    untold = knee(rows([10, 20, 40, 89, 90, 100, 95], width=None))
+    untold = find_saturating_batch(rows([10, 20, 40, 89, 90, 100, 95], width=None))
     assert untold is not None and (untold.batch, untold.candidates) == (1000, None)
 
 
 def test_an_end_of_what_was_measured_is_said_to_be_one() -> None:
-    rising, flat = knee(rows([10, 20, 40, 80])), knee(rows([100, 99, 98, 60]))
+    rising, flat = find_saturating_batch(rows([10, 20, 40, 80])), find_saturating_batch(rows([100, 99, 98, 60]))
     assert rising is not None and (rising.batch, rising.first, rising.last) == (700, False, True)
     assert flat is not None and (flat.batch, flat.first, flat.last) == (75, True, False)
-    assert knee(rows([10])) is None and knee([]) is None
+    assert find_saturating_batch(rows([10])) is None and find_saturating_batch([]) is None
 
 
 @given(
@@ -69,11 +69,11 @@ def test_an_end_of_what_was_measured_is_said_to_be_one() -> None:
     width=st.floats(0.0, 0.5),
 )
 def test_the_knee_could_be_the_knee_and_knows_no_unit(rates: list[float], power: int, width: float) -> None:
-    found = knee(rows(rates, width=width))
+    found = find_saturating_batch(rows(rates, width=width))
     assert found is not None and found.candidates is not None and found.batch in found.candidates
     assert found.share >= 0.9 and found.highest_rate == max(rates)
     assert all(rate < 0.9 * max(rates) for rate in rates[: BATCHES.index(found.batch)])
-    scaled = knee(rows([2.0**power * rate for rate in rates], width=width))
+    scaled = find_saturating_batch(rows([2.0**power * rate for rate in rates], width=width))
     assert scaled is not None and scaled.candidates == found.candidates
     assert (scaled.batch, scaled.share, scaled.highest) == (found.batch, found.share, found.highest)
 
@@ -81,7 +81,7 @@ def test_the_knee_could_be_the_knee_and_knows_no_unit(rates: list[float], power:
 @settings(deadline=None)
 @given(start_s=st.floats(1e-5, 10.0), sample_s=st.floats(1e-8, 1e-2))
 def test_of_an_exact_line_the_fit_is_exact(start_s: float, sample_s: float) -> None:
-    found = fit([(batch, start_s + sample_s * batch) for batch in BATCHES])
+    found = fit_step_time([(batch, start_s + sample_s * batch) for batch in BATCHES])
     assert found is not None and found.limit is not None and found.half_batch is not None
     share = sample_s * max(BATCHES) / (start_s + sample_s * max(BATCHES))  # of what rounding is a share of
     assert found.alpha_s == pytest.approx(start_s, rel=1e-6)
@@ -94,7 +94,7 @@ def test_the_line_is_that_of_weighted_least_squares() -> None:
     from scipy.optimize import curve_fit
 
     times = [0.011, 0.013, 0.021, 0.029, 0.043, 0.078, 0.2]
-    found = fit(list(zip(BATCHES, times, strict=True)))
+    found = fit_step_time(list(zip(BATCHES, times, strict=True)))
     expected, _ = curve_fit(lambda b, one, two: one + two * b, BATCHES, times, p0=[0.01, 1e-5], sigma=times)
     assert found is not None and (found.alpha_s, found.beta_s) == pytest.approx(tuple(expected), rel=1e-5)
     off = [1 - (expected[0] + expected[1] * b) / t for b, t in zip(BATCHES, times, strict=True)]
@@ -108,7 +108,7 @@ def test_the_limits_are_fiellers() -> None:
     from scipy.stats import t as student
 
     times = [0.012, 0.009, 0.018, 0.021, 0.04, 0.06, 0.2]  # scatters widely, so that no term is small
-    found = fit(list(zip(BATCHES, times, strict=True)))
+    found = fit_step_time(list(zip(BATCHES, times, strict=True)))
     assert found is not None and found.low and found.high is not None
     design = np.array([[1 / time, batch / time] for batch, time in zip(BATCHES, times, strict=True)])
     line, around, _, _ = np.linalg.lstsq(design, np.ones(7), rcond=None)
@@ -123,7 +123,7 @@ def test_fieller_holds_the_truth_as_often_as_it_says() -> None:
     chance, held, trials = np.random.default_rng(8), 0, 2000
     for _ in range(trials):
         off = chance.normal(1.0, 0.03, len(BATCHES))
-        found = fit([(b, (0.004 + 1e-5 * b) * one) for b, one in zip(BATCHES, off, strict=True)])
+        found = fit_step_time([(b, (0.004 + 1e-5 * b) * one) for b, one in zip(BATCHES, off, strict=True)])
         assert found is not None and found.low is not None and found.high is not None
         held += found.low <= 400 <= found.high
     assert 0.935 < held / trials < 0.965
@@ -131,21 +131,21 @@ def test_fieller_holds_the_truth_as_often_as_it_says() -> None:
 
 def test_a_line_without_a_half_batch_has_none() -> None:
     """Caches: an update of twice the samples takes three times as long. A device that is not full: no longer at all."""
-    steeper, flat = fit([(1, 1.0), (2, 3.0), (4, 7.0)]), fit([(1, 2.0), (2, 1.5), (4, 1.4)])
+    steeper, flat = fit_step_time([(1, 1.0), (2, 3.0), (4, 7.0)]), fit_step_time([(1, 2.0), (2, 1.5), (4, 1.4)])
     assert steeper is not None and steeper.half_batch is None and steeper.limit is not None
     assert flat is not None and (flat.half_batch, flat.limit, flat.low) == (None, None, None)
-    two = fit([(10, 0.02), (20, 0.03)])
+    two = fit_step_time([(10, 0.02), (20, 0.03)])
     assert two is not None and two.half_batch == pytest.approx(10) and two.low is two.high is None
-    assert fit([(10, 0.02)]) is None and fit([(10, 0.02), (10, 0.03)]) is None and fit([]) is None
+    assert fit_step_time([(10, 0.02)]) is None and fit_step_time([(10, 0.02), (10, 0.03)]) is None and fit_step_time([]) is None
     with pytest.raises(ValueError, match="an update takes time"):
-        fit([(10, 0.0), (20, 1.0)])
+        fit_step_time([(10, 0.0), (20, 1.0)])
 
 
 def test_updates_of_an_epoch_count_as_large_as_they_are_on_the_mean() -> None:
     """6,000 samples at 5,000: one update of 5,000 and one of 1,000, on the line where one of 3,000 lies."""
     (row,) = rows([3000 / 0.05], batches=[5000])
-    assert step_points([row | {"step_s": 0.05, "gpus": 2}]) == [(1500, 0.05)]
-    assert step_points([row | {"step_s": None}]) == []
+    assert batch_and_step_s([row | {"step_s": 0.05, "gpus": 2}]) == [(1500, 0.05)]
+    assert batch_and_step_s([row | {"step_s": None}]) == []
 
 
 @pytest.mark.slow
@@ -156,8 +156,8 @@ def test_known_truth_of_real_runs(tmp_path: Path) -> None:
     for batch in (50, 200, 800, 3200, 6400):
         train = TrainSpec(batch_per_device=batch)
         spec = simulated_spec(options=options, measure=long, size=17_067, train=train)
-        assert run(spec, tmp_path / str(batch)).status == "ok"
-    (curve,) = over_batches(curves(scalebench.pooled(tmp_path)))
-    found, made = knee(curve.rows), fit(step_points(curve.rows))
+        assert run_spec(spec, tmp_path / str(batch)).status == "ok"
+    (curve,) = make_batch_curves(make_curves(scalebench.pooled(tmp_path)))
+    found, made = find_saturating_batch(curve.rows), fit_step_time(batch_and_step_s(curve.rows))
     assert found is not None and (found.batch, found.highest) == (3200, 6400)
     assert made is not None and made.half_batch == pytest.approx(200, rel=0.2) and made.r_squared > 0.99

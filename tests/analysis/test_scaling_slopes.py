@@ -11,8 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalebench.analysis.repeats import pool
-from scalebench.analysis.scaling_curves import Curve, Keeps, Slope, curves, jumps, keeps, slope
+from scalebench.analysis.repeats import pool_results
+from scalebench.analysis.scaling_curves import (
+    Curve,
+    ScalingLimit,
+    Slope,
+    find_node_boundaries,
+    find_scaling_limit,
+    fit_slope,
+    make_curves,
+)
 from tests.builders import sweeps
 
 
@@ -36,7 +44,7 @@ def curve(
 
 
 def known(made: Curve, against: str = "bare") -> Slope:
-    found = slope(made, against)
+    found = fit_slope(made, against)
     assert found is not None
     return found
 
@@ -60,7 +68,7 @@ def test_the_interval_is_student_t_of_the_regression() -> None:
 def test_two_counts_give_a_slope_without_an_interval_and_one_gives_none() -> None:
     found = known(curve({1: 0.9, 2: 1.7}))
     assert found.value == pytest.approx(0.8) and (found.low, found.high) == (None, None)
-    assert slope(curve({4: 3.0})) is None and slope(curve({1: None, 2: 1.5})) is None and slope(curve({})) is None
+    assert fit_slope(curve({4: 3.0})) is None and fit_slope(curve({1: None, 2: 1.5})) is None and fit_slope(curve({})) is None
     assert known(curve({1: 0.9, 2: None, 4: 2.7})).points == ((1, 0.9), (4, 2.7))
 
 
@@ -94,24 +102,24 @@ def test_a_slope_scales_with_the_speedups(gpus: list[int], figures: list[float],
 
 def test_a_jump_stands_where_the_next_node_begins() -> None:
     made = curve({4: 3.6, 8: 6.4, 9: 3.6, 10: 4.0, 17: 5.1}, nodes=8)
-    first, second = jumps(made)
+    first, second = find_node_boundaries(made)
     assert (first.gpus, first.nodes) == ((8, 9), (1, 2)) and (second.gpus, second.nodes) == ((10, 17), (2, 3))
     assert (first.before, first.after) == (pytest.approx(0.8), pytest.approx(0.4))
     assert first.ratio == pytest.approx(0.5) and first.resolved is True
     # MOVER on the log scale of two limits of 1 %
     down = math.hypot(math.log(1 / 0.99), math.log(1.01))
     assert first.low == pytest.approx(0.5 * math.exp(-down)) and first.low < 0.5 < (first.high or 0) < 0.51
-    assert jumps(curve({1: 1, 2: 1.9, 8: 7})) == []
+    assert find_node_boundaries(curve({1: 1, 2: 1.9, 8: 7})) == []
 
 
 def test_a_jump_within_noise_is_not_resolved_and_without_an_interval_untold() -> None:
-    (noisy,) = jumps(curve({8: 6.4, 9: 7.19}, nodes=8, width=0.05))
+    (noisy,) = find_node_boundaries(curve({8: 6.4, 9: 7.19}, nodes=8, width=0.05))
     assert noisy.resolved is False
-    (untold,) = jumps(curve({8: 6.4, 9: 3.0}, nodes=8, width=None))
+    (untold,) = find_node_boundaries(curve({8: 6.4, 9: 3.0}, nodes=8, width=None))
     assert (untold.low, untold.high, untold.resolved) == (None, None, None) and untold.ratio < 0.5
     open_ended = curve({8: 6.4, 9: 3.0}, nodes=8)
     open_ended.rows[1]["throughput_high"] = None  # infinite
-    (found,) = jumps(open_ended)
+    (found,) = find_node_boundaries(open_ended)
     assert found.high is None and found.low is not None and found.resolved is False
 
 
@@ -130,27 +138,27 @@ def test_how_many_devices_keep_an_efficiency(
     speedups: dict[int, float | None], value: int | None, surely: int | None, again: tuple[int, ...]
 ) -> None:
     measured = max((gpus for gpus, speedup in speedups.items() if speedup is not None), default=None)
-    assert keeps(curve(speedups), 0.8) == Keeps(0.8, value, surely, again, measured)
+    assert find_scaling_limit(curve(speedups), 0.8) == ScalingLimit(0.8, value, surely, again, measured)
 
 
 def test_no_interval_keeps_nothing_surely_but_a_row_is_its_own_baseline_exactly() -> None:
-    assert keeps(curve({1: 0.95, 2: 1.8}, width=None), 0.8).surely is None
+    assert find_scaling_limit(curve({1: 0.95, 2: 1.8}, width=None), 0.8).surely is None
     own = curve({1: 1.0, 2: 1.8}, width=None, against="self")
     own.rows[0]["baseline_self_id"] = own.rows[0]["run_id"]
-    assert keeps(own, 0.8, "self") == Keeps(0.8, 2, 1, (), 2)
+    assert find_scaling_limit(own, 0.8, "self") == ScalingLimit(0.8, 2, 1, (), 2)
 
 
 @pytest.mark.parametrize("wanted", [0.0, -1.0, math.nan])
 def test_a_wanted_efficiency_is_a_share(wanted: float) -> None:
     with pytest.raises(ValueError, match="above 0"):
-        keeps(curve({1: 1.0}), wanted)
+        find_scaling_limit(curve({1: 1.0}), wanted)
 
 
 def test_on_rows_of_the_frame() -> None:
     results = [sweeps.run("bare_torch", 1), *(sweeps.run("ddp_gloo", gpus) for gpus in (1, 2, 4))]
-    bare, ddp = curves(pool(results, [Path("run")] * 4))
+    bare, ddp = make_curves(pool_results(results, [Path("run")] * 4))
     truth = {n: 0.95 * n * 0.9 ** math.log2(n) for n in (1, 2, 4)}
     assert known(ddp).value == pytest.approx(known(curve(truth)).value, rel=0.01)
     assert known(ddp, "self").value == pytest.approx(known(ddp).value / 0.95, rel=0.01)
-    assert keeps(ddp, 0.8) == Keeps(0.8, 2, 2, (), 4) and keeps(ddp, 0.5).value == 4
-    assert slope(bare) is None and keeps(bare, 0.8).surely == 1 and jumps(ddp) == []
+    assert find_scaling_limit(ddp, 0.8) == ScalingLimit(0.8, 2, 2, (), 4) and find_scaling_limit(ddp, 0.5).value == 4
+    assert fit_slope(bare) is None and find_scaling_limit(bare, 0.8).surely == 1 and find_node_boundaries(ddp) == []

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.analysis import throughput
-from scalebench.analysis.columns import COLUMNS
-from scalebench.analysis.load import frame
+from scalebench.analysis.columns import FRAME_COLUMNS
+from scalebench.analysis.load import frame_of_results
 from scalebench.core.result import Result
-from scalebench.core.stats.estimates import ratio_interval
+from scalebench.core.stats.estimates import divide_estimates
 from tests.builders.runs import rank, record
 
 NAMES = ("overhead_share_low", "overhead_share", "overhead_share_high")
@@ -24,7 +24,7 @@ WILD = [0.01] * 31 + [50.0]  # nothing bounds such a throughput from above
 
 def of(*results: Result) -> list[tuple[Any, ...]]:
     """(low, value, high) of each row, null as None."""
-    table = frame(results, [Path("x")] * len(results))
+    table = frame_of_results(results, [Path("x")] * len(results))
     return [tuple(None if pd.isna(row[name]) else row[name] for name in NAMES) for row in table.to_dict("records")]
 
 
@@ -33,7 +33,7 @@ def test_it_is_what_is_missing_to_the_bare_throughput() -> None:
     value, interval = throughput.overhead(own, bare)
     mine, theirs = throughput.throughput(own)[1], throughput.throughput(bare)[1]
     assert mine is not None and theirs is not None and interval is not None
-    ratio = ratio_interval(mine, theirs)
+    ratio = divide_estimates(mine, theirs)
     assert value == pytest.approx(0.17)
     assert (interval.low, interval.value, interval.high) == (1 - ratio.high, 1 - ratio.value, 1 - ratio.low)
     assert 0.15 < interval.low < 0.17 < interval.high < 0.19
@@ -67,9 +67,9 @@ def test_there_is_none_without_two_figures_of_two_runs() -> None:
 
 
 def test_the_columns_hold_shares() -> None:
-    at = COLUMNS.index("overhead_share")
-    assert COLUMNS[at : at + 3] == ["overhead_share", "overhead_share_low", "overhead_share_high"]
-    table = frame([record(), record("bare_torch")], [Path("x")] * 2)
+    at = FRAME_COLUMNS.index("overhead_share")
+    assert FRAME_COLUMNS[at : at + 3] == ["overhead_share", "overhead_share_low", "overhead_share_high"]
+    table = frame_of_results([record(), record("bare_torch")], [Path("x")] * 2)
     assert {str(table[name].dtype) for name in NAMES} == {"Float64"}
 
 
@@ -81,7 +81,7 @@ def test_rows_with_the_same_baselines_have_the_same_overhead() -> None:
     one, two, four, eight, alone, without = of(*rows, bare, other)
     assert one == two == four == eight and one[1] == pytest.approx(0.17)
     assert alone == without == (None, None, None)
-    first = frame([*rows, bare], [Path("x")] * 5).to_dict("records")[0]
+    first = frame_of_results([*rows, bare], [Path("x")] * 5).to_dict("records")[0]
     assert one == tuple(1 - first[f"speedup_bare{end}"] for end in ("_high", "", "_low"))
 
 

@@ -13,7 +13,13 @@ from scalebench.analysis import throughput
 from scalebench.analysis.baselines import Baselines
 from scalebench.core.result import Result
 from scalebench.core.spec import DatasetSpec, HardwareSpec, MeasureSpec, StrategySpec, TrainSpec
-from scalebench.core.stats.estimates import Interval, batch_means_interval, ratio_interval, scale, sum_interval
+from scalebench.core.stats.estimates import (
+    Estimate,
+    divide_estimates,
+    estimate_throughput,
+    scale_estimate,
+    sum_estimates,
+)
 from tests.builders.runs import MACHINE, rank, record, simulated_config
 
 
@@ -24,8 +30,8 @@ def two_ranks(lockstep: bool = True) -> Result:
 
 
 def test_a_group_is_as_slow_as_its_slowest_rank_in_each_block() -> None:
-    assert throughput.group_blocks(two_ranks().ranks) == ([2.0, 2.0, 2.0], [19, 20, 21])
-    assert throughput.group_blocks([]) == ([], [])
+    assert throughput.merge_rank_blocks(two_ranks().ranks) == ([2.0, 2.0, 2.0], [19, 20, 21])
+    assert throughput.merge_rank_blocks([]) == ([], [])
 
 
 def test_throughput_of_a_group() -> None:
@@ -47,15 +53,15 @@ def test_the_interval_is_of_batch_means() -> None:
     seconds = result.ranks[0].block_s
     value, interval = throughput.throughput(result)
     assert value == pytest.approx(40 / 0.1)
-    assert interval == batch_means_interval(seconds, [40] * len(seconds))
+    assert interval == estimate_throughput(seconds, [40] * len(seconds))
     assert interval is not None and 0 < interval.relative_half_width() < 0.02
 
 
 def test_the_interval_of_replicas_is_of_the_sum() -> None:
     result = record(gpus=2, lockstep=False)
-    one = batch_means_interval(result.ranks[0].block_s[:-1], [20] * 31)
+    one = estimate_throughput(result.ranks[0].block_s[:-1], [20] * 31)
     assert one is not None
-    assert throughput.throughput(result)[1] == sum_interval([one, one])
+    assert throughput.throughput(result)[1] == sum_estimates([one, one])
 
 
 @pytest.mark.parametrize("status", ["failed", "oom", "timeout", "unsupported", "cancelled"])
@@ -98,9 +104,9 @@ def test_speedup_carries_the_interval_of_the_ratio() -> None:
     mine, theirs = throughput.throughput(two)[1], throughput.throughput(one)[1]
     assert mine is not None and theirs is not None
     assert value == pytest.approx(1.6)
-    assert interval == ratio_interval(mine, theirs)
-    assert throughput.per_device(interval, 2) == scale(interval, 0.5)
-    assert throughput.per_device(None, 2) is None
+    assert interval == divide_estimates(mine, theirs)
+    assert throughput.scale_to_efficiency(interval, 2) == scale_estimate(interval, 0.5)
+    assert throughput.scale_to_efficiency(None, 2) is None
 
 
 def test_speedup_against_itself_is_one() -> None:
@@ -124,9 +130,9 @@ def test_self_and_bare_are_found() -> None:
     two, own = pair()
     bare, other = record("bare_torch"), record("lightning_ddp")
     found = Baselines.among([two, own, bare, other])
-    assert found.self_of(two) is own and found.self_of(own) is own
-    assert found.bare_of(two) is bare and found.bare_of(own) is bare and found.bare_of(bare) is bare
-    assert Baselines.among([own]).bare_of(record(gpus=2, baseline=None)) is None
+    assert found.find_self(two) is own and found.find_self(own) is own
+    assert found.find_bare(two) is bare and found.find_bare(own) is bare and found.find_bare(bare) is bare
+    assert Baselines.among([own]).find_bare(record(gpus=2, baseline=None)) is None
 
 
 def test_the_baseline_of_the_same_repeat_is_preferred_then_the_closest_in_time() -> None:
@@ -137,15 +143,15 @@ def test_the_baseline_of_the_same_repeat_is_preferred_then_the_closest_in_time()
     )
     asking = record(run_id="asking", gpus=2, repeat=2, started_at="2026-01-03")
     for order in ([early, late, same], [same, late, early]):
-        assert Baselines.among(order).self_of(asking) is same
-        assert Baselines.among([r for r in order if r is not same]).self_of(asking) is early
+        assert Baselines.among(order).find_self(asking) is same
+        assert Baselines.among([r for r in order if r is not same]).find_self(asking) is early
         for own in order:
-            assert Baselines.among(order).self_of(own) is own, "whatever else there is"
+            assert Baselines.among(order).find_self(own) is own, "whatever else there is"
 
 
 @pytest.mark.parametrize("bad", [record(status="failed"), record(gpus=2, run_id="x"), record(status="cancelled")])
 def test_what_failed_or_has_more_devices_is_no_baseline(bad: Result) -> None:
-    assert Baselines.among([bad]).self_of(record(gpus=2)) is None
+    assert Baselines.among([bad]).find_self(record(gpus=2)) is None
 
 
 OTHER_GPU = HardwareSpec("gpu2", devices="cpu", gpus_per_node=2)
@@ -163,9 +169,9 @@ DIFFERENT = {
 @pytest.mark.parametrize("change", DIFFERENT.values(), ids=DIFFERENT)
 def test_rows_that_differ_in_more_than_devices_are_not_compared(change: dict[str, Any]) -> None:
     found = Baselines.among([record(**change), record("bare_torch", **change)])
-    assert found.self_of(record(gpus=2)) is None and found.bare_of(record(gpus=2)) is None
+    assert found.find_self(record(gpus=2)) is None and found.find_bare(record(gpus=2)) is None
     asking = record(gpus=2, **change)
-    assert found.self_of(asking) is not None and found.bare_of(asking) is not None
+    assert found.find_self(asking) is not None and found.find_bare(asking) is not None
 
 
 def with_options(gpus: int, name: str, **options: Any) -> Result:
@@ -177,23 +183,23 @@ def with_options(gpus: int, name: str, **options: Any) -> Result:
 def test_other_options_are_another_self_but_the_same_bare() -> None:
     found = Baselines.among([with_options(1, "ddp", bucket_cap_mb=1.0), with_options(1, "simulated")])
     asking = with_options(2, "ddp", bucket_cap_mb=25.0)
-    assert found.self_of(asking) is None
-    assert found.bare_of(asking) is not None
+    assert found.find_self(asking) is None
+    assert found.find_bare(asking) is not None
 
 
 def test_rows_of_before_an_option_there_was_are_compared_with_rows_that_have_its_default() -> None:
     older = with_options(1, "ddp", bucket_cap_mb=25.0)
     found = Baselines.among([older, with_options(1, "simulated")])
-    assert found.self_of(with_options(2, "ddp", bucket_cap_mb=25.0, overlap=True)) is older
-    assert found.self_of(with_options(2, "ddp", bucket_cap_mb=25.0, overlap=False)) is None
+    assert found.find_self(with_options(2, "ddp", bucket_cap_mb=25.0, overlap=True)) is older
+    assert found.find_self(with_options(2, "ddp", bucket_cap_mb=25.0, overlap=False)) is None
 
 
 def test_a_strategy_that_is_its_own_bare_baseline_must_have_the_same_options() -> None:
     one, other = with_options(1, "simulated", step_s=0.1), with_options(1, "simulated", step_s=0.2)
     found = Baselines.among([one, other])
-    assert found.bare_of(with_options(2, "simulated", step_s=0.1)) is one
-    assert found.bare_of(with_options(2, "simulated", step_s=0.2)) is other
-    assert found.bare_of(with_options(2, "simulated", step_s=0.3)) is None
+    assert found.find_bare(with_options(2, "simulated", step_s=0.1)) is one
+    assert found.find_bare(with_options(2, "simulated", step_s=0.2)) is other
+    assert found.find_bare(with_options(2, "simulated", step_s=0.3)) is None
 
 
 def of_tensorflow(loop: str, name: str = "bare_tensorflow", gpus: int = 1) -> Result:
@@ -206,17 +212,17 @@ def of_tensorflow(loop: str, name: str = "bare_tensorflow", gpus: int = 1) -> Re
 def test_the_bare_baseline_is_the_one_with_its_default_options() -> None:
     plain, fit = of_tensorflow("custom"), of_tensorflow("fit")
     found = Baselines.among([fit, plain])
-    assert found.bare_of(fit) is plain and found.self_of(fit) is fit  # so that the cost of Keras' loop is a figure
-    assert found.bare_of(of_tensorflow("fit", "mirrored", 2)) is plain
+    assert found.find_bare(fit) is plain and found.find_self(fit) is fit  # so that the cost of Keras' loop is a figure
+    assert found.find_bare(of_tensorflow("fit", "mirrored", 2)) is plain
     alone = Baselines.among([fit])
-    assert alone.bare_of(fit) is fit and alone.bare_of(of_tensorflow("custom", "mirrored", 2)) is None
+    assert alone.find_bare(fit) is fit and alone.find_bare(of_tensorflow("custom", "mirrored", 2)) is None
 
 
 def test_what_does_not_change_the_work_does_not_part_rows() -> None:
     measured = {"measure": MeasureSpec(min_s=1.0), "repeat": 3, "resume": True, "debug": True}
     cached = {"dataset": DatasetSpec("materials", size=64, cache="/elsewhere")}
     found = Baselines.among([record(**measured, **cached)])
-    assert found.self_of(record(gpus=2)) is not None
+    assert found.find_self(record(gpus=2)) is not None
 
 
 def test_the_key_leaves_the_record_alone() -> None:
@@ -226,7 +232,7 @@ def test_the_key_leaves_the_record_alone() -> None:
     assert repr(result) == before
 
 
-NARROW, WIDE, ENDLESS = Interval(100, 99.5, 100.5), Interval(100, 90, 110), Interval(100, 10, math.inf)
+NARROW, WIDE, ENDLESS = Estimate(100, 99.5, 100.5), Estimate(100, 90, 110), Estimate(100, 10, math.inf)
 
 
 @pytest.mark.parametrize(
@@ -236,20 +242,20 @@ NARROW, WIDE, ENDLESS = Interval(100, 99.5, 100.5), Interval(100, 90, 110), Inte
         (None, None, ["no_interval"]),
         (ENDLESS, None, ["no_interval"]),
         (WIDE, None, ["target_missed"]),
-        (NARROW, Interval(0.99, 0.97, 1.01), []),
-        (NARROW, Interval(1.01, 0.99, 1.03), ["superlinear_within_noise"]),
-        (NARROW, Interval(1.1, 1.05, 1.15), ["superlinear"]),
-        (WIDE, Interval(1.1, 1.0, 1.2), ["target_missed", "superlinear_within_noise"]),
+        (NARROW, Estimate(0.99, 0.97, 1.01), []),
+        (NARROW, Estimate(1.01, 0.99, 1.03), ["superlinear_within_noise"]),
+        (NARROW, Estimate(1.1, 1.05, 1.15), ["superlinear"]),
+        (WIDE, Estimate(1.1, 1.0, 1.2), ["target_missed", "superlinear_within_noise"]),
     ],
 )
-def test_flags(interval: Interval | None, efficiency: Interval | None, expected: list[str]) -> None:
-    assert throughput.flags(record(), interval, efficiency, 0.01) == expected
+def test_flags(interval: Estimate | None, efficiency: Estimate | None, expected: list[str]) -> None:
+    assert throughput.list_flags(record(), interval, 0.01) + throughput.superlinear_flags(efficiency) == expected
 
 
 def test_flags_of_the_run_come_first_and_failed_runs_have_no_others() -> None:
-    assert throughput.flags(record(flags=["oversubscribed"]), None, None, 0.01) == ["oversubscribed", "no_interval"]
+    assert throughput.list_flags(record(flags=["oversubscribed"]), None, 0.01) == ["oversubscribed", "no_interval"]
     failed = record(status="failed", flags=["oversubscribed"])
-    assert throughput.flags(failed, None, None, 0.01) == ["oversubscribed"]
+    assert throughput.list_flags(failed, None, 0.01) == ["oversubscribed"]
     assert failed.flags == ["oversubscribed"]
 
 

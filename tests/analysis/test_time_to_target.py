@@ -11,22 +11,28 @@ import pandas as pd
 import pytest
 
 import scalebench
-from scalebench.analysis.load import frame
-from scalebench.analysis.time_to_target import COLUMNS, Outcome, outcomes, over_levels, table
+from scalebench.analysis.load import frame_of_results
+from scalebench.analysis.time_to_target import (
+    TRAINING_TABLE_COLUMNS,
+    TrainingOutcome,
+    make_training_table,
+    mean_of_levels,
+    summarize_trainings,
+)
 from scalebench.core.result import Result
-from scalebench.core.stats.estimates import TABLE
+from scalebench.core.stats.estimates import T_QUANTILES
 from tests.builders.runs import record
 from tests.builders.sweeps import failed, falling, training, write
 
-T2 = TABLE[1]  # two degrees of freedom, 95 %
+T2 = T_QUANTILES[1]  # two degrees of freedom, 95 %
 
 
-def of(*results: Result) -> list[Outcome]:
-    return outcomes(rows(*results))
+def of(*results: Result) -> list[TrainingOutcome]:
+    return summarize_trainings(rows(*results))
 
 
 def rows(*results: Result) -> pd.DataFrame:
-    return frame(results, [Path(str(number)) for number in range(len(results))])
+    return frame_of_results(results, [Path(str(number)) for number in range(len(results))])
 
 
 def geometric(values: Sequence[float]) -> tuple[float, float, float]:
@@ -136,17 +142,17 @@ def test_the_table_has_a_row_a_training(tmp_path: Path) -> None:
         training(strategy, seed=seed, epoch_s=2 + seed) for strategy in ("ddp_gloo", "mirrored") for seed in range(3)
     ]
     write(tmp_path, made)
-    found = table(scalebench.load(tmp_path))
-    assert list(found.columns) == COLUMNS and list(found["strategy"]) == ["ddp_gloo", "mirrored"]
+    found = make_training_table(scalebench.load(tmp_path))
+    assert list(found.columns) == TRAINING_TABLE_COLUMNS and list(found["strategy"]) == ["ddp_gloo", "mirrored"]
     assert list(found["reached"]) == [3, 3] and (found["time_to_target_s_low"] < found["time_to_target_s"]).all()
-    assert list(table(rows(record("ddp"))).columns) == COLUMNS and table(rows(record("ddp"))).empty
+    assert list(make_training_table(rows(record("ddp"))).columns) == TRAINING_TABLE_COLUMNS and make_training_table(rows(record("ddp"))).empty
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_no_interval_of_fewer_than_three(count: int) -> None:
-    assert over_levels([0.5] * count) == (0.5, None)
+    assert mean_of_levels([0.5] * count) == (0.5, None)
 
 
 def test_levels_may_be_negative() -> None:
-    value, interval = over_levels([-1.0, 0.0, 1.0])
+    value, interval = mean_of_levels([-1.0, 0.0, 1.0])
     assert value == 0 and interval is not None and interval.high == pytest.approx(T2 / math.sqrt(3)) == -interval.low

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from scalebench.analysis.training_columns import recipe, training_id, training_id_cells
+from scalebench.analysis.identity import training_key
+from scalebench.analysis.training_columns import train_options_text, training_id_cells
 from scalebench.core.machine.machine import Machine
 from scalebench.core.spec import DatasetSpec, HardwareSpec, StrategySpec
 from tests.builders.runs import MACHINE, record
@@ -15,7 +16,7 @@ from tests.builders.sweeps import training
 
 
 def test_seeds_and_repeats_are_one_training() -> None:
-    ids = {training_id(training(seed=seed, repeat=repeat)) for seed in (0, 1) for repeat in (0, 1)}
+    ids = {training_key(training(seed=seed, repeat=repeat)) for seed in (0, 1) for repeat in (0, 1)}
     assert len(ids) == 1 and len(next(iter(ids))) == 16
 
 
@@ -41,13 +42,13 @@ def faster() -> Machine:
     ids=lambda changes: next(iter(changes)),
 )
 def test_nothing_else_is(changes: dict[str, Any]) -> None:
-    assert training_id(training(**changes)) != training_id(training())
+    assert training_key(training(**changes)) != training_key(training())
 
 
 def test_options_of_the_strategy_make_another() -> None:
     one, other = training(), training()
     other.spec["strategy"] = dataclasses.asdict(StrategySpec("ddp_gloo", framework="torch", options={"x": 1}))
-    assert training_id(one) != training_id(other)
+    assert training_key(one) != training_key(other)
 
 
 def test_how_it_was_measured_does_not() -> None:
@@ -55,7 +56,7 @@ def test_how_it_was_measured_does_not() -> None:
     other.spec["measure"]["block_s"] = 9.0
     other.spec["dataset"]["cache"] = "elsewhere"
     other.spec["hardware"]["max_jobs"] = 7
-    assert training_id(one) == training_id(other)
+    assert training_key(one) == training_key(other)
 
 
 def test_a_run_of_its_throughput_has_none() -> None:
@@ -67,9 +68,9 @@ def test_a_run_of_its_throughput_has_none() -> None:
 
 def test_the_recipe_tells_what_no_column_has() -> None:
     def told(**train: Any) -> str | None:
-        return recipe(training(settings=train).spec["train"])
+        return train_options_text(training(settings=train).spec["train"])
 
-    assert told() is None and recipe({}) is None
+    assert told() is None and train_options_text({}) is None
     assert told(schedule="cosine", warmup_epochs=5.0, dropout=False) == (
         "dropout=false schedule=cosine warmup_epochs=5.0"
     )

@@ -22,7 +22,7 @@ from tests.builders.runs import simulated_config
 
 def sweep_choices(values: object) -> list[str]:
     """Each value as the word on the command line that means it."""
-    compose.register()
+    compose.register_with_hydra()
     filled = OmegaConf.create([values])[0]  # what only the machine knows is known now
     override = OverridesParser.create().parse_override(f"key={filled}")
     return list(override.sweep_string_iterator()) if override.is_sweep_override() else [str(filled)]
@@ -71,7 +71,7 @@ def line(made: Config) -> str:
 
 def pretend(monkeypatch: pytest.MonkeyPatch, gpus: int, cpus: int = 8) -> None:
     """A machine with so many GPUs and cores, and no program on the PATH."""
-    monkeypatch.setattr(machine, "gpu_count", lambda: gpus)
+    monkeypatch.setattr(machine, "count_gpus", lambda: gpus)
     monkeypatch.setattr(machine, "usable_cpus", lambda: list(range(cpus)))
     monkeypatch.setattr(machine, "gpu_numa_nodes", lambda: [None] * gpus)
     monkeypatch.setattr(shutil, "which", lambda name, **where: None)

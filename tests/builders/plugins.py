@@ -38,8 +38,8 @@ def yaml_of(name: str, **keys: Any) -> str:
 
 def forget() -> None:
     """Look at what is installed anew."""
-    plugins._installed.cache_clear()
-    for cached in (registry.table, config_files.found, config_files.option_defaults):
+    plugins._all_entries.cache_clear()
+    for cached in (registry.strategy_entries, config_files.find_config_files, config_files.strategy_option_defaults):
         cached.cache_clear()
 
 

@@ -13,7 +13,7 @@ import psutil
 
 from scalebench.config.resolve import resolve
 from scalebench.core import result
-from scalebench.core.config_fingerprint import fingerprint
+from scalebench.core.config_fingerprint import compute_fingerprint
 from scalebench.core.machine.machine import Machine
 from scalebench.core.result import SCHEMA_VERSION, RankRecord, Result
 from scalebench.core.spec import (
@@ -157,7 +157,7 @@ def record(
         "status": status,
         "reason": None if status == "ok" else "told to fail",
         "log": None if status == "ok" else "rank0.log",
-        "fingerprint": fingerprint(config, gpus, "cpu"),
+        "fingerprint": compute_fingerprint(config, gpus, "cpu"),
         "spec": dataclasses.asdict(config),
         "workload": result.Workload(
             config.model.name, 153441, 613764, 1e6, config.dataset.name, first.train_samples if first else None,
@@ -170,7 +170,7 @@ def record(
         "phases": result.Phases(launch_s=0.5, measure_s=3.2, wall_s=5.0),
         "ranks": ranks,
         "sync": result.Sync(),
-        "monitor": result.Monitor(),
+        "monitor": result.MonitorRecord(),
         "quality": result.Quality(),
         "machine": MACHINE,
         "flags": [],

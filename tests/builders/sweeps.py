@@ -18,30 +18,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from scalebench.core.result import (
-    BatchTried,
-    CurvePoint,
-    DeviceMonitor,
-    MaxBatch,
-    Monitor,
-    Operation,
-    ProbeRecord,
-    Profile,
-    Quality,
-    Result,
-    Sync,
-    first_reached,
-    write_result,
-)
+from scalebench.core.result import BatchTrial, CurvePoint, DeviceMonitorRecord, MaxBatch, MonitorRecord, ProfiledOperation, ProbeRecord, Profile, Quality, Result, Sync, first_point_at_target, write_result
 from scalebench.core.spec import StopSpec
-from scalebench.measure.monitor.time_series import Rows
+from scalebench.measure.monitor.time_series import SampleRows
 from tests.builders.runs import rank, record, simulated_config
 
 STEP_S = 0.01  # of which 1 ms is data, 2 forward, 3 backward, 0.5 optimizer, 2.5 exposed sync; 1 is nobody's
 OPERATIONS = [
-    Operation("gloo:all_reduce", 1.0, 0.004, collective=True),
-    Operation("aten::mm", 40.0, 0.003),
-    Operation("a kernel [bold]whose name is much too long for a column[/bold] " * 2, 2.5, 0.0000005),
+    ProfiledOperation("gloo:all_reduce", 1.0, 0.004, collective=True),
+    ProfiledOperation("aten::mm", 40.0, 0.003),
+    ProfiledOperation("a kernel [bold]whose name is much too long for a column[/bold] " * 2, 2.5, 0.0000005),
 ]
 
 
@@ -110,7 +96,7 @@ def run(
     alone = gpus == 1 or strategy.startswith("bare_")
     made = {
         "sync": Sync() if alone else Sync(message_bytes=[400_000, 213_764]),
-        "monitor": Monitor(gpu_util_mean=0.5 + 0.05 * gpus, gpu_power_w_mean=100.0 * gpus, energy_j=300.0 * gpus,
+        "monitor": MonitorRecord(gpu_util_mean=0.5 + 0.05 * gpus, gpu_power_w_mean=100.0 * gpus, energy_j=300.0 * gpus,
                            energy_from="counter", sm_clock_mhz_min=1400.0, cpu_util_mean=0.9),
         "quality": Quality(final_loss=losses[-1], metric_name="mse", metric=0.01),
         "started_at": f"2026-01-01T{repeat:02d}:{minute:02d}:00.000+00:00",
@@ -183,10 +169,10 @@ WHOLE = 16 * PARAMETERS  # float32 with Adam
 
 def kept(strategy: str, gpus: int, state: int | None, peak: int | None = None, **changes: Any) -> Result:
     """One ok run; its last device keeps `state` bytes and had `peak`, the others half of that."""
-    made = run(strategy, gpus, monitor=Monitor(rss_anon_bytes_max=10**6 * gpus), **changes)
+    made = run(strategy, gpus, monitor=MonitorRecord(rss_anon_bytes_max=10**6 * gpus), **changes)
     made.workload.model_params = PARAMETERS
     for member in made.ranks:
-        share = 2 if rank.member < gpus - 1 else 1
+        share = 2 if member.rank < gpus - 1 else 1
         member.state_bytes = [None if state is None else state // share]
         member.peak_memory_bytes = [None if peak is None else peak // share]
     return made
@@ -200,7 +186,7 @@ def out_of_memory(strategy: str, gpus: int) -> Result:
 
 def searched(strategy: str, gpus: int, batch: int, limit: int | None, state: int | None) -> Result:
     """One that looked for the largest batch."""
-    tried = [BatchTried(batch, "ok", None, None, None, None)]
+    tried = [BatchTrial(batch, "ok", None, None, None, None)]
     found = MaxBatch(batch, limit, "memory", tried)
     made = kept(strategy, gpus, state, quality=Quality(max_batch=found))
     made.run_id = made.fingerprint = f"{strategy}-{gpus}-searched"
@@ -214,13 +200,13 @@ DIP_S = 3.35  # when the clock of GPU 1 dips, for one sample
 
 def monitored(folder: Path, gpus: int = 2, strategy: str = "ddp_gloo", **changes: Any) -> Result:
     """Written into `folder`, with its series."""
-    monitor = Monitor("monitor.parquet", devices=[DeviceMonitor(index) for index in range(gpus)])
+    monitor = MonitorRecord("monitor.parquet", devices=[DeviceMonitorRecord(index) for index in range(gpus)])
     made = run(strategy, gpus, **{"monitor": monitor, **changes})
     for member in made.ranks:
         member.marks_s = {"setup": BEGIN_S - 8, "warmup": BEGIN_S - 5, "measure": BEGIN_S, "probes": BEGIN_S + 10}
     folder.mkdir(parents=True)
     write_result(made, folder)
-    rows = Rows()
+    rows = SampleRows()
     rows.add(BEGIN_S - 8, "cpu", "cores", 4)
     for number in range(-80, 130):
         since_s = number / 10 + 0.05
@@ -275,7 +261,7 @@ def training(
     if status != "ok":
         return record(strategy, gpus, None, status=status, **{**made, "reason": "the loss is nan", **changes})
     points = curve(values, epoch_s, metric)
-    found = None if target is None else first_reached(points, metric, target)
+    found = None if target is None else first_point_at_target(points, metric, target)
     quality = Quality(
         values[-1], metric, values[-1], {metric: values[-1]}, None if found is None else found.train_s, points,
         "epochs" if found is None else "target", 0.7, train.learning_rate,

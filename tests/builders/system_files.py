@@ -12,7 +12,7 @@ from scalebench.core.machine import cpus
 @pytest.fixture
 def root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """An empty file system in place of /proc and /sys."""
-    monkeypatch.setattr(cpus, "ROOT", tmp_path)
+    monkeypatch.setattr(cpus, "SYSTEM_ROOT", tmp_path)
     return tmp_path
 
 

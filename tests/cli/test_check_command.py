@@ -8,7 +8,7 @@ import pytest
 
 from scalebench.__main__ import main
 from scalebench.cli.commands import check
-from scalebench.cli.commands.check import Subject, contracts, read_subject
+from scalebench.cli.commands.check import CheckSubject, list_contracts, read_subject
 from scalebench.core.errors import InputError
 from tests.builders.plugins import Dists, yaml_of
 from tests.builders.plugins import dists as dists
@@ -19,15 +19,15 @@ OWN = ("model.torch=mine:build", "seed=1")
 @pytest.mark.parametrize(
     ("words", "subject"),
     [
-        ("ddp_gloo", Subject("strategy", "ddp_gloo", (), False)),
-        ("ddp_gloo gpus=3 --faults", Subject("strategy", "ddp_gloo", ("gpus=3",), True)),
-        ("resnet50", Subject("model", "resnet50", (), False)),
-        ("materials", Subject("dataset", "materials", (), False)),
-        ("model=custom model.torch=mine:build seed=1", Subject("model", "custom", OWN, False)),
-        ("strategy=simulated model=mlp", Subject("strategy", "simulated", ("model=mlp",), False)),
+        ("ddp_gloo", CheckSubject("strategy", "ddp_gloo", (), False)),
+        ("ddp_gloo gpus=3 --faults", CheckSubject("strategy", "ddp_gloo", ("gpus=3",), True)),
+        ("resnet50", CheckSubject("model", "resnet50", (), False)),
+        ("materials", CheckSubject("dataset", "materials", (), False)),
+        ("model=custom model.torch=mine:build seed=1", CheckSubject("model", "custom", OWN, False)),
+        ("strategy=simulated model=mlp", CheckSubject("strategy", "simulated", ("model=mlp",), False)),
     ],
 )
-def test_words(words: str, subject: Subject) -> None:
+def test_words(words: str, subject: CheckSubject) -> None:
     names = [word for word in words.split() if word != "--faults"]
     assert read_subject(names, "--faults" in words) == subject
 
@@ -55,12 +55,12 @@ def test_mistakes_are_one_line(words: str, line: str, capsys: pytest.CaptureFixt
 
 
 def test_what_is_asked() -> None:
-    (case,) = contracts(Subject("strategy", "bare_torch", (), False))
+    (case,) = list_contracts(CheckSubject("strategy", "bare_torch", (), False))
     assert case.settings == {"strategy": "bare_torch", "gpus": 1, "overrides": ()}
-    case, faults = contracts(Subject("strategy", "parameter_server", ("gpus=3", "seed=1"), True))
+    case, faults = list_contracts(CheckSubject("strategy", "parameter_server", ("gpus=3", "seed=1"), True))
     assert case.settings == {"strategy": "parameter_server", "gpus": 3, "overrides": ("seed=1",)}
     assert (faults.settings["measuring"], faults.settings["rank"]) == (1, 0)
-    (_, faults) = contracts(Subject("strategy", "ddp_gloo", (), True))
+    (_, faults) = list_contracts(CheckSubject("strategy", "ddp_gloo", (), True))
     assert (faults.settings["measuring"], faults.settings["rank"]) == (2, 1)
 
 
@@ -96,7 +96,7 @@ def test_nothing_could_be_run(dists: Dists, capsys: pytest.CaptureFixture[str]) 
 
 def test_words_that_make_no_run() -> None:
     with pytest.raises(InputError, match="gpus=0"):
-        contracts(Subject("strategy", "simulated", ("gpus=0",), False))
+        list_contracts(CheckSubject("strategy", "simulated", ("gpus=0",), False))
     assert set(check.KINDS) == {"strategy", "model", "dataset"}
 
 

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from scalebench import __main__ as program
 from scalebench.cli import hydra_app
 from scalebench.config import compose
-from scalebench.config.error_messages import _keys
+from scalebench.config.error_messages import list_config_keys
 from scalebench.core import config_files, process
 from scalebench.core.errors import InputError
 from scalebench.core.spec import Config
@@ -50,7 +50,7 @@ def hydra_forgets() -> Iterator[None]:
     ],
 )
 def test_switches_may_stand_anywhere(words: list[str], switches: list[str], overrides: list[str]) -> None:
-    assert hydra_app.split(words) == (switches, overrides)
+    assert hydra_app.split_arguments(words) == (switches, overrides)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_switches_may_stand_anywhere(words: list[str], switches: list[str], over
 )
 def test_a_wrong_switch_is_one_line(words: list[str], line: str) -> None:
     with pytest.raises(InputError) as caught:
-        hydra_app.split(words)
+        hydra_app.split_arguments(words)
     assert str(caught.value).startswith(line)
 
 
@@ -77,13 +77,13 @@ def test_a_wrong_switch_is_one_line(words: list[str], line: str) -> None:
     ],
 )
 def test_the_words_of_a_run_as_those_of_a_sweep(switches: list[str], words: list[str], sweep: list[str]) -> None:
-    assert hydra_app.as_sweep(switches, words) == sweep
+    assert hydra_app.make_sweep_arguments(switches, words) == sweep
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_a_pause_between_runs(number: int) -> None:
     timer = threading.Timer(0.1, os.kill, (os.getpid(), number))
-    with hydra_app._terminate_as_interrupt(), pytest.raises(KeyboardInterrupt):
+    with hydra_app._raise_interrupt_on_sigterm(), pytest.raises(KeyboardInterrupt):
         timer.start()
         SweepSession([]).cool_down(60.0)
     timer.join()
@@ -107,7 +107,7 @@ def break_(*_: object) -> NoReturn:
 def test_an_error_that_nobody_foresaw_is_one_line_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(compose, "register", break_)
+    monkeypatch.setattr(compose, "register_with_hydra", break_)
     assert hydra_app.main(["gpus=1"]) == 2
     assert capsys.readouterr().err.startswith(
         "scalebench: the overrides cannot be composed: LookupError: broken in two lines (SCALEBENCH_TRACEBACK=1 "
@@ -115,7 +115,7 @@ def test_an_error_that_nobody_foresaw_is_one_line_too(
 
 
 def test_and_can_be_seen_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compose, "register", break_)
+    monkeypatch.setattr(compose, "register_with_hydra", break_)
     monkeypatch.setenv("SCALEBENCH_TRACEBACK", "1")
     with pytest.raises(LookupError):
         hydra_app.main(["gpus=1"])
@@ -168,13 +168,13 @@ def test_a_sweep_that_ends_early_reports_what_it_has_and_goes_on(tmp_path: Path,
 
 
 # Random override lines. What is drawn is made to get far: mostly real keys with values that may even be right.
-KEYS = [*_keys(Config), "strategy.options.step_s", "strategy.options.bucket_cap_mb"]
-GROUPS = config_files.groups()
+KEYS = [*list_config_keys(Config), "strategy.options.step_s", "strategy.options.bucket_cap_mb"]
+GROUPS = config_files.list_groups()
 HYDRA = (
     "hydra hydra.run.dir hydra.sweep.dir hydra.sweep.subdir hydra.mode hydra.job.num hydra.verbose hydra/launcher "
     "hydra/sweeper hydra.sweeper.params hydra.sweeper.max_batch_size hydra.searchpath hydra.runtime.output_dir"
 ).split()
-NAMES = sorted({name for group in GROUPS for name in config_files.options(group)})
+NAMES = sorted({name for group in GROUPS for name in config_files.list_options(group)})
 ODD = st.text("abgpus.=+~@:/${}[]()'\"\\, \t\n0129-*?#%&|<>!^`_é\u202e", max_size=30)
 FREE = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
 INTERPOLATIONS = st.sampled_from(

@@ -27,7 +27,7 @@ YAML = Path("src/scalebench_my_ring/conf/strategy/my_ring.yaml")
 
 @pytest.fixture(scope="module")
 def texts() -> dict[Path, str]:
-    return new.rendered("strategy", "my_ring")
+    return new.render("strategy", "my_ring")
 
 
 def refused(*words: str) -> str:
@@ -55,7 +55,7 @@ def test_entry_points_lead_to_what_is_there(texts: dict[Path, str]) -> None:
     module, _, kind = points["scalebench.strategies"]["my_ring"].partition(":")
     assert Path("src", *module.split(".")).with_suffix(".py") == STRATEGY
     assert kind in {node.name for node in ast.parse(texts[STRATEGY]).body if isinstance(node, ast.ClassDef)}
-    (folder,) = points["scalebench.core.config_files"].values()
+    (folder,) = points["scalebench.configs"].values()
     assert YAML.is_relative_to(Path("src", *folder.split(".")))
     assert points["scalebench.api"] == {str(plugins.API_VERSION): "scalebench_my_ring"}
     assert project["name"] == "scalebench-my-ring"
@@ -92,8 +92,8 @@ def test_it_is_clean(texts: dict[Path, str], tmp_path: Path) -> None:
 
 
 def test_no_tool_takes_the_template_for_code() -> None:
-    files = [path for path in new.TEMPLATES.rglob("*") if path.is_file()]
-    assert files and {path.suffix for path in files} == {new.SUFFIX}
+    files = [path for path in new.TEMPLATE_FOLDER.rglob("*") if path.is_file()]
+    assert files and {path.suffix for path in files} == {new.TEMPLATE_SUFFIX}
 
 
 @pytest.mark.parametrize(
@@ -110,14 +110,14 @@ def test_names_that_cannot_be(name: str, tmp_path: Path) -> None:
 def test_classes_that_the_template_imports_cannot_be() -> None:
     """Of the module and of the tests."""
     imported: set[str] = set()
-    for text in new.rendered("strategy", "my_ring").values():
+    for text in new.render("strategy", "my_ring").values():
         imported |= {
             word
             for line in re.findall(r"^from .* import (.*)$", text, re.MULTILINE)
             for word in re.findall(r"\w+", line)
         }
     classes = {word for word in imported if word[0].isupper()}
-    assert {re.sub(r"(?<!^)(?=[A-Z])", "_", word).lower() for word in classes} == new.TAKEN_CLASSES
+    assert {re.sub(r"(?<!^)(?=[A-Z])", "_", word).lower() for word in classes} == new.TEMPLATE_CLASSES
     assert "has a class of that name" in refused("strategy", "input_error")
 
 

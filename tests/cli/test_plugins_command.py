@@ -81,8 +81,8 @@ def test_each_entry_point_has_a_line(dists: Dists, told: Told) -> None:
 
 def test_a_framework_that_a_model_imports_is_told(dists: Dists) -> None:
     dists.add(files={"m.py": "import jax\ndef f(): ...\n", "jax.py": ""}, points={"models": {"f": "m:f"}})
-    (point,) = verb.allowed_points()
-    found = verb.check(point)
+    (point,) = verb.list_allowed_points()
+    found = verb.check_entry_point(point)
     assert found.notes == ["imports jax, which each start of a sweep then waits for"]
     assert found.fault is not None and "brings no model/f.yaml" in found.fault
 
@@ -98,5 +98,5 @@ def test_a_framework_that_a_model_imports_is_told(dists: Dists) -> None:
 )
 def test_yaml_files_with_faults(dists: Dists, yaml: str, fault: str) -> None:
     dists.strategy(yaml=yaml)
-    found = [verb.check(point).fault for point in verb.allowed_points()]
+    found = [verb.check_entry_point(point).fault for point in verb.list_allowed_points()]
     assert any(fault in (line or "") for line in found)

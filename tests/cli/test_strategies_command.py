@@ -19,10 +19,10 @@ from tests.builders.plugins import dists as dists
 @pytest.fixture
 def listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
     """Name -> its line, as on a machine without a GPU where PyTorch is installed and nothing else is."""
-    monkeypatch.setattr(machine, "gpu_count", lambda: 0)
+    monkeypatch.setattr(machine, "count_gpus", lambda: 0)
     missing = {"horovod", "tensorflow"}
     monkeypatch.setattr(registry, "missing_packages", lambda names: [name for name in names if name in missing])
-    registry.table.cache_clear()
+    registry.strategy_entries.cache_clear()
     assert main(["strategies"]) == 0
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     assert lines[1].split("  ")[-1].strip() == "here (cpu)"
@@ -30,7 +30,7 @@ def listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_every_registered_strategy_has_one_line_in_order(listed: dict[str, str]) -> None:
-    assert list(listed) == sorted(registry.table())
+    assert list(listed) == sorted(registry.strategy_entries())
     assert len({len(line.splitlines()) for line in listed.values()}) == 1
 
 
@@ -55,9 +55,9 @@ def test_whether_it_can_run_here(listed: dict[str, str], name: str, here: str) -
 def test_broken_plugins_have_their_line_and_hide_no_other(
     dists: Dists, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(machine, "gpu_count", lambda: 0)
+    monkeypatch.setattr(machine, "count_gpus", lambda: 0)
     monkeypatch.setattr(registry, "missing_packages", lambda names: [])
-    monkeypatch.setattr(horovod_build, "obstacle", lambda *told: None)
+    monkeypatch.setattr(horovod_build, "find_horovod_problem", lambda *told: None)
     dists.strategy("sound", "sound-plugin", code="raise SystemExit")  # which nobody imports here
     dists.strategy("unreadable", "u-plugin", yaml="a: [")
     dists.strategy("unknown", "k-plugin", yaml="name: unknown\nframewrk: none\n")
@@ -91,10 +91,10 @@ NO_MPIRUN = "no: horovod_mpi is started by mpirun, which is not on the PATH: apt
 def horovod_without_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     """All packages, Horovod 0.28.1 for PyTorch with MPI and Gloo, and no mpirun."""
     builds = {
-        "torch": horovod_build.Build("0.28.1", "2.13.0", ("mpi", "gloo"), None),
-        "tensorflow": horovod_build.Build("0.28.1", None, (), NO_TENSORFLOW),
+        "torch": horovod_build.HorovodBuild("0.28.1", "2.13.0", ("mpi", "gloo"), None),
+        "tensorflow": horovod_build.HorovodBuild("0.28.1", None, (), NO_TENSORFLOW),
     }
-    monkeypatch.setattr(horovod_build, "find", builds.__getitem__)
+    monkeypatch.setattr(horovod_build, "inspect_horovod", builds.__getitem__)
     monkeypatch.setattr(registry, "missing_packages", lambda names: [])
     monkeypatch.setattr(shutil, "which", lambda name, **where: None)
 
@@ -107,7 +107,7 @@ def test_a_missing_package_comes_with_the_command_that_installs_it(
     out = capsys.readouterr().out
     assert "no: torch is not installed (pip install 'scalebench[torch]')" in out
     need_it = [
-        name for name, path in config_files.options("strategy").items() if "torch" in OmegaConf.load(path).requires
+        name for name, path in config_files.list_options("strategy").items() if "torch" in OmegaConf.load(path).requires
     ]
     assert len(need_it) > 8
     assert [line.split()[0] for line in out.splitlines() if "torch is not installed" in line] == sorted(need_it)
@@ -128,7 +128,7 @@ def test_what_this_horovod_can_do(
     gpus: int,
     here: dict[str, str],
 ) -> None:
-    monkeypatch.setattr(machine, "gpu_count", lambda: gpus)
+    monkeypatch.setattr(machine, "count_gpus", lambda: gpus)
     assert main(["strategies"]) == 0
     out = capsys.readouterr().out
     assert f"here ({'cuda' if gpus else 'cpu'})" in out

@@ -99,10 +99,10 @@ ALL_CANCELLED = [["simulated", "1", True], ["simulated", "3", True], ["simulated
 def test_ctrl_c_asks_and_no_lets_the_jobs_go_on(program: Program) -> None:
     with terminal(program) as window:
         window.press(CTRL_C)
-        window.wait_for("cancel all 2 jobs? Otherwise they go on without [Y/n]")
+        window.wait_for("cancel all 2 jobs? Otherwise they keep running [Y/n]")
         window.press(b"n\r")
         assert window.end() == 1
-    assert "2 jobs go on without; the same command with resume=true waits for the rest" in window.said
+    assert "2 jobs keep running; the same command with resume=true waits for the rest" in window.said
     program.jobs_are(RUNNING=1, PENDING=1)
     assert program.rows() == {} and not program.calls("scancel")
 

@@ -191,6 +191,6 @@ def test_placement_has_near_and_far_of_each_pair(monkeypatch: pytest.MonkeyPatch
 
 
 def test_each_device_is_a_bare_run_on_every_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "gpu_count", lambda: 3)
+    monkeypatch.setattr(machine, "count_gpus", lambda: 3)
     found = [(s.config.strategy.name, s.places[0].devices, s.gpus) for s in runs("each_device")]
     assert found == [("bare_torch", [device], 1) for device in range(3)]

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from scalebench.config import resolve
 from scalebench.config.compose import compose_config
 from scalebench.core.errors import InputError
-from scalebench.core.json_files import from_dict
+from scalebench.core.json_files import build_record
 from scalebench.core.spec import Config, DatasetSpec, HardwareSpec, MeasureSpec, ModelSpec, StrategySpec, TrainSpec
 from scalebench.strategies import registry
 from scalebench.strategies.base import check_options, check_values
@@ -116,7 +116,7 @@ def test_the_model_brings_its_training_settings() -> None:
 
 @pytest.mark.parametrize("path", [path for path in MODELS if path.stem != "custom"], ids=str)
 def test_a_model_has_the_parameters_that_its_yaml_expects(path: Path) -> None:
-    model = from_dict(ModelSpec, {key: value for key, value in load(path).items() if key != "defaults"})
+    model = build_record(ModelSpec, {key: value for key, value in load(path).items() if key != "defaults"})
     assert model.params in (networks.build_network(model).parameters, None)
     assert (model.params is None) == (path.stem == "synthetic")  # whose parameters are an option
     assert model.sources
@@ -136,7 +136,7 @@ def test_every_built_in_strategy_has_a_yaml_and_every_yaml_is_registered() -> No
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_strategys_yaml_is_consistent(name: str) -> None:
-    strategy = from_dict(StrategySpec, load(f"strategy/{name}.yaml"))
+    strategy = build_record(StrategySpec, load(f"strategy/{name}.yaml"))
     assert strategy.baseline in STRATEGIES
     assert strategy.processes in ("one_per_device", "one_for_all") or name == "parameter_server"
     assert strategy.framework in ("none", "torch", "tensorflow")
@@ -151,7 +151,7 @@ def test_a_strategys_yaml_is_consistent(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["simulated"])
 def test_the_yaml_lists_every_option_with_its_default(name: str) -> None:
-    options = registry.load(name).Options
+    options = registry.load_strategy(name).Options
     assert load(f"strategy/{name}.yaml")["options"] == dataclasses.asdict(options())
     assert list(load(f"strategy/{name}.yaml")["options"]) == [f.name for f in dataclasses.fields(options)]
 
@@ -176,7 +176,7 @@ def test_the_yaml_lists_every_option_of_a_framework() -> None:
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_the_choices_of_options_are_those_of_its_comments(name: str) -> None:
-    stated = from_dict(StrategySpec, load(f"strategy/{name}.yaml"))
+    stated = build_record(StrategySpec, load(f"strategy/{name}.yaml"))
     check_values(stated)
     assert {*stated.choices, *stated.at_least} <= {*stated.options}
     text = (CONF / f"strategy/{name}.yaml").read_text()
@@ -189,7 +189,7 @@ def test_the_choices_of_options_are_those_of_its_comments(name: str) -> None:
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_value_that_an_option_cannot_have_is_refused_by_name(name: str) -> None:
-    stated = from_dict(StrategySpec, load(f"strategy/{name}.yaml"))
+    stated = build_record(StrategySpec, load(f"strategy/{name}.yaml"))
     wrong = {key: f"{known[0]}x" for key, known in stated.choices.items()}
     for key, value in {**wrong, **{key: least - 1 for key, least in stated.at_least.items()}}.items():
         one = dataclasses.replace(stated, options={**stated.options, key: value})
@@ -199,7 +199,7 @@ def test_a_value_that_an_option_cannot_have_is_refused_by_name(name: str) -> Non
 
 def test_measuring_gets_longer_and_finer() -> None:
     quick, default, thorough = (
-        from_dict(MeasureSpec, load(f"measure/{n}.yaml")) for n in ("quick", "default", "thorough")
+        build_record(MeasureSpec, load(f"measure/{n}.yaml")) for n in ("quick", "default", "thorough")
     )
     assert quick.max_s < default.max_s < thorough.max_s
     assert quick.target > default.target > thorough.target

@@ -22,7 +22,14 @@ from omegaconf.errors import OmegaConfBaseException
 
 from scalebench.__main__ import main
 from scalebench.config import compose as composing
-from scalebench.config.compose import CachingLoader, compose, compose_config, each_device, pair_of_each_link, to_config
+from scalebench.config.compose import (
+    CachingLoader,
+    compose,
+    compose_config,
+    list_each_device,
+    list_pair_of_each_link,
+    to_config,
+)
 from scalebench.core.config_files import conf_dir
 from scalebench.core.errors import InputError
 from scalebench.core.machine import gpus, machine
@@ -36,7 +43,7 @@ SWEEPS = sorted(path.stem for path in (conf_dir() / "sweep").glob("*.yaml"))
 @pytest.fixture(scope="module")
 def loaders() -> Iterator[tuple[ConfigLoaderImpl, CachingLoader]]:
     """Hydra's and ours, on the same files."""
-    composing.register()
+    composing.register_with_hydra()
     setup_globals()
     version.setbase(composing.HYDRA_VERSION)
     JobRuntime.instance().set("name", "scalebench")
@@ -168,14 +175,14 @@ def test_compose_gives_what_the_command_line_would(monkeypatch: pytest.MonkeyPat
 
 def test_every_device_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for here, values in ((0, "[0],[1]"), (1, "[0]"), (3, "[0],[1],[2]")):
-        monkeypatch.setattr(machine, "gpu_count", lambda here=here: here)
-        assert each_device() == values
+        monkeypatch.setattr(machine, "count_gpus", lambda here=here: here)
+        assert list_each_device() == values
 
 
 def test_a_pair_of_each_link(monkeypatch: pytest.MonkeyPatch) -> None:
     for found, values in (([], "[0,1]"), ([(0, 1), (0, 4)], "[0,1],[0,4]")):
         monkeypatch.setattr(machine, "pair_of_each_link", lambda found=found: found)
-        assert pair_of_each_link() == values
+        assert list_pair_of_each_link() == values
 
 
 @pytest.mark.parametrize(
@@ -192,7 +199,7 @@ def test_a_pair_of_each_link(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_sweep_is_filled_in(
     words: list[str], planned: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(machine, "gpu_count", lambda: 3)
+    monkeypatch.setattr(machine, "count_gpus", lambda: 3)
     monkeypatch.setattr(machine, "pair_of_each_link", lambda: [(0, 2)])
     assert main([*words, "strategy=simulated", "hardware=cpu", "dry_run=true"]) == 0
     GlobalHydra.instance().clear()
@@ -202,8 +209,8 @@ def test_a_sweep_is_filled_in(
 
 def test_the_stand_in_has_one_pair(nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_in(monkeypatch, nvml_library)
-    assert (each_device(), pair_of_each_link()) == ("[0],[1]", "[0,1]")
-    assert gpus.gpu_count() == 2
+    assert (list_each_device(), list_pair_of_each_link()) == ("[0],[1]", "[0,1]")
+    assert gpus.count_gpus() == 2
 
 
 def test_variables_are_set_by_name_or_together_and_add_up() -> None:

@@ -32,7 +32,7 @@ def pretend(patch: pytest.MonkeyPatch, sizes: list[int], gpus: Nodes, usable: li
     patch.setattr(machine, "numa_nodes", lambda: nodes_of(sizes))
     patch.setattr(machine, "usable_cpus", lambda: list(range(sum(sizes))) if usable is None else usable)
     patch.setattr(machine, "gpu_numa_nodes", lambda: gpus)
-    patch.setattr(machine, "gpu_count", lambda: len(gpus))
+    patch.setattr(machine, "count_gpus", lambda: len(gpus))
 
 
 def hardware(gpus: int, threads: int, bind: str = "numa", devices: str = "cuda") -> HardwareSpec:
@@ -60,35 +60,39 @@ def test_two_nodes_of_four_cores(
     monkeypatch: pytest.MonkeyPatch, gpus: Nodes, devices: list[int], bind: str, shares: list[list[int]]
 ) -> None:
     pretend(monkeypatch, [4, 4], gpus)
-    assert placement.shares(hardware(len(gpus), 2, bind), devices) == shares
+    assert placement.assign_cores(hardware(len(gpus), 2, bind), devices) == shares
 
 
 def test_near_and_far_follow_the_distances(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, [2, 2, 0, 2], [0, 2, 3])
-    assert placement.shares(hardware(3, 1), [0, 1, 2]) == [[0], [2], [4]]  # node 2 has no cores, node 1 is as near as 3
-    assert placement.shares(hardware(3, 1, "far"), [0, 1, 2]) == [[4], [0], [1]]
+    assert placement.assign_cores(hardware(3, 1), [0, 1, 2]) == [
+        [0],
+        [2],
+        [4],
+    ]  # node 2 has no cores, node 1 is as near as 3
+    assert placement.assign_cores(hardware(3, 1, "far"), [0, 1, 2]) == [[4], [0], [1]]
     twisted = nodes_of([2, 2, 2])
     twisted[0].distances.update({"1": 40, "2": 20})
     monkeypatch.setattr(machine, "numa_nodes", lambda: twisted)
     monkeypatch.setattr(machine, "usable_cpus", lambda: list(range(6)))
-    assert placement.shares(hardware(3, 1, "far"), [0]) == [[2]]  # not the one of the highest number
+    assert placement.assign_cores(hardware(3, 1, "far"), [0]) == [[2]]  # not the one of the highest number
 
 
 def test_cores_that_this_process_may_not_use_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, [4, 4], [0, 1], usable=[1, 2, 3, 6])
-    assert placement.shares(hardware(2, 1), [0, 1]) == [[1], [6]]
+    assert placement.assign_cores(hardware(2, 1), [0, 1]) == [[1], [6]]
     pretend(monkeypatch, [4, 4], [0, 1], usable=[1, 2, 3])
-    assert placement.shares(hardware(2, 1), [0, 1]) == [[1], [2]]
+    assert placement.assign_cores(hardware(2, 1), [0, 1]) == [[1], [2]]
 
 
 def test_cpu_workers_have_their_cores_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, [4, 4], [1, 1])
     for devices, shares in (([0, 1], [[0, 1, 2], [3, 4, 5]]), ([1], [[3, 4, 5]]), ([2], [[0, 6, 7]])):
-        assert placement.shares(hardware(2, 3, devices="cpu"), devices) == shares
+        assert placement.assign_cores(hardware(2, 3, devices="cpu"), devices) == shares
 
 
 def test_the_kernels_own_files_lead_to_the_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(system_files, "ROOT", tmp_path)
+    monkeypatch.setattr(system_files, "SYSTEM_ROOT", tmp_path)
     for node, (cpus, distances) in {0: ("0,2", "10 32"), 1: ("1,3", "32 10")}.items():
         folder = tmp_path / f"sys/devices/system/node/node{node}"
         folder.mkdir(parents=True)
@@ -96,8 +100,8 @@ def test_the_kernels_own_files_lead_to_the_cores(monkeypatch: pytest.MonkeyPatch
         (folder / "distance").write_text(f"{distances}\n")
     monkeypatch.setattr(machine, "usable_cpus", lambda: [0, 1, 2, 3])
     monkeypatch.setattr(machine, "gpu_numa_nodes", lambda: [1, 0])
-    assert placement.shares(hardware(2, 2), [0, 1]) == [[1, 3], [0, 2]]
-    assert placement.shares(hardware(2, 2, "far"), [0, 1]) == [[0, 2], [1, 3]]
+    assert placement.assign_cores(hardware(2, 2), [0, 1]) == [[1, 3], [0, 2]]
+    assert placement.assign_cores(hardware(2, 2, "far"), [0, 1]) == [[0, 2], [1, 3]]
 
 
 def test_one_process_for_all_has_the_cores_of_all_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +156,7 @@ def test_no_core_is_given_twice_unless_that_is_told(
         pretend(patch, [sizes[0] + 1, *sizes[1:]], gpus)
         made = hardware(len(gpus), threads, bind)
         made.device_ids, made.cpus_per_node = list(ids), len(machine.usable_cpus())
-        placement = placing.place(config(hardware=made), len(ids))
+        placement = placing.compute_placement(config(hardware=made), len(ids))
         places = placement.places
         taken = [cpu for p in places for cpu in p.cpus]
         assert set(taken) <= set(machine.usable_cpus())

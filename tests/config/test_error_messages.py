@@ -12,7 +12,7 @@ from yaml import YAMLError
 
 from scalebench.analysis.comparison.run_facts import flat
 from scalebench.config.compose import compose, compose_config
-from scalebench.config.error_messages import FORESEEN, _keys, explain, unknown_key
+from scalebench.config.error_messages import EXPECTED_ERRORS, explain_error, explain_unknown_key, list_config_keys
 from scalebench.core import plugins
 from scalebench.core.errors import InputError
 from scalebench.core.spec import Config, TrainSpec
@@ -24,9 +24,9 @@ TOP = "baseline, dataset, debug, dry_run, gpus, hardware, measure, model, repeat
 
 
 def told(*words: str) -> str:
-    with pytest.raises(FORESEEN) as caught:
+    with pytest.raises(EXPECTED_ERRORS) as caught:
         compose_config(words)
-    line = explain(caught.value, list(words))
+    line = explain_error(caught.value, list(words))
     assert "\n" not in line
     return line
 
@@ -75,7 +75,7 @@ def test_each_kind_of_error(words: list[str], line: str) -> None:
     ],
 )
 def test_an_option_is_looked_up_in_the_chosen_strategys_yaml(words: list[str], key: str, line: str) -> None:
-    assert unknown_key(f"strategy.options.{key}", words).startswith(line)
+    assert explain_unknown_key(f"strategy.options.{key}", words).startswith(line)
 
 
 def test_several_values_without_multirun() -> None:
@@ -84,37 +84,37 @@ def test_several_values_without_multirun() -> None:
         "Ambiguous value for argument 'gpus=1,2'\n1. To use it as a list, use key=[value1,value2]\n2. ..."
     )
     line = "gpus=1,2 names several values: add --multirun for a sweep over them, or quote the value"
-    assert explain(error, ["gpus=1,2"]) == line
+    assert explain_error(error, ["gpus=1,2"]) == line
 
 
 def test_an_error_without_words_is_named_by_its_kind() -> None:
-    assert explain(HydraException(""), []) == "HydraException"
-    assert explain(HydraException("\n\n  what it is \nand more"), []) == "what it is"
+    assert explain_error(HydraException(""), []) == "HydraException"
+    assert explain_error(HydraException("\n\n  what it is \nand more"), []) == "what it is"
 
 
 def test_an_unreadable_override_is_quoted() -> None:
     error = OverrideParseException("a=[", "no viable alternative at input '['\nSee https://hydra.cc")
-    assert explain(error, []) == "cannot read the override 'a=[': no viable alternative at input '['"
+    assert explain_error(error, []) == "cannot read the override 'a=[': no viable alternative at input '['"
 
 
 def test_an_error_that_nobody_foresaw_is_told_with_its_kind() -> None:
     begin, end = "the overrides cannot be composed: ", " (SCALEBENCH_TRACEBACK=1 shows where)"
-    assert explain(AssertionError(), []) == f"{begin}AssertionError{end}"
-    assert explain(TypeError("no name"), []) == f"{begin}TypeError: no name{end}"
+    assert explain_error(AssertionError(), []) == f"{begin}AssertionError{end}"
+    assert explain_error(TypeError("no name"), []) == f"{begin}TypeError: no name{end}"
 
 
 def test_bad_input_speaks_for_itself() -> None:
-    assert explain(InputError("gpus=0 should be at least 1"), []) == "gpus=0 should be at least 1"
+    assert explain_error(InputError("gpus=0 should be at least 1"), []) == "gpus=0 should be at least 1"
 
 
 def test_errors_of_both_libraries_are_caught() -> None:
-    assert issubclass(OverrideParseException, FORESEEN) and issubclass(OmegaConfBaseException, FORESEEN)
-    with pytest.raises(FORESEEN):
+    assert issubclass(OverrideParseException, EXPECTED_ERRORS) and issubclass(OmegaConfBaseException, EXPECTED_ERRORS)
+    with pytest.raises(EXPECTED_ERRORS):
         OmegaConf.to_container(OmegaConf.create({"a": "${b}"}), resolve=True)
 
 
 def test_the_keys_of_the_spine_are_all_known() -> None:
-    keys = list(_keys(Config))
+    keys = list(list_config_keys(Config))
     assert {"gpus", "train.learning_rate", "strategy.options", "hardware.links", "measure.hang_s"} <= set(keys)
     assert "train" not in keys and len(keys) == len(set(keys))
 
@@ -123,7 +123,7 @@ def test_a_file_that_is_no_yaml_is_named_with_its_line(dists: Dists) -> None:
     root = dists.add(files={"a/conf/sweep/bad.yaml": "x: 1\ny: [\n"}, points={"configs": {"a": "a.conf"}})
     with pytest.raises(YAMLError) as caught:
         compose(["sweep=bad"])
-    line = explain(caught.value, ["sweep=bad"])
+    line = explain_error(caught.value, ["sweep=bad"])
     assert line == (f"{root}/a/conf/sweep/bad.yaml, line 3: expected the node content, but found '<stream end>'")
 
 
@@ -138,5 +138,5 @@ def test_a_file_that_is_no_yaml_is_named_with_its_line(dists: Dists) -> None:
 def test_what_another_package_brings(
     monkeypatch: pytest.MonkeyPatch, word: str, left_out: list[str], line: str
 ) -> None:
-    monkeypatch.setattr(plugins, "left_out", lambda: left_out)
+    monkeypatch.setattr(plugins, "disabled_plugins", lambda: left_out)
     assert told(word) == f"{word} {line}"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from scalebench.config import horovod_build
-from scalebench.config.horovod_build import Build, find, obstacle
+from scalebench.config.horovod_build import HorovodBuild, find_horovod_problem, inspect_horovod
 from tests.builders.horovod_install import Site
 
 BOTH = {"pytorch": "2.13.0+cpu", "tensorflow": "2.21.0"}
@@ -25,9 +25,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     made = Site(tmp_path / "site", monkeypatch)
     made.torch("2.13.0+cpu")
     made.distribution("tensorflow", "2.21.0")
-    find.cache_clear()
+    inspect_horovod.cache_clear()
     yield made
-    find.cache_clear()
+    inspect_horovod.cache_clear()
 
 
 @pytest.fixture
@@ -44,10 +44,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls
 
 
-def again(framework: str = "torch") -> Build:
+def again(framework: str = "torch") -> HorovodBuild:
     """As another process would find it."""
-    find.cache_clear()
-    build = find(framework)
+    inspect_horovod.cache_clear()
+    build = inspect_horovod(framework)
     assert build is not None
     return build
 
@@ -58,16 +58,16 @@ def again(framework: str = "torch") -> Build:
 )
 def test_what_a_build_holds(site: Site, framework: str, version: str, holds: str, told: str) -> None:
     site.horovod(BOTH, holds)
-    assert find(framework) == Build("0.28.1", version, tuple(holds.split()), None)
+    assert inspect_horovod(framework) == HorovodBuild("0.28.1", version, tuple(holds.split()), None)
     name = horovod_build.FRAMEWORKS[framework]
     line = f"Horovod 0.28.1 with {name} {version}: {told or 'MPI, Gloo, NCCL'}"
-    assert horovod_build.describe(framework) == line
+    assert horovod_build.describe_horovod(framework) == line
 
 
 def test_none_is_installed(monkeypatch: pytest.MonkeyPatch, site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert find("torch") is None
-    assert obstacle("torch", "gloo", "local") == "Horovod is not installed: make horovod builds it"
+    assert inspect_horovod("torch") is None
+    assert find_horovod_problem("torch", "gloo", "local") == "Horovod is not installed: make horovod builds it"
     assert horovod_build.main(["torch"]) == 1
     assert capsys.readouterr().out == "Horovod is not installed\n"
 
@@ -104,7 +104,7 @@ def test_a_build_for_something_else_is_seen_without_importing_it(
     site.horovod(built_for)
     build = again(framework)
     assert build.problem == f"Horovod 0.28.1 {told}" and build.transports == ()
-    assert obstacle(framework, None, "local") == build.problem
+    assert find_horovod_problem(framework, None, "local") == build.problem
     assert horovod_build.main([framework]) == 1
     assert asked == []
 
@@ -140,13 +140,13 @@ BROKEN: dict[str, tuple[str, str]] = {
 def test_one_that_does_not_import_says_why_and_is_asked_again(
     site: Site, monkeypatch: pytest.MonkeyPatch, code: str, told: str
 ) -> None:
-    monkeypatch.setattr(horovod_build, "PROBE_LIMIT_S", 1.0 if "sleep" in code else 60.0)
+    monkeypatch.setattr(horovod_build, "MAX_PROBE_S", 1.0 if "sleep" in code else 60.0)
     site.horovod(BOTH, code=code)
     build = again()
     assert build.problem == f"Horovod 0.28.1 does not import with torch: {told}; make horovod builds it anew"
     assert (build.built_for, build.transports) == ("2.13.0+cpu", ())
-    assert obstacle("torch", "gloo", "local") == build.problem
-    monkeypatch.setattr(horovod_build, "PROBE_LIMIT_S", 60.0)
+    assert find_horovod_problem("torch", "gloo", "local") == build.problem
+    monkeypatch.setattr(horovod_build, "MAX_PROBE_S", 60.0)
     site.horovod(BOTH)
     assert again().problem is None
 
@@ -158,7 +158,7 @@ def test_what_else_it_prints_is_no_answer(site: Site) -> None:
 
 def test_the_answer_is_kept_until_the_build_or_the_framework_changes(site: Site, asked: list[Any]) -> None:
     extension = site.horovod(BOTH, "gloo") / "torch" / "mpi_lib_v2.x.so"
-    assert find("torch") == find("torch") == again()
+    assert inspect_horovod("torch") == inspect_horovod("torch") == again()
     assert len(asked) == 1
     extension.write_text("of another size")
     again()
@@ -189,7 +189,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(
 ) -> None:
     monkeypatch.setenv("SCALEBENCH_CACHE", "/dev/null/cache")
     site.horovod(BOTH, "gloo")
-    assert again() == again() == Build("0.28.1", "2.13.0+cpu", ("gloo",), None)
+    assert again() == again() == HorovodBuild("0.28.1", "2.13.0+cpu", ("gloo",), None)
     assert len(asked) == 2
 
 
@@ -228,9 +228,9 @@ NO_TENSORFLOW_NCCL = (
 def test_why_a_strategy_cannot_run_with_this_build(
     monkeypatch: pytest.MonkeyPatch, holds: str, framework: str, transport: str | None, launcher: str, told: str | None
 ) -> None:
-    build = Build("0.28.1", "1", tuple(holds.split()), None)
-    monkeypatch.setattr(horovod_build, "find", lambda framework: build)
-    assert obstacle(framework, transport, launcher) == told
+    build = HorovodBuild("0.28.1", "1", tuple(holds.split()), None)
+    monkeypatch.setattr(horovod_build, "inspect_horovod", lambda framework: build)
+    assert find_horovod_problem(framework, transport, launcher) == told
 
 
 @pytest.mark.real
@@ -239,4 +239,4 @@ def test_the_one_that_is_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setenv("SCALEBENCH_CACHE", str(tmp_path))
     build = again()
     assert build.problem is None and "gloo" in build.transports
-    assert build.built_for == horovod_build.framework_version("torch")
+    assert build.built_for == horovod_build.detect_framework_version("torch")

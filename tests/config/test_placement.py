@@ -143,7 +143,7 @@ def test_every_device_has_one_place(data: st.DataObject, layout: str, others: in
     hardware = dataclasses.replace(NODES, layout=layout, gpus_per_node=rooms[0], max_nodes=len(rooms))
     hardware.hosts = [f"h{node}:{room}" for node, room in enumerate(rooms)] if named else []
     roles = {"roles": {"chief": 1, "ps": others, "worker": "gpus"}} if others else "one_per_device"
-    places = placing.place(config(hardware=hardware, strategy__processes=roles), gpus).places
+    places = placing.compute_placement(config(hardware=hardware, strategy__processes=roles), gpus).places
 
     assert [p.rank for p in places] == list(range(len(places)))
     nodes = [p.node for p in places]
@@ -206,11 +206,11 @@ def test_cpu_workers_of_several_nodes_fill_them_as_gpus_do() -> None:
 def test_more_devices_than_all_nodes_hold(layout: str) -> None:
     made = config(gpus=33, hardware=dataclasses.replace(NODES, layout=layout))
     told = "gpus=33 asks for 5 nodes, hardware=nodes has 4 of 8 devices each"
-    assert placing.place(made, 33).shortage == told
-    assert placing.place(made, 32).shortage is None
+    assert placing.compute_placement(made, 33).shortage == told
+    assert placing.compute_placement(made, 32).shortage is None
     made.hardware.hosts = ["a:20", "b:12"]
-    assert placing.place(made, 32).shortage is None
-    assert placing.place(made, 33).shortage == (
+    assert placing.compute_placement(made, 32).shortage is None
+    assert placing.compute_placement(made, 33).shortage == (
         "hardware.hosts has 32 slots for 33 processes; give the hosts more slots or lower gpus"
     )
 
@@ -220,7 +220,7 @@ def test_no_two_processes_share_a_core_while_there_are_enough(gpus: int, threads
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(machine, "usable_cpus", lambda: list(range(cores)))
         hardware = HardwareSpec("local", devices="cpu", gpus_per_node=2, cpus_per_node=cores, cpus_per_device=threads)
-        placement = placing.place(config(hardware=hardware), gpus)
+        placement = placing.compute_placement(config(hardware=hardware), gpus)
         taken = [cpu for p in placement.places for cpu in p.cpus]
         assert set(taken) <= set(range(cores)) and all(p.cpus for p in placement.places)
         enough = gpus * threads <= cores

@@ -107,11 +107,11 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The looks that were taken at Horovod 0.28.1, which is installed with MPI and Gloo."""
     taken: list[str] = []
 
-    def find(framework: str) -> horovod_build.Build:
+    def find(framework: str) -> horovod_build.HorovodBuild:
         taken.append(framework)
-        return horovod_build.Build("0.28.1", "2.13.0", ("mpi", "gloo"), None)
+        return horovod_build.HorovodBuild("0.28.1", "2.13.0", ("mpi", "gloo"), None)
 
-    monkeypatch.setattr(horovod_build, "find", find)
+    monkeypatch.setattr(horovod_build, "inspect_horovod", find)
     monkeypatch.setattr(registry, "missing_packages", lambda names: [])
     return taken
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scalebench.config import resolve
-from scalebench.runner.launchers.rank_environment import environment
+from scalebench.runner.launchers.rank_environment import rank_environment
 from tests.builders.configs import config, line, of
 
 
@@ -18,7 +18,7 @@ from tests.builders.configs import config, line, of
         ("SCALEBENCH_RUN_ID", "SCALEBENCH_RUN_ID is set by scalebench for each process"),
         ("CUDA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES is set by scalebench; use hardware.device_ids"),
         ("OMP_NUM_THREADS", "OMP_NUM_THREADS is set by scalebench; use hardware.cpus_per_device"),
-        ("HF_TOKEN", "HF_TOKEN looks like a secret and would stand in the record; set it in the shell"),
+        ("HF_TOKEN", "HF_TOKEN looks like a secret and would be in the record; set it in the shell"),
         ("1A", "hardware.environment: '1A' is no name of a variable"),
         ("A=B", "hardware.environment: 'A=B' is no name of a variable"),
         ("", "hardware.environment: '' is no name of a variable"),
@@ -37,7 +37,7 @@ def test_variables_reach_every_process_and_go_before_those_of_the_shell(monkeypa
     chosen = {"NCCL_P2P_LEVEL": "PIX", "GLOO_SOCKET_IFNAME": "eth1", "RANKS": "0"}
     spec = of(gpus=2, hardware__environment=chosen)
     for rank in range(2):
-        variables = environment(spec, "an id", rank, ["127.0.0.1:1"])
+        variables = rank_environment(spec, "an id", rank, ["127.0.0.1:1"])
         assert chosen.items() <= variables.items()
         assert (variables["RANK"], variables["CUDA_DEVICE_ORDER"]) == (str(rank), "PCI_BUS_ID")
 

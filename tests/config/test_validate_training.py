@@ -51,7 +51,7 @@ def test_a_rule_without_a_base_batch() -> None:
         ({"warmup_epochs": 1.0}, "this run ends when its throughput is known: say train.stop.epochs"),
         ({"warmup_epochs": 3.0, **TO_END}, "train.warmup_epochs=3 lasts until train.stop.epochs=3"),
         ({"momentum": 1.0}, "train.momentum=1 should be below 1"),
-        ({"accumulate": 11}, "more parts than a device has samples of an update, 10"),
+        ({"accumulate": 11}, "more parts than a device has samples of a step, 10"),
         ({"evaluate_epochs": None, "stop": {"target": 1}}, "say train.evaluate_epochs or _s"),
         ({"stop": {"seconds": 120}}, "train.stop.seconds=120 is not below measure.timeout_s=120"),
     ],
@@ -64,7 +64,7 @@ def test_the_last_device_counts_for_its_parts() -> None:
     """Of a global batch that does not divide: 11 samples on two devices are 6 and 5."""
     made = config({"batch_per_device": 1, "global_batch": 11, "accumulate": 6}, gpus=2)
     made.scaling = "strong"
-    with pytest.raises(InputError, match="samples of an update, 5"):
+    with pytest.raises(InputError, match="samples of a step, 5"):
         resolve(made)
     made.train.accumulate = 5
     resolve(made)
@@ -99,11 +99,11 @@ def test_how_many_samples_a_file_has_is_known_later() -> None:
 
 def test_a_target_alone_gives_up() -> None:
     train = TrainSpec(stop=StopSpec(target=0.1))
-    assert validate.with_time_limit(train, 3600.0).stop == StopSpec(seconds=600.0, target=0.1)
-    assert validate.with_time_limit(train, 100.0).stop.seconds == 50.0, "before the whole run is ended"
+    assert validate.limit_training_time(train, 3600.0).stop == StopSpec(seconds=600.0, target=0.1)
+    assert validate.limit_training_time(train, 100.0).stop.seconds == 50.0, "before the whole run is ended"
     assert train.stop.seconds is None
     for bounded in (StopSpec(), StopSpec(target=0.1, steps=5), StopSpec(target=0.1, epochs=5), StopSpec(seconds=5.0)):
-        assert validate.with_time_limit(TrainSpec(stop=bounded), 100.0).stop is bounded
+        assert validate.limit_training_time(TrainSpec(stop=bounded), 100.0).stop is bounded
     assert resolve(config({"stop": {"target": 0.1}})).config.train.stop.seconds == 60.0
 
 

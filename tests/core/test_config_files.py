@@ -11,48 +11,48 @@ from hydra.core.global_hydra import GlobalHydra
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
 from scalebench.core import config_files
-from scalebench.core.plugins import PluginError
+from scalebench.core.errors import PluginError
 from scalebench.strategies import registry
 from tests.builders.plugins import Dists, forget, yaml_of
 from tests.builders.plugins import dists as dists
 
 
 def test_our_folder_holds_the_groups() -> None:
-    assert config_files.groups() == ["dataset", "hardware", "measure", "model", "strategy", "sweep", "train"]
+    assert config_files.list_groups() == ["dataset", "hardware", "measure", "model", "strategy", "sweep", "train"]
     assert (config_files.conf_dir() / "config.yaml").is_file()
-    assert sorted(config_files.options("measure")) == ["default", "max_batch", "quick", "thorough"]
+    assert sorted(config_files.list_options("measure")) == ["default", "max_batch", "quick", "thorough"]
 
 
 def test_without_plugins_there_is_no_other_folder(dists: Dists) -> None:
     assert (
         config_files.plugin_folders() == []
-        and config_files.found().problems == {}
-        and config_files.found().warnings == []
+        and config_files.find_config_files().problems == {}
+        and config_files.find_config_files().warnings == []
     )
 
 
 def test_option_defaults_are_those_of_the_yaml() -> None:
-    assert config_files.option_defaults("simulated")["step_s"] == 0.001
-    assert config_files.option_defaults("bare_torch") == {}
-    assert config_files.option_defaults("hybrid")["micro_batches"] is None
+    assert config_files.strategy_option_defaults("simulated")["step_s"] == 0.001
+    assert config_files.strategy_option_defaults("bare_torch") == {}
+    assert config_files.strategy_option_defaults("hybrid")["micro_batches"] is None
 
 
 def test_a_plugins_yaml_is_found(dists: Dists) -> None:
     root = dists.strategy(options={"step_s": 0.25, "mode": "fast"})
     assert config_files.plugin_folders() == [("my-plugin", root / "my_plugin" / "conf")]
-    assert config_files.options("strategy")["mine"] == root / "my_plugin/conf/strategy/mine.yaml"
-    assert config_files.option_defaults("mine") == {"step_s": 0.25, "mode": "fast"}
-    assert (config_files.origin("strategy", "mine"), config_files.origin("strategy", "ddp")) == (
+    assert config_files.list_options("strategy")["mine"] == root / "my_plugin/conf/strategy/mine.yaml"
+    assert config_files.strategy_option_defaults("mine") == {"step_s": 0.25, "mode": "fast"}
+    assert (config_files.file_origin("strategy", "mine"), config_files.file_origin("strategy", "ddp")) == (
         "my-plugin",
         "scalebench",
     )
-    assert config_files.origin("strategy", "other") is None
+    assert config_files.file_origin("strategy", "other") is None
 
 
 def test_a_plugin_that_is_not_chosen_brings_no_yaml(dists: Dists, monkeypatch: pytest.MonkeyPatch) -> None:
     dists.strategy()
     monkeypatch.setenv("SCALEBENCH_PLUGINS", "")
-    config_files.found.cache_clear()
+    config_files.find_config_files.cache_clear()
     assert config_files.plugin_folders() == []
 
 
@@ -62,15 +62,15 @@ def test_folders_are_found_without_importing_anything(dists: Dists) -> None:
     files = {**deep, "big/part/conf/sweep/s.yaml": "", "spaced/conf/sweep/t.yaml": ""}
     root = dists.add("a-dist", files, {"configs": {"a": "big.part.conf", "b": "spaced.conf", "c": "spaced.conf"}})
     assert config_files.plugin_folders() == [("a-dist", root / "big/part/conf"), ("a-dist", root / "spaced/conf")]
-    assert {"s", "t"} < config_files.options("sweep").keys()
-    assert "big" not in sys.modules and config_files.found().warnings == []
+    assert {"s", "t"} < config_files.list_options("sweep").keys()
+    assert "big" not in sys.modules and config_files.find_config_files().warnings == []
 
 
 @pytest.mark.parametrize("package", ["not_there", "p.not_there", "not_there.conf", "p.code", "p..conf", "p:conf", ""])
 def test_a_plugin_without_its_folder(dists: Dists, package: str) -> None:
     dists.add("my-plugin", {"p/__init__.py": "", "p/code.py": "", "p/conf/x.txt": ""}, {"configs": {"p": package}})
     assert config_files.plugin_folders() == []
-    assert config_files.found().warnings == [
+    assert config_files.find_config_files().warnings == [
         f"plugin my-plugin registers the config package '{package}', which is not there: its YAML files are left out"
     ]
 
@@ -79,27 +79,27 @@ def test_a_plugin_without_its_folder(dists: Dists, package: str) -> None:
 def test_a_yaml_of_ours_cannot_be_shadowed(dists: Dists, name: str) -> None:
     group, _, stem = name.partition("/")
     dists.add("a", {"a/__init__.py": "", f"a/conf/{name}.yaml": yaml_of(stem)}, {"configs": {"a": "a.conf"}})
-    assert config_files.found().problems == {
+    assert config_files.find_config_files().problems == {
         (group, stem): f"{name}.yaml comes from both scalebench and a; uninstall one of them or set SCALEBENCH_PLUGINS"
     }
-    assert config_files.found().warnings == []
-    assert config_files.options(group)[stem] == config_files.conf_dir() / f"{name}.yaml"
+    assert config_files.find_config_files().warnings == []
+    assert config_files.list_options(group)[stem] == config_files.conf_dir() / f"{name}.yaml"
 
 
 @pytest.mark.parametrize("name", ["config", "sweep/demo", "measure/quick", "train/default"])
 def test_a_file_without_a_name_in_it_is_shadowed_with_a_word(dists: Dists, name: str) -> None:
     dists.add("a", {"a/__init__.py": "", f"a/conf/{name}.yaml": ""}, {"configs": {"a": "a.conf"}})
-    assert config_files.found().warnings == [
+    assert config_files.find_config_files().warnings == [
         f"{name}.yaml comes from both scalebench and a; uninstall one of them or set SCALEBENCH_PLUGINS; "
         "until then the one of scalebench counts"
     ]
-    assert config_files.found().problems == {}
+    assert config_files.find_config_files().problems == {}
 
 
 def test_two_plugins_with_one_yaml_are_both_named(dists: Dists) -> None:
     for dist in ("first", "second"):
         dists.add(dist, {f"{dist}/conf/hardware/h.yaml": "# ours\nname: h\n"}, {"configs": {dist: f"{dist}.conf"}})
-    (line,) = config_files.found().problems.values()
+    (line,) = config_files.find_config_files().problems.values()
     assert line == "hardware/h.yaml comes from both first and second; uninstall one of them or set SCALEBENCH_PLUGINS"
 
 
@@ -108,8 +108,8 @@ def test_yaml_files_of_a_plugin_for_a_later_api(dists: Dists) -> None:
         "a", {"a/conf/hardware/h.yaml": "name: h", "a/conf/sweep/s.yaml": ""}, {"configs": {"a": "a.conf"}}, api=9
     )
     told = "of a is written for version 9 of the plugin API, and this scalebench has 1: "
-    assert config_files.found().problems["hardware", "h"].startswith(f"hardware/h.yaml {told}")
-    assert [line[: len(told) + 13] for line in config_files.found().warnings] == [f"sweep/s.yaml {told}"]
+    assert config_files.find_config_files().problems["hardware", "h"].startswith(f"hardware/h.yaml {told}")
+    assert [line[: len(told) + 13] for line in config_files.find_config_files().warnings] == [f"sweep/s.yaml {told}"]
 
 
 @pytest.mark.parametrize(
@@ -125,14 +125,14 @@ def test_yaml_files_of_a_plugin_for_a_later_api(dists: Dists) -> None:
 )
 def test_the_name_in_a_file(dists: Dists, text: str, name: str | None) -> None:
     root = dists.add(files={"x.yaml": text})
-    assert config_files.name_in(root / "x.yaml") == name
+    assert config_files.read_name(root / "x.yaml") == name
 
 
 @pytest.mark.parametrize("text", ["a: [", "- 1", "\0", "a: ${"])
 def test_a_file_that_is_no_yaml_is_named(dists: Dists, text: str) -> None:
     root = dists.add(files={"x.yaml": text})
     with pytest.raises(PluginError) as caught:
-        config_files.read(root / "x.yaml")
+        config_files.read_yaml(root / "x.yaml")
     assert str(caught.value).startswith(f"{root / 'x.yaml'} cannot be read: ") and "\n" not in str(caught.value)
 
 
@@ -206,11 +206,11 @@ def test_a_file_that_hydra_cannot_compose_is_a_problem_of_its_name(
 ) -> None:
     told = text.replace("{name}", "mine")
     dists.add("a", {f"a/conf/{group}/mine.yaml": told, f"a/conf/{group}/sound.yaml": "name: sound"}, FOLDER)
-    (line,) = config_files.found().problems.values()
+    (line,) = config_files.find_config_files().problems.values()
     assert line.startswith(f"{group}/mine.yaml of a cannot be read: {reason}")
-    assert config_files.found().unusable == {(group, "mine")}
-    assert "sound" in config_files.options(group) and "mine" not in config_files.options(group)
-    assert group != "strategy" or registry.find("mine").problem == line
+    assert config_files.find_config_files().unusable == {(group, "mine")}
+    assert "sound" in config_files.list_options(group) and "mine" not in config_files.list_options(group)
+    assert group != "strategy" or registry.find_strategy("mine").problem == line
 
 
 FOLDER = {"configs": {"a": "a.conf"}}
@@ -219,7 +219,7 @@ FOLDER = {"configs": {"a": "a.conf"}}
 def test_a_file_with_interpolations_and_defaults_can_be_composed(dists: Dists) -> None:
     text = "defaults: [resnet50]\nname: x\nbatch_per_device: ${oc.env:NOT_SET}\n"
     dists.add("a", {"a/conf/model/x.yaml": text, "a/conf/strategy/y.yaml": "# @package _global_\ngpus: 1\n"}, FOLDER)
-    assert config_files.found().problems == {} and config_files.found().unusable == set()
+    assert config_files.find_config_files().problems == {} and config_files.find_config_files().unusable == set()
 
 
 @pytest.mark.parametrize("text", ["a: [", "name: mine\nnamex: 1"])

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from scalebench.core.config_fingerprint import ADDED, fingerprint
+from scalebench.core.config_fingerprint import LATER_KEYS, compute_fingerprint
 from scalebench.core.spec import Config, StrategySpec, TrainSpec
 
 OF_THE_PROGRAM = {
@@ -75,20 +75,20 @@ LEAVES = sorted(leaves(Config()))
 
 
 def test_the_fingerprint_is_16_hex_digits_and_stands_still() -> None:
-    assert fingerprint(Config(), 2, "cpu") == fingerprint(Config(), 2, "cpu")
-    assert len(fingerprint(Config(), 2, "cpu")) == 16
-    int(fingerprint(Config(), 2, "cpu"), 16)
+    assert compute_fingerprint(Config(), 2, "cpu") == compute_fingerprint(Config(), 2, "cpu")
+    assert len(compute_fingerprint(Config(), 2, "cpu")) == 16
+    int(compute_fingerprint(Config(), 2, "cpu"), 16)
 
 
 @pytest.mark.parametrize("key", sorted(OF_THE_PROGRAM | QUEUEING | DECIDED | OF_CURVES | OF_THE_CONTRACT))
 def test_switches_of_the_program_leave_the_fingerprint_alone(key: str) -> None:
     assert key in LEAVES
-    assert fingerprint(changed(Config(), key), 2, "cpu") == fingerprint(Config(), 2, "cpu")
+    assert compute_fingerprint(changed(Config(), key), 2, "cpu") == compute_fingerprint(Config(), 2, "cpu")
 
 
 @pytest.mark.parametrize("key", sorted(set(LEAVES) - OF_THE_PROGRAM - QUEUEING - DECIDED - OF_CURVES - OF_THE_CONTRACT))
 def test_everything_else_changes_the_fingerprint(key: str) -> None:
-    assert fingerprint(changed(Config(), key), 2, "cpu") != fingerprint(Config(), 2, "cpu")
+    assert compute_fingerprint(changed(Config(), key), 2, "cpu") != compute_fingerprint(Config(), 2, "cpu")
 
 
 def test_keys_that_came_later_leave_the_fingerprint_of_older_runs_alone() -> None:
@@ -99,22 +99,22 @@ def test_keys_that_came_later_leave_the_fingerprint_of_older_runs_alone() -> Non
     for group, keys in {"dataset": ["cache"], "measure": ["repeats", "order", "cool_down_s"]}.items():
         for key in keys:
             del tree[group][key]
-    for key in {*LATER} - {key for part, key, _ in ADDED if part == "hardware"}:
+    for key in {*LATER} - {key for part, key, _ in LATER_KEYS if part == "hardware"}:
         del tree["hardware"][key]
     for key in LATER_TO_TRAIN:
         del tree["train"][key]
-    for part, key, _ in ADDED:
+    for part, key, _ in LATER_KEYS:
         del tree[part][key]
     for key in ("approximate", "tolerance", "choices", "at_least"):
         del tree["strategy"][key]
     tree["hardware"]["slurm"] = {}
     text = json.dumps(tree | {"gpus": 2, "device": "cpu"}, sort_keys=True, separators=(",", ":"))
-    assert fingerprint(Config(), 2, "cpu") == hashlib.sha256(text.encode()).hexdigest()[:16]
+    assert compute_fingerprint(Config(), 2, "cpu") == hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def test_options_that_came_later_leave_the_fingerprint_of_older_runs_alone() -> None:
     def marked(**options: Any) -> str:
-        return fingerprint(Config(strategy=StrategySpec("ddp", options=options)), 2, "cpu")
+        return compute_fingerprint(Config(strategy=StrategySpec("ddp", options=options)), 2, "cpu")
 
     assert marked(bucket_cap_mb=1.0) == marked(bucket_cap_mb=1.0, overlap=True)
     assert len({marked(), marked(bucket_cap_mb=1.0), marked(overlap=False), marked(overlap=None)}) == 4
@@ -123,25 +123,25 @@ def test_options_that_came_later_leave_the_fingerprint_of_older_runs_alone() -> 
 def test_fingerprints_of_before_there_was_any_training() -> None:
     """As they were computed then."""
     config = Config(gpus=2)
-    assert fingerprint(config, 2, "cpu") == "535b3b327f967737"
+    assert compute_fingerprint(config, 2, "cpu") == "535b3b327f967737"
     config.train.optimizer, config.train.batch_per_device, config.train.learning_rate = "sgd", 75, 0.01
     config.measure.min_s = 1.0
-    assert fingerprint(config, 2, "cuda") == "3b8dd27c5196b4f6"
+    assert compute_fingerprint(config, 2, "cuda") == "3b8dd27c5196b4f6"
 
 
 @pytest.mark.parametrize("key", sorted(OF_CURVES))
 def test_where_the_points_of_a_curve_are_belongs_to_a_training(key: str) -> None:
     config = Config()
     config.train.stop.steps = 10
-    assert fingerprint(changed(config, key), 2, "cpu") != fingerprint(config, 2, "cpu")
+    assert compute_fingerprint(changed(config, key), 2, "cpu") != compute_fingerprint(config, 2, "cpu")
 
 
 def test_devices_count_for_the_fingerprint() -> None:
-    found = {fingerprint(Config(), gpus, device) for gpus in (1, 2) for device in ("cpu", "cuda")}
+    found = {compute_fingerprint(Config(), gpus, device) for gpus in (1, 2) for device in ("cpu", "cuda")}
     assert len(found) == 4
 
 
 def test_the_fingerprint_does_not_change_the_config() -> None:
     config = Config()
-    fingerprint(config, 2, "cpu")
+    compute_fingerprint(config, 2, "cpu")
     assert config == Config()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalebench.core.errors import nearest, no_such
+from scalebench.core.errors import nearest_name, unknown_name_message
 
 KNOWN = ["mirrored", "ddp", "ddp_gloo"]
 
@@ -15,22 +15,22 @@ KNOWN = ["mirrored", "ddp", "ddp_gloo"]
     ("word", "found"), [("mirorred", "mirrored"), ("dpd", "ddp"), ("ddp_glo", "ddp_gloo"), ("zzz", None), ("", None)]
 )
 def test_the_nearest_name(word: str, found: str | None) -> None:
-    assert nearest(word, KNOWN) == found
+    assert nearest_name(word, KNOWN) == found
 
 
 def test_a_near_name_is_offered_alone() -> None:
-    assert no_such("strategy", "mirorred", KNOWN) == "no strategy 'mirorred'; did you mean 'mirrored'?"
+    assert unknown_name_message("strategy", "mirorred", KNOWN) == "no strategy 'mirorred'; did you mean 'mirrored'?"
 
 
 def test_without_a_near_name_all_are_listed_in_order() -> None:
-    assert no_such("verb", "zzz", iter(KNOWN)) == "no verb 'zzz'; known: ddp, ddp_gloo, mirrored"
+    assert unknown_name_message("verb", "zzz", iter(KNOWN)) == "no verb 'zzz'; known: ddp, ddp_gloo, mirrored"
 
 
 def test_nothing_known() -> None:
-    assert no_such("option", "x", []) == "no option 'x'; known: none"
+    assert unknown_name_message("option", "x", []) == "no option 'x'; known: none"
 
 
 @given(st.sampled_from(KNOWN), st.data())
 def test_a_letter_too_few_is_always_near(name: str, data: st.DataObject) -> None:
     index = data.draw(st.integers(0, len(name) - 1))
-    assert nearest(name[:index] + name[index + 1 :], [name]) == name
+    assert nearest_name(name[:index] + name[index + 1 :], [name]) == name

@@ -52,14 +52,14 @@ def test_the_command_takes_the_place_of_the_leash() -> None:
     """It knows by which name it can be found."""
     program = "import os; print(os.getpid(), os.environ['SCALEBENCH_LAUNCHER'])"
     with subprocess.Popen(
-        exit_with_parent.command(os.getpid(), [sys.executable, "-c", program]), stdout=subprocess.PIPE, text=True
+        exit_with_parent.tied_command(os.getpid(), [sys.executable, "-c", program]), stdout=subprocess.PIPE, text=True
     ) as child:
         out, _ = child.communicate(timeout=60)
     assert out.split() == [str(child.pid), f"{os.uname().nodename}:{child.pid}"]
 
 
 def test_a_parent_that_is_gone_already(tmp_path: Path) -> None:
-    command = exit_with_parent.command(1, [sys.executable, "-c", f"open('{tmp_path}/ran', 'w')"])
+    command = exit_with_parent.tied_command(1, [sys.executable, "-c", f"open('{tmp_path}/ran', 'w')"])
     assert subprocess.run(command, check=False, timeout=60).returncode == 1
     assert not (tmp_path / "ran").exists()
 
@@ -77,6 +77,6 @@ def test_a_process_below_the_leash_looks_whether_it_is_still_there(held: str, st
         ended.wait()
     host = os.uname().nodename
     name = {"me": f"{host}:{os.getpid()}", "another": f"{host}:{ended.pid}", "elsewhere": "far:1", "nobody": None}[held]
-    env = dict(os.environ) if name is None else os.environ | {exit_with_parent.LAUNCHER: name}
+    env = dict(os.environ) if name is None else os.environ | {exit_with_parent.LAUNCHER_VARIABLE: name}
     code = "from scalebench.core import exit_with_parent as leash; leash.exit_with_launcher()"
     assert subprocess.run([sys.executable, "-c", code], env=env, check=False, timeout=60).returncode == status

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scalebench.core.json_files import from_dict, read_json, read_record, write_json
+from scalebench.core.json_files import build_record, read_json, read_record, write_json
 
 
 @dataclass
@@ -65,13 +65,13 @@ def test_a_file_cut_short_is_a_value_error(tmp_path: Path) -> None:
 
 
 def test_defaults_fill_what_is_left_out() -> None:
-    made = from_dict(Outer, GOOD)
+    made = build_record(Outer, GOOD)
     assert made == Outer(Inner(1, 0.5), ["a"])
-    assert made.parts is not from_dict(Outer, GOOD).parts
+    assert made.parts is not build_record(Outer, GOOD).parts
 
 
 def test_an_integer_is_a_float_where_one_is_wanted() -> None:
-    made = from_dict(Inner, {"number": 1, "share": 2})
+    made = build_record(Inner, {"number": 1, "share": 2})
     assert made.share == 2.0 and type(made.share) is float
 
 
@@ -102,13 +102,13 @@ def test_an_integer_is_a_float_where_one_is_wanted() -> None:
 )
 def test_a_wrong_field_is_named(change: dict[str, Any], line: str) -> None:
     with pytest.raises(ValueError) as caught:
-        from_dict(Outer, GOOD | change)
+        build_record(Outer, GOOD | change)
     assert str(caught.value) == line
 
 
 def test_integers_and_nulls_among_floats() -> None:
     tree: dict[str, Any] = GOOD | {"losses": [1, None, 0.5], "nested": {"k": [[1], []]}}
-    made = from_dict(Outer, tree)
+    made = build_record(Outer, tree)
     assert made.losses == [1.0, None, 0.5] and type(made.losses[0]) is float and type(made.nested["k"][0][0]) is float
     assert made.names is not tree["names"], "what was read stays as it was when the record changes"
 
@@ -116,12 +116,12 @@ def test_integers_and_nulls_among_floats() -> None:
 @pytest.mark.parametrize("tree", [None, [], "x", 3])
 def test_what_is_no_object_is_no_record(tree: Any) -> None:
     with pytest.raises(ValueError, match=r"^Outer should be an object, not "):
-        from_dict(Outer, tree)
+        build_record(Outer, tree)
 
 
 def test_unknown_fields_can_be_passed_over_at_any_depth(tmp_path: Path) -> None:
     tree = GOOD | {"later": 1, "parts": [{"number": 1, "later": 2}]}
-    assert from_dict(Outer, tree, ignore_unknown=True).parts == [Inner(1)]
+    assert build_record(Outer, tree, ignore_unknown=True).parts == [Inner(1)]
     write_json(tmp_path / "x.json", tree)
     assert read_record(tmp_path / "x.json", Outer, ignore_unknown=True).parts == [Inner(1)]
     with pytest.raises(ValueError, match=r"^Outer has an unknown field 'later'$"):

@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from scalebench.core import plugins
-from scalebench.core.plugins import PluginError, Point
+from scalebench.core.errors import PluginError
+from scalebench.core.plugins import PluginEntry
 from tests.builders.plugins import Dists
 from tests.builders.plugins import dists as dists
 
@@ -17,14 +18,14 @@ from tests.builders.plugins import dists as dists
 def test_points_are_those_of_the_kind_in_order_and_import_nothing(dists: Dists) -> None:
     dists.add("b-dist", {"b.py": "raise SystemExit"}, {"models": {"z": "b:z", "a": "b : a [extra]"}}, version="3.1")
     dists.add("a-dist", {"a.py": "raise SystemExit"}, {"models": {"z": "a:z"}, "datasets": {"d": "a:d"}})
-    assert plugins.points("models") == (
-        Point("models", "a", "b:a", "b-dist", "3.1"),
-        Point("models", "z", "a:z", "a-dist", "1.0"),
-        Point("models", "z", "b:z", "b-dist", "3.1"),
+    assert plugins.plugin_entries("models") == (
+        PluginEntry("models", "a", "b:a", "b-dist", "3.1"),
+        PluginEntry("models", "z", "a:z", "a-dist", "1.0"),
+        PluginEntry("models", "z", "b:z", "b-dist", "3.1"),
     )
-    assert [point.name for point in plugins.points("datasets")] == ["d"]
-    assert plugins.points("strategies") == ()
-    assert plugins.installed()["b-dist"] == "3.1"
+    assert [point.name for point in plugins.plugin_entries("datasets")] == ["d"]
+    assert plugins.plugin_entries("strategies") == ()
+    assert plugins.installed_plugins()["b-dist"] == "3.1"
     assert not {"a", "b"} & sys.modules.keys()
 
 
@@ -47,21 +48,21 @@ def test_the_variable_lets_in(dists: Dists, monkeypatch: pytest.MonkeyPatch, tol
     else:
         monkeypatch.setenv("SCALEBENCH_PLUGINS", told)
     ours = {"one-plugin": "x", "two-plugin": "y"}
-    assert {point.name for point in plugins.points("models") if point.origin in ours} == names
-    assert {name for origin, name in ours.items() if origin not in plugins.left_out()} == names
+    assert {point.name for point in plugins.plugin_entries("models") if point.origin in ours} == names
+    assert {name for origin, name in ours.items() if origin not in plugins.disabled_plugins()} == names
 
 
 def test_names_in_the_variable_that_nobody_has(dists: Dists, monkeypatch: pytest.MonkeyPatch) -> None:
     dists.add("one-plugin", points={"models": {"x": "m:x"}})
-    assert plugins.not_installed() == []
+    assert plugins.missing_plugins() == []
     monkeypatch.setenv("SCALEBENCH_PLUGINS", "one_plugin,Other.One")
-    assert plugins.not_installed() == ["other-one"]
+    assert plugins.missing_plugins() == ["other-one"]
 
 
 @pytest.mark.parametrize("version", [None, 0, plugins.API_VERSION])
 def test_a_plugin_for_this_version_or_an_earlier_one(dists: Dists, version: int | None) -> None:
     dists.strategy(api=version)
-    assert plugins.api_version("my-plugin") == (None if version is None else str(version))
+    assert plugins.requested_api_version("my-plugin") == (None if version is None else str(version))
     assert plugins.api_problem("my-plugin") is None
 
 
@@ -85,7 +86,7 @@ def test_a_version_that_is_no_number(dists: Dists) -> None:
 def refused(dists: Dists, code: str, target: str = "mod:x") -> PluginError:
     dists.add(files={"mod.py": code})
     with pytest.raises(PluginError) as caught:
-        plugins.load(target, "model 'x' of my-plugin")
+        plugins.load_object(target, "model 'x' of my-plugin")
     assert "\n" not in str(caught.value)
     return caught.value
 
@@ -118,16 +119,16 @@ def test_a_target_without_a_name(dists: Dists) -> None:
 def test_somebody_who_presses_ctrl_c_is_no_fault_of_a_plugin(dists: Dists) -> None:
     dists.add(files={"mod.py": "raise KeyboardInterrupt"})
     with pytest.raises(KeyboardInterrupt):
-        plugins.load("mod:x", "model 'x'")
+        plugins.load_object("mod:x", "model 'x'")
 
 
 def test_prints_go_to_the_error_output_or_where_asked(dists: Dists, capsys: pytest.CaptureFixture[str]) -> None:
     dists.add(files={"mod.py": "print('hello')\nx = 1\n"})
-    assert plugins.load("mod:x", "model 'x'") == 1
+    assert plugins.load_object("mod:x", "model 'x'") == 1
     assert capsys.readouterr() == ("", "hello\n")
     dists.forget_modules()
     output = io.StringIO()
-    plugins.load("mod:x", "model 'x'", output)
+    plugins.load_object("mod:x", "model 'x'", output)
     assert (output.getvalue(), capsys.readouterr()) == ("hello\n", ("", ""))
 
 

@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from scalebench.analysis.load import frame
+from scalebench.analysis.load import frame_of_results
 from scalebench.core.errors import InputError
 from scalebench.core.result import SCHEMA_PATH, Result, read_result, result_schema
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.report.tables import summary
-from scalebench.runner.parent import run
+from scalebench.runner.parent import run_spec
 from tests.builders.runs import rank, record, simulated_spec
 
 VALIDATOR = Draft202012Validator(json.loads(SCHEMA_PATH.read_text(encoding="utf-8")))
@@ -64,7 +64,7 @@ def test_every_field_is_in_the_schema() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"fault": "raise", "fault_rank": 1}])
 def test_a_real_result_is_valid(options: dict[str, Any], tmp_path: Path) -> None:
-    run(simulated_spec(gpus=2, options=options), tmp_path / "run")
+    run_spec(simulated_spec(gpus=2, options=options), tmp_path / "run")
     tree = json.loads((tmp_path / "run" / RESULT_FILE).read_text())
     VALIDATOR.validate(tree)
     assert tree["status"] == ("failed" if options else "ok")
@@ -118,7 +118,7 @@ def test_reader_and_schema_agree(path: tuple[Any, ...], drop: bool, value: Any, 
     if path[0] in FREE:
         return
     try:  # what was read can be shown, or is refused for what it says
-        table = frame([result], [tmp_path])
+        table = frame_of_results([result], [tmp_path])
     except InputError as error:
         assert "\n" not in str(error) and value == -1
         return

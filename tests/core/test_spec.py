@@ -12,19 +12,7 @@ from typing import Any
 import pytest
 
 from scalebench.core.errors import InputError
-from scalebench.core.spec import (
-    Config,
-    Place,
-    RunSpec,
-    StopSpec,
-    TrainSpec,
-    check_fields,
-    goes_to_stop,
-    normalize_train_options,
-    peak_rate,
-    read_spec,
-    write_spec,
-)
+from scalebench.core.spec import Config, RankPlacement, RunSpec, StopSpec, TrainSpec, check_fields, has_stop, normalize_train_options, peak_learning_rate, read_spec, write_spec
 from tests.builders.configs import put
 from tests.builders.runs import simulated_spec
 
@@ -96,20 +84,20 @@ LATER = [field.name for field in dataclasses.fields(TrainSpec)][8:]
 @pytest.mark.parametrize(("rule", "factor"), [("none", 1.0), ("linear", 8.0), ("sqrt", 8**0.5)])
 def test_rules_scale_by_the_batch(rule: str, factor: float) -> None:
     train = TrainSpec(learning_rate=0.1, learning_rate_rule=rule, base_batch=75)
-    assert peak_rate(train, 600) == pytest.approx(0.1 * factor)
-    assert peak_rate(train, 75) == pytest.approx(0.1)
+    assert peak_learning_rate(train, 600) == pytest.approx(0.1 * factor)
+    assert peak_learning_rate(train, 75) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("rule", ["none", "linear", "sqrt"])
 def test_without_a_base_batch_every_rule_leaves_it(rule: str) -> None:
     """training_plan refuses it; whatever looks at such settings nevertheless gets a number."""
-    assert peak_rate(TrainSpec(learning_rate=0.1, learning_rate_rule=rule), 600) == 0.1
+    assert peak_learning_rate(TrainSpec(learning_rate=0.1, learning_rate_rule=rule), 600) == 0.1
 
 
 def test_any_of_the_four_is_a_stop() -> None:
-    assert not goes_to_stop(StopSpec())
+    assert not has_stop(StopSpec())
     for field in dataclasses.fields(StopSpec):
-        assert goes_to_stop(StopSpec(**{field.name: 1}))
+        assert has_stop(StopSpec(**{field.name: 1}))
 
 
 def test_what_nobody_asked_for_is_left_out() -> None:
@@ -136,7 +124,7 @@ def run_spec() -> RunSpec:
     config = Config(gpus=2)
     config.strategy.options = {"step_s": 0.5, "fault": "none"}
     config.hardware.links = {"intra_node": None}
-    places = [Place(rank, rank, 0, [rank], [rank], 1) for rank in range(2)]
+    places = [RankPlacement(rank, rank, 0, [rank], [rank], 1) for rank in range(2)]
     return RunSpec(config, "cpu", 2, 1, places, 75, 150, "0123456789abcdef", ["oversubscribed"], "no GPU")
 
 

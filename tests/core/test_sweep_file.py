@@ -10,11 +10,11 @@ import pytest
 
 from scalebench.core.errors import InputError
 from scalebench.core.run_folder import RESULT_FILE
-from scalebench.core.sweep_file import SWEEP_FILE, PlannedRun, beginning, read_sweep, write_sweep
+from scalebench.core.sweep_file import SWEEP_FILE, PlannedRun, new_sweep_record, read_sweep, write_sweep
 
 
 def test_it_is_read_as_written(tmp_path: Path) -> None:
-    record = beginning(["sweep=demo"], "2026-01-01T00:00:00+00:00", "node", 5.0)
+    record = new_sweep_record(["sweep=demo"], "2026-01-01T00:00:00+00:00", "node", 5.0)
     record.runs = [PlannedRun(0, "ddp gpus=1", "abc", 0), PlannedRun(1, "ddp gpus=2", "def", 0, left_out=True)]
     write_sweep(record, tmp_path)
     again = read_sweep(tmp_path)
@@ -23,7 +23,7 @@ def test_it_is_read_as_written(tmp_path: Path) -> None:
 
 
 def test_missing_are_runs_without_a_row_that_nobody_left_out(tmp_path: Path) -> None:
-    record = beginning([], "", "node", None)
+    record = new_sweep_record([], "", "node", None)
     record.runs = [PlannedRun(number, f"run {number}", "", 0, left_out=number == 3) for number in range(4)]
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / RESULT_FILE).touch()
@@ -31,7 +31,7 @@ def test_missing_are_runs_without_a_row_that_nobody_left_out(tmp_path: Path) -> 
 
 
 def test_whether_its_program_still_runs() -> None:
-    record = beginning([], "", platform.node(), None)
+    record = new_sweep_record([], "", platform.node(), None)
     assert record.pid == os.getpid()
     assert record.is_alive(platform.node()) is True
     assert record.is_alive("elsewhere") is None

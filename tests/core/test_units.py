@@ -7,7 +7,7 @@ import math
 import pytest
 
 from scalebench.core import units
-from scalebench.core.stats.estimates import Interval
+from scalebench.core.stats.estimates import Estimate
 
 
 @pytest.mark.parametrize(
@@ -27,12 +27,12 @@ from scalebench.core.stats.estimates import Interval
     ],
 )
 def test_durations(value: float, low: float, high: float, shown: str) -> None:
-    assert units.duration(Interval(value, low, high)) == shown
+    assert units.format_duration(Estimate(value, low, high)) == shown
 
 
 def test_rates() -> None:
-    assert units.rate(Interval(1234.4, 1200.0, 1270.0), "samples/s") == "1,234 samples/s [1,200, 1,270]"
-    assert units.rate(Interval(12.34, 12.0, math.inf), "samples/s") == "12.3 samples/s"
+    assert units.format_rate(Estimate(1234.4, 1200.0, 1270.0), "samples/s") == "1,234 samples/s [1,200, 1,270]"
+    assert units.format_rate(Estimate(12.34, 12.0, math.inf), "samples/s") == "12.3 samples/s"
 
 
 @pytest.mark.parametrize(
@@ -40,10 +40,10 @@ def test_rates() -> None:
     [(0, "0 B"), (999, "999 B"), (1000, "1.00 kB"), (999_960, "1.00 MB"), (123456789, "123 MB"), (2.5e12, "2.50 TB")],
 )
 def test_sizes(count: float, shown: str) -> None:
-    assert units.size(count) == shown
+    assert units.format_bytes(count) == shown
 
 
 def test_shares_and_other_figures() -> None:
-    assert [units.share(value) for value in (0.1234, -0.0001, 1.5)] == ["12.3 %", "0.0 %", "150.0 %"]
-    assert [units.figure(value) for value in (0.5, 12.34, 1410.2)] == ["0.50", "12.3", "1,410"]
-    assert units.seconds(0.00135) == "1.35 ms"
+    assert [units.format_percent(value) for value in (0.1234, -0.0001, 1.5)] == ["12.3 %", "0.0 %", "150.0 %"]
+    assert [units.format_number(value) for value in (0.5, 12.34, 1410.2)] == ["0.50", "12.3", "1,410"]
+    assert units.format_seconds(0.00135) == "1.35 ms"

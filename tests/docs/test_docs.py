@@ -102,7 +102,7 @@ def test_overrides_of_the_studies(page: str) -> None:
     """Each composes, of options and settings that there are."""
     assert len(told(page)) > 20
     for run in told(page):
-        resolve.check(compose_config([f"{key}={value}" for key, value in run.items()]))
+        resolve.check_config(compose_config([f"{key}={value}" for key, value in run.items()]))
         GlobalHydra.instance().clear()
 
 

@@ -14,7 +14,7 @@ from scalebench.cli.commands import new
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
 from scalebench.core import config_files, plugins
-from scalebench.core.plugins import PluginError
+from scalebench.core.errors import PluginError
 from scalebench.core.spec import Config, RunSpec, StrategySpec
 from scalebench.strategies import registry
 from scalebench.workloads import datasets, networks
@@ -34,7 +34,7 @@ def resolved(*words: str) -> RunSpec:
 @pytest.fixture
 def page(dists: Dists) -> None:
     """An installed plugin, of the template's files and those of the page; its pyproject.toml is added to."""
-    template, told = new.rendered("strategy", "mine"), plugin_page.files()
+    template, told = new.render("strategy", "mine"), plugin_page.files()
     project = tomllib.loads(template[PROJECT] + told[PROJECT])["project"]
     points = {group.removeprefix("scalebench."): named for group, named in project["entry-points"].items()}
     del points["api"]
@@ -130,13 +130,13 @@ def problem(line: str) -> str:
     """What a run with that strategy would fail with."""
     name = re.search(r"strategy '(\w+)'", line)
     if name is None:  # it fails none
-        return next(iter(config_files.found().warnings))
+        return next(iter(config_files.find_config_files().warnings))
     baseline = re.search(r"baseline '(\w+)'", line)
     config = Config(strategy=StrategySpec(name=name[1], baseline=baseline[1] if baseline else None))
     with pytest.raises(PluginError) as caught:
-        registry.refuse_broken(config)
-        path = config_files.options("strategy")[name[1]]
-        registry.check_options_agree(name[1], registry.load(name[1]), config_files.read(path).get("options") or {})
+        registry.refuse_broken_plugins(config)
+        path = config_files.list_options("strategy")[name[1]]
+        registry.check_options_agree(name[1], registry.load_strategy(name[1]), config_files.read_yaml(path).get("options") or {})
     return str(caught.value)
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from scalebench.core.config_files import option_defaults
+from scalebench.core.config_files import strategy_option_defaults
 from scalebench.strategies.registry import BUILT_IN
 from tests.conftest import ROOT
 
@@ -51,7 +51,7 @@ def test_an_entry_has_its_fields(entry: Entry) -> None:
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.names[0])
 def test_options_are_those_of_the_yaml(entry: Entry) -> None:
-    defaults = {name: shown(option_defaults(name)) for name in entry.names if name in BUILT_IN}
+    defaults = {name: shown(strategy_option_defaults(name)) for name in entry.names if name in BUILT_IN}
     for name, own in defaults.items():
         assert set(own) == set(entry.options), name
     for option, told in entry.options.items():

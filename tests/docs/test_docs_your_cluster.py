@@ -16,7 +16,7 @@ from scalebench.config import resolve
 from scalebench.config.compose import compose_config
 from scalebench.core.spec import Config, SlurmSpec
 from scalebench.slurm import submit
-from scalebench.slurm.job_states import ENDS, NEVER
+from scalebench.slurm.job_states import END_STATES, PERMANENT_REASONS
 from tests.conftest import ROOT
 
 PAGE = (ROOT / "docs" / "your-cluster.md").read_text(encoding="utf-8")
@@ -59,7 +59,7 @@ def test_it_becomes_the_job_that_the_table_says(own: Path, tmp_path: Path) -> No
         "lines": '["--mail-type=END"]', "setup": '["module load CUDA"]',
     }  # fmt: skip
     words = [f"hardware.slurm.{key}={value}" for key, value in settings.items()]
-    text = submit.text(resolve.resolve(composed(own, "strategy=simulated", "gpus=8", *words)), tmp_path)
+    text = submit.render_script(resolve.resolve(composed(own, "strategy=simulated", "gpus=8", *words)), tmp_path)
     lines = [line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH --")]
     options = dict(line.partition("=")[::2] for line in lines)
     wanted = {
@@ -89,8 +89,8 @@ def test_the_states_are_those_that_there_are() -> None:
     table = PAGE[PAGE.index("| SLURM says") :].split("\n\n")[0]
     rows = re.findall(r"^\| ([A-Z_, ]+?)(?: without a row)? \| `(\w+)`", table, re.MULTILINE)
     told = {state: status for states, status in rows for state in states.split(", ")}
-    assert len(told) >= 9 and told == {state: ENDS[state][0] for state in told}
-    assert set(re.findall(r"(?:Partition|Invalid)\w+", table)) <= set(NEVER)
+    assert len(told) >= 9 and told == {state: END_STATES[state][0] for state in told}
+    assert set(re.findall(r"(?:Partition|Invalid)\w+", table)) <= set(PERMANENT_REASONS)
 
 
 def test_settings_in_the_text_compose(own: Path) -> None:
@@ -101,5 +101,5 @@ def test_settings_in_the_text_compose(own: Path) -> None:
     for word in dict.fromkeys(words):
         key, _, value = word.partition("=")
         first = value if value.startswith(("[", "{")) else value.split(",")[0]
-        resolve.check(composed(own, f"{key}={first}"))
+        resolve.check_config(composed(own, f"{key}={first}"))
         GlobalHydra.instance().clear()

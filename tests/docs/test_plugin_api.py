@@ -67,7 +67,7 @@ def test_the_page_names_every_method(kind: type) -> None:
 
 def test_the_page_names_the_groups_and_the_version() -> None:
     groups = set(re.findall(r"^\| `(scalebench\.\w+)` \| (?:of|any|the)", PAGE, re.MULTILINE))
-    assert groups == {f"scalebench.{kind}" for kind in (*plugins.KINDS, plugins.API)}
+    assert groups == {f"scalebench.{kind}" for kind in (*plugins.KINDS, plugins.API_KIND)}
     assert f"now **{plugins.API_VERSION}**" in PAGE
 
 
@@ -88,7 +88,7 @@ def test_private_imports_are_seen() -> None:
 
 
 def test_the_template_keeps_to_the_api() -> None:
-    texts = {path: text for path, text in new.rendered("strategy", "mine").items() if path.suffix == ".py"}
+    texts = {path: text for path, text in new.render("strategy", "mine").items() if path.suffix == ".py"}
     assert len(texts) == 3
     assert {path: names for path, text in texts.items() if (names := private_imports(ast.parse(text)))} == {}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import scalebench
-from scalebench.analysis.attribution.components import PARTS
+from scalebench.analysis.attribution.components import LOSS_PARTS
 
 LIMIT_S = 900.0
 STRATEGIES = ["ddp_gloo", "lightning_ddp_gloo", "horovod_gloo"]
@@ -38,7 +38,7 @@ def test_parts_add_up_to_the_loss(tmp_path: Path, words: list[str]) -> None:
         assert parts["share"].sum() == pytest.approx(1 - row["efficiency_bare"], abs=1e-9)
         told = set(parts.dropna(subset=["share"])["part"])
         absent = {"batch"} if words == ["scaling=weak"] else set()
-        assert told == ({"overhead"} if row["gpus"] == 1 else set(PARTS) - absent)
+        assert told == ({"overhead"} if row["gpus"] == 1 else set(LOSS_PARTS) - absent)
         if row["gpus"] > 1:
             own = parts.set_index("part")["step_s"]
             assert own["imbalance"] == pytest.approx(row["imbalance_s"], abs=1e-12)

@@ -201,7 +201,7 @@ def test_its_row_is_made_without_a_process(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(launchers, "launch", None)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / PLUGIN_LOG).write_text("of an earlier one")
-    result = parent.run(dataclasses.replace(broken(log), unsupported="it needs a GPU"), tmp_path / "run")
+    result = parent.run_spec(dataclasses.replace(broken(log), unsupported="it needs a GPU"), tmp_path / "run")
     assert (result.status, result.reason, result.ranks) == ("failed", LINE, [])
     assert result.log == (PLUGIN_LOG if log else None)
     assert not log or (tmp_path / "run" / PLUGIN_LOG).read_text() == log
@@ -218,26 +218,26 @@ def test_it_is_not_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = simulated_spec()
     hardware = dataclasses.replace(spec.config.hardware, scheduler="slurm", this_machine=False)
     spec = dataclasses.replace(spec, config=dataclasses.replace(spec.config, hardware=hardware))
-    monkeypatch.setattr(cluster_runs, "inside", lambda: False)
-    assert cluster_runs.submits(spec)
-    assert not cluster_runs.submits(dataclasses.replace(spec, broken=LINE))
+    monkeypatch.setattr(cluster_runs, "in_allocation", lambda: False)
+    assert cluster_runs.is_submitted(spec)
+    assert not cluster_runs.is_submitted(dataclasses.replace(spec, broken=LINE))
 
 
 def test_it_takes_no_time_and_no_part_in_a_curve() -> None:
-    future, sound = time_estimate.Outlook(), simulated_spec(measure={"cool_down_s": 5.0})
+    future, sound = time_estimate.TimeEstimate(), simulated_spec(measure={"cool_down_s": 5.0})
     endless = broken(train=TrainSpec(batch_per_device=10, stop=StopSpec(epochs=3)))
-    assert future.expected_s(endless) == 0.0 and future.knows(endless)
-    assert not future.knows(dataclasses.replace(endless, broken=None))
+    assert future.expected_s(endless) == 0.0 and future.has_basis(endless)
+    assert not future.has_basis(dataclasses.replace(endless, broken=None))
     stopless = dataclasses.replace(broken(), config=dataclasses.replace(sound.config))
-    assert future.rest_s([stopless]) == 0.0 < 5.0 < future.rest_s([sound])
+    assert future.total_s([stopless]) == 0.0 < 5.0 < future.total_s([sound])
     runs = [simulated_spec(gpus=1), simulated_spec(gpus=2), broken(gpus=4)]
-    assert time_budget.affordable(runs, runs, [1.0, 1.0, 0.0], 0.0) == [2]
-    assert time_budget._ends(runs) == time_budget._ends(runs[:2])
+    assert time_budget.select_affordable(runs, runs, [1.0, 1.0, 0.0], 0.0) == [2]
+    assert time_budget._find_curve_ends(runs) == time_budget._find_curve_ends(runs[:2])
 
 
 def test_no_data_are_made_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets, "prepare", lambda config: pytest.fail("data were made"))
-    task.prepare_data([broken()], Console())
+    task.prepare_datasets([broken()], Console())
 
 
 def test_no_baselines_are_added_for_it_and_a_broken_one_is_not_added(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +249,7 @@ def test_no_baselines_are_added_for_it_and_a_broken_one_is_not_added(monkeypatch
         monkeypatch.setattr(jobs, "resolve", resolve)
         monkeypatch.setattr(jobs, "to_config", lambda words: simulated_config(gpus=words))
         compose: Any = lambda words: int(words[-1].partition("=")[2])  # noqa: E731
-        return [job.spec.gpus for job in jobs.plan([["gpus=2"]], compose)]
+        return [job.spec.gpus for job in jobs.plan_sweep([["gpus=2"]], compose)]
 
     assert plan([]) == [1, 2]
     assert plan([2]) == [2]
@@ -257,7 +257,7 @@ def test_no_baselines_are_added_for_it_and_a_broken_one_is_not_added(monkeypatch
 
 
 def test_a_dry_run_says_what_will_fail(capsys: pytest.CaptureFixture[str]) -> None:
-    Console().plan([(broken(), False), (simulated_spec(), False)])
+    Console().print_plan([(broken(), False), (simulated_spec(), False)])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"[1/2] simulated gpus=1: will fail: {LINE}"
     assert lines[1].startswith("[2/2] simulated gpus=1: batch ")
@@ -266,9 +266,9 @@ def test_a_dry_run_says_what_will_fail(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_sweep_does_not_judge_the_others_by_it(tmp_path: Path) -> None:
     now_s = [0.0]
     sweep = Sweep(tmp_path, [], None, clock=lambda: now_s[0])
-    for _ in sweep.runs([jobs.Job([], broken()), jobs.Job([], simulated_spec())], 0):
+    for _ in sweep.iterate([jobs.SweepRun([], broken()), jobs.SweepRun([], simulated_spec())], 0):
         now_s[0] += 7.0
-    assert [(spec.broken, took_s) for spec, took_s in sweep._outlook._took] == [(None, 7.0)]
+    assert [(spec.broken, took_s) for spec, took_s in sweep._estimate._durations_s] == [(None, 7.0)]
 
 
 def test_a_model_whose_code_fails_has_a_row_with_its_traceback(dists: Dists, tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ def test_a_model_whose_code_fails_has_a_row_with_its_traceback(dists: Dists, tmp
     dists.add("a-dist", files, {"models": {"mine": "a.nets:f"}, "configs": {"a": "a.conf"}})
     spec = resolve(simulated_config(model=ModelSpec("mine", input_shape=[200, 3], target_shape=[2], outputs=2)))
     assert spec.broken == "model 'mine' of a-dist fails: ZeroDivisionError: division by zero"
-    result = parent.run(spec, tmp_path / "run")
+    result = parent.run_spec(spec, tmp_path / "run")
     assert (result.status, result.reason, result.log) == ("failed", spec.broken, PLUGIN_LOG)
     assert "return 1 / 0" in (tmp_path / "run" / PLUGIN_LOG).read_text()
 
@@ -289,6 +289,6 @@ def test_what_is_registered_without_a_yaml_has_a_row(dists: Dists, tmp_path: Pat
         composed = compose(["strategy=simulated", "gpus=1", "hardware=cpu", f"{part}=mine"])
     finally:
         GlobalHydra.instance().clear()
-    result = parent.run(resolve(to_config(composed)), tmp_path / "run")
+    result = parent.run_spec(resolve(to_config(composed)), tmp_path / "run")
     assert result.status == "failed"
     assert (result.reason or "").startswith(f"{part} 'mine': a-dist registers it and brings no {part}/mine.yaml")

@@ -77,7 +77,7 @@ def test_a_framework_that_it_is_not_there_for(words: list[str], told: str | None
 
 
 def assembled(spec: RunSpec, outcome: RunOutcome) -> Result:
-    return collect.assemble(spec, collect.RunId.new(), outcome, collect.Parts())
+    return collect.assemble_result(spec, collect.RunId.new(), outcome, collect.ResultParts())
 
 
 def test_a_fault_of_the_samples_fails_their_runs_only() -> None:

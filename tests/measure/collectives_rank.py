@@ -13,7 +13,7 @@ from scalebench.core.json_files import write_json
 from scalebench.core.result import COLLECTIVES, ProbeRecord, RankRecord
 from scalebench.core.spec import RunSpec
 from scalebench.measure import bandwidth, collectives
-from scalebench.measure.collectives import usable_sizes
+from scalebench.measure.collectives import list_message_sizes
 from scalebench.runner.worker import exit_without_cleanup, run_rank
 from scalebench.strategies.base import NotMeasured, Strategy
 
@@ -31,7 +31,7 @@ def body(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: Any) -
     strategy.setup()
     arrays = {}
     for name in COLLECTIVES:
-        for size in usable_sizes(name, spec.gpus, SIZES):
+        for size in list_message_sizes(name, spec.gpus, SIZES):
             try:
                 action: Any = strategy.collective(name, size)
             except NotMeasured:
@@ -42,10 +42,10 @@ def body(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: Any) -
             arrays |= {f"{name} {size} {rank}": result for rank, result in action.results().items()}
     np.savez(progress.folder / f"results{record.rank}.npz", **arrays)
     settings = spec.config.measure
-    collectives.SLOWEST_S = 600.0  # sizes here are far apart, and the machine may be busy
+    collectives.MAX_OPERATION_S = 600.0  # sizes here are far apart, and the machine may be busy
     found = ProbeRecord()
-    found.collectives, found.reasons = collectives.measure(strategy, settings, sizes=SIZES)
-    found.bandwidth, reasons = bandwidth.measure(strategy, settings, sizes=TRANSFERS)
+    found.collectives, found.reasons = collectives.measure_collectives(strategy, settings, sizes=SIZES)
+    found.bandwidth, reasons = bandwidth.measure_bandwidth(strategy, settings, sizes=TRANSFERS)
     found.reasons |= reasons
     write_json(progress.folder / f"probes{record.rank}.json", found)
 

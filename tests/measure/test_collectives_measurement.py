@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from scalebench.core.result import COLLECTIVES
-from scalebench.core.spec import MeasureSpec, Place
+from scalebench.core.spec import MeasureSpec, RankPlacement
 from scalebench.measure import collectives
-from scalebench.measure.collectives import SIZES, measure, usable_sizes
+from scalebench.measure.collectives import MESSAGE_SIZES, measure_collectives, list_message_sizes
 from tests.measure.fake_strategy import Fake
 
 SETTINGS = MeasureSpec(block_s=0.05, probe_s=2.0)
@@ -34,22 +34,22 @@ def latency_and_rate(name: str, size_bytes: int) -> float:
 
 
 def run(fake: Fake, **changes: Any) -> Any:
-    return measure(fake, dataclasses.replace(SETTINGS, **changes), fake.clock)
+    return measure_collectives(fake, dataclasses.replace(SETTINGS, **changes), fake.clock)
 
 
 def test_sizes() -> None:
-    assert (SIZES[0], SIZES[-1], len(SIZES)) == (4, LARGEST, 14)
-    assert usable_sizes("all_reduce", 3) == list(SIZES)
-    assert usable_sizes("all_gather", 2) == list(SIZES[1:])
-    assert usable_sizes("all_to_all", 4) == list(SIZES[1:])
-    assert usable_sizes("reduce_scatter", 3)[:4] == [12, 60, 252, 1020]
-    assert usable_sizes("scatter", 5, [4, 16, 20, 24]) == [20]
+    assert (MESSAGE_SIZES[0], MESSAGE_SIZES[-1], len(MESSAGE_SIZES)) == (4, LARGEST, 14)
+    assert list_message_sizes("all_reduce", 3) == list(MESSAGE_SIZES)
+    assert list_message_sizes("all_gather", 2) == list(MESSAGE_SIZES[1:])
+    assert list_message_sizes("all_to_all", 4) == list(MESSAGE_SIZES[1:])
+    assert list_message_sizes("reduce_scatter", 3)[:4] == [12, 60, 252, 1020]
+    assert list_message_sizes("scatter", 5, [4, 16, 20, 24]) == [20]
 
 
 def test_every_operation_and_size_takes_its_time() -> None:
     found, reasons = run(Fake(latency_and_rate))
     assert reasons == {}
-    wanted = [(name, size) for name in COLLECTIVES for size in usable_sizes(name, 2)]
+    wanted = [(name, size) for name in COLLECTIVES for size in list_message_sizes(name, 2)]
     assert [(one.name, one.size_bytes) for one in found] == wanted
     for one in found:
         each_s = latency_and_rate(one.name, one.size_bytes)
@@ -115,7 +115,7 @@ def test_sizes_without_room_in_memory_are_left_out(memory: Any) -> None:
 def test_all_devices_of_a_node_want_their_part_of_the_memory(memory: Any) -> None:
     memory(6 * 64 * 2**20)
     fake = Fake(latency_and_rate)
-    fake.spec = dataclasses.replace(fake.spec, places=[Place(0, 0, 0, [0, 1, 2, 3], [], 1)])
+    fake.spec = dataclasses.replace(fake.spec, places=[RankPlacement(0, 0, 0, [0, 1, 2, 3], [], 1)])
     assert max(one.size_bytes for one in run(fake)[0]) == 16 * 2**20
     fake.spec = dataclasses.replace(fake.spec, device="cuda")
     assert max(one.size_bytes for one in run(fake)[0]) == LARGEST
@@ -123,7 +123,7 @@ def test_all_devices_of_a_node_want_their_part_of_the_memory(memory: Any) -> Non
 
 def test_one_device() -> None:
     fake = Fake(latency_and_rate, gpus=1)
-    assert run(fake) == ([], dict.fromkeys(COLLECTIVES, collectives.ALONE))
+    assert run(fake) == ([], dict.fromkeys(COLLECTIVES, collectives.ONE_DEVICE))
     assert fake.asked == []
 
 
@@ -141,5 +141,5 @@ def test_every_rank_does_as_rank_0_does() -> None:
 
 def test_a_sign_of_life_before_each_size() -> None:
     fake, signs = Fake(latency_and_rate), []
-    found, _ = measure(fake, SETTINGS, fake.clock, lambda: signs.append(len(fake.asked)))
+    found, _ = measure_collectives(fake, SETTINGS, fake.clock, lambda: signs.append(len(fake.asked)))
     assert signs == list(range(len(found)))

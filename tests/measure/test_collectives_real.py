@@ -14,7 +14,7 @@ from scalebench.config.resolve import resolve
 from scalebench.core.json_files import read_record
 from scalebench.core.result import COLLECTIVES, ProbeRecord
 from scalebench.core.spec import write_spec
-from scalebench.measure.collectives import usable_sizes
+from scalebench.measure.collectives import list_message_sizes
 from scalebench.runner import launchers
 from tests.measure.collectives_rank import SIZES, TRANSFERS, sent
 
@@ -71,13 +71,13 @@ def check(left: Left, operations: set[str]) -> None:
     """Every result is right, and every operation was measured at every size, alike on all ranks."""
     assert left.operations() == operations
     for name in operations:
-        for size in usable_sizes(name, 2, SIZES):
+        for size in list_message_sizes(name, 2, SIZES):
             for rank in range(2):
                 right, found = expected(name, size, rank), left.arrays.get(f"{name} {size} {rank}")
                 assert (right is None) == (found is None), (name, size, rank)
                 if right is not None:
                     np.testing.assert_array_equal(found, right, err_msg=f"{name} {size} {rank}")
-    wanted = [(name, size) for name in COLLECTIVES if name in operations for size in usable_sizes(name, 2, SIZES)]
+    wanted = [(name, size) for name in COLLECTIVES if name in operations for size in list_message_sizes(name, 2, SIZES)]
     alike = [[(c.name, c.size_bytes, c.repeats, len(c.block_s)) for c in one.collectives] for one in left.probes]
     assert [one[:2] for one in alike[0]] == wanted and alike == [alike[0]] * len(alike)
     assert all(c.repeats >= 1 and len(c.block_s) >= 3 and min(c.block_s) > 0 for c in left.probes[0].collectives)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from scalebench.measure.probes import Condition, SwitchedLoop
+from scalebench.measure.probes import Variant, InterleavedLoop
 from scalebench.strategies.base import Probes
 
 STEP_S, EXCHANGE_S, LOADING_S, SWITCH_S = 1.0, 10.0, 100.0, 1e4
-ON, OFF, FIXED = Condition("on"), Condition("off", exchange=False), Condition("fixed", exchange=False, fresh=False)
+ON, OFF, FIXED = Variant("on"), Variant("off", exchange=False), Variant("fixed", exchange=False, fresh=False)
 
 
 class Trainer(Probes):
@@ -45,7 +45,7 @@ class Trainer(Probes):
         self.now_s += STEP_S + (EXCHANGE_S if self.exchanging else 0) + (SWITCH_S if self._switched else 0)
         self._switched = False
 
-    def train(self, loop: SwitchedLoop) -> None:
+    def train(self, loop: InterleavedLoop) -> None:
         drawn: list[Any] = []
         for batch in loop:
             drawn.append(batch)
@@ -55,8 +55,8 @@ class Trainer(Probes):
                     return
 
 
-def loop(trainer: Trainer, conditions: list[Condition], steps: int, rounds: int) -> SwitchedLoop:
-    made = SwitchedLoop(trainer, trainer.batches(), conditions, steps, rounds, lambda: trainer.now_s)  # type: ignore[arg-type]
+def loop(trainer: Trainer, conditions: list[Variant], steps: int, rounds: int) -> InterleavedLoop:
+    made = InterleavedLoop(trainer, trainer.batches(), conditions, steps, rounds, lambda: trainer.now_s)  # type: ignore[arg-type]
     trainer.train(made)
     return made
 

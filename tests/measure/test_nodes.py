@@ -13,13 +13,13 @@ from scalebench.core.machine import machine
 from scalebench.core.machine.gpus import Gpu
 from scalebench.core.machine.machine import Machine
 from scalebench.core.run_folder import monitor_path, node_report_path
-from scalebench.core.spec import Place, RunSpec, write_spec
+from scalebench.core.spec import RankPlacement, RunSpec, write_spec
 from scalebench.measure import nodes
 from scalebench.measure.monitor.time_series import read_series
-from scalebench.measure.nodes import NodeReport, machines_part, nodes_report, record_node
+from scalebench.measure.nodes import NodeReport, make_machines_part, has_node_reports, record_node
 from tests.builders.runs import MACHINE, rank, simulated_config, simulated_spec
 
-PLACES = [Place(0, 0, 0, [0], [], 1), Place(1, 1, 0, [1], [], 1), Place(2, 0, 1, [0], [], 1)]
+PLACES = [RankPlacement(0, 0, 0, [0], [], 1), RankPlacement(1, 1, 0, [1], [], 1), RankPlacement(2, 0, 1, [0], [], 1)]
 
 
 def on_nodes(folder: Path, monitor: bool = True) -> RunSpec:
@@ -33,12 +33,12 @@ def on_nodes(folder: Path, monitor: bool = True) -> RunSpec:
 
 def test_who_attends() -> None:
     config = simulated_config()
-    assert not nodes_report(simulated_spec())
+    assert not has_node_reports(simulated_spec())
     for hardware in ({"scheduler": "slurm"}, {"hosts": ["a:2"]}):
         changed = dataclasses.replace(config, hardware=dataclasses.replace(config.hardware, **hardware))
-        assert nodes_report(dataclasses.replace(simulated_spec(), config=changed))
+        assert has_node_reports(dataclasses.replace(simulated_spec(), config=changed))
     by_hand = dataclasses.replace(config, strategy=dataclasses.replace(config.strategy, launcher="by_hand"))
-    assert nodes_report(dataclasses.replace(simulated_spec(), config=by_hand))
+    assert has_node_reports(dataclasses.replace(simulated_spec(), config=by_hand))
 
 
 def test_the_second_node_tells_of_itself(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_machine_that_cannot_be_told_is_no_failed_run(tmp_path: Path, monkeypa
     def broken() -> None:
         raise RuntimeError("no such luck")
 
-    monkeypatch.setattr(machine, "detect", broken)
+    monkeypatch.setattr(machine, "detect_machine", broken)
     with record_node(on_nodes(tmp_path), tmp_path, 0, 0):
         pass
     assert not node_report_path(tmp_path, 0).exists() and monitor_path(tmp_path).exists()
@@ -87,7 +87,7 @@ def test_an_out_of_memory_kill_on_the_node(tmp_path: Path, monkeypatch: pytest.M
     spec = on_nodes(tmp_path, monitor=False)
     with record_node(spec, tmp_path, 0, 0):
         pass
-    assert nodes.oom_killed(nodes.read_reports(spec, tmp_path))
+    assert nodes.any_oom_kill(nodes.read_reports(spec, tmp_path))
 
 
 GPU = Gpu(0, "made up", "GPU-0", 2**35, 1410, 1215, 400.0, 0, None)
@@ -109,17 +109,17 @@ def leave(folder: Path, told: NodeReport) -> None:
 
 
 def test_the_machine_is_that_of_the_first_node() -> None:
-    part = machines_part([facts(0), facts(1), facts(2)], [])
+    part = make_machines_part([facts(0), facts(1), facts(2)], [])
     assert part.machine.hostname == "n0" and [m.hostname for m in part.others or []] == ["n1", "n2"]
     assert part.flags == []
 
 
 def test_other_machines_are_all_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "detect", lambda: MACHINE)
+    monkeypatch.setattr(machine, "detect_machine", lambda: MACHINE)
     for reports in ([None, facts(1), None], []):  # the latter: launched here
-        part = machines_part(reports, [])
+        part = make_machines_part(reports, [])
         assert (part.machine, part.others) == (MACHINE, None)
-    assert machines_part([facts(0)], []).others is None
+    assert make_machines_part([facts(0)], []).others is None
 
 
 @pytest.mark.parametrize(
@@ -134,15 +134,15 @@ def test_other_machines_are_all_or_none(monkeypatch: pytest.MonkeyPatch) -> None
     ],
 )
 def test_nodes_that_are_not_alike(other: dict[str, object], flagged: bool) -> None:
-    assert machines_part([facts(0), facts(1), facts(2, **other)], []).flags == ["unequal_nodes"] * flagged
+    assert make_machines_part([facts(0), facts(1), facts(2, **other)], []).flags == ["unequal_nodes"] * flagged
 
 
 def test_more_gpus_of_the_same_kind_are_alike() -> None:
-    assert machines_part([facts(0, gpus=[GPU]), facts(1, gpus=[GPU, GPU])], []).flags == []
+    assert make_machines_part([facts(0, gpus=[GPU]), facts(1, gpus=[GPU, GPU])], []).flags == []
 
 
 def test_clocks_that_differ() -> None:
-    assert machines_part([facts(0), facts(1)], [rank(0), rank(1, clock_offset_s=0.2)]).flags == ["clocks_differ"]
+    assert make_machines_part([facts(0), facts(1)], [rank(0), rank(1, clock_offset_s=0.2)]).flags == ["clocks_differ"]
 
 
 def test_nodes_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

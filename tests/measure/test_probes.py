@@ -11,7 +11,7 @@ import pytest
 
 from scalebench.core.result import ProbeRecord, Profile
 from scalebench.core.spec import RunSpec, StrategySpec
-from scalebench.measure.probes import ALONE, APART, Probing
+from scalebench.measure.probes import ONE_DEVICE, NO_SYNC, ProbeRunner
 from scalebench.strategies.base import PARTS, LossPart, NotMeasured
 from scalebench.strategies.simulated import Simulated
 from scalebench.workloads import datasets
@@ -71,7 +71,7 @@ def probed(
     strategy, lives = kind(spec), []
     train, _ = datasets.open_sources(spec, 0, gpus)
     report: Callable[[], None] = lambda: lives.append(strategy.now_s)  # noqa: E731
-    probing = Probing(spec, strategy, STEP_S + EXCHANGE_S, list(messages), report, lambda: strategy.now_s)
+    probing = ProbeRunner(spec, strategy, STEP_S + EXCHANGE_S, list(messages), report, lambda: strategy.now_s)
     probing.run(train, folder)
     return probing.found, strategy, lives
 
@@ -117,7 +117,7 @@ def test_slow_updates_are_not_made_by_the_dozen(tmp_path: Path, gpus: int, other
     assert set(found.reasons) == {"exposed", "data", "imbalance", *PARTS} | others
     why = "an update takes 0.014 s, longer than measure.probe_s: raise that to have its parts measured"
     assert [found.reasons[name] for name in ("data", *PARTS)] == [why] * 4
-    assert {found.reasons["exposed"], found.reasons["imbalance"]} == {why if gpus > 1 else ALONE}
+    assert {found.reasons["exposed"], found.reasons["imbalance"]} == {why if gpus > 1 else ONE_DEVICE}
     assert found.profile is not None and found.copy_s and bool(found.isolated_sync_s) == (gpus > 1)
     assert "step" not in strategy.during and strategy.exchanging
 
@@ -156,14 +156,14 @@ def test_without_a_switch_data_is_told_by_blocks_with_the_exchange(tmp_path: Pat
 
 def test_one_device_has_nobody_to_wait_for(tmp_path: Path) -> None:
     found, _, _ = probed(tmp_path, gpus=1)
-    assert found.reasons == dict.fromkeys(("exposed", "imbalance", "isolated"), ALONE)
+    assert found.reasons == dict.fromkeys(("exposed", "imbalance", "isolated"), ONE_DEVICE)
     assert found.sync_on_s and found.fixed_batch_s and found.forward_s and not found.sync_off_s
 
 
 def test_replicas_without_an_exchange_wait_for_nobody(tmp_path: Path) -> None:
     strategy = StrategySpec("simulated", baseline="simulated", lockstep=False)
     found, _, _ = probed(tmp_path, strategy=strategy)
-    assert found.reasons == dict.fromkeys(("exposed", "imbalance", "isolated"), APART)
+    assert found.reasons == dict.fromkeys(("exposed", "imbalance", "isolated"), NO_SYNC)
 
 
 def test_unknown_messages_cannot_be_sent(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from scalebench.analysis import throughput as analysis
 from scalebench.core.result import COLLECTIVES, RankRecord, Result
 from scalebench.core.spec import DatasetSpec, RunSpec, StrategySpec
 from scalebench.measure.progress import ProgressFile, read_progress
-from scalebench.measure.session import Session, WrongBackend, finish
-from scalebench.runner.parent import run
+from scalebench.measure.session import Session, WrongBackend, complete_record
+from scalebench.runner.parent import run_spec
 from scalebench.strategies.base import PARTS, LossPart, Strategy
 from scalebench.strategies.simulated import Simulated
 from scalebench.workloads import datasets
@@ -124,7 +124,7 @@ def test_without_validation_there_is_no_such_phase(changes: dict[str, Any], tmp_
 
 @pytest.mark.parametrize(
     ("asked", "told"),
-    [("gloo", "simulated asked for gloo"), ("auto", "asked for some exchange")],
+    [("gloo", "simulated requested gloo"), ("auto", "requested any backend")],
     ids=["named", "auto"],
 )
 def test_another_backend_than_asked_for_is_a_failure(asked: str, told: str, tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_another_backend_than_asked_for_is_a_failure(asked: str, told: str, tmp_
     spec = simulated_spec(gpus=2, strategy=StrategySpec("simulated", baseline="simulated", backend=asked))
     session = Session(spec, Simulated(spec, 0), RankRecord(0, "here", 1), ProgressFile(tmp_path, 0, 1))
     with pytest.raises(WrongBackend, match=f"{told}, but the gradients were carried by nothing"):
-        session._look_back()
+        session._record_training_facts()
 
 
 @pytest.mark.parametrize("asked", ["gloo", "auto"])
@@ -166,7 +166,7 @@ def test_the_feed_is_closed_after_training(tmp_path: Path) -> None:
 
 def test_finish_takes_stock() -> None:
     record = RankRecord(0, "here", 1)
-    finish(record, SimpleNamespace(rss_anon_peak_bytes=5))  # type: ignore[arg-type]
+    complete_record(record, SimpleNamespace(rss_anon_peak_bytes=5))  # type: ignore[arg-type]
     assert record.rss_anon_peak_bytes == 5
     assert record.rss_peak_bytes is not None and record.rss_peak_bytes > 1 << 20
     assert record.cpu_s is not None and record.cpu_s > 0
@@ -188,12 +188,12 @@ def test_times_are_those_that_were_slept(tmp_path: Path) -> None:
 
     def measured(name: str) -> Result:
         gpus, options, _ = known[name]
-        return run(simulated_spec(gpus, options=options, measure=LONG, size=160), tmp_path / name)
+        return run_spec(simulated_spec(gpus, options=options, measure=LONG, size=160), tmp_path / name)
 
     for name, result in in_parallel(measured, known, at_once=4).items():
         gpus, _, expected_s = known[name]
         assert result.status == "ok", result.reason
-        seconds, samples = analysis.group_blocks(result.ranks)
+        seconds, samples = analysis.merge_rank_blocks(result.ranks)
         steps = result.ranks[0].block_steps
         assert steps is not None and len(seconds) >= 5
         assert expected_s <= min(seconds) / steps <= expected_s * ABOVE, name
@@ -218,7 +218,7 @@ def test_every_sample_is_counted_also_of_an_uneven_last_batch(gpus: int, tmp_pat
     """94 samples in batches of 7 per device; each block against the sizes of its own updates."""
     spec = simulated_spec(gpus, size=125, measure={"block_s": 0.006, "warmup_steps": 7})
     spec.batch_per_device, spec.global_batch = 7, 7 * gpus
-    result = run(spec, tmp_path / "run")
+    result = run_spec(spec, tmp_path / "run")
     assert result.status == "ok", result.reason
     train, _ = datasets.open_sources(spec, 0, gpus)
     first = result.ranks[0]
@@ -235,7 +235,7 @@ def test_every_sample_is_counted_also_of_an_uneven_last_batch(gpus: int, tmp_pat
 
 def test_all_ranks_stop_at_the_same_step(tmp_path: Path) -> None:
     options = {"straggler_rank": 1, "straggler_s": 0.003}
-    result = run(simulated_spec(3, options=options), tmp_path / "run")
+    result = run_spec(simulated_spec(3, options=options), tmp_path / "run")
     assert result.status == "ok", result.reason
     assert [r.rank for r in result.ranks] == [0, 1, 2]
     assert (
@@ -249,7 +249,7 @@ def test_all_ranks_stop_at_the_same_step(tmp_path: Path) -> None:
 def test_replicas_stop_at_a_deadline_and_their_throughputs_add_up(tmp_path: Path) -> None:
     strategy = StrategySpec("simulated", baseline="simulated", lockstep=False)
     strategy.options = {"step_s": 0.01, **STRAGGLER}
-    result = run(simulated_spec(2, strategy=strategy, measure=LONG), tmp_path / "run")
+    result = run_spec(simulated_spec(2, strategy=strategy, measure=LONG), tmp_path / "run")
     assert result.status == "ok", result.reason
     fast, slow = result.ranks
     assert fast.block_steps == slow.block_steps

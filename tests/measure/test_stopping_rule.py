@@ -14,17 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.core.spec import MeasureSpec
-from scalebench.measure.stopping_rule import GO_ON, STOP, Warmup, enough, fitted, measuring, steps_per_block, until_over
-from scalebench.measure.timed_loop import Series, Stage
+from scalebench.measure.stopping_rule import CONTINUE, STOP, Warmup, is_long_enough, fit_steps_to_interval, create_measure_phase, choose_steps_per_block, create_training_phase
+from scalebench.measure.timed_loop import BlockSeries, LoopPhase
 
 SETTINGS = MeasureSpec(warmup_steps=50, block_s=0.05, min_s=3.0, max_s=30.0, target=0.01)
 
 
-def series(seconds: list[float], steps: int = 1) -> Series:
-    return Series(steps, seconds, [10] * len(seconds))
+def series(seconds: list[float], steps: int = 1) -> BlockSeries:
+    return BlockSeries(steps, seconds, [10] * len(seconds))
 
 
-def precise(blocks: int = 64) -> Series:
+def precise(blocks: int = 64) -> BlockSeries:
     return series([0.1 + 1e-4 * (-1) ** i for i in range(blocks)])
 
 
@@ -43,16 +43,16 @@ def precise(blocks: int = 64) -> Series:
     ],
 )
 def test_steps_per_block(seconds: list[float], steps: int, block_s: float, expected: int) -> None:
-    assert steps_per_block(series(seconds, steps), block_s) == expected
+    assert choose_steps_per_block(series(seconds, steps), block_s) == expected
 
 
 def test_steps_per_block_without_any_warmup() -> None:
-    assert steps_per_block(None, 0.05) == 1
+    assert choose_steps_per_block(None, 0.05) == 1
 
 
 @given(st.lists(st.floats(1e-6, 10), min_size=1, max_size=20), st.integers(1, 100), st.floats(1e-3, 1))
 def test_a_block_lasts_about_as_long_as_asked(seconds: list[float], steps: int, block_s: float) -> None:
-    chosen = steps_per_block(series(seconds, steps), block_s)
+    chosen = choose_steps_per_block(series(seconds, steps), block_s)
     later = seconds[len(seconds) // 2 :]
     assert chosen >= 1
     assert chosen == 1 or (chosen - 1) * min(later) / steps < block_s < (chosen + 1) * max(later) / steps
@@ -63,13 +63,13 @@ def test_a_block_lasts_about_as_long_as_asked(seconds: list[float], steps: int, 
     [(64, 2.9, False), (64, 3.0, True), (63, 3.0, False), (65, 29.9, False), (128, 3.0, True), (1, 30.0, True)],
 )
 def test_enough_is_precise_after_the_minimum_or_the_maximum(blocks: int, elapsed_s: float, expected: bool) -> None:
-    assert enough(precise(blocks), SETTINGS, elapsed_s) is expected
+    assert is_long_enough(precise(blocks), SETTINGS, elapsed_s) is expected
 
 
 def test_enough_goes_on_while_the_interval_is_wide() -> None:
     wide = series([0.1 + 0.09 * (-1) ** i for i in range(64)] + [0.5] * 64)
-    assert not enough(wide, SETTINGS, 10.0)
-    assert enough(wide, SETTINGS, 30.0)
+    assert not is_long_enough(wide, SETTINGS, 10.0)
+    assert is_long_enough(wide, SETTINGS, 30.0)
 
 
 class Rank:
@@ -171,9 +171,9 @@ def test_replicas_warm_up_without_talk() -> None:
     assert alone.said == []
 
 
-def measured(strategy: Any, lockstep: bool = True, reports: list[Any] | None = None) -> Stage:
+def measured(strategy: Any, lockstep: bool = True, reports: list[Any] | None = None) -> LoopPhase:
     reported = (reports if reports is not None else []).append
-    stage = measuring(strategy, SETTINGS, lockstep, reported, lambda: time.perf_counter())
+    stage = create_measure_phase(strategy, SETTINGS, lockstep, reported, lambda: time.perf_counter())
     stage.series.steps = stage.start(series([0.01] * 5))
     return stage
 
@@ -187,19 +187,19 @@ def test_rank_0_decides_in_lockstep(now: SimpleNamespace) -> None:
     now.s += 3.0
     assert not stage.decide(precise(65))
     assert stage.decide(precise())
-    assert strategy.said[1:] == [GO_ON, GO_ON, STOP]
+    assert strategy.said[1:] == [CONTINUE, CONTINUE, STOP]
     assert len(reports) == 3
 
 
 def test_the_other_ranks_obey_whatever_they_see(now: SimpleNamespace) -> None:
-    words = [7.0, GO_ON, STOP]
+    words = [7.0, CONTINUE, STOP]
     strategy = Rank(1, lambda own: words.pop(0))
     stage = measured(strategy)
     assert stage.series.steps == 7, "blocks are as long as those of rank 0"
     now.s += 100.0
     assert not stage.decide(precise())
     assert stage.decide(series([0.1]))
-    assert strategy.said[1:] == [GO_ON, GO_ON], "only rank 0 has a say"
+    assert strategy.said[1:] == [CONTINUE, CONTINUE], "only rank 0 has a say"
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -227,18 +227,18 @@ def test_at_the_maximum_measuring_stops_in_any_case(now: SimpleNamespace) -> Non
     [(5, None, 5), (5, 100, 5), (60, 100, 50), (60, 101, 50), (4, 7, 3), (50, 10, 10), (1, 10, 1), (7, 1, 1)],
 )
 def test_blocks_are_fitted_between_two_points(steps: int, between: int | None, expected: int) -> None:
-    assert fitted(steps, between) == expected
+    assert fit_steps_to_interval(steps, between) == expected
 
 
 @given(st.integers(1, 300), st.integers(1, 300))
 def test_hardly_an_update_is_left_over(steps: int, between: int) -> None:
-    found = fitted(steps, between)
+    found = fit_steps_to_interval(steps, between)
     blocks = between // found
     assert 1 <= found <= steps and between - blocks * found < blocks + 1
 
 
 def test_a_training_to_a_stop_is_not_ended_by_its_figures() -> None:
     words = [7.0]
-    stage = until_over(Rank(1, lambda own: words.pop(0)), SETTINGS, lambda: 10, 4.0)  # type: ignore[arg-type]
+    stage = create_training_phase(Rank(1, lambda own: words.pop(0)), SETTINGS, lambda: 10, 4.0)  # type: ignore[arg-type]
     assert (stage.name, stage.limit_s, stage.start(series([0.01] * 5))) == ("measure", 4.0, 5)
     assert not stage.decide(precise()), "and no rank talks"

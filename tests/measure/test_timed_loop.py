@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scalebench.measure.timed_loop import Block, Series, Stage, TimedLoop, fixed
+from scalebench.measure.timed_loop import StepBlock, BlockSeries, LoopPhase, TimedLoop, fixed_length_phase
 from scalebench.strategies.base import LossPart
 
 LOADING_S, STEP_S, SYNC_S, TALK_S, FETCH_S = 1.0, 10.0, 100.0, 1e4, 1e6
@@ -70,19 +70,19 @@ class Trainer:
             loop.done(self.step(batch))
 
 
-def stage(clock: Clock, name: str, blocks: int, steps: int) -> Stage:
-    def start(before: Series | None) -> int:
+def stage(clock: Clock, name: str, blocks: int, steps: int) -> LoopPhase:
+    def start(before: BlockSeries | None) -> int:
         clock.happens(f"start {name}", TALK_S)
         return steps
 
-    def decide(series: Series) -> bool:
+    def decide(series: BlockSeries) -> bool:
         clock.happens(f"decide {name}", TALK_S)
         return len(series.seconds) == blocks
 
-    return Stage(name, start, decide)
+    return LoopPhase(name, start, decide)
 
 
-def trained(clock: Clock, *stages: Stage, **options: Any) -> Trainer:
+def trained(clock: Clock, *stages: LoopPhase, **options: Any) -> Trainer:
     trainer = Trainer(clock)
     trainer.train(TimedLoop(trainer, trainer.batches(), list(stages), clock=lambda: trainer.clock.now_s, **options))  # type: ignore[arg-type]
     return trainer
@@ -115,7 +115,7 @@ def test_a_block_holds_loading_steps_and_one_synchronisation(clock: Clock) -> No
 
 def test_losses_are_averaged_by_samples(clock: Clock) -> None:
     """The update of batch k has k + 1 samples and a loss of 2 each; one more has none."""
-    measure = fixed("measure", 2, 3)
+    measure = fixed_length_phase("measure", 2, 3)
     trainer = trained(clock, measure)
     assert trainer.updates == 6
     assert measure.series.samples == [1 + 2 + 3, 4 + 5 + 6]
@@ -123,8 +123,8 @@ def test_losses_are_averaged_by_samples(clock: Clock) -> None:
     assert measure.series.step_losses == []
 
 
-def loop_of(clock: Clock, *parts: LossPart | None, keep: bool = False) -> Series:
-    one = fixed("measure", 1, len(parts))
+def loop_of(clock: Clock, *parts: LossPart | None, keep: bool = False) -> BlockSeries:
+    one = fixed_length_phase("measure", 1, len(parts))
     loop = TimedLoop(Trainer(clock), iter(parts), [one], keep_step_losses=keep)  # type: ignore[arg-type]
     for part in loop:
         loop.done(part)
@@ -149,8 +149,8 @@ def test_losses_of_single_updates_when_asked_for(clock: Clock) -> None:
 
 
 def test_each_stage_sees_the_series_of_the_one_before(clock: Clock) -> None:
-    seen: list[Series | None] = []
-    first, second = fixed("first", 2, 1), fixed("second", 1, 1)
+    seen: list[BlockSeries | None] = []
+    first, second = fixed_length_phase("first", 2, 1), fixed_length_phase("second", 1, 1)
     for one in (first, second):
         one.start = lambda before: seen.append(before) or 1  # type: ignore[func-returns-value]
     trained(clock, first, second)
@@ -159,7 +159,7 @@ def test_each_stage_sees_the_series_of_the_one_before(clock: Clock) -> None:
 
 
 def test_done_says_when_it_is_over(clock: Clock) -> None:
-    loop = TimedLoop(Trainer(clock), [], [fixed("one", 1, 1), fixed("two", 1, 2)])  # type: ignore[arg-type]
+    loop = TimedLoop(Trainer(clock), [], [fixed_length_phase("one", 1, 1), fixed_length_phase("two", 1, 2)])  # type: ignore[arg-type]
     assert list(loop) == []
     assert [loop.done(None) for _ in range(3)] == [False, False, True]
     assert loop.done(None), "an update too many of a trainer that runs ahead changes nothing"
@@ -192,7 +192,7 @@ class Course:
 
     def __init__(self, clock: Clock, rooms: list[int]) -> None:
         self.clock, self.rooms, self.over = clock, rooms, False
-        self.blocks: list[Block] = []
+        self.blocks: list[StepBlock] = []
 
     def room(self) -> int | None:
         return self.rooms[0]
@@ -200,7 +200,7 @@ class Course:
     def updated(self) -> None:
         self.clock.happens("updated", 0.0)
 
-    def ended(self, block: Block) -> None:
+    def ended(self, block: StepBlock) -> None:
         self.clock.happens("ended", TALK_S)
         self.blocks.append(block)
         self.rooms[0] -= block.steps
@@ -229,9 +229,9 @@ def test_a_course_is_told_before_its_stage_and_ends_the_loop(clock: Clock) -> No
 
 
 def test_a_block_that_its_course_refuses_is_not_kept(clock: Clock) -> None:
-    course, measure = Course(clock, [9]), fixed("measure", 9, 1)
+    course, measure = Course(clock, [9]), fixed_length_phase("measure", 9, 1)
 
-    def refuse(block: Block) -> None:
+    def refuse(block: StepBlock) -> None:
         raise ArithmeticError
 
     course.ended = refuse  # type: ignore[method-assign]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalebench.measure.timing import how_many, timed_blocks, warm_up
+from scalebench.measure.timing import repeats_within, time_blocks, time_warm_call
 
 
 def group(now: SimpleNamespace, events: list[str]) -> SimpleNamespace:
@@ -31,7 +31,7 @@ def test_a_block_holds_its_calls_and_one_synchronisation() -> None:
         events.append("call")
         now.s += 1.0
 
-    found = timed_blocks(group(now, events), action, repeats=3, blocks=2, clock=lambda: now.s)  # type: ignore[arg-type]
+    found = time_blocks(group(now, events), action, repeats=3, blocks=2, clock=lambda: now.s)  # type: ignore[arg-type]
     assert found == [13.0, 13.0]
     assert events == ["barrier", *["call"] * 3, "synchronize"] * 2
 
@@ -42,16 +42,16 @@ def test_first_calls_do_not_count() -> None:
     def action() -> None:
         now.s += costs.pop(0)
 
-    assert warm_up(group(now, []), action, lambda: now.s) == 11.0  # type: ignore[arg-type]
+    assert time_warm_call(group(now, []), action, lambda: now.s) == 11.0  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("limit_s", "each_s", "expected"), [(1.0, 0.1, 10), (1.0, 0.001, 20), (1.0, 3.0, 4), (1.0, 0.0, 20), (0.0, 1.0, 4)]
 )
 def test_how_many(limit_s: float, each_s: float, expected: int) -> None:
-    assert how_many(limit_s, each_s, 4, 20) == expected
+    assert repeats_within(limit_s, each_s, 4, 20) == expected
 
 
 @given(st.floats(0, 1e6), st.floats(0, 1e6), st.integers(1, 100), st.integers(0, 100))
 def test_how_many_keeps_its_bounds(limit_s: float, each_s: float, least: int, more: int) -> None:
-    assert least <= how_many(limit_s, each_s, least, least + more) <= least + more
+    assert least <= repeats_within(limit_s, each_s, least, least + more) <= least + more

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from scalebench.core.result import CurvePoint
 from scalebench.core.spec import MeasureSpec, RunSpec, StopSpec, TrainSpec
 from scalebench.measure import stopping_rule
-from scalebench.measure.timed_loop import Block, TimedLoop, fixed
-from scalebench.measure.train_to_target import Diverged, Finite, Training
+from scalebench.measure.timed_loop import StepBlock, TimedLoop, fixed_length_phase
+from scalebench.measure.train_to_target import Diverged, DivergenceCheck, TrainingRun
 from scalebench.strategies.base import LossPart
 from scalebench.workloads.source import Source
 from tests.builders.runs import simulated_spec
@@ -67,7 +67,7 @@ class Trainer:
 
 @dataclasses.dataclass
 class Trained:
-    training: Training
+    training: TrainingRun
     trainer: Trainer
     warm: list[float]
     blocks: list[int]
@@ -93,10 +93,10 @@ def trained(
     trainer = trainer or Trainer()
     data = source(samples)
     looked = (source(50, 40), source(10)) if looks else (None, None)
-    training = Training(run_spec(**train), trainer, data, looked, lambda training: None)  # type: ignore[arg-type]
+    training = TrainingRun(run_spec(**train), trainer, data, looked, lambda training: None)  # type: ignore[arg-type]
     settings = MeasureSpec(block_s=float(block))
-    warmup = fixed("warmup", warm, 1)
-    measure = stopping_rule.until_over(trainer, settings, training.between, None)  # type: ignore[arg-type]
+    warmup = fixed_length_phase("warmup", warm, 1)
+    measure = stopping_rule.create_training_phase(trainer, settings, training.between, None)  # type: ignore[arg-type]
     loop = TimedLoop(trainer, data, [warmup, measure], clock=lambda: trainer.now_s, course=training)  # type: ignore[arg-type]
     trainer.train(loop, data)
     return Trained(
@@ -202,8 +202,8 @@ def test_without_anything_to_look_at_a_point_still_has_its_loss() -> None:
     silent = run_spec(stop={"steps": 3})
     silent.config.measure = dataclasses.replace(silent.config.measure, evaluate=False)
     trainer, data = Trainer(), source()
-    training = Training(silent, trainer, data, (data, data), lambda training: None)  # type: ignore[arg-type]
-    trainer.train(TimedLoop(trainer, data, [fixed("one", 9, 1)], course=training), data)  # type: ignore[arg-type]
+    training = TrainingRun(silent, trainer, data, (data, data), lambda training: None)  # type: ignore[arg-type]
+    trainer.train(TimedLoop(trainer, data, [fixed_length_phase("one", 9, 1)], course=training), data)  # type: ignore[arg-type]
     assert trainer.looks == [] and training.curve[-1].metrics == {}
 
 
@@ -222,23 +222,23 @@ def test_memory_is_that_of_updates_and_not_of_looks() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_loss_that_is_no_number_ends_it_with_the_updates_number(bad: float) -> None:
-    with pytest.raises(Diverged, match=f"the loss of update 17 is {bad:g}; lower train.learning_rate"):
+    with pytest.raises(Diverged, match=f"the loss of step 17 is {bad:g}; lower train.learning_rate"):
         trained(Trainer(loss=lambda number: bad if number == 17 else 1.0), stop={"epochs": 3})
 
 
 def test_a_metric_that_is_no_number_ends_it_too() -> None:
     trainer = Trainer(metric=lambda number: math.nan if number == 20 else 1.0)
-    with pytest.raises(Diverged, match="mse is nan after update 20; lower"):
+    with pytest.raises(Diverged, match="mse is nan after step 20; lower"):
         trained(trainer, stop={"epochs": 3})
 
 
 def test_a_run_that_measures_its_throughput_is_watched_as_well() -> None:
-    course = Finite()
+    course = DivergenceCheck()
     course.updated()
-    course.ended(Block(2, 1.0, [(0.5, 4), (0.5, 4)]))
+    course.ended(StepBlock(2, 1.0, [(0.5, 4), (0.5, 4)]))
     assert (course.room(), course.over) == (None, False)
     with pytest.raises(Diverged, match="of update 4 is inf"):
-        course.ended(Block(2, 1.0, [(0.5, 4), (math.inf, 4)]))
+        course.ended(StepBlock(2, 1.0, [(0.5, 4), (math.inf, 4)]))
 
 
 STOPS = st.fixed_dictionaries(

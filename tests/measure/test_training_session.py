@@ -15,7 +15,7 @@ from scalebench.core.result import RankRecord, Result
 from scalebench.core.spec import DatasetSpec, RunSpec, StopSpec, TrainSpec
 from scalebench.measure.progress import ProgressFile
 from scalebench.measure.session import Session
-from scalebench.runner.parent import run
+from scalebench.runner.parent import run_spec
 from scalebench.strategies.simulated import Simulated
 from scalebench.workloads import datasets
 from tests.builders.runs import in_parallel, simulated_spec
@@ -61,7 +61,7 @@ RUNS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Result, Path]]:
     top = tmp_path_factory.mktemp("trainings")
-    return in_parallel(lambda name: (run(spec_of(**RUNS[name]), top / name), top / name), RUNS, at_once=3)
+    return in_parallel(lambda name: (run_spec(spec_of(**RUNS[name]), top / name), top / name), RUNS, at_once=3)
 
 
 def test_what_a_training_leaves(results: dict[str, tuple[Result, Path]]) -> None:
@@ -142,7 +142,7 @@ def test_a_loss_that_is_no_number_is_a_failed_run_with_its_update(results: dict[
     for name in ("loss", "loss of a throughput run"):
         result, _ = results[name]
         assert result.status == "failed" and result.reason is not None
-        assert "Diverged: the loss of update 30 is nan; lower train.learning_rate" in result.reason
+        assert "Diverged: the loss of step 30 is nan; lower train.learning_rate" in result.reason
     assert [point.step for point in results["loss"][0].quality.curve] == [24], "what there was before"
 
 
@@ -166,7 +166,7 @@ def test_a_look_that_finds_no_number_fails(tmp_path: Path) -> None:
 
     spec = spec_of(1, {"steps": 40}, evaluate_epochs=0.5)
     record = RankRecord(0, "here", os.getpid())
-    with pytest.raises(RuntimeError, match="mse is nan after update 24"):
+    with pytest.raises(RuntimeError, match="mse is nan after step 24"):
         Session(spec, Lost(spec, 0), record, ProgressFile(tmp_path, 0, os.getpid())).run()
     assert record.curve == [] and record.metrics == {}
 

@@ -24,7 +24,7 @@ def test_gpus_through_the_real_pynvml(nvml_library: Path, monkeypatch: pytest.Mo
         "NVIDIA Stand-in 0", 40 * 2**30, 1410, 400.0, "00000000:0A:00.0",
     )  # fmt: skip
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", UUIDS[1])
-    assert gpus.gpu_count() == 1
+    assert gpus.count_gpus() == 1
 
 
 def test_a_gpu_is_lost_after_so_many_questions(nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from scalebench.__main__ import main
-from scalebench.analysis.attribution.figures import Figure
+from scalebench.core.stats.estimates import Estimate
 from scalebench.report import attribution_cases
 from tests.builders import sweeps
-from tests.builders.attribution_runs import alone, strong, weak
+from tests.builders.attribution_runs import one_device_run, strong_scaling_runs, weak_scaling_runs
 
 
 def details(capsys: pytest.CaptureFixture[str], folder: Path) -> str:
@@ -19,7 +19,7 @@ def details(capsys: pytest.CaptureFixture[str], folder: Path) -> str:
 
 
 def test_show_tells_where_the_lost_efficiency_went(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sweeps.write(tmp_path, list(weak(flags=["unequal_clocks"])))
+    sweeps.write(tmp_path, list(weak_scaling_runs(flags=["unequal_clocks"])))
     out = details(capsys, tmp_path)
     assert out.count("where the lost efficiency went") == 2  # of the run and of the strategy alone, not of bare
     assert "transfer" in out and "9.1 % [" in out and "against the bare baseline" in out
@@ -27,21 +27,21 @@ def test_show_tells_where_the_lost_efficiency_went(tmp_path: Path, capsys: pytes
 
 
 def test_a_local_batch_is_looked_up_among_all_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    result, full, bare, own = strong()
-    sweeps.write(tmp_path, [result, full, bare, own, alone("ddp", 0.01, 5)])
+    result, full, bare, own = strong_scaling_runs()
+    sweeps.write(tmp_path, [result, full, bare, own, one_device_run("ddp", 0.01, 5)])
     assert "no good run" not in details(capsys, tmp_path)
-    sweeps.write(tmp_path / "less", [strong(run_id="alone")[0], alone("bare_torch", 0.018, 20, scaling="strong")])
+    sweeps.write(tmp_path / "less", [strong_scaling_runs(run_id="alone")[0], one_device_run("bare_torch", 0.018, 20, scaling="strong")])
     out = details(capsys, tmp_path / "less")
     assert "batch + overhead + contention" in out and "no good run of bare_torch on one device" in out
 
 
 def test_a_run_without_a_baseline_has_no_ladder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sweeps.write(tmp_path, [weak()[0], sweeps.failed()])
+    sweeps.write(tmp_path, [weak_scaling_runs()[0], sweeps.failed()])
     assert "lost efficiency" not in details(capsys, tmp_path)
 
 
 def test_figures_with_and_without_limits() -> None:
-    assert attribution_cases.percent(Figure(0.1234, 0.1, 0.15)) == "12.3 % [10.0, 15.0]"
-    assert attribution_cases.percent(Figure(-0.0001)) == "0.0 %"
-    assert attribution_cases.duration(Figure(0.0012, 0.001, 0.0014)) == "1.20 ms [1.00, 1.40]"
-    assert attribution_cases.duration(Figure(0.0012)) == "1.20 ms"
+    assert attribution_cases.percent(Estimate(0.1234, 0.1, 0.15)) == "12.3 % [10.0, 15.0]"
+    assert attribution_cases.percent(Estimate(-0.0001)) == "0.0 %"
+    assert attribution_cases.duration(Estimate(0.0012, 0.001, 0.0014)) == "1.20 ms [1.00, 1.40]"
+    assert attribution_cases.duration(Estimate(0.0012)) == "1.20 ms"

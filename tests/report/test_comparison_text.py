@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scalebench.analysis.comparison import Comparison, compare, compare_by
-from scalebench.core.stats.estimates import Interval
+from scalebench.core.stats.estimates import Estimate
 from scalebench.report.comparison_text import MOST_TOLD, label, p_value, printable, ratio, sentences, text, verdict
 from tests.builders.comparisons import failed, machine, made, train
 
@@ -122,13 +122,13 @@ def test_values_of_a_key_are_no_markup_either() -> None:
 @pytest.mark.parametrize(
     ("value", "interval", "words"),
     [
-        (0.9524, Interval(0.9524, 0.94, 0.961), "0.952 [0.940, 0.961]"),
+        (0.9524, Estimate(0.9524, 0.94, 0.961), "0.952 [0.940, 0.961]"),
         (12.34, None, "12.3"),
-        (1.0, Interval(1.0, 0.0, float("inf")), "1.000 [0.000, inf]"),
+        (1.0, Estimate(1.0, 0.0, float("inf")), "1.000 [0.000, inf]"),
         (12345.6, None, "12,346"),
     ],
 )
-def test_ratios(value: float, interval: Interval | None, words: str) -> None:
+def test_ratios(value: float, interval: Estimate | None, words: str) -> None:
     assert ratio(value, interval) == words
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from scalebench.analysis.load import frame
+from scalebench.analysis.load import frame_of_results
 from scalebench.report.flag_text import intervals, words_words
 from tests.builders.runs import record
 
@@ -98,5 +98,5 @@ def test_the_line_below_the_table(kinds: list[tuple[str | None, int]], line: str
 
 
 def test_a_frame_of_single_runs_has_its_line_too() -> None:
-    assert intervals(frame([record()], [Path("x")])) == f"intervals: 95 %, {BLOCKS}"
-    assert intervals(frame([record(status="failed", block_s=None)], [Path("x")])) == ""
+    assert intervals(frame_of_results([record()], [Path("x")])) == f"intervals: 95 %, {BLOCKS}"
+    assert intervals(frame_of_results([record(status="failed", block_s=None)], [Path("x")])) == ""

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from scalebench.analysis.repeats import pool
-from scalebench.analysis.scaling_curves import cells
+from scalebench.analysis.repeats import pool_results
+from scalebench.analysis.scaling_curves import plain_row
 from scalebench.config.compose import compose_config
 from scalebench.report.repeat_commands import command, recipe
 from scalebench.strategies.registry import BUILT_IN
@@ -80,8 +80,8 @@ def test_chosen_options_are_in_the_lines_or_said_to_be_missing() -> None:
 
 def row(folder: Path, **changes: Any) -> dict[str, Any]:
     results = [sweeps.run("ddp_gloo", 2, repeat) for repeat in range(changes.pop("repeats", 1))]
-    (_, found), *_ = pool(results, [folder] * len(results)).iterrows()
-    return {**cells(found), **changes}
+    (_, found), *_ = pool_results(results, [folder] * len(results)).iterrows()
+    return {**plain_row(found), **changes}
 
 
 def composed(text: str) -> Any:

@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from scalebench.analysis.columns import COLUMNS
-from scalebench.analysis.load import frame
-from scalebench.analysis.repeats import pool
+from scalebench.analysis.columns import FRAME_COLUMNS
+from scalebench.analysis.load import frame_of_results
+from scalebench.analysis.repeats import pool_results
 from scalebench.core.result import ProbeRecord, Result, write_result
 from scalebench.core.spec import HardwareSpec
 from scalebench.report.tables import (
@@ -34,7 +34,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 Rows = Callable[[Sequence[Result], Sequence[Path]], pd.DataFrame]
 
 
-def text(*results: Result, width: int = 160, rows: Rows = frame) -> str:
+def text(*results: Result, width: int = 160, rows: Rows = frame_of_results) -> str:
     """The table without colour, lines stripped at their end."""
     console = Console(width=width, record=True, color_system=None, file=io.StringIO())
     console.print(summary(rows(results, [Path("x")] * len(results))))
@@ -65,13 +65,13 @@ def repeated(repeats: int, gpus: int, strategy: str = "ddp", block_s: float = 0.
 
 def test_repeats_are_one_line_with_their_number() -> None:
     made = [*repeated(3, 1), *repeated(3, 2, block_s=0.12), *repeated(1, 4), record(gpus=8, status="oom", block_s=None)]
-    lines = text(*made, rows=pool).splitlines()
+    lines = text(*made, rows=pool_results).splitlines()
     assert "gpus  launches  samples/s (95 %)" in lines[2]
     shown = [line.split() for line in lines if line.startswith("  ddp")]
     assert [cells[1:3] for cells in shown] == [["1", "3"], ["2", "3"], ["4", "1"], ["8", "1"]]
     assert "1.64 [1.56, 1.71]" in next(line for line in lines if line.split()[:3] == ["ddp", "2", "3"])
     assert lines[-1].startswith("intervals: 95 %, over 3 launches; over blocks of one launch: ")
-    assert "launches  " not in text(*made[-2:], rows=pool)
+    assert "launches  " not in text(*made[-2:], rows=pool_results)
 
 
 def test_brackets_are_no_markup() -> None:
@@ -110,7 +110,7 @@ def test_what_a_batch_costs_is_told_where_feeding_differs() -> None:
     for run in runs:
         run.ranks[0].probes = None
     assert " data " not in text(*runs)
-    (row,) = frame(runs[:1], [Path("x")]).to_dict("records")
+    (row,) = frame_of_results(runs[:1], [Path("x")]).to_dict("records")
     assert data(row) == ""
     assert data({"data_share": 0.016, "step_s": 0.1, "data_s_low": None, "data_s_high": 0.002}) == "1.6 %"
 
@@ -144,16 +144,16 @@ def test_the_table_fits_where_strategies_have_long_names() -> None:
 
 
 def test_a_missing_baseline_is_said() -> None:
-    (row,) = frame([record(gpus=4)], [Path("x")]).to_dict("records")
+    (row,) = frame_of_results([record(gpus=4)], [Path("x")]).to_dict("records")
     assert remarks(row) == "no bare and self baseline"
-    row = frame([record(gpus=4), record()], [Path("x")] * 2).to_dict("records")[0]
+    row = frame_of_results([record(gpus=4), record()], [Path("x")] * 2).to_dict("records")[0]
     assert remarks(row) == "no bare baseline"
-    row = frame([record(gpus=4), record(), record("bare_torch")], [Path("x")] * 3).to_dict("records")[0]
+    row = frame_of_results([record(gpus=4), record(), record("bare_torch")], [Path("x")] * 3).to_dict("records")[0]
     assert remarks(row) == ""
 
 
 def test_the_command_that_makes_a_missing_baseline(tmp_path: Path) -> None:
-    lone = frame([record(gpus=4), record(gpus=4)], [tmp_path, tmp_path])
+    lone = frame_of_results([record(gpus=4), record(gpus=4)], [tmp_path, tmp_path])
     assert baseline_commands(lone) == ["python -m scalebench --multirun strategy=ddp gpus=4"]
     kept = tmp_path / ".hydra" / "overrides.yaml"
     kept.parent.mkdir()
@@ -165,12 +165,12 @@ def test_the_command_that_makes_a_missing_baseline(tmp_path: Path) -> None:
     assert baseline_commands(lone) == ["python -m scalebench --multirun strategy=ddp gpus=4 measure.repeats=3"]
     kept.with_name("config.yaml").write_text("measure:\n  repeats: 1\n")
     assert baseline_commands(lone)[0].endswith(" repeat=1")
-    whole = frame([record(gpus=4), record(), record("bare_torch")], [tmp_path] * 3)
+    whole = frame_of_results([record(gpus=4), record(), record("bare_torch")], [tmp_path] * 3)
     assert baseline_commands(whole) == []
 
 
 def test_a_failed_row_shows_its_reason_and_asks_for_no_baseline() -> None:
-    (row,) = frame([record(status="oom", block_s=None)], [Path("x")]).to_dict("records")
+    (row,) = frame_of_results([record(status="oom", block_s=None)], [Path("x")]).to_dict("records")
     assert remarks(row) == "told to fail"
 
 
@@ -216,7 +216,7 @@ def test_csv_and_parquet_hold_the_frame(results: list[Result], tmp_path: Path) -
     parquet = pd.read_parquet(tmp_path / "results.parquet")
     pd.testing.assert_frame_equal(parquet, made)
     csv = pd.read_csv(tmp_path / "results.csv", dtype=made.dtypes.to_dict())
-    assert list(csv.columns) == list(parquet.columns) == list(COLUMNS)
+    assert list(csv.columns) == list(parquet.columns) == list(FRAME_COLUMNS)
     pd.testing.assert_frame_equal(csv, made)
     assert not list(tmp_path.glob("pooled.*"))
 
@@ -228,7 +228,7 @@ def test_repeats_leave_their_pooled_rows_too(tmp_path: Path) -> None:
         write_result(result, tmp_path / str(number))
     assert len(write_tables(tmp_path)) == len(pd.read_csv(tmp_path / "results.csv")) == 2
     parquet = pd.read_parquet(tmp_path / "pooled.parquet")
-    assert parquet["repeats"].tolist() == [2] and list(parquet.columns) == [*COLUMNS, "repeats"]
+    assert parquet["repeats"].tolist() == [2] and list(parquet.columns) == [*FRAME_COLUMNS, "repeats"]
     assert len(pd.read_csv(tmp_path / "pooled.csv")) == 1
 
 
@@ -256,7 +256,7 @@ def test_a_csv_reads_back(tmp_path: Path) -> None:
 
 
 def test_a_given_baseline_is_named_in_the_head_of_its_column() -> None:
-    table = frame([record(), record(gpus=2)], [Path("x")] * 2)
+    table = frame_of_results([record(), record(gpus=2)], [Path("x")] * 2)
     table[["speedup_given", "speedup_given_low", "speedup_given_high"]] = [[1.5, 1.4, 1.6], [None, None, None]]
     console = Console(width=200, record=True, color_system=None, file=io.StringIO())
     console.print(summary(table, "a[b]c gpus=1 on alpha"))

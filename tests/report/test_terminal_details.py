@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.core.result import Monitor, Result, write_result
+from scalebench.core.result import MonitorRecord, Result, write_result
 from scalebench.report.terminal import headline
 from scalebench.sweeps.console import Console
 from tests.builders.runs import rank, record
@@ -21,7 +21,7 @@ def shown(capsys: pytest.CaptureFixture[str], result: Result) -> list[str]:
     folder = Path("run")
     folder.mkdir(exist_ok=True)
     write_result(result, folder)
-    Console().details(folder)
+    Console().print_details(folder)
     return [line.rstrip() for line in capsys.readouterr().out.splitlines()]
 
 
@@ -30,7 +30,7 @@ def warm_up(result: Result) -> str:
 
 
 def test_all_of_a_run_that_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    monitor = Monitor(
+    monitor = MonitorRecord(
         "monitor.parquet", cpu_util_mean=0.9, cpu_util_ours_mean=0.85, rss_bytes_max=10**9, throttle_reasons=[]
     )
     slower = probes(local_step_s=[[0.0066, 0.0069, 0.0066, 0.0069]])
@@ -90,7 +90,7 @@ def test_a_trace_that_was_not_merged_is_where_its_rank_left_it(capsys: pytest.Ca
 
 
 def test_what_the_monitor_could_not_see_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    result = dataclasses.replace(probed_run(probes(), probes()), monitor=Monitor(reason="[red]no[/red] NVML here"))
+    result = dataclasses.replace(probed_run(probes(), probes()), monitor=MonitorRecord(reason="[red]no[/red] NVML here"))
     (line,) = [line for line in shown(capsys, result) if "not measured" in line]
     assert line.split(maxsplit=2)[2] == "[red]no[/red] NVML here"
 

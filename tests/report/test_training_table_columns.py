@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from scalebench.analysis.load import frame
+from scalebench.analysis.load import frame_of_results
 from scalebench.core.result import Result
 from scalebench.report.tables import write_tables
 from scalebench.report.training_tables import columns, summary
@@ -25,7 +25,7 @@ ENDS = {"epochs": "3", "training": "6.00 s", "mse": "0.1", "gap": "0.05"}
 
 
 def rows(*results: Result) -> pd.DataFrame:
-    return frame(results, [Path("x")] * len(results))
+    return frame_of_results(results, [Path("x")] * len(results))
 
 
 def shown(results: Sequence[Result], row: int = 0) -> dict[str, str]:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from scalebench.analysis import update_breakdown
+from scalebench.analysis import step_breakdown
 from scalebench.core.result import Result, Sync
-from scalebench.core.stats.estimates import Interval
+from scalebench.core.stats.estimates import Estimate
 from scalebench.report import update_breakdown as breakdown
 from scalebench.report.update_breakdown import PARTS, rest, step_interval
 from tests.builders.sweeps import probed_run, probes, series
@@ -101,9 +101,9 @@ def test_the_interval_of_an_update_is_that_of_throughput() -> None:
     step = step_interval(result)
     assert step is not None and [step.low, step.value, step.high] == pytest.approx([0.009943, 0.01, 0.010057], rel=1e-4)
     result.scale.lockstep = False
-    assert step_interval(result) == Interval(step.value, step.value, step.value)
+    assert step_interval(result) == Estimate(step.value, step.value, step.value)
 
 
 def test_every_part_of_the_frame_has_a_row() -> None:
     told = {row.figure for row in (*PARTS, *breakdown.BESIDE)}
-    assert told == set(update_breakdown.COLUMNS.values())
+    assert told == set(step_breakdown.BREAKDOWN_FIGURES.values())

@@ -6,21 +6,21 @@ import dataclasses
 
 import pytest
 
-from scalebench.core.result import Monitor, RankRecord
+from scalebench.core.result import MonitorRecord, RankRecord
 from scalebench.report.usage_text import ROWS, rows
 from tests.builders.runs import rank, record
 
 
-def of(monitor: Monitor, ranks: list[RankRecord] | None = None) -> dict[str, str]:
+def of(monitor: MonitorRecord, ranks: list[RankRecord] | None = None) -> dict[str, str]:
     return dict(rows(record(monitor=monitor, ranks=ranks or [rank(0, [0.1])])))
 
 
 def test_nothing_measured_is_nothing_said() -> None:
-    assert of(Monitor()) == {}
+    assert of(MonitorRecord()) == {}
 
 
 def test_all_figures_have_their_words_and_units() -> None:
-    monitor = Monitor(
+    monitor = MonitorRecord(
         cpu_util_mean=0.9, cpu_util_ours_mean=0.75, cpu_cores_others_mean=0.25, rss_bytes_max=2_500_000_000,
         rss_anon_bytes_max=10**9, swap_in_bytes=0, swap_out_bytes=4096, gpu_util_mean=0.5, gpu_power_w_mean=612.3,
         energy_j=1.5, gpu_temperature_c_max=71.0, sm_clock_mhz_mean=1410.0, sm_clock_mhz_min=1395.0,
@@ -39,12 +39,12 @@ def test_all_figures_have_their_words_and_units() -> None:
 
 
 def test_clocks_that_nothing_held_back() -> None:
-    assert of(Monitor(throttle_reasons=[])) == {"GPU clocks": "held back by nothing"}
+    assert of(MonitorRecord(throttle_reasons=[])) == {"GPU clocks": "held back by nothing"}
 
 
 def test_every_row_names_fields_of_the_record() -> None:
     named = [name for parts in ROWS.values() for name, _ in parts]
-    known = {field.name for field in dataclasses.fields(Monitor)}
+    known = {field.name for field in dataclasses.fields(MonitorRecord)}
     assert set(named) <= known and len(named) == len(set(named))
     assert known - set(named) == {"file", "reason", "energy_from", "devices"}
 
@@ -56,7 +56,7 @@ def test_peaks_are_those_of_the_largest_rank_if_all_are_known(second: int | None
         rank(1, [0.1], rss_peak_bytes=6 * 10**8, rss_anon_peak_bytes=second, peak_memory_bytes=[None]),
     ]
     own = "" if second is None else ", 300 MB without mapped files"
-    assert of(Monitor(), ranks) == {"memory of a rank at most": f"600 MB{own}"}
+    assert of(MonitorRecord(), ranks) == {"memory of a rank at most": f"600 MB{own}"}
 
 
 @pytest.mark.parametrize(
@@ -69,5 +69,5 @@ def test_peaks_are_those_of_the_largest_rank_if_all_are_known(second: int | None
 def test_state_is_that_of_the_fullest_device_if_all_are_known(second: int | None, said: str | None) -> None:
     """Of 153,441 parameters."""
     ranks = [rank(0, [0.1], state_bytes=[1_227_528]), rank(1, [0.1], state_bytes=[second])]
-    assert of(Monitor(), ranks).get("state of a device") == said
-    assert "state of a device" not in of(Monitor(), [ranks[0], rank(1, [0.1])])
+    assert of(MonitorRecord(), ranks).get("state of a device") == said
+    assert "state of a device" not in of(MonitorRecord(), [ranks[0], rank(1, [0.1])])

@@ -12,7 +12,7 @@ from scalebench.core.json_files import write_json
 from scalebench.core.result import RankRecord, Result
 from scalebench.core.run_folder import rank_record_path
 from scalebench.core.spec import RunSpec, TrainSpec, read_spec
-from scalebench.measure.progress import Progress
+from scalebench.measure.progress import RankProgress
 from scalebench.runner.launchers import local
 from scalebench.runner.launchers.supervise import GroupExit, LaunchRequest
 from tests.builders.runs import rank, simulated_spec
@@ -64,7 +64,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[RunSpec]]:
             assert read_spec(folder) == spec
             assert folder.name.removesuffix("_again") == f"try_{spec.batch_per_device}"
             tries.append(spec)
-            request.on_progress([Progress(0, 1, "measure", 0.0)])
+            request.on_progress([RankProgress(0, 1, "measure", 0.0)])
             return (ok if spec.batch_per_device <= border else beyond)(spec, folder)
 
         monkeypatch.setattr(local, "launch", launch)

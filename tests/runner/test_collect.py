@@ -17,7 +17,7 @@ from scalebench.core.machine import machine
 from scalebench.core.result import CurvePoint, RankRecord, Result
 from scalebench.core.run_folder import rank_record_path
 from scalebench.core.spec import DatasetSpec, RunSpec, StopSpec, TrainSpec
-from scalebench.runner.collect import Parts, RunId, RunOutcome, assemble, classify_exit, read_ranks
+from scalebench.runner.collect import ResultParts, RunId, RunOutcome, assemble_result, classify_exit, read_ranks
 from scalebench.runner.launchers.supervise import GroupExit
 from tests.builders.runs import MACHINE, rank, simulated_spec
 
@@ -25,7 +25,7 @@ NOW = RunId("an id", "now")
 
 
 def assembled(spec: RunSpec, ranks: Sequence[RankRecord | None], outcome: RunOutcome, **parts: Any) -> Result:
-    return assemble(spec, NOW, outcome, Parts(ranks=list(ranks), **parts))
+    return assemble_result(spec, NOW, outcome, ResultParts(ranks=list(ranks), **parts))
 
 
 KILLED, TERMINATED = -signal.SIGKILL, -signal.SIGTERM
@@ -78,13 +78,13 @@ CASES: dict[str, tuple[GroupExit, list[RankRecord | None], bool, tuple[str, str 
         ended(-signal.SIGSEGV), [None], True, ("failed", "rank 0 was killed by SIGSEGV", 0),
     ),
     "left without a word": (
-        ended(None, 7), [None, None], False, ("failed", "rank 1 ended with exit status 7 and no word of why", 1),
+        ended(None, 7), [None, None], False, ("failed", "rank 1 ended with exit status 7 and without a reason", 1),
     ),
     "crashed after a good end": (
         ended(0, -signal.SIGSEGV), [rank(0), rank(1)], False, ("failed", "rank 1 was killed by SIGSEGV", 1),
     ),
     "no file in spite of a good end": (
-        ended(0, 0), [rank(0), None], False, ("failed", "rank 1 ended with exit status 0 and no word of why", 1),
+        ended(0, 0), [rank(0), None], False, ("failed", "rank 1 ended with exit status 0 and without a reason", 1),
     ),
     "services are ended with the chief": (
         ended(0, None, None, services={1: "ps", 2: "worker"}), [rank(0), None, None], False, ("ok", None, None),
@@ -99,7 +99,7 @@ CASES: dict[str, tuple[GroupExit, list[RankRecord | None], bool, tuple[str, str 
     ),
     "a service left without a word": (
         ended(None, 0, died_first=[1], services={1: "ps"}), [None, None], False,
-        ("failed", "rank 1 (ps) ended with exit status 0 and no word of why", 1),
+        ("failed", "rank 1 (ps) ended with exit status 0 and without a reason", 1),
     ),
     "the chief failed": (
         ended(1, None, services={1: "ps"}), [failed(0, 105.0), None], False,
@@ -141,7 +141,7 @@ def test_ranks_that_left_no_whole_record_are_none(tmp_path: Path) -> None:
 
 
 def test_a_good_run_as_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "detect", lambda: MACHINE)
+    monkeypatch.setattr(machine, "detect_machine", lambda: MACHINE)
     spec = simulated_spec(gpus=2, repeat=3, seed=4)
     spec.flags = ["oversubscribed"]
     marks = {

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.core.spec import Config, DatasetSpec
-from scalebench.runner.max_batch import FINENESS, largest_batch, max_samples, try_counts
+from scalebench.runner.max_batch import RESOLUTION, largest_batch, max_samples_per_device, estimate_try_counts
 from scalebench.workloads import datasets
 from scalebench.workloads.datasets import cache
 from tests.builders.runs import simulated_config
@@ -54,16 +54,16 @@ def test_it_ends_within_a_sixteenth_below_the_border_and_tries_nothing_twice(
         assert answer is None
         return
     best = min(border, most)
-    assert answer is not None and answer <= best < answer + max(1, answer // FINENESS)
-    assert answer == best or best >= FINENESS
+    assert answer is not None and answer <= best < answer + max(1, answer // RESOLUTION)
+    assert answer == best or best >= RESOLUTION
     assert answer in tried
 
 
 @given(st.integers(1, 500), st.integers(0, 2000))
 def test_a_search_takes_no_more_tries_than_were_estimated(start: int, border: int) -> None:
     config = sized(2000, start)
-    fewest, most = try_counts(config, 2)
-    assert fewest <= len(search(start, border, max_samples(config, 2))[1]) <= most
+    fewest, most = estimate_try_counts(config, 2)
+    assert fewest <= len(search(start, border, max_samples_per_device(config, 2))[1]) <= most
 
 
 def sized(size: int, batch: int = 10) -> Config:
@@ -74,7 +74,7 @@ def sized(size: int, batch: int = 10) -> Config:
 
 @pytest.mark.parametrize(("gpus", "most"), [(1, 75), (2, 37), (4, 18)])
 def test_the_largest_batch_that_the_training_samples_give(gpus: int, most: int) -> None:
-    assert max_samples(sized(100), gpus) == most
+    assert max_samples_per_device(sized(100), gpus) == most
 
 
 def test_of_own_files_the_samples_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,5 +82,5 @@ def test_of_own_files_the_samples_are_counted(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(cache, "open_arrays", lambda folder: ([0] * 40, [0] * 40))
     config = sized(1000)
     config.dataset = DatasetSpec("materials", size=1000, path="own.npz", validation_share=0.25)
-    assert max_samples(config, 3) == 10
-    assert try_counts(config, 3)[1] < 20, "without a look at the file"
+    assert max_samples_per_device(config, 3) == 10
+    assert estimate_try_counts(config, 3)[1] < 20, "without a look at the file"

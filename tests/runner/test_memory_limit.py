@@ -10,14 +10,7 @@ from pathlib import Path
 import pytest
 
 from scalebench.runner import memory_limit
-from scalebench.runner.memory_limit import (
-    OUT_OF_MEMORY,
-    hold,
-    more_bytes,
-    out_of_memory_line,
-    share_bytes,
-    unsupported_reason,
-)
+from scalebench.runner.memory_limit import OUT_OF_MEMORY, apply_limit, raised_limit_bytes, find_out_of_memory_line, limit_per_process_bytes, limit_unsupported_reason
 
 HELD = """
 import mmap, sys, threading
@@ -47,7 +40,7 @@ def test_only_what_a_process_alone_may_write_to_counts(tmp_path: Path) -> None:
 
 def test_without_a_limit_nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "setrlimit", lambda *_: pytest.fail("it was set"))
-    hold(None)
+    apply_limit(None)
 
 
 @pytest.mark.parametrize(("hard", "set_to"), [(resource.RLIM_INFINITY, 1000), (300, 300)])
@@ -55,7 +48,7 @@ def test_a_harder_limit_of_the_process_stays(hard: int, set_to: int, monkeypatch
     said: list[object] = []
     monkeypatch.setattr(resource, "getrlimit", lambda which: (hard, hard))
     monkeypatch.setattr(resource, "setrlimit", lambda *words: said.append(words))
-    hold(1000)
+    apply_limit(1000)
     assert said == [(resource.RLIMIT_DATA, (set_to, set_to))]
 
 
@@ -75,15 +68,15 @@ def test_the_share_of_a_process(
     monkeypatch.setattr("os.sysconf", lambda name: {"SC_PHYS_PAGES": 10, "SC_PAGE_SIZE": 100}[name])
     monkeypatch.setattr(memory_limit, "memory_limit_bytes", lambda: cgroup)
     monkeypatch.setattr(resource, "getrlimit", lambda which: (hard, hard))
-    assert share_bytes(processes) == each
+    assert limit_per_process_bytes(processes) == each
 
 
 @pytest.mark.parametrize(("limit", "processes", "more"), [(100, 1, 200), (400, 2, 475), (480, 2, 475)])
 def test_more_than_the_limit_is_at_most_what_there_is(
     limit: int, processes: int, more: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory_limit, "_whole_bytes", lambda: 1000)
-    assert more_bytes(limit, processes) == more
+    monkeypatch.setattr(memory_limit, "_node_bytes", lambda: 1000)
+    assert raised_limit_bytes(limit, processes) == more
 
 
 @pytest.mark.parametrize(
@@ -94,7 +87,7 @@ def test_more_than_the_limit_is_at_most_what_there_is(
 def test_where_a_process_can_be_held(platform: str, release: str, held: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", platform)
     monkeypatch.setattr("platform.release", lambda: release)
-    reason = unsupported_reason()
+    reason = limit_unsupported_reason()
     assert (reason is None) == held
     assert held or release in str(reason)
 
@@ -135,8 +128,8 @@ def test_words_of_others(line: str) -> None:
 
 def test_the_last_words_of_a_log(tmp_path: Path) -> None:
     log = tmp_path / "rank0.log"
-    assert out_of_memory_line(log) is None
+    assert find_out_of_memory_line(log) is None
     log.write_text("x" * 300_000 + "\nMemoryError\n  what():   std::bad_alloc\nlater\n")
-    assert out_of_memory_line(log) == "what(): std::bad_alloc"
+    assert find_out_of_memory_line(log) == "what(): std::bad_alloc"
     log.write_text("MemoryError of old\n" + "x" * 300_000)
-    assert out_of_memory_line(log) is None
+    assert find_out_of_memory_line(log) is None

@@ -25,7 +25,7 @@ from scalebench.runner import parent as run_module
 from scalebench.runner import trace_merge
 from scalebench.runner.launchers import local, mpi, supervise
 from scalebench.runner.launchers.supervise import GroupExit, LaunchRequest
-from scalebench.runner.parent import run
+from scalebench.runner.parent import run_spec
 from tests.builders.runs import simulated_spec
 
 
@@ -33,7 +33,7 @@ from tests.builders.runs import simulated_spec
 def test_a_run_leaves_its_files_and_its_row(gpus: int, tmp_path: Path) -> None:
     spec = simulated_spec(gpus, options={"step_s": 0.002})
     folder = tmp_path / "deep" / "run"
-    result = run(spec, folder)
+    result = run_spec(spec, folder)
     ranks = [name for k in range(gpus) for name in (f"rank{k}.json", f"rank{k}.log")]
     assert sorted(os.listdir(folder)) == sorted(["spec.json", "result.json", *ranks])
     assert read_spec(folder) == spec
@@ -51,16 +51,16 @@ def test_a_run_leaves_its_files_and_its_row(gpus: int, tmp_path: Path) -> None:
 
 
 def test_two_runs_of_the_same_spec_have_a_fingerprint_and_two_ids(tmp_path: Path) -> None:
-    one, two = (run(simulated_spec(repeat=k), tmp_path / str(k)) for k in range(2))
+    one, two = (run_spec(simulated_spec(repeat=k), tmp_path / str(k)) for k in range(2))
     assert one.fingerprint == two.fingerprint and one.run_id != two.run_id
     assert one.started_at < two.started_at
 
 
 def test_a_folder_with_a_result_is_left_alone(tmp_path: Path) -> None:
-    run(simulated_spec(), tmp_path / "run")
+    run_spec(simulated_spec(), tmp_path / "run")
     before = (tmp_path / "run" / RESULT_FILE).read_bytes()
     with pytest.raises(InputError, match=r"already holds a result\.json; choose another folder or remove it"):
-        run(simulated_spec(gpus=2), tmp_path / "run")
+        run_spec(simulated_spec(gpus=2), tmp_path / "run")
     assert (tmp_path / "run" / RESULT_FILE).read_bytes() == before
     assert read_spec(tmp_path / "run").gpus == 1
 
@@ -70,7 +70,7 @@ def test_what_is_impossible_here_is_a_row_and_starts_nothing(tmp_path: Path, mon
     spec = simulated_spec(
         hardware=HardwareSpec("far", devices="cuda", gpus_per_node=8, this_machine=False, gpu_model="X"), gpus=3
     )
-    result = run(spec, tmp_path / "run")
+    result = run_spec(spec, tmp_path / "run")
     assert result.status == "unsupported" and result.reason is not None
     assert "hardware=far is another machine (8 x X a node)" in result.reason
     assert (result.ranks, result.phases.wall_s) == ([], None)
@@ -80,7 +80,7 @@ def test_what_is_impossible_here_is_a_row_and_starts_nothing(tmp_path: Path, mon
 def test_looks_show_the_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervise, "PROGRESS_INTERVAL_S", 0.02)
     phases: list[str] = []
-    run(simulated_spec(), tmp_path / "run", lambda progress: phases.extend(p.phase for p in progress))
+    run_spec(simulated_spec(), tmp_path / "run", lambda progress: phases.extend(p.phase for p in progress))
     assert "measure" in phases
 
 
@@ -104,14 +104,14 @@ def broken(error: BaseException) -> Any:
 def test_cancelled_is_a_row_and_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "launch", broken(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
-        run(simulated_spec(), tmp_path / "run")
+        run_spec(simulated_spec(), tmp_path / "run")
     result = read_result(tmp_path / "run" / RESULT_FILE)
     assert (result.status, result.reason, result.log) == ("cancelled", "cancelled while it ran", None)
 
 
 def test_no_processes_to_be_had_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "launch", broken(process.StartError(errno.EAGAIN, os.strerror(errno.EAGAIN))))
-    result = run(simulated_spec(), tmp_path / "run")
+    result = run_spec(simulated_spec(), tmp_path / "run")
     assert result.status == "failed"
     assert result.reason == "the processes could not be started: Resource temporarily unavailable"
     assert read_result(tmp_path / "run" / RESULT_FILE) == result
@@ -124,7 +124,7 @@ def test_the_launcher_of_the_strategy_is_taken(launcher: str, tmp_path: Path, mo
         monkeypatch.setattr(module, "launch", lambda *args, ended=ended: ended)
     spec = simulated_spec()
     spec.config.strategy.launcher = launcher
-    result = run(spec, tmp_path / "run")
+    result = run_spec(spec, tmp_path / "run")
     assert (result.status, result.reason) == ("failed", f"scalebench.runner.launchers.{launcher} was taken")
 
 
@@ -134,7 +134,7 @@ def test_what_nccl_logged_is_in_the_record(tmp_path: Path, monkeypatch: pytest.M
         return GroupExit([0, 0], 5.0, 2.0, [])
 
     monkeypatch.setattr(local, "launch", stand_in)
-    run(simulated_spec(2), tmp_path / "run")
+    run_spec(simulated_spec(2), tmp_path / "run")
     assert read_result(tmp_path / "run" / RESULT_FILE).sync.transports == {"0-1": "P2P/IPC"}
 
 
@@ -152,7 +152,7 @@ def test_a_launcher_that_went_wrong_is_the_reason_and_not_what_follows(
         return GroupExit([1], 5.0, 2.0, [0], broken="mpirun was killed by SIGKILL")
 
     monkeypatch.setattr(local, "launch", stand_in)
-    result = run(simulated_spec(), folder)
+    result = run_spec(simulated_spec(), folder)
     assert (result.status, result.reason, result.log) == ("failed", "mpirun was killed by SIGKILL", log)
     assert result.phases.wall_s == 2.0 and [rank.reason for rank in result.ranks] == ["connection lost"]
 
@@ -164,7 +164,7 @@ def test_a_kill_while_the_kernel_killed_for_memory(
     counts = [before, after]
     monkeypatch.setattr(machine, "oom_kills", lambda: counts.pop(0))
     monkeypatch.setattr(local, "launch", lambda *args: GroupExit([-signal.SIGKILL], 0.0, 1.0, [0]))
-    result = run(simulated_spec(), tmp_path / "run")
+    result = run_spec(simulated_spec(), tmp_path / "run")
     assert result.status == status and result.reason is not None and "killed by" in result.reason
 
 
@@ -188,7 +188,7 @@ def test_signals_wait_while_the_row_is_written(
     write, before = write_result, signal.signal(sign, handler)
     monkeypatch.setattr(run_module, "write_result", interrupted)
     try:
-        assert run(simulated_spec(), tmp_path / "run").status == "ok"
+        assert run_spec(simulated_spec(), tmp_path / "run").status == "ok"
         assert signal.getsignal(sign) is handler
     finally:
         signal.signal(sign, before)
@@ -197,7 +197,7 @@ def test_signals_wait_while_the_row_is_written(
 
 def test_a_run_outside_the_main_thread(tmp_path: Path) -> None:
     done: list[Result] = []
-    thread = threading.Thread(target=lambda: done.append(run(simulated_spec(), tmp_path / "run")))
+    thread = threading.Thread(target=lambda: done.append(run_spec(simulated_spec(), tmp_path / "run")))
     thread.start()
     thread.join()
     assert [result.status for result in done] == ["ok"]
@@ -214,7 +214,7 @@ def test_a_full_disk_is_said_and_leaves_no_half_result(tmp_path: Path, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", full)
         with pytest.raises(OSError, match="No space left on device"):
-            run(simulated_spec(), tmp_path / "run")
+            run_spec(simulated_spec(), tmp_path / "run")
     assert not [name for name in os.listdir(tmp_path / "run") if "result" in name]
 
 
@@ -230,7 +230,7 @@ def traced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Result:
         return GroupExit([0, 0], 0.0, 1.0)
 
     monkeypatch.setattr(local, "launch", stand_in)
-    return run(simulated_spec(gpus=2), folder)
+    return run_spec(simulated_spec(gpus=2), folder)
 
 
 def test_the_traces_of_the_ranks_become_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +249,7 @@ def test_traces_that_cannot_be_merged_fail_no_run(
     def broken(folder: Path, offsets_s: dict[int, float]) -> list[int]:
         raise error
 
-    monkeypatch.setattr(trace_merge, "merge", broken)
+    monkeypatch.setattr(trace_merge, "merge_traces", broken)
     result = traced(tmp_path, monkeypatch)
     assert (result.status, result.trace) == ("ok", None)
     assert [rank.probes.trace for rank in result.ranks if rank.probes] == ["trace0.json.gz", "trace1.json.gz"]
@@ -258,13 +258,13 @@ def test_traces_that_cannot_be_merged_fail_no_run(
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OSError):
-        run(simulated_spec(), tmp_path / "file" / "run")
+        run_spec(simulated_spec(), tmp_path / "file" / "run")
 
 
 def test_rank_files_of_an_earlier_run_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run whose parent was killed left rank files; the next one in this folder starts nothing."""
     folder = tmp_path / "run"
-    run(simulated_spec(), folder)
+    run_spec(simulated_spec(), folder)
     (folder / RESULT_FILE).unlink()
     left = ["progress0.json", "pid0.json", "exit0.json", MPIRUN_LOG]
     for name in left:
@@ -277,18 +277,18 @@ def test_rank_files_of_an_earlier_run_do_not_count(tmp_path: Path, monkeypatch: 
         return GroupExit([0], 0.0, 1.0)
 
     monkeypatch.setattr(local, "launch", stand_in)
-    result = run(simulated_spec(), folder)
+    result = run_spec(simulated_spec(), folder)
     assert (result.status, result.ranks) == ("failed", [])
     assert sorted(os.listdir(folder)) == ["result.json", "spec.json"]
 
 
 def test_a_row_that_somebody_else_wrote_meanwhile_stays(tmp_path: Path) -> None:
     """As for a job whose node had been given up for dead, and came back."""
-    others = run(simulated_spec(), tmp_path / "another")
+    others = run_spec(simulated_spec(), tmp_path / "another")
 
     def write(progress: object) -> None:
         (tmp_path / "run").mkdir(exist_ok=True)
         shutil.copy(tmp_path / "another" / "result.json", tmp_path / "run" / "result.json")
 
-    assert run(simulated_spec(options={"step_s": 0.01}), tmp_path / "run", write).run_id == others.run_id
+    assert run_spec(simulated_spec(options={"step_s": 0.01}), tmp_path / "run", write).run_id == others.run_id
     assert read_result(tmp_path / "run" / "result.json").run_id == others.run_id

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from scalebench.core.run_folder import MERGED_TRACE_FILE
 from scalebench.runner import trace_merge
-from scalebench.runner.trace_merge import merge
+from scalebench.runner.trace_merge import merge_traces
 
 NOON_US = 1_767_268_800_000_000  # of a day in 2026, microseconds since the epoch
 
@@ -59,7 +59,7 @@ def names(folder: Path, kind: str = "process_name") -> dict[int, Any]:
 def test_what_is_at_the_same_time_stays_so(tmp_path: Path) -> None:
     leave(tmp_path, 0, [slice_("early", NOON_US - 1000.5), slice_("ours", NOON_US + 0.25)])
     leave(tmp_path, 1, [slice_("theirs", NOON_US + 0.25), slice_("late", NOON_US + 2e6)])
-    assert merge(tmp_path) == [0, 1]
+    assert merge_traces(tmp_path) == [0, 1]
     assert os.listdir(tmp_path) == [MERGED_TRACE_FILE]
     at = {name: event["ts"] for name, event in timed(tmp_path).items()}
     assert at == {"early": 0.0, "ours": 1000.75, "theirs": 1000.75, "late": 2001000.5}
@@ -71,14 +71,14 @@ def test_clocks_of_other_machines_are_made_good(tmp_path: Path) -> None:
     leave(tmp_path, 0, [slice_("ours", NOON_US)])
     leave(tmp_path, 1, [slice_("theirs", NOON_US + 2e6 + 10.0)])
     leave(tmp_path, 2, [slice_("late", -3600e6 + 20.0)], baseTimeNanoseconds=NOON_US * 1000)
-    assert merge(tmp_path, {1: 2.0, 2: -3600.0}) == [0, 1, 2]
+    assert merge_traces(tmp_path, {1: 2.0, 2: -3600.0}) == [0, 1, 2]
     assert {name: event["ts"] for name, event in timed(tmp_path).items()} == {"ours": 0.0, "theirs": 10.0, "late": 20.0}
 
 
 def test_a_base_keeps_the_nanoseconds(tmp_path: Path) -> None:
     leave(tmp_path, 0, [slice_("a", 10.001), slice_("b", 10.002)], baseTimeNanoseconds=NOON_US * 1000 + 1)
     leave(tmp_path, 1, [slice_("c", 20.0)], baseTimeNanoseconds=NOON_US * 1000)
-    merge(tmp_path)
+    merge_traces(tmp_path)
     assert {name: event["ts"] for name, event in timed(tmp_path).items()} == {"a": 0.0, "b": 0.001, "c": 9.998}
 
 
@@ -94,7 +94,7 @@ def test_processes_are_told_apart_and_named(tmp_path: Path) -> None:
     cpu = [fact("process_sort_index", 3), fact("process_name", "python"), slice_("step", NOON_US)]
     leave(tmp_path, 0, [slice_("span", NOON_US, pid="7"), slice_("nameless", NOON_US, pid=""), *gpu, *idle, *cpu])
     leave(tmp_path, 1, [slice_("other", NOON_US), fact("thread_name", "autograd", tid=1)])
-    merge(tmp_path)
+    merge_traces(tmp_path)
     pids = {name: event["pid"] for name, event in timed(tmp_path).items()}
     assert pids == {"step": 1, "kernel": 2, "span": 3, "nameless": 4, "other": 5}
     named = {1: "rank 0: python", 2: "rank 0: GPU 0", 3: "rank 0: 7", 4: "rank 0", 5: "rank 1"}
@@ -109,7 +109,7 @@ def test_arrows_end_in_the_rank_where_they_begin(tmp_path: Path) -> None:
         begin, end = ({"ph": ph, "id": 12, "ts": NOON_US, "pid": 7, "tid": 1} for ph in "sf")
         bound = slice_(f"bound{rank}", NOON_US, bind_id="0x1f", id2={"global": 12})
         leave(tmp_path, rank, [{**begin, "name": f"s{rank}"}, {**end, "name": f"f{rank}"}, bound])
-    merge(tmp_path)
+    merge_traces(tmp_path)
     of = timed(tmp_path)
     assert of["s0"]["id"] == of["f0"]["id"] != of["s1"]["id"] == of["f1"]["id"]
     assert isinstance(of["s0"]["id"], int)
@@ -134,10 +134,10 @@ def test_arrows_end_in_the_rank_where_they_begin(tmp_path: Path) -> None:
 )
 def test_a_broken_file_is_passed_over_and_stays(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "trace0.json.gz").write_bytes(content)
-    assert merge(tmp_path) == []
+    assert merge_traces(tmp_path) == []
     assert os.listdir(tmp_path) == ["trace0.json.gz"]
     leave(tmp_path, 2, [slice_("whole", NOON_US)])
-    assert merge(tmp_path) == [2]
+    assert merge_traces(tmp_path) == [2]
     assert sorted(os.listdir(tmp_path)) == [MERGED_TRACE_FILE, "trace0.json.gz"]
     assert list(timed(tmp_path)) == ["whole"]
 
@@ -149,7 +149,7 @@ def test_other_files_are_none_of_its_business(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(whole.read_bytes())
     before = whole.read_bytes()
     whole.unlink()
-    assert merge(tmp_path) == []
+    assert merge_traces(tmp_path) == []
     assert {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)} == dict.fromkeys(names, before)
 
 
@@ -161,13 +161,13 @@ def test_a_folder_that_is_full_keeps_what_it_had(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(trace_merge.os, "replace", full)
     with pytest.raises(OSError):
-        merge(tmp_path)
+        merge_traces(tmp_path)
     assert os.listdir(tmp_path) == ["trace0.json.gz"]
 
 
 def test_what_is_no_number_in_json_becomes_null(tmp_path: Path) -> None:
     leave(tmp_path, 0, [slice_("a", NOON_US, args={"occupancy": float("nan")})])
-    merge(tmp_path)
+    merge_traces(tmp_path)
     assert timed(tmp_path)["a"]["args"] == {"occupancy": None}
 
 
@@ -193,7 +193,7 @@ def test_no_event_is_lost_and_none_changes_its_neighbours(ranks: list[list[dict[
         folder = Path(name)
         for rank, events in enumerate(ranks):
             leave(folder, rank, events)
-        assert merge(folder) == list(range(len(ranks)))
+        assert merge_traces(folder) == list(range(len(ranks)))
         made = [event for event in merged(folder) if event["ph"] != "M"]
     whole = [(rank, event) for rank, events in enumerate(ranks) for event in events]
     assert len(made) == len(whole)

@@ -18,8 +18,8 @@ from scalebench.core.result import RankRecord
 from scalebench.core.run_folder import rank_record_path
 from scalebench.core.spec import RunSpec, write_spec
 from scalebench.runner import worker
-from scalebench.runner.launchers.rank_environment import environment, free_port
-from scalebench.runner.worker import classify, run_rank
+from scalebench.runner.launchers.rank_environment import rank_environment, find_free_port
+from scalebench.runner.worker import classify_error, run_rank
 from scalebench.strategies.base import Unsupported
 from scalebench.strategies.simulated import Simulated
 from tests.builders.runs import alive, simulated_spec, wait_until
@@ -29,8 +29,8 @@ from tests.builders.runs import alive, simulated_spec, wait_until
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run's folder with its spec, and this process as its rank 0, not pinned."""
     monkeypatch.setenv("RANK", "0")
-    monkeypatch.delenv(worker.PARENT, raising=False)
-    monkeypatch.setattr(worker, "pin", lambda cpus: None)
+    monkeypatch.delenv(worker.PARENT_PID, raising=False)
+    monkeypatch.setattr(worker, "pin_to_cpus", lambda cpus: None)
     write_spec(simulated_spec(), tmp_path)
     return tmp_path
 
@@ -152,24 +152,24 @@ def test_a_failure_in_closing_is_a_failure(folder: Path, monkeypatch: pytest.Mon
 
 def test_classify_takes_the_first_failure_time() -> None:
     record = RankRecord(0, "here", 1)
-    classify(RuntimeError("x"), record)
+    classify_error(RuntimeError("x"), record)
     assert record.failed_at_s is not None
 
 
 def test_pinning(monkeypatch: pytest.MonkeyPatch) -> None:
     before = os.sched_getaffinity(0)
     try:
-        worker.pin([min(before)])
-        assert worker.affinity() == [min(before)]
-        worker.pin([])
-        assert worker.affinity() == [min(before)], "no core named: left as it is"
+        worker.pin_to_cpus([min(before)])
+        assert worker.cpu_affinity() == [min(before)]
+        worker.pin_to_cpus([])
+        assert worker.cpu_affinity() == [min(before)], "no core named: left as it is"
     finally:
         os.sched_setaffinity(0, before)
 
 
 def process(folder: Path, spec: RunSpec, **variables: str) -> subprocess.Popen[str]:
     write_spec(spec, folder)
-    surroundings = environment(spec, "an id", 0, [f"127.0.0.1:{free_port()}"]) | variables
+    surroundings = rank_environment(spec, "an id", 0, [f"127.0.0.1:{find_free_port()}"]) | variables
     command = [sys.executable, "-m", "scalebench.runner.worker", str(folder)]
     return subprocess.Popen(command, env=surroundings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -199,7 +199,7 @@ def test_what_happens_after_a_worker_is_done_does_not_count(trap: str, fault: st
         "runpy.run_module('scalebench.runner.worker', run_name='__main__')\n"
     )
     write_spec(spec := simulated_spec(options={"fault": fault}), tmp_path)
-    surroundings = environment(spec, "an id", 0, [f"127.0.0.1:{free_port()}"])
+    surroundings = rank_environment(spec, "an id", 0, [f"127.0.0.1:{find_free_port()}"])
     del surroundings["PYTHONUNBUFFERED"]
     command = [sys.executable, str(tmp_path / "stuck.py"), str(tmp_path)]
     one = subprocess.run(command, env=surroundings, capture_output=True, text=True, timeout=60, check=False)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalebench.core.errors import InputError
-from scalebench.core.spec import Place
-from scalebench.slurm.resources import Geometry, geometry, rank_command, time_minutes
+from scalebench.core.spec import RankPlacement
+from scalebench.slurm.resources import JobGeometry, job_geometry, srun_command, time_limit_minutes
 from tests.slurm.builders import FOLDER, GPU_NODES, ROLES, run
 from tests.slurm.builders import places as places
 
@@ -20,7 +20,7 @@ PYTHON = "/home/user/venv/bin/python"
 
 
 def words_of(*arguments: Any, **more: Any) -> list[str]:
-    words = rank_command(*arguments, **more)
+    words = srun_command(*arguments, **more)
     assert words[-4:] == KEEPER
     return words[:-4]
 
@@ -28,24 +28,24 @@ def words_of(*arguments: Any, **more: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("gpus", "told", "wanted"),
     [
-        (1, {}, Geometry(1, 1, 1, True, 4, False)),
-        (2, {}, Geometry(1, 2, 2, True, 4, False)),
-        (3, {}, Geometry(2, 3, 2, False, 4, False)),
-        (4, {"memory": "64G", "exclusive": True}, Geometry(2, 4, 2, True, 4, False, memory="64G")),
-        (16, {"nodes": GPU_NODES, "exclusive": True}, Geometry(2, 16, 8, True, 6, False, 8, "gpu:8", "0")),
-        (9, {"nodes": GPU_NODES, "gres": "gpu:a100:{gpus}"}, Geometry(2, 9, 8, False, 6, False, 8, "gpu:a100:8")),
-        (3, {"nodes": GPU_NODES, "gres": ""}, Geometry(1, 3, 3, True, 6, False, 3)),
-        (2, {"nodes": GPU_NODES | {"device_ids": [1, 5]}}, Geometry(1, 2, 2, True, 6, False, 6, "gpu:6")),
-        (2, {"strategy": {"processes": "one_for_all"}}, Geometry(1, 1, 1, True, 8, False)),
-        (2, {"strategy": {"processes": ROLES}}, Geometry(1, 4, 4, True, 2, False)),
-        (4, {"strategy": {"processes": ROLES}}, Geometry(2, 6, 4, False, 2, False)),
-        (2, {"nodes": {"cpus_per_node": 3}, "strategy": {"processes": ROLES}}, Geometry(1, 4, 4, True, 1, True)),
-        (2, {"nodes": {"cpus_per_device": 8}}, Geometry(1, 2, 2, True, 4, False)),
-        (2, {"nodes": {"cpus_per_node": None, "cpus_per_device": 8}}, Geometry(1, 2, 2, True, 8, False)),
+        (1, {}, JobGeometry(1, 1, 1, True, 4, False)),
+        (2, {}, JobGeometry(1, 2, 2, True, 4, False)),
+        (3, {}, JobGeometry(2, 3, 2, False, 4, False)),
+        (4, {"memory": "64G", "exclusive": True}, JobGeometry(2, 4, 2, True, 4, False, memory="64G")),
+        (16, {"nodes": GPU_NODES, "exclusive": True}, JobGeometry(2, 16, 8, True, 6, False, 8, "gpu:8", "0")),
+        (9, {"nodes": GPU_NODES, "gres": "gpu:a100:{gpus}"}, JobGeometry(2, 9, 8, False, 6, False, 8, "gpu:a100:8")),
+        (3, {"nodes": GPU_NODES, "gres": ""}, JobGeometry(1, 3, 3, True, 6, False, 3)),
+        (2, {"nodes": GPU_NODES | {"device_ids": [1, 5]}}, JobGeometry(1, 2, 2, True, 6, False, 6, "gpu:6")),
+        (2, {"strategy": {"processes": "one_for_all"}}, JobGeometry(1, 1, 1, True, 8, False)),
+        (2, {"strategy": {"processes": ROLES}}, JobGeometry(1, 4, 4, True, 2, False)),
+        (4, {"strategy": {"processes": ROLES}}, JobGeometry(2, 6, 4, False, 2, False)),
+        (2, {"nodes": {"cpus_per_node": 3}, "strategy": {"processes": ROLES}}, JobGeometry(1, 4, 4, True, 1, True)),
+        (2, {"nodes": {"cpus_per_device": 8}}, JobGeometry(1, 2, 2, True, 4, False)),
+        (2, {"nodes": {"cpus_per_node": None, "cpus_per_device": 8}}, JobGeometry(1, 2, 2, True, 8, False)),
     ],
 )
-def test_what_a_run_asks_for(gpus: int, told: dict[str, Any], wanted: Geometry) -> None:
-    assert geometry(run(gpus, **told)) == wanted
+def test_what_a_run_asks_for(gpus: int, told: dict[str, Any], wanted: JobGeometry) -> None:
+    assert job_geometry(run(gpus, **told)) == wanted
 
 
 @settings(max_examples=60, deadline=None)
@@ -53,7 +53,7 @@ def test_what_a_run_asks_for(gpus: int, told: dict[str, Any], wanted: Geometry) 
 def test_a_node_is_never_asked_for_more_cores_than_it_has(gpus: int, each: int, cores: int, roles: bool) -> None:
     nodes = {"gpus_per_node": each, "cpus_per_node": cores, "max_nodes": 12}
     spec = run(gpus, nodes, {"processes": ROLES} if roles else None)
-    shape = geometry(spec)
+    shape = job_geometry(spec)
     assert shape.overcommit or shape.tasks_per_node * shape.cpus_per_task <= cores
     assert shape.nodes * shape.tasks_per_node >= shape.tasks == spec.processes
     assert shape.even == (shape.nodes * shape.tasks_per_node == shape.tasks)
@@ -65,7 +65,7 @@ def test_a_node_is_never_asked_for_more_cores_than_it_has(gpus: int, each: int, 
 def test_the_time_limit_leaves_time_to_start(told: int | None, timeout_s: float, minutes: int) -> None:
     spec = run(1, time_minutes=told)
     spec.config.measure.timeout_s = timeout_s
-    assert time_minutes(spec) == minutes
+    assert time_limit_minutes(spec) == minutes
 
 
 @pytest.mark.usefixtures("places")
@@ -99,12 +99,12 @@ class TestRankCommand:
         words = words_of(run(2, srun=["--overlap", "--label=yes"]), FOLDER)
         assert words[-3:-1] == ["--overlap", "--label=yes"] and words[-1] == PYTHON
         with pytest.raises(InputError, match="--nodes comes from"):
-            rank_command(run(2, srun=["--nodes=1"]), FOLDER)
+            srun_command(run(2, srun=["--nodes=1"]), FOLDER)
 
     def test_another_module(self) -> None:
-        assert rank_command(run(1), FOLDER, "other.module")[-1] == "other.module"
+        assert srun_command(run(1), FOLDER, "other.module")[-1] == "other.module"
 
 
 def test_ranks_may_stand_anywhere_as_long_as_their_nodes_are_in_order() -> None:
-    spec = dataclasses.replace(run(3), places=[Place(rank, 0, node, [0], [], 1) for rank, node in enumerate([0, 1, 1])])
-    assert (geometry(spec).tasks_per_node, geometry(spec).even) == (2, False)
+    spec = dataclasses.replace(run(3), places=[RankPlacement(rank, 0, node, [0], [], 1) for rank, node in enumerate([0, 1, 1])])
+    assert (job_geometry(spec).tasks_per_node, job_geometry(spec).even) == (2, False)

@@ -18,8 +18,8 @@ import pytest
 from scalebench.core.errors import InputError
 from scalebench.core.spec import RunSpec
 from scalebench.slurm import submit
-from scalebench.slurm.commands import Refused, SlurmError, Unreachable
-from scalebench.slurm.resources import rank_command
+from scalebench.slurm.commands import JobRefused, SlurmError, SlurmUnreachable
+from scalebench.slurm.resources import srun_command
 from scalebench.slurm.submit import Submission, read_submission
 from tests.builders.configs import ALPHA, of
 from tests.slurm.builders import FOLDER, GPU_NODES, ROLES, Tools, run
@@ -54,8 +54,8 @@ CASES: dict[str, Callable[[], RunSpec]] = {
 def whole(case: str) -> str:
     spec = CASES[case]()
     spec.config.strategy.name = {"two_whole_nodes": "horovod_nccl", "parameter_server": case}.get(case, "ddp_gloo")
-    ranks = shlex.join(rank_command(spec, FOLDER))
-    return f"{submit.text(spec, FOLDER)}\n# its ranks are started with\n# {ranks}\n"
+    ranks = shlex.join(srun_command(spec, FOLDER))
+    return f"{submit.render_script(spec, FOLDER)}\n# its ranks are started with\n# {ranks}\n"
 
 
 def write() -> None:
@@ -77,12 +77,12 @@ def test_the_shell_can_read_it(case: str) -> None:
 
 
 def test_names_are_quoted_and_no_placeholders(tmp_path: Path) -> None:
-    text = submit.text(run(1), tmp_path / "it's 50% done")
+    text = submit.render_script(run(1), tmp_path / "it's 50% done")
     (output,) = [line for line in text.splitlines() if "--output=" in line]
     assert shlex.split(output)[1] == f"--output={tmp_path}/it's 50%% done/job.log"
     assert shlex.split(text.splitlines()[-1])[-1] == f"{tmp_path}/it's 50% done/slurm"
     with pytest.raises(InputError, match="would read a part of this name"):
-        submit.text(run(1), tmp_path / "job%j")
+        submit.render_script(run(1), tmp_path / "job%j")
 
 
 @pytest.fixture
@@ -97,26 +97,26 @@ def test_a_run_is_submitted(sbatch: Tools, tmp_path: Path) -> None:
     folder.mkdir()
     spec = run(2, bin=str(sbatch.folder), partition="gpu")
     before_s = time.time()
-    made = submit.submit(spec, folder)
+    made = submit.submit_job(spec, folder)
     assert made == Submission("12", made.submitted_at_s, "gpu") == read_submission(folder)
     assert before_s <= made.submitted_at_s <= time.time()
     assert sorted(path.name for path in (folder / "slurm").iterdir()) == ["12_submitted.pkl", "job.sh"]
     assert (
-        (sbatch.folder / "script").read_text() == submit.text(spec, folder) == (folder / "slurm" / "job.sh").read_text()
+        (sbatch.folder / "script").read_text() == submit.render_script(spec, folder) == (folder / "slurm" / "job.sh").read_text()
     )
     assert sbatch.calls("sbatch") == [str(folder / "slurm" / "job.sh")]
-    submit.clean(folder)
-    submit.clean(tmp_path)
+    submit.remove_pickles(folder)
+    submit.remove_pickles(tmp_path)
     assert [path.name for path in (folder / "slurm").iterdir()] == ["job.sh"]
 
 
 def test_the_pickle_names_the_function_and_the_folder_and_holds_nothing_else(sbatch: Tools, tmp_path: Path) -> None:
-    submit.submit(run(2, bin=str(sbatch.folder)), tmp_path)
+    submit.submit_job(run(2, bin=str(sbatch.folder)), tmp_path)
     words = [
         value for _, value, _ in pickletools.genops((sbatch.folder / "pickle").read_bytes()) if isinstance(value, str)
     ]
     assert [word for word in words if not word.startswith("_")] == [
-        "submitit.core.utils", "DelayedSubmission", "function", "scalebench.runner.jobs.job_main", "job", "args", str(tmp_path),
+        "submitit.core.utils", "DelayedSubmission", "function", "scalebench.runner.jobs.job_main", "run_job_and_exit", "args", str(tmp_path),
         "kwargs",
     ]  # fmt: skip
 
@@ -126,23 +126,23 @@ def test_the_job_gets_this_environment_but_nothing_of_this_process(
 ) -> None:
     theirs = {"SBATCH_ACCOUNT": "mine", "LC_ALL": "C.UTF-8", "SCALEBENCH_TEST": "1", "SBATCH_PARTITION": "default"}
     dropped = {"SBATCH_TIMELIMIT": "1", "SBATCH_OUTPUT": "/x", "SBATCH_WAIT": "1", "SBATCH_ARRAY_INX": "0-3"}
-    ours = dict.fromkeys(submit.OURS_ONLY, "1")
+    ours = dict.fromkeys(submit.PROCESS_VARIABLES, "1")
     for name, value in (theirs | dropped | ours).items():
         monkeypatch.setenv(name, value)
-    submit.submit(run(2, bin=str(sbatch.folder)), tmp_path)
+    submit.submit_job(run(2, bin=str(sbatch.folder)), tmp_path)
     seen = dict(line.split("=", 1) for line in (sbatch.folder / "env").read_text().splitlines() if "=" in line)
     assert theirs.items() <= seen.items() and not (dropped | ours).keys() & seen.keys()
-    assert "SBATCH_PARTITION" not in submit.variables(submit.text(run(2, partition="gpu"), tmp_path))
+    assert "SBATCH_PARTITION" not in submit.submission_environment(submit.render_script(run(2, partition="gpu"), tmp_path))
     assert "SLURM_TIME_FORMAT" not in seen and seen.keys() - os.environ.keys() <= {"PWD", "OLDPWD", "SHLVL", "_"}
 
 
 @pytest.mark.parametrize(
     ("told", "error", "words"),
     [
-        ({"err": "sbatch: error: Batch job submission failed: Invalid partition name specified\n", "code": 1}, Refused,
+        ({"err": "sbatch: error: Batch job submission failed: Invalid partition name specified\n", "code": 1}, JobRefused,
          "^Invalid partition name specified$"),
         ({"err": "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)\n",
-          "code": 1}, Unreachable, "^Unable to contact slurm controller"),
+          "code": 1}, SlurmUnreachable, "^Unable to contact slurm controller"),
         ({"out": "what?\n"}, SlurmError, r"^sbatch did not say which job it is: what\?$"),
     ],
 )  # fmt: skip
@@ -151,14 +151,14 @@ def test_what_is_not_submitted_leaves_no_job_behind(
 ) -> None:
     tools.put("sbatch", **told)
     with pytest.raises(SlurmError, match=words) as caught:
-        submit.submit(run(1, bin=str(tools.folder)), tmp_path)
+        submit.submit_job(run(1, bin=str(tools.folder)), tmp_path)
     assert type(caught.value) is error and read_submission(tmp_path) is None
     assert [path.name for path in (tmp_path / "slurm").iterdir()] == ["job.sh"]
 
 
 def test_without_an_sbatch_it_says_so(tmp_path: Path) -> None:
-    with pytest.raises(Unreachable, match="there is no sbatch in /nowhere"):
-        submit.submit(run(1, bin="/nowhere"), tmp_path)
+    with pytest.raises(SlurmUnreachable, match="there is no sbatch in /nowhere"):
+        submit.submit_job(run(1, bin="/nowhere"), tmp_path)
 
 
 def test_submitit_is_loaded_when_there_is_something_to_submit() -> None:

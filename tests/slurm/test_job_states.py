@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalebench.core.result import STATUSES
-from scalebench.slurm.job_states import ENDS, JobState, judge, never, over, parse_sacct, parse_scontrol, parse_squeue
+from scalebench.slurm.job_states import END_STATES, JobState, classify_end, why_never_starts, is_over, parse_sacct, parse_scontrol, parse_squeue
 
 SQUEUE = """\
 5|PENDING||N/A|1795232069|1:00:00|PartitionNodeLimit
@@ -92,8 +92,8 @@ def test_whatever_is_printed_of_a_job_is_read(number: int, state: str, nodes: st
         parse_sacct(f"{number}|{state}|{at}|{nodes}|{at}|{at}|{at}"),
     ):
         (job,) = found.values()
-        assert job.job_id == str(number) and isinstance(over(job), bool)
-        status, line = judge(job)
+        assert job.job_id == str(number) and isinstance(is_over(job), bool)
+        status, line = classify_end(job)
         assert status in STATUSES and str(number) in line and "\n" not in line
     assert set(parse_scontrol(f"JobId={number} JobState=RUNNING Reason={reason} TimeLimit={at}")) == {str(number)}
 
@@ -123,12 +123,12 @@ def test_whatever_is_printed_of_a_job_is_read(number: int, state: str, nodes: st
 )  # fmt: skip
 def test_a_job_that_left_no_row_is_judged_in_one_line(line: str, status: str, words: str) -> None:
     (job,) = parse_sacct(line).values()
-    assert judge(job) == (status, f"SLURM job 12 {words}")
+    assert classify_end(job) == (status, f"SLURM job 12 {words}")
 
 
 def test_a_state_that_is_new_to_us_is_not_the_end() -> None:
-    assert not over(JobState("12", "TELEPORTED")) and not over("COMPLETING") and over("TIMEOUT")
-    assert all(over(JobState("12", state)) for state in ENDS)
+    assert not is_over(JobState("12", "TELEPORTED")) and not is_over("COMPLETING") and is_over("TIMEOUT")
+    assert all(is_over(JobState("12", state)) for state in END_STATES)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_a_state_that_is_new_to_us_is_not_the_end() -> None:
 )
 def test_some_jobs_wait_for_what_will_not_come(state: str, reason: str | None, final: bool) -> None:
     job = JobState("12", state, reason)
-    told = never(job)
+    told = why_never_starts(job)
     assert (told is not None) == final
     if told is not None:
-        assert judge(job) == ("unsupported", told) and told.startswith(f"SLURM job 12 cannot start ({reason}): ")
+        assert classify_end(job) == ("unsupported", told) and told.startswith(f"SLURM job 12 cannot start ({reason}): ")

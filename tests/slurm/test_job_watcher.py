@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from scalebench.slurm.commands import SlurmError, Unreachable
-from scalebench.slurm.job_states import LATE_ANSWERS, SLOWEST_S, JobState, Watcher
+from scalebench.slurm.commands import SlurmError, SlurmUnreachable
+from scalebench.slurm.job_states import MAX_LATE_ANSWERS, MAX_POLL_INTERVAL_S, JobState, JobStatePoller
 from tests.slurm.builders import Tools
 
 DISABLED = "Slurm accounting storage is disabled"
@@ -51,10 +51,10 @@ def now() -> list[float]:
 
 
 @pytest.fixture
-def watcher(now: list[float]) -> Callable[..., tuple[Watcher, Desk]]:
-    def make(interval_s: float = 5.0, **answers: Answer) -> tuple[Watcher, Desk]:
+def watcher(now: list[float]) -> Callable[..., tuple[JobStatePoller, Desk]]:
+    def make(interval_s: float = 5.0, **answers: Answer) -> tuple[JobStatePoller, Desk]:
         desk = Desk(**answers)
-        return Watcher(desk, interval_s, lambda: now[0]), desk  # type: ignore[arg-type]
+        return JobStatePoller(desk, interval_s, lambda: now[0]), desk  # type: ignore[arg-type]
 
     return make
 
@@ -63,7 +63,7 @@ def words(found: dict[str, JobState]) -> dict[str, str]:
     return {job_id: state.state for job_id, state in found.items()}
 
 
-def test_one_question_an_interval_for_all_jobs(watcher: Callable[..., tuple[Watcher, Desk]], now: list[float]) -> None:
+def test_one_question_an_interval_for_all_jobs(watcher: Callable[..., tuple[JobStatePoller, Desk]], now: list[float]) -> None:
     watch, desk = watcher(squeue=queue(**{f"j{n}": "RUNNING" for n in range(100)}), sacct="")
     jobs = [str(n) for n in range(100)]
     for _ in range(40):  # 0.5 s apart
@@ -72,7 +72,7 @@ def test_one_question_an_interval_for_all_jobs(watcher: Callable[..., tuple[Watc
     assert desk.names == ["squeue"] * 4 and watch.queries == 4
 
 
-def test_what_is_over_is_asked_about_no_more(watcher: Callable[..., tuple[Watcher, Desk]], now: list[float]) -> None:
+def test_what_is_over_is_asked_about_no_more(watcher: Callable[..., tuple[JobStatePoller, Desk]], now: list[float]) -> None:
     watch, desk = watcher(squeue=queue(j1="COMPLETED", j2="RUNNING"), sacct="")
     assert words(watch.look(["1", "2"])) == {"1": "COMPLETED", "2": "RUNNING"}
     now[0] += 5.0
@@ -84,7 +84,7 @@ def test_what_is_over_is_asked_about_no_more(watcher: Callable[..., tuple[Watche
 
 
 def test_sacct_tells_of_those_that_the_queue_has_forgotten(
-    watcher: Callable[..., tuple[Watcher, Desk]], now: list[float]
+    watcher: Callable[..., tuple[JobStatePoller, Desk]], now: list[float]
 ) -> None:
     watch, desk = watcher(
         squeue=queue(j1="RUNNING", j2="RUNNING", j3="RUNNING"), sacct=accounts(j1="FAILED", j2="RUNNING")
@@ -105,7 +105,7 @@ def test_sacct_tells_of_those_that_the_queue_has_forgotten(
 
 @pytest.mark.parametrize("told", ["", accounts(j1="RUNNING")])
 def test_a_job_that_is_never_told_to_be_over_is_let_go(
-    told: str, watcher: Callable[..., tuple[Watcher, Desk]], now: list[float]
+    told: str, watcher: Callable[..., tuple[JobStatePoller, Desk]], now: list[float]
 ) -> None:
     watch, desk = watcher(squeue=queue(j1="RUNNING"), sacct=told)
     watch.look(["1"])
@@ -115,7 +115,7 @@ def test_a_job_that_is_never_told_to_be_over_is_let_go(
         now[0] += 5.0
         looks += 1
         assert looks < 50
-    assert desk.names.count("sacct") == LATE_ANSWERS
+    assert desk.names.count("sacct") == MAX_LATE_ANSWERS
     queries = watch.queries
     now[0] += 5.0
     assert watch.look(["1"]) == {} and watch.queries == queries + 1, (
@@ -124,7 +124,7 @@ def test_a_job_that_is_never_told_to_be_over_is_let_go(
 
 
 def test_without_accounting_it_is_noticed_once_and_scontrol_is_asked(
-    watcher: Callable[..., tuple[Watcher, Desk]], now: list[float]
+    watcher: Callable[..., tuple[JobStatePoller, Desk]], now: list[float]
 ) -> None:
     scontrol = "JobId=1 JobState=COMPLETED NodeList=h1\n"
     watch, desk = watcher(squeue="", sacct=SlurmError(DISABLED), scontrol=scontrol)
@@ -143,9 +143,9 @@ def test_without_accounting_it_is_noticed_once_and_scontrol_is_asked(
 
 
 def test_where_accounting_is_down_for_a_while_the_others_are_followed_on(
-    watcher: Callable[..., tuple[Watcher, Desk]], now: list[float]
+    watcher: Callable[..., tuple[JobStatePoller, Desk]], now: list[float]
 ) -> None:
-    watch, desk = watcher(squeue=queue(j2="RUNNING"), sacct=Unreachable("Connection refused"), scontrol="")
+    watch, desk = watcher(squeue=queue(j2="RUNNING"), sacct=SlurmUnreachable("Connection refused"), scontrol="")
     for _ in range(6):
         assert words(watch.look(["1", "2"])) == {"2": "RUNNING"}
         now[0] += 5.0
@@ -157,26 +157,26 @@ def test_where_accounting_is_down_for_a_while_the_others_are_followed_on(
 
 
 def test_a_controller_that_does_not_answer_is_asked_less_often(
-    watcher: Callable[..., tuple[Watcher, Desk]], now: list[float]
+    watcher: Callable[..., tuple[JobStatePoller, Desk]], now: list[float]
 ) -> None:
     watch, desk = watcher(squeue=queue(j1="RUNNING"), sacct="")
     watch.look(["1"])
-    desk.answers["squeue"] = Unreachable("Unable to contact slurm controller")
+    desk.answers["squeue"] = SlurmUnreachable("Unable to contact slurm controller")
     failed_at_s = []
     while now[0] < 700.0:
         now[0] += 1.0
         try:
             assert words(watch.look(["1"])) == {"1": "RUNNING"}, "between two questions it is what was known"
-        except Unreachable:
+        except SlurmUnreachable:
             failed_at_s.append(now[0])
     pauses = [after - before for before, after in pairwise(failed_at_s)]
-    assert pauses[:3] == [10.0, 20.0, 40.0] and set(pauses[3:]) == {SLOWEST_S}
+    assert pauses[:3] == [10.0, 20.0, 40.0] and set(pauses[3:]) == {MAX_POLL_INTERVAL_S}
     desk.answers["squeue"] = queue(j1="COMPLETED")
-    now[0] += SLOWEST_S
+    now[0] += MAX_POLL_INTERVAL_S
     assert words(watch.look(["1"])) == {"1": "COMPLETED"}
 
 
-def test_one_look_without_an_interval_asks_all_that_know(watcher: Callable[..., tuple[Watcher, Desk]]) -> None:
+def test_one_look_without_an_interval_asks_all_that_know(watcher: Callable[..., tuple[JobStatePoller, Desk]]) -> None:
     watch, desk = watcher(0.0, squeue=queue(j2="RUNNING"), sacct=accounts(j1="FAILED"))
     assert words(watch.look(["1", "2", "3"])) == {"1": "FAILED", "2": "RUNNING"}
     assert desk.names == ["squeue", "sacct"]
@@ -184,7 +184,7 @@ def test_one_look_without_an_interval_asks_all_that_know(watcher: Callable[..., 
     assert words(watch.look(["1"])) == {"1": "FAILED"}
 
 
-def test_where_there_is_no_squeue_scontrol_stands_in(watcher: Callable[..., tuple[Watcher, Desk]]) -> None:
+def test_where_there_is_no_squeue_scontrol_stands_in(watcher: Callable[..., tuple[JobStatePoller, Desk]]) -> None:
     watch, desk = watcher(scontrol="JobId=1 JobState=RUNNING NodeList=h1\n")
     assert words(watch.look(["1"])) == {"1": "RUNNING"} and desk.names == ["scontrol"]
 
@@ -192,7 +192,7 @@ def test_where_there_is_no_squeue_scontrol_stands_in(watcher: Callable[..., tupl
 def test_the_questions_are_those_of_slurm(tools: Tools) -> None:
     tools.put("squeue", out="1|RUNNING|h1|1795232248|1795232200|1:00|None\n")
     tools.put("sacct", out="2|FAILED|1:0|h1|1795232248|1795232200|00:01:00\n")
-    found = Watcher(tools.slurm, 0.0).look(["1", "2"])
+    found = JobStatePoller(tools.slurm, 0.0).look(["1", "2"])
     assert words(found) == {"1": "RUNNING", "2": "FAILED"} and found["2"].exit_code == "1:0"
     (squeue,), (sacct,) = tools.calls("squeue"), tools.calls("sacct")
     assert "--states=all" in squeue and "--user=" in squeue and "--job" not in squeue, (

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from scalebench.slurm import commands
-from scalebench.slurm.commands import Refused, Slurm, SlurmError, Unreachable, error_of
+from scalebench.slurm.commands import JobRefused, Slurm, SlurmError, SlurmUnreachable, classify_error
 from tests.slurm.builders import Tools
 
 
@@ -43,20 +43,20 @@ def test_a_question_is_asked_without_what_changes_the_answer(tools: Tools, monke
 
 
 def test_one_that_is_not_there_or_cannot_run_is_unreachable(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(Unreachable, match=r"there is no sbatch in .*slurm bin"):
+    with pytest.raises(SlurmUnreachable, match=r"there is no sbatch in .*slurm bin"):
         tools.slurm.run("sbatch")
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(Unreachable, match=r"no sbatch on the PATH; set hardware\.slurm\.bin"):
+    with pytest.raises(SlurmUnreachable, match=r"no sbatch on the PATH; set hardware\.slurm\.bin"):
         Slurm().run("sbatch")
     (tools.folder / "sbatch").write_text("#!/no/such/shell\n")
     (tools.folder / "sbatch").chmod(0o755)
-    with pytest.raises(Unreachable, match="cannot be run: No such file"):
+    with pytest.raises(SlurmUnreachable, match="cannot be run: No such file"):
         tools.slurm.run("sbatch")
 
 
 def test_one_that_hangs_is_ended_with_what_it_started(tools: Tools) -> None:
     tools.put("squeue", then='cat /proc/$$/stat > "$here/stat"; sleep 300 & echo $! > "$here/pid"; wait')
-    with pytest.raises(Unreachable, match=r"squeue did not answer within 0\.3 s"):
+    with pytest.raises(SlurmUnreachable, match=r"squeue did not answer within 0\.3 s"):
         tools.slurm.run("squeue", limit_s=0.3)
     number, *others = (tools.folder / "stat").read_text().split()
     assert others[4] == number, "a session of its own, where no Ctrl-C arrives"
@@ -132,12 +132,12 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize(("kind", "texts"), [(Refused, REFUSED), (Unreachable, AWAY), (SlurmError, OTHERS)])
+@pytest.mark.parametrize(("kind", "texts"), [(JobRefused, REFUSED), (SlurmUnreachable, AWAY), (SlurmError, OTHERS)])
 def test_an_error_is_one_line_in_the_words_of_slurm_and_of_its_kind(
     kind: type[SlurmError], texts: dict[str, str]
 ) -> None:
     for text, line in texts.items():
-        error = error_of("sbatch", 3, text)
+        error = classify_error("sbatch", 3, text)
         assert (type(error), str(error)) == (kind, line)
 
 
@@ -146,16 +146,16 @@ def test_a_failure_is_told_from_what_it_says_where_it_says_it(tools: Tools) -> N
     with pytest.raises(SlurmError, match=r"^Slurm accounting storage is disabled$"):
         tools.slurm.run("sacct")
     tools.put("sbatch", out="noise\n", err="sbatch: error: Invalid qos specification\n", code=1)
-    with pytest.raises(Refused, match=r"^Invalid qos specification$"):
+    with pytest.raises(JobRefused, match=r"^Invalid qos specification$"):
         tools.slurm.run("sbatch")
 
 
 def test_a_long_error_is_cut() -> None:
-    assert len(commands.one_line("x" * 5000)) == commands.LONGEST
+    assert len(commands.shorten_message("x" * 5000)) == commands.MAX_MESSAGE_CHARACTERS
 
 
 def test_within_an_allocation_there_is_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    assert not commands.inside()
+    assert not commands.in_allocation()
     monkeypatch.setenv("SLURM_JOB_ID", "12")
-    assert commands.inside()
+    assert commands.in_allocation()

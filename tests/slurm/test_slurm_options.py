@@ -8,7 +8,7 @@ import pytest
 
 from scalebench.core.errors import InputError
 from scalebench.core.spec import HardwareSpec, SlurmSpec
-from scalebench.slurm.resources import MPI, STEP_OURS, check, mounts, parse
+from scalebench.slurm.resources import MPI_STARTERS, RESERVED_STEP_OPTIONS, check_slurm_options, parse_mounts, parse_options
 
 
 @pytest.mark.parametrize(
@@ -28,11 +28,11 @@ from scalebench.slurm.resources import MPI, STEP_OURS, check, mounts, parse
         {"lines": ["--mail-type=END", "--hint=nomultithread", "--comment=a run, and more"], "srun": ["--overlap"]},
         {"container": "/img/a b.sif", "container_mounts": ["/data:/data", "/a:/b:ro"]},
         {"container": "nvcr.io#nvidia/pytorch:24.01-py3", "container_runtime": "pyxis"},
-        *({"mpi": mpi} for mpi in MPI),
+        *({"mpi": mpi} for mpi in MPI_STARTERS),
     ],
 )
 def test_what_can_be_asked(told: dict[str, Any]) -> None:
-    check(HardwareSpec(scheduler="slurm", slurm=SlurmSpec(**told)))
+    check_slurm_options(HardwareSpec(scheduler="slurm", slurm=SlurmSpec(**told)))
 
 
 @pytest.mark.parametrize(
@@ -65,19 +65,19 @@ def test_what_can_be_asked(told: dict[str, Any]) -> None:
 )
 def test_what_makes_no_sense_is_one_line_with_the_way_out(told: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError) as caught:
-        check(HardwareSpec(scheduler="slurm", slurm=SlurmSpec(**told)))
+        check_slurm_options(HardwareSpec(scheduler="slurm", slurm=SlurmSpec(**told)))
     assert words in str(caught.value) and "hardware.slurm" in str(caught.value)
 
 
 def test_a_scheduler_that_is_none_is_told_with_the_nearest() -> None:
     with pytest.raises(InputError, match=r"hardware\.scheduler=slrm: no such value 'slrm'; did you mean 'slurm'\?"):
-        check(HardwareSpec(scheduler="slrm"))
+        check_slurm_options(HardwareSpec(scheduler="slrm"))
 
 
 def test_options_by_name() -> None:
-    assert parse(["--mail-type=END", "--overlap", "--comment="]) == {"mail-type": "END", "overlap": True, "comment": ""}
-    assert parse(["--gres=none"], "key", STEP_OURS) == {"gres": "none"}, "a step may have less than its job"
+    assert parse_options(["--mail-type=END", "--overlap", "--comment="]) == {"mail-type": "END", "overlap": True, "comment": ""}
+    assert parse_options(["--gres=none"], "key", RESERVED_STEP_OPTIONS) == {"gres": "none"}, "a step may have less than its job"
 
 
 def test_mounts_keep_what_stands_behind_them() -> None:
-    assert mounts(["/data:/data", "/a b:/c:ro"]) == [("/data", "/data"), ("/a b", "/c:ro")]
+    assert parse_mounts(["/data:/data", "/a b:/c:ro"]) == [("/data", "/data"), ("/a b", "/c:ro")]

@@ -126,7 +126,7 @@ def test_parity_of_losses(name: str) -> None:
 def short_rate(net: Network) -> float:
     """A learning rate at which the first gradient, followed for all updates, would take a fifth off the loss."""
     model, (inputs, targets, loss) = in_torch(net).train(), data(net)
-    value = torch_training.loss(loss)(model(torch.from_numpy(inputs)), torch.from_numpy(targets))
+    value = torch_training.select_loss(loss)(model(torch.from_numpy(inputs)), torch.from_numpy(targets))
     value.backward()
     squares = sum(float(parameter.grad.square().sum()) for parameter in model.parameters())
     return 0.2 * value.item() / UPDATES / squares
@@ -134,9 +134,9 @@ def short_rate(net: Network) -> float:
 
 def losses_in_keras(net: Network, rate: float) -> tuple[list[float], NetworkModel]:
     model, (inputs, targets, loss) = in_keras(net), data(net)
-    optimizer = tf_training.optimizer(TrainSpec(optimizer="sgd"), rate)
+    optimizer = tf_training.create_optimizer(TrainSpec(optimizer="sgd"), rate)
     optimizer.build(model.trainable_variables)
-    x, y, of = tf.constant(inputs), tf.constant(targets), tf_training.loss(loss)
+    x, y, of = tf.constant(inputs), tf.constant(targets), tf_training.loss_function(loss)
 
     @tf.function(autograph=False)
     def update() -> tf.Tensor:
@@ -150,8 +150,8 @@ def losses_in_keras(net: Network, rate: float) -> tuple[list[float], NetworkMode
 
 def losses_in_torch(net: Network, rate: float) -> tuple[list[float], NetworkModule]:
     model, (inputs, targets, loss) = in_torch(net).train(), data(net)
-    optimizer = torch_training.optimizer(TrainSpec(optimizer="sgd"), model.parameters(), rate)
-    x, y, of = torch.from_numpy(inputs), torch.from_numpy(targets), torch_training.loss(loss)
+    optimizer = torch_training.build_optimizer(TrainSpec(optimizer="sgd"), model.parameters(), rate)
+    x, y, of = torch.from_numpy(inputs), torch.from_numpy(targets), torch_training.select_loss(loss)
     losses = []
     for _ in range(UPDATES):
         optimizer.zero_grad()
@@ -167,7 +167,7 @@ def losses_in_torch(net: Network, rate: float) -> tuple[list[float], NetworkModu
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_parity_of_optimizers(optimizer: str, decay: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twenty updates of the bare strategies over uneven batches: a warm-up of four, then a rate that falls."""
-    monkeypatch.setattr(devices, "configure", lambda kind, place: ["/CPU:0"])  # once for all tests of the process
+    monkeypatch.setattr(devices, "configure_devices", lambda kind, place: ["/CPU:0"])  # once for all tests of the process
     rate = {"sgd": 0.05, "momentum": 0.005, "rmsprop": 2e-4}.get(optimizer, 5e-4)
     words = [f"train.optimizer={optimizer}", f"train.learning_rate={rate}", f"train.weight_decay={decay}"]
     ours = losses_at_rates("bare_tensorflow", words)
@@ -183,7 +183,7 @@ def losses_at_rates(strategy: str, words: list[str]) -> list[float]:
     targets = np.stack([inputs[:, :100, 0].mean(1) + 1, np.abs(inputs[:, :, 1]).mean(1)], 1)
     source = Source(inputs, targets, global_batch=20, seed=3, replica=0, replicas=1)
     one, rates, losses = (
-        registry.load(strategy)(spec, 0),
+        registry.load_strategy(strategy)(spec, 0),
         LearningRateSchedule.from_spec(spec, source.steps_per_epoch),
         [],
     )

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from scalebench.core.errors import InputError
-from scalebench.core.plugins import PluginError
+from scalebench.core.errors import InputError, PluginError
 from scalebench.core.spec import RunSpec
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
@@ -30,10 +29,10 @@ BUILT_IN = (
 
 
 def test_the_built_in_names_are_all_there() -> None:
-    registry.table.cache_clear()
-    assert sorted(registry.table()) == sorted(BUILT_IN)
-    assert {entry.origin for entry in registry.table().values()} == {"scalebench"}
-    assert all(entry.target is not None for entry in registry.table().values())
+    registry.strategy_entries.cache_clear()
+    assert sorted(registry.strategy_entries()) == sorted(BUILT_IN)
+    assert {entry.origin for entry in registry.strategy_entries().values()} == {"scalebench"}
+    assert all(entry.target is not None for entry in registry.strategy_entries().values())
 
 
 @pytest.mark.parametrize("target", sorted(set(registry.BUILT_IN.values())))
@@ -47,7 +46,7 @@ def test_the_class_of_a_built_in_stands_where_the_table_says(target: str) -> Non
 def test_a_built_in_loads() -> None:
     from scalebench.strategies.simulated import Simulated
 
-    assert registry.load("simulated") is Simulated
+    assert registry.load_strategy("simulated") is Simulated
 
 
 @pytest.mark.parametrize(
@@ -59,14 +58,14 @@ def test_a_built_in_loads() -> None:
 )
 def test_an_unknown_name(name: str, line: str) -> None:
     with pytest.raises(InputError) as caught:
-        registry.find(name)
+        registry.find_strategy(name)
     assert str(caught.value) == line
 
 
 def test_a_plugin_is_found_and_loaded(dists: Dists) -> None:
     dists.strategy()
-    assert registry.find("mine") == registry.Entry("mine", "my_plugin.code:Mine", "my-plugin")
-    loaded = registry.load("mine")
+    assert registry.find_strategy("mine") == registry.RegistryEntry("mine", "my_plugin.code:Mine", "my-plugin")
+    loaded = registry.load_strategy("mine")
     assert issubclass(loaded, Strategy) and loaded.__module__ == "my_plugin.code"
 
 
@@ -74,9 +73,9 @@ def test_a_plugin_is_found_and_loaded(dists: Dists) -> None:
 def test_a_plugin_that_is_not_chosen_is_hidden(dists: Dists, monkeypatch: pytest.MonkeyPatch, chosen: str) -> None:
     dists.strategy()
     monkeypatch.setenv("SCALEBENCH_PLUGINS", chosen)
-    registry.table.cache_clear()
+    registry.strategy_entries.cache_clear()
     with pytest.raises(InputError, match="no strategy 'mine'"):
-        registry.find("mine")
+        registry.find_strategy("mine")
 
 
 def refusal(**changes: Any) -> str | None:
@@ -85,7 +84,7 @@ def refusal(**changes: Any) -> str | None:
     for part, name in changes.items():
         setattr(config, part, dataclasses.replace(getattr(config, part), name=name))
     try:
-        registry.refuse_broken(config)
+        registry.refuse_broken_plugins(config)
     except PluginError as error:
         assert "\n" not in str(error)
         return str(error)
@@ -103,9 +102,9 @@ def test_a_name_of_ours_cannot_be_taken_and_the_others_go_on(dists: Dists, name:
     assert refusal(strategy=name) == line
     assert refusal(strategy="sound") is None and refusal() is None
     with pytest.raises(PluginError) as caught:
-        registry.load(name)
+        registry.load_strategy(name)
     assert str(caught.value) == line
-    assert registry.load("sound").__name__ == "Mine"
+    assert registry.load_strategy("sound").__name__ == "Mine"
 
 
 def test_two_plugins_of_one_name_are_both_named(dists: Dists) -> None:
@@ -122,7 +121,7 @@ def test_models_and_data_sets_are_held_to_the_same(dists: Dists, part: str, kind
     dists.add("first-plugin", {**files, "p/__init__.py": "raise SystemExit\n"}, points)
     dists.add("second-plugin", points={kind: {"twice": "q:f"}})
     dists.add("later-plugin", points={kind: {"later": "r:f"}}, api=7)
-    assert registry.added(kind)["fine"] == registry.Entry("fine", "p:f", "first-plugin")
+    assert registry.plugin_entries(kind)["fine"] == registry.RegistryEntry("fine", "p:f", "first-plugin")
     assert refusal(**{part: "fine"}) is None
     assert refusal(**{part: "twice"}) == BOTH.format(f"{part} 'twice'", "first-plugin", "second-plugin")
     assert refusal(**{part: ours}) == BOTH.format(f"{part} '{ours}'", "scalebench", "first-plugin")
@@ -130,15 +129,15 @@ def test_models_and_data_sets_are_held_to_the_same(dists: Dists, part: str, kind
         f"{part} 'bare': first-plugin registers it and brings no {part}/"
     )
     assert (refusal(**{part: "later"}) or "").startswith(f"{part} 'later': later-plugin is written for version 7 of ")
-    assert registry.without_yaml() == {(part, "bare"), (part, "later")}
+    assert registry.names_without_yaml() == {(part, "bare"), (part, "later")}
 
 
 def test_a_yaml_of_a_strategy_that_nobody_registers(dists: Dists) -> None:
     tuned = {"my/conf/strategy/tuned.yaml": "name: ddp\n", "my/conf/strategy/lost.yaml": yaml_of("lost")}
     dists.add("my-plugin", {"my/__init__.py": "", **tuned}, {"configs": {"my": "my.conf"}})
     line = "strategy 'lost': my-plugin brings strategy/lost.yaml and no entry point scalebench.strategies of that name"
-    assert registry.find("lost").problem == refusal(strategy="lost") == line
-    assert "tuned" not in registry.table(), "which is ddp with other options"
+    assert registry.find_strategy("lost").problem == refusal(strategy="lost") == line
+    assert "tuned" not in registry.strategy_entries(), "which is ddp with other options"
 
 
 @pytest.mark.parametrize(
@@ -155,9 +154,9 @@ def test_the_baseline_that_a_plugin_names(dists: Dists, baseline: str | None, re
     config = simulated_config()
     config.strategy = dataclasses.replace(config.strategy, name="mine", baseline=baseline)
     if reason is None:
-        return registry.refuse_broken(config)
+        return registry.refuse_broken_plugins(config)
     with pytest.raises(PluginError) as caught:
-        registry.refuse_broken(config)
+        registry.refuse_broken_plugins(config)
     assert str(caught.value).startswith(f"strategy 'mine' of my-plugin names the baseline '{baseline}': {reason}")
 
 
@@ -185,7 +184,7 @@ def test_a_plugin_that_does_not_hold_what_it_registers(dists: Dists, target: str
     )
     dists.strategy(target=target, code=f"{CODE}\n{more}")
     with pytest.raises(PluginError) as caught:
-        registry.load("mine")
+        registry.load_strategy("mine")
     assert str(caught.value).startswith(f"strategy 'mine' of my-plugin{line}")
 
 
@@ -208,10 +207,10 @@ def spec_of(options: dict[str, Any]) -> RunSpec:
 def test_options_of_the_class_and_of_the_yaml(dists: Dists, options: dict[str, Any], only: str | None) -> None:
     dists.strategy()
     if only is None:
-        assert registry.create(spec_of(options), 0).options == registry.load("mine").Options(**options)
+        assert registry.create_strategy(spec_of(options), 0).options == registry.load_strategy("mine").Options(**options)
         return
     with pytest.raises(PluginError) as caught:
-        registry.create(spec_of(options), 0)
+        registry.create_strategy(spec_of(options), 0)
     assert str(caught.value) == (
         f"strategy 'mine' of my-plugin has other options in its YAML than in its class: {only}"
     )
@@ -221,24 +220,24 @@ def test_an_option_that_a_class_of_ours_was_given_later_need_not_be_in_a_plugins
     """It would break with each newer version of scalebench; others it has to list."""
     code = (
         "from dataclasses import dataclass\nfrom scalebench.strategies import simulated\n"
-        "@dataclass\nclass Later(simulated.Options):\n    overlap: bool = True\n"
+        "@dataclass\nclass Later(simulated.SimulatedOptions):\n    overlap: bool = True\n"
         "class Mine(simulated.Simulated):\n    Options = Later\n"
     )
     dists.strategy(code=code)
-    assert registry.create(spec_of(OPTIONS), 0).options.overlap is True
+    assert registry.create_strategy(spec_of(OPTIONS), 0).options.overlap is True
 
 
 def test_options_that_are_no_dataclass(dists: Dists) -> None:
     dists.strategy(code=f"{CODE}    Options = dict\n")
     with pytest.raises(PluginError) as caught:
-        registry.create(spec_of({}), 0)
+        registry.create_strategy(spec_of({}), 0)
     assert str(caught.value) == (
         "strategy 'mine' of my-plugin: Mine.Options should be a dataclass, with a default for each field"
     )
 
 
 def test_options_of_ours_may_be_left_out() -> None:
-    assert registry.create(simulated_spec(options={"step_s": 0.25}), 0).options.step_s == 0.25
+    assert registry.create_strategy(simulated_spec(options={"step_s": 0.25}), 0).options.step_s == 0.25
 
 
 def test_missing_packages_and_how_to_get_them() -> None:

@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 
 import pytest
 
-from scalebench.core.config_files import option_defaults
+from scalebench.core.config_files import strategy_option_defaults
 from scalebench.core.errors import InputError
 from scalebench.core.spec import StrategySpec, TrainSpec
-from scalebench.runner.launchers.rank_environment import free_port
+from scalebench.runner.launchers.rank_environment import find_free_port
 from scalebench.strategies import simulated
 from scalebench.strategies.base import LossPart, Unsupported
-from scalebench.strategies.simulated import Options, Simulated, fail
+from scalebench.strategies.simulated import Simulated, SimulatedOptions, raise_fault
 from scalebench.workloads import datasets
 from tests.builders.runs import simulated_spec
 
@@ -40,7 +40,7 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def meet(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
     """Run `work` on every rank of a group at once; what each gives."""
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    monkeypatch.setenv("MASTER_PORT", str(find_free_port()))
     monkeypatch.setenv("SCALEBENCH_RUN_ID", "an id")
 
     def together(work: Callable[[Simulated], T], gpus: int, **changes: Any) -> list[T]:
@@ -62,7 +62,7 @@ def meet(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
 
 
 def test_the_yaml_lists_every_option_with_its_default() -> None:
-    assert option_defaults("simulated") == vars(Options())
+    assert strategy_option_defaults("simulated") == vars(SimulatedOptions())
 
 
 def test_a_misspelt_option_names_the_nearest() -> None:
@@ -197,7 +197,7 @@ def test_a_lost_rank_is_noticed(meet: Callable[..., list[Any]]) -> None:
 
 
 def test_a_group_that_never_meets_gives_up(meet: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulated, "JOIN_S", 0.2)
+    monkeypatch.setattr(simulated, "JOIN_TIMEOUT_S", 0.2)
     spec = simulated_spec(2)
     with pytest.raises(ConnectionRefusedError):
         Simulated(spec, 1).setup()
@@ -232,11 +232,11 @@ def test_a_fault_comes_in_its_phase_on_its_rank_at_its_step(options: dict[str, A
 
 def test_faults_that_can_be_survived() -> None:
     with pytest.raises(RuntimeError, match="told to fail"):
-        fail("raise")
+        raise_fault("raise")
     with pytest.raises(Unsupported, match="told to be unsupported"):
-        fail("unsupported")
+        raise_fault("unsupported")
     with pytest.raises(ValueError, match="no fault 'rase'"):
-        fail("rase")
+        raise_fault("rase")
 
 
 @pytest.mark.parametrize(("fault", "code"), [("exit", 7), ("kill", -9), ("oom", 3)])

@@ -22,7 +22,7 @@ from scalebench.core import process
 from scalebench.core.errors import InputError
 from scalebench.core.spec import RunSpec
 from scalebench.runner.collect import RunOutcome
-from scalebench.runner.parent import run
+from scalebench.runner.parent import run_spec
 from scalebench.slurm.submit import Submission, write_submission
 from scalebench.sweeps import cluster_runs, hydra_launcher
 from scalebench.sweeps import console as report_console
@@ -53,7 +53,7 @@ class Here:
         Here.seen += asked
         self._left, self._given = list(asked), 0
         self.unfinished = len(asked)
-        self._on_change(scalebench.runner.jobs.Queue(0, len(asked), "Priority", (), 0))
+        self._on_change(scalebench.runner.jobs.QueueState(0, len(asked), "Priority", (), 0))
         return iter(self._next, None)
 
     def _next(self) -> Any:
@@ -66,7 +66,7 @@ class Here:
         asked = self._left.pop()
         if Here.cancelled:
             return asked, scalebench.runner.jobs.outcome.make(asked, RunOutcome("cancelled", "cancelled"))
-        return asked, run(without_nodes(asked.spec), asked.folder)
+        return asked, run_spec(without_nodes(asked.spec), asked.folder)
 
     def cancel(self) -> None:
         Here.cancelled += 1
@@ -82,7 +82,7 @@ def without_nodes(spec: RunSpec) -> RunSpec:
 def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Call]:
     """The program with these words on a machine with a cluster: status, output, errors."""
     Here.seen, Here.limits, Here.cancelled, Here.interrupt_after = [], [], 0, None
-    monkeypatch.setattr(scalebench.runner.jobs, "Cluster", Here)
+    monkeypatch.setattr(scalebench.runner.jobs, "JobFollower", Here)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "bin" / "sbatch").chmod(0o755)
@@ -105,7 +105,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, word: str) -> list[int]:
         asked.append(jobs)
         return word == "y"
 
-    monkeypatch.setattr(Console, "shall_cancel", shall_cancel)
+    monkeypatch.setattr(Console, "confirm_cancel", shall_cancel)
     return asked
 
 
@@ -199,7 +199,7 @@ def test_left_at_ctrl_c(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     Here.interrupt_after = 1
     status, _, err = call("--multirun", "gpus=1,2,4", "hydra.sweep.dir=s")
     assert (status, Here.cancelled) == (1, 0)
-    assert err == "scalebench: 2 jobs go on without; the same command with resume=true waits for the rest\n"
+    assert err == "scalebench: 2 jobs keep running; the same command with resume=true waits for the rest\n"
     assert scalebench.load("s").status.tolist() == ["ok"]
 
 
@@ -216,19 +216,19 @@ class Selecting:
 
 def test_nobody_to_ask_means_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
     console = Console()
-    assert console.shall_cancel(3, ask=False) and console.shall_cancel(3, ask=True)  # no terminal here
+    assert console.confirm_cancel(3, ask=False) and console.confirm_cancel(3, ask=True)  # no terminal here
 
 
 @pytest.mark.parametrize(("said", "cancels"), [("", True), ("y", True), ("n", False), (" No ", False)])
 def test_the_answer(monkeypatch: pytest.MonkeyPatch, said: str, cancels: bool) -> None:
     questions: list[str] = []
-    monkeypatch.setattr(report_console, "_answer", lambda question: questions.append(question) or said)
+    monkeypatch.setattr(report_console, "_read_answer", lambda question: questions.append(question) or said)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     console = Console()
     console.rich._force_terminal = True
-    assert console.shall_cancel(3, ask=True) == cancels
-    assert questions == ["cancel all 3 jobs? Otherwise they go on without [Y/n] "]
-    assert console.shall_cancel(0, ask=True) and len(questions) == 1  # of no job nobody is asked
+    assert console.confirm_cancel(3, ask=True) == cancels
+    assert questions == ["cancel all 3 jobs? Otherwise they keep running [Y/n] "]
+    assert console.confirm_cancel(0, ask=True) and len(questions) == 1  # of no job nobody is asked
 
 
 def test_the_question_stands_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -238,21 +238,21 @@ def test_the_question_stands_alone(monkeypatch: pytest.MonkeyPatch, capsys: pyte
         monkeypatch.setattr("sys.stdin", stdin)
         console = Console()
         console.rich._force_terminal = True
-        with console.following():
+        with console.show_queue():
             line = console._following._live
             keys.write(b"n\n")
             monkeypatch.setattr(report_console, "select", Selecting(lambda: seen.append(line.is_started)))
             seen: list[bool] = []
-            assert not console.shall_cancel(2, ask=True) and seen == [False] and line.is_started
+            assert not console.confirm_cancel(2, ask=True) and seen == [False] and line.is_started
         assert not line.is_started and console._following is None
-    assert "cancel all 2 jobs? Otherwise they go on without [Y/n] " in capsys.readouterr().out
+    assert "cancel all 2 jobs? Otherwise they keep running [Y/n] " in capsys.readouterr().out
 
 
 def test_clusters_are_not_mixed(tmp_path: Path) -> None:
     asked = [scalebench.runner.jobs.JobRequest(number, simulated_spec(), tmp_path / str(number)) for number in range(2)]
     asked[1].spec.config.hardware.slurm.bin = "/opt/other/bin"
     with pytest.raises(InputError, match=r"hardware.slurm.bin differs between the runs of one sweep; "):
-        list(cluster_runs.follow(asked, Console(), None))
+        list(cluster_runs.follow_jobs(asked, Console(), None))
 
 
 def test_a_queue_keeps_no_time(call: Call) -> None:
@@ -283,11 +283,11 @@ def test_a_job_that_goes_on_keeps_its_folder(tmp_path: Path) -> None:
         for number in (0, 1)
     )
     of_one, of_two = ((run.spec.fingerprint, 0) for run in (one, two))
-    kept = cluster_runs._with_running([one, two], {of_two: two.folder})
+    kept = cluster_runs._adopt_running_jobs([one, two], {of_two: two.folder})
     assert [(run.folder, run.adopted) for run in kept] == [(one.folder, False), (two.folder, True)]
-    with pytest.raises(InputError, match=r"/1 is where a job of another run still goes on; "):
-        cluster_runs._with_running([one, two], {of_one: two.folder})
-    with pytest.raises(InputError, match=r"still go on in other numbers of it; "):
-        cluster_runs._with_running([one, two], {of_one: two.folder, of_two: one.folder})
+    with pytest.raises(InputError, match=r"/1 is where a job of another run still runs; "):
+        cluster_runs._adopt_running_jobs([one, two], {of_one: two.folder})
+    with pytest.raises(InputError, match=r"still run under other numbers of it; "):
+        cluster_runs._adopt_running_jobs([one, two], {of_one: two.folder, of_two: one.folder})
     elsewhere = tmp_path / "other"
-    assert cluster_runs._with_running([one], {of_one: elsewhere})[0].folder == elsewhere
+    assert cluster_runs._adopt_running_jobs([one], {of_one: elsewhere})[0].folder == elsewhere

@@ -18,7 +18,7 @@ from scalebench.core.errors import InputError
 from scalebench.core.json_files import write_json
 from scalebench.core.machine import machine
 from scalebench.sweeps import plan as jobs
-from scalebench.sweeps.plan import Job
+from scalebench.sweeps.plan import SweepRun
 from tests.builders.runs import record
 
 BASE = ["hardware=cpu", "dataset.size=1000"]
@@ -26,20 +26,20 @@ BASE = ["hardware=cpu", "dataset.size=1000"]
 
 @pytest.fixture(autouse=True)
 def cpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "gpu_count", lambda: 0)
+    monkeypatch.setattr(machine, "count_gpus", lambda: 0)
 
 
 def on_cpu(words: Sequence[str]) -> DictConfig:
     return compose([*BASE, *words])
 
 
-def plan(*words: str) -> list[Job]:
+def plan(*words: str) -> list[SweepRun]:
     """Plan the full product of `key=a,b` words, the last key varying fastest, as Hydra's sweeper makes it."""
     values = [[f"{word.partition('=')[0]}={v}" for v in word.partition("=")[2].split(",")] for word in words]
-    return jobs.plan([list(line) for line in itertools.product(*values)], on_cpu)
+    return jobs.plan_sweep([list(line) for line in itertools.product(*values)], on_cpu)
 
 
-def told(planned: Sequence[Job]) -> list[str]:
+def told(planned: Sequence[SweepRun]) -> list[str]:
     """`+` marks a baseline that was added."""
     return [f"{'+' if job.added else ''}{job.spec.config.strategy.name} {job.spec.gpus}" for job in planned]
 
@@ -109,7 +109,7 @@ def test_repeats_are_runs_of_their_own_in_their_order() -> None:
     assert len({job.spec.fingerprint for job in planned}) == 3
 
 
-def with_repeat(planned: Sequence[Job]) -> list[tuple[int, str]]:
+def with_repeat(planned: Sequence[SweepRun]) -> list[tuple[int, str]]:
     return [(job.spec.config.repeat, name) for job, name in zip(planned, told(planned), strict=True)]
 
 
@@ -135,7 +135,7 @@ def test_one_repeat_adds_no_override() -> None:
 
 def test_runs_may_differ_in_their_repeats() -> None:
     lines = [["strategy=bare_torch", f"seed={n}", "gpus=1", f"measure.repeats={n}"] for n in (1, 2, 3)]
-    planned = [(job.spec.config.repeat, job.spec.config.seed) for job in jobs.plan(lines, on_cpu)]
+    planned = [(job.spec.config.repeat, job.spec.config.seed) for job in jobs.plan_sweep(lines, on_cpu)]
     assert planned == [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
 
 
@@ -183,7 +183,7 @@ def test_earlier_results_are_the_latest_good_ones(tmp_path: Path) -> None:
     leave(tmp_path / "c" / "0", "2026-01-01T00:00:00.000+00:00", fingerprint="f" * 16)
     leave(tmp_path / "d" / "0", "2026-01-04T00:00:00.000+00:00", fingerprint="f" * 16, status="failed")
     other = leave(tmp_path / "d" / "1", "2026-01-01T00:00:00.000+00:00", fingerprint="0" * 16)
-    assert jobs.earlier_results(tmp_path) == {("f" * 16, 0): latest, ("0" * 16, 0): other}
+    assert jobs.find_earlier_results(tmp_path) == {("f" * 16, 0): latest, ("0" * 16, 0): other}
 
 
 def test_earlier_results_pass_over_what_cannot_be_read(tmp_path: Path) -> None:
@@ -192,8 +192,8 @@ def test_earlier_results_pass_over_what_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "cut" / "result.json").write_text((good / "result.json").read_text()[:500])
     (tmp_path / "later").mkdir()
     write_json(tmp_path / "later" / "result.json", dataclasses.asdict(record()) | {"schema_version": 99})
-    assert jobs.earlier_results(tmp_path) == {("f" * 16, 0): good}
-    assert jobs.earlier_results(tmp_path / "not_there") == {}
+    assert jobs.find_earlier_results(tmp_path) == {("f" * 16, 0): good}
+    assert jobs.find_earlier_results(tmp_path / "not_there") == {}
 
 
 @pytest.mark.parametrize(
@@ -201,4 +201,4 @@ def test_earlier_results_pass_over_what_cannot_be_read(tmp_path: Path) -> None:
     [("", 0), ("ok", 0), ("ok unsupported", 0), ("ok failed", 1), ("oom", 1), ("timeout", 1), ("ok cancelled", 1)],
 )
 def test_exit_status(statuses: str, status: int) -> None:
-    assert jobs.exit_status([record(status=name) for name in statuses.split()]) == status
+    assert jobs.compute_exit_status([record(status=name) for name in statuses.split()]) == status

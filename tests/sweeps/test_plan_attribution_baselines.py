@@ -19,7 +19,7 @@ Told = tuple[str, int, int, str, bool]
 
 @pytest.fixture(autouse=True)
 def cpu_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(machine, "gpu_count", lambda: 0)
+    monkeypatch.setattr(machine, "count_gpus", lambda: 0)
     yield
     GlobalHydra.instance().clear()
 
@@ -30,7 +30,7 @@ def planned(*words: str) -> list[Told]:
     lines = [[*BASE, *line] for line in itertools.product(*values)]
     return [
         (job.spec.config.strategy.name, job.spec.gpus, job.spec.batch_per_device, job.spec.config.scaling, job.added)
-        for job in plan.plan(lines, compose)
+        for job in plan.plan_sweep(lines, compose)
     ]
 
 

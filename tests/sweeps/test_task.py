@@ -9,13 +9,13 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from scalebench.analysis import load as frame
-from scalebench.analysis.read_runs import readable
+from scalebench.analysis.read_runs import summarize_readable
 from scalebench.config.compose import compose
 from scalebench.core.config_files import conf_dir
 from scalebench.core.result import write_result
 from scalebench.core.sweep_file import read_sweep
-from scalebench.sweeps.plan import Job
-from scalebench.sweeps.task import AsSweep, CheckSingleRun, SweepSession, session_of
+from scalebench.sweeps.plan import SweepRun
+from scalebench.sweeps.task import RepeatsRequested, CheckSingleRun, SweepSession, get_session
 from tests.builders.runs import record, simulated_spec
 
 
@@ -39,7 +39,7 @@ def test_a_sound_run_passes_and_leaves_nothing() -> None:
 
 @pytest.mark.parametrize("resume", ["resume=true", "resume=false"])
 def test_a_run_with_repeats_is_a_sweep(resume: str) -> None:
-    with pytest.raises(AsSweep):
+    with pytest.raises(RepeatsRequested):
         CheckSingleRun().on_run_start(composed("strategy=simulated", "gpus=1", "measure.repeats=2", resume))
     assert list(Path().iterdir()) == []
 
@@ -61,7 +61,7 @@ def test_bad_input_ends_the_program_with_2(capsys: pytest.CaptureFixture[str], w
 
 def test_hydra_hands_on_the_session_with_its_task_function() -> None:
     session = SweepSession([])
-    assert session_of(session.run_one) is session
+    assert get_session(session.run_one) is session
 
 
 def test_folders_made_for_a_refused_sweep_are_removed_and_no_others() -> None:
@@ -83,9 +83,9 @@ def session_with(status: str, report: bool = False) -> SweepSession:
     write_result(result, folder)
     session = SweepSession([])
     session.done.append(result)
-    job = Job([], simulated_spec())
+    job = SweepRun([], simulated_spec())
     sweep = session.begin_sweep([job], Path("s"), None, report)
-    assert [run for _, run in sweep.runs([job], 0)]
+    assert [run for _, run in sweep.iterate([job], 0)]
     session.release()
     return session
 
@@ -94,8 +94,8 @@ def test_the_end_of_a_sweep_is_its_table_and_its_report(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both come of one load: of ten thousand runs it takes seconds."""
-    session, load, loads = session_with("ok", report=True), readable, []
-    monkeypatch.setattr(frame, "readable", lambda *paths: loads.append(paths) or load(*paths))
+    session, load, loads = session_with("ok", report=True), summarize_readable, []
+    monkeypatch.setattr(frame, "summarize_readable", lambda *paths: loads.append(paths) or load(*paths))
     session.at_end.append(lambda: print("last line"))
     assert session.finish() == 0
     out = capsys.readouterr().out

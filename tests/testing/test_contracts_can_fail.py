@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scalebench.cli.commands.check import FAILS, HOLDS, Answer, Case, run_contracts
+from scalebench.cli.commands.check import FAILS, HOLDS, ContractResult, ContractCase, run_contracts
 from tests.builders.plugins import OPTIONS, Dists, yaml_of
 from tests.builders.plugins import dists as dists
 
@@ -44,9 +44,9 @@ YAMLS: dict[str, dict[str, Any]] = {
 }
 
 
-def answers(folder: Path, **settings: Any) -> dict[str, Answer]:
+def answers(folder: Path, **settings: Any) -> dict[str, ContractResult]:
     folder.mkdir()
-    found = run_contracts([Case("StrategyContract", {"strategy": "mine", **settings})], folder)
+    found = run_contracts([ContractCase("StrategyContract", {"strategy": "mine", **settings})], folder)
     return {answer.question: answer for answer in found}
 
 

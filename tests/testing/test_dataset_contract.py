@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.cli.commands.check import FAILS, HOLDS, Case, run_contracts
+from scalebench.cli.commands.check import FAILS, HOLDS, ContractCase, run_contracts
 from scalebench.testing import DatasetContract
 
 
@@ -58,7 +58,7 @@ def asked(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> dict[str,
     settings = {"dataset": "custom", "overrides": ("dataset.builder=mine:data",), "begins_alike": True}
     return {
         answer.question: answer.verdict
-        for answer in run_contracts([Case("DatasetContract", settings)], folder / "asked")
+        for answer in run_contracts([ContractCase("DatasetContract", settings)], folder / "asked")
     }
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.cli.commands.check import FAILS, HOLDS, NOT_ASKED, Answer, Case, run_contracts
+from scalebench.cli.commands.check import FAILS, HOLDS, SKIPPED, ContractResult, ContractCase, run_contracts
 from scalebench.testing import ModelContract
 
 
@@ -64,11 +64,11 @@ def deep():
 SAME, COUNT = "same network in both frameworks", "parameter count in both frameworks"
 
 
-def asked(folder: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str, code: str = OWN) -> dict[str, Answer]:
+def asked(folder: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str, code: str = OWN) -> dict[str, ContractResult]:
     (folder / "mine.py").write_text(code + IN_KERAS)
     monkeypatch.chdir(folder)
     (folder / "asked").mkdir()
-    case = Case("ModelContract", {"model": "custom", "overrides": ("model.torch=mine:build", *overrides)})
+    case = ContractCase("ModelContract", {"model": "custom", "overrides": ("model.torch=mine:build", *overrides)})
     return {answer.question: answer for answer in run_contracts([case], folder / "asked")}
 
 
@@ -77,7 +77,7 @@ def asked(folder: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str, code: 
 def test_a_network_of_ones_own_in_both_frameworks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = asked(tmp_path, monkeypatch, "model.keras=mine:build_keras")
     assert {name for name, answer in found.items() if answer.verdict != HOLDS} == {"flops"}
-    assert found["flops"].verdict == NOT_ASKED
+    assert found["flops"].verdict == SKIPPED
 
 
 @pytest.mark.slow
@@ -93,7 +93,7 @@ def test_another_activation_is_another_network(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(("function", "words"), [("wide", "number 1 is 0.weight"), ("deep", "4 trained arrays")])
 def test_other_layers(function: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = asked(tmp_path, monkeypatch, f"model.keras=mine:{function}")
-    assert (found[COUNT].verdict, found[SAME].verdict) == (FAILS, NOT_ASKED)
+    assert (found[COUNT].verdict, found[SAME].verdict) == (FAILS, SKIPPED)
     assert words in found[SAME].reason
 
 
@@ -105,5 +105,5 @@ def test_one_framework_and_weights_drawn_anew(tmp_path: Path, monkeypatch: pytes
     found = asked(tmp_path, monkeypatch, code=drawn)
     assert found["built alike again[torch]"].verdict == FAILS
     assert found["it trains[torch]"].verdict == HOLDS
-    assert found["it trains[keras]"].verdict == found[SAME].verdict == NOT_ASKED
+    assert found["it trains[keras]"].verdict == found[SAME].verdict == SKIPPED
     assert "model.keras" in found[SAME].reason

@@ -8,36 +8,36 @@ from typing import Any
 
 import numpy as np
 
-from scalebench.analysis.attribution.components import PARTS
-from scalebench.analysis.attribution.figures import Figure
-from scalebench.analysis.attribution.ladder import Ladder, ladder
+from scalebench.analysis.attribution.components import LOSS_PARTS
+from scalebench.core.stats.estimates import Estimate
+from scalebench.analysis.attribution.lost_efficiency import Attribution, attribute_run
 from scalebench.core.result import Result
 from tests.truth.simulated_group import BATCH, Noise, Times, _blocks, _median, arrays, run, spec_of, truths
 from tests.truth.simulated_group import UPDATES as DRAWN
 
-UPDATES = 50_000  # more than a run can have
+MAX_STEPS = 50_000  # more than a run can have
 # Of the bare strategy at the full and at the local batch, of the strategy alone, and of the group.
 FULL = Times(step_s=0.0016, loading_s=0.0003)
 BARE = Times(step_s=0.0010, loading_s=0.0002)
-OWN = Times(step_s=0.0011, loading_s=0.0002)
+SELF = Times(step_s=0.0011, loading_s=0.0002)
 GROUP = Times(step_s=0.0013, loading_s=0.0003, exchange_s=0.0004, straggler_s=0.0005)
 
 
-def trial(ranks: int, noise: Noise, seed: int) -> tuple[Ladder, int]:
+def run_trial(ranks: int, noise: Noise, seed: int) -> tuple[Attribution, int]:
     """(the ladder of four runs, each of a seed of its own; updates of a probe's block of the group)."""
     quiet, probed = spec_of(1, probes=False), spec_of(1)
-    full = _named(run(quiet, FULL, noise, UPDATES, 4 * seed), "bare", "full", ranks)
-    bare = _named(run(quiet, BARE, noise, UPDATES, 4 * seed + 1), "bare", "local")
-    own = _named(run(probed, OWN, noise, UPDATES, 4 * seed + 2), "own", "own")
-    together = _named(run(spec_of(ranks), GROUP, noise, UPDATES, 4 * seed + 3), "own", "group")
+    full = _rename_run(run(quiet, FULL, noise, MAX_STEPS, 4 * seed), "bare", "full", ranks)
+    bare = _rename_run(run(quiet, BARE, noise, MAX_STEPS, 4 * seed + 1), "bare", "local")
+    own = _rename_run(run(probed, SELF, noise, MAX_STEPS, 4 * seed + 2), "own", "own")
+    together = _rename_run(run(spec_of(ranks), GROUP, noise, MAX_STEPS, 4 * seed + 3), "own", "group")
     together = replace(together, scale=replace(together.scale, scaling="strong"))
-    found = ladder(together, full, bare, own)
+    found = attribute_run(together, full, bare, own)
     probes = together.ranks[0].probes
     assert found is not None and probes is not None and probes.steps is not None
     return found, probes.steps
 
 
-def _named(result: Result, strategy: str, run_id: str, devices: int = 1) -> Result:
+def _rename_run(result: Result, strategy: str, run_id: str, devices: int = 1) -> Result:
     """`devices`: as many devices' batch on the one that it has."""
     batch = result.scale.global_batch * devices
     ranks = [replace(one, block_samples=[count * devices for count in one.block_samples]) for one in result.ranks]
@@ -46,11 +46,11 @@ def _named(result: Result, strategy: str, run_id: str, devices: int = 1) -> Resu
     return replace(result, run_id=run_id, ranks=ranks, spec=spec, scale=scale)
 
 
-def truth(ranks: int, noise: Noise, steps: int) -> tuple[dict[str, float], float]:
+def true_parts(ranks: int, noise: Noise, steps: int) -> tuple[dict[str, float], float]:
     """(seconds of each part, of the whole update), by their definitions. `steps` are the updates of a probe's block."""
     alone = {name: BATCH / truths(times, noise, 1, steps, steps)["throughput"] for name, times in
-             (("full", FULL), ("bare", BARE), ("own", OWN))}  # fmt: skip
-    loading_s = truths(OWN, noise, 1, steps, steps)["data_s"]
+             (("full", FULL), ("bare", BARE), ("own", SELF))}  # fmt: skip
+    loading_s = truths(SELF, noise, 1, steps, steps)["data_s"]
     group = truths(GROUP, noise, ranks, steps, steps)
     own, _, _ = arrays(GROUP, noise, ranks, DRAWN, np.random.default_rng(99))
     held_s, update_s = _median(_blocks(own, steps)), BATCH * ranks / group["throughput"]
@@ -66,37 +66,37 @@ def truth(ranks: int, noise: Noise, steps: int) -> tuple[dict[str, float], float
     return found, update_s
 
 
-def coverage(ranks: int, noise: Noise, trials: int) -> tuple[Counter[str], dict[str, float]]:
+def measure_coverage(ranks: int, noise: Noise, trials: int) -> tuple[Counter[str], dict[str, float]]:
     """(trials whose interval holds the truth, mean half-width in points of efficiency) by part: of its seconds, of its
     share, and of all that is lost. The parts add up in every one."""
     known: dict[int, tuple[dict[str, float], float]] = {}
     held: Counter[str] = Counter()
     widths: dict[str, float] = {}
     for seed in range(trials):
-        found, steps = trial(ranks, noise, seed)
+        found, steps = run_trial(ranks, noise, seed)
         if steps not in known:
-            known[steps] = truth(ranks, noise, steps)
+            known[steps] = true_parts(ranks, noise, steps)
         parts_s, update_s = known[steps]
-        assert [part.names for part in found.parts] == [(name,) for name in PARTS]
+        assert [part.names for part in found.parts] == [(name,) for name in LOSS_PARTS]
         assert abs(sum(part.share.value for part in found.parts) - found.lost.value) < 1e-12
         for part in found.parts:
             name = part.names[0]
-            held[f"{name}_s"] += holds(part.step_s, parts_s[name])
-            held[name] += holds(part.share, parts_s[name] / update_s)
-            widths[name] = widths.get(name, 0.0) + _half(part.share) / trials
-        held["lost"] += holds(found.lost, sum(parts_s.values()) / update_s)
-        widths["lost"] = widths.get("lost", 0.0) + _half(found.lost) / trials
+            held[f"{name}_s"] += contains(part.step_s, parts_s[name])
+            held[name] += contains(part.share, parts_s[name] / update_s)
+            widths[name] = widths.get(name, 0.0) + _half_width(part.share) / trials
+        held["lost"] += contains(found.lost, sum(parts_s.values()) / update_s)
+        widths["lost"] = widths.get("lost", 0.0) + _half_width(found.lost) / trials
     return held, widths
 
 
-def holds(one: Figure, value: float) -> bool:
+def contains(one: Estimate, value: float) -> bool:
     return one.low is not None and one.high is not None and one.low - 1e-12 <= value <= one.high + 1e-12
 
 
-def _half(one: Figure) -> float:
+def _half_width(one: Estimate) -> float:
     return float("inf") if one.low is None or one.high is None else (one.high - one.low) / 2
 
 
-def told(case: str, trials: int, held: Counter[str], widths: dict[str, Any]) -> str:
+def describe_coverage(case: str, trials: int, held: Counter[str], widths: dict[str, Any]) -> str:
     shares = [f"{name} {held[name] / trials:.3f} (+-{100 * widths[name]:.2g} points)" for name in widths]
     return f"{case}: {', '.join(shares)}; seconds { ({n: held[n] / trials for n in held if n.endswith('_s')}) }"

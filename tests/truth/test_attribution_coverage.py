@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from scalebench.analysis.attribution.components import PARTS
-from tests.truth.attribution_trials import BARE, FULL, GROUP, OWN, coverage, told, truth
+from scalebench.analysis.attribution.components import LOSS_PARTS
+from tests.truth.attribution_trials import BARE, FULL, GROUP, SELF, measure_coverage, describe_coverage, true_parts
 from tests.truth.simulated_group import Noise, autoregressive, lognormal, white
 
 pytestmark = [pytest.mark.truth, pytest.mark.slow]
@@ -28,23 +28,23 @@ TRIALS, LEAST = 1000, 930
 )
 def test_every_part_lies_in_its_interval(case: str, ranks: int, noise: Noise) -> None:
     """Its seconds, its share, and all that is lost, in at least 930 of 1,000 trials."""
-    held, widths = coverage(ranks, noise, TRIALS)
-    print(f"\n{told(case, TRIALS, held, widths)}")
-    assert set(widths) == {*PARTS, "lost"} and len(held) == 2 * len(PARTS) + 1
+    held, widths = measure_coverage(ranks, noise, TRIALS)
+    print(f"\n{describe_coverage(case, TRIALS, held, widths)}")
+    assert set(widths) == {*LOSS_PARTS, "lost"} and len(held) == 2 * len(LOSS_PARTS) + 1
     assert min(held.values()) >= LEAST, held
 
 
 def test_truths_are_those_of_the_definitions() -> None:
     """Where they can be told without a simulation: no noise, one straggler of three."""
-    found, update_s = truth(3, white(0.0), 4)
-    alone_s = {name: times.step_s + times.loading_s for name, times in (("full", FULL), ("bare", BARE), ("own", OWN))}
+    found, update_s = true_parts(3, white(0.0), 4)
+    alone_s = {name: times.step_s + times.loading_s for name, times in (("full", FULL), ("bare", BARE), ("own", SELF))}
     assert update_s == pytest.approx(GROUP.step_s + GROUP.straggler_s + GROUP.loading_s + GROUP.exchange_s)
     assert found == pytest.approx(
         {
             "batch": alone_s["bare"] - alone_s["full"] / 3,
-            "overhead": OWN.step_s - BARE.step_s,
-            "contention": GROUP.step_s - OWN.step_s,
-            "data": GROUP.loading_s - OWN.loading_s,
+            "overhead": SELF.step_s - BARE.step_s,
+            "contention": GROUP.step_s - SELF.step_s,
+            "data": GROUP.loading_s - SELF.loading_s,
             "imbalance": GROUP.straggler_s,
             "transfer": GROUP.exchange_s,
             "drift": 0.0,

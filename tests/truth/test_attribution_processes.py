@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scalebench.analysis.attribution.components import PARTS
-from scalebench.analysis.attribution.ladder import Ladder, ladder
+from scalebench.analysis.attribution.components import LOSS_PARTS
+from scalebench.analysis.attribution.lost_efficiency import Attribution, attribute_run
 from scalebench.core.json_files import read_json
 from scalebench.core.spec import TrainSpec
 from scalebench.core.stats.estimates import FloatArray
-from scalebench.runner.parent import run
+from scalebench.runner.parent import run_spec
 from tests.builders.runs import in_parallel, simulated_spec
-from tests.truth.attribution_trials import holds
+from tests.truth.attribution_trials import contains
 from tests.truth.sleeping_worker import EXCHANGE_S
 
 pytestmark = [pytest.mark.truth, pytest.mark.slow]
@@ -48,15 +48,15 @@ MEASURE = {
 NEAR = 0.03  # of an update: how far the median trial may lie off, since the harness takes time beside the sleeps
 
 
-def one(folder: Path, trial: int) -> Ladder:
+def one(folder: Path, trial: int) -> Attribution:
     found = {}
     for name, (devices, batch, options, probes) in RUNS.items():
         scaling, train = ("strong", TrainSpec(global_batch=batch)) if devices > 1 else ("weak", TrainSpec(batch))
         measure = {**MEASURE, "probes": probes}
         spec = simulated_spec(devices, options, measure, seed=trial, size=SIZE, scaling=scaling, train=train)
-        found[name] = run(spec, folder / f"{name}{trial}", module="tests.truth.sleeping_worker")
+        found[name] = run_spec(spec, folder / f"{name}{trial}", module="tests.truth.sleeping_worker")
         assert found[name].status == "ok", found[name].reason
-    told = ladder(found["group"], found["full"], found["bare"], found["own"])
+    told = attribute_run(found["group"], found["full"], found["bare"], found["own"])
     assert told is not None
     return told
 
@@ -98,12 +98,12 @@ def test_what_was_slept_lies_in_the_intervals(tmp_path: Path) -> None:
     ladders = list(in_parallel(partial(one, tmp_path), range(TRIALS), at_once=4).values())
     truth, update_s = truths(Slept(tmp_path))
     held, off = {}, {}
-    for number, name in enumerate(PARTS):
+    for number, name in enumerate(LOSS_PARTS):
         parts = [each.parts[number] for each in ladders]
         assert all(part.names == (name,) for part in parts)
         share = truth[name] / update_s
         held[name] = min(
-            sum(holds(part.step_s, truth[name]) for part in parts), sum(holds(part.share, share) for part in parts)
+            sum(contains(part.step_s, truth[name]) for part in parts), sum(contains(part.share, share) for part in parts)
         )
         off[name] = float(np.median([part.share.value for part in parts])) - share
         print(f"{name}: {100 * share:.2f} points in {held[name]} of {TRIALS}, median off by {100 * off[name]:+.2f}")

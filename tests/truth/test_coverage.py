@@ -11,9 +11,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from scalebench.analysis import throughput, update_breakdown
+from scalebench.analysis import throughput, step_breakdown
 from scalebench.core.result import Result
-from scalebench.core.stats.estimates import Interval
+from scalebench.core.stats.estimates import Estimate
 from tests.truth.simulated_group import Noise, Times, autoregressive, lognormal, run, spec_of, spikes, truths, white
 
 pytestmark = [pytest.mark.truth, pytest.mark.slow]
@@ -24,11 +24,11 @@ QUICK, SLOW = Times(), Times(step_s=0.05, loading_s=0.01, exchange_s=0.02, strag
 ROUNDING = 1e-9
 
 
-def figure(result: Result, name: str) -> Interval | None:
-    return throughput.throughput(result)[1] if name == "throughput" else update_breakdown.COLUMNS[name](result)
+def figure(result: Result, name: str) -> Estimate | None:
+    return throughput.throughput(result)[1] if name == "throughput" else step_breakdown.BREAKDOWN_FIGURES[name](result)
 
 
-def holds(found: Interval | None, truth: float) -> bool:
+def holds(found: Estimate | None, truth: float) -> bool:
     return found is not None and found.low - ROUNDING <= truth <= found.high + ROUNDING
 
 
@@ -45,7 +45,7 @@ def coverage(
         assert probes is not None and probes.steps is not None and probes.part_steps is not None
         steps = probes.steps, probes.part_steps
         known.setdefault(steps, truths(times, noise, ranks, *steps))
-        flags.update(throughput.unsteady(result, spec.config.measure.target) or [])
+        flags.update(throughput.find_drift(result, spec.config.measure.target) or [])
         for name, truth in known[steps].items():
             found = figure(result, name)
             held[name] += holds(found, truth)

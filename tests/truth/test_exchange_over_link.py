@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.analysis import update_breakdown
+from scalebench.analysis import step_breakdown
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
 from scalebench.core.result import Result
-from scalebench.runner.parent import run
+from scalebench.runner.parent import run_spec
 from tests.truth.link_worker import ADDRESS, NAMESPACES
 
 pytestmark = [pytest.mark.truth, pytest.mark.slow, pytest.mark.real]
@@ -69,7 +69,7 @@ def _do(path: str, command: str) -> None:
 
 
 def exchanged(folder: Path) -> Result:
-    result = run(resolve(compose_config(OVERRIDES)), folder, module="tests.truth.link_worker")
+    result = run_spec(resolve(compose_config(OVERRIDES)), folder, module="tests.truth.link_worker")
     assert result.status == "ok", result.reason
     return result
 
@@ -81,8 +81,8 @@ def test_the_exchange_alone_takes_what_the_link_takes(namespaces: list[str], tmp
     for attempt in range(3):
         result = exchanged(tmp_path / str(attempt))
         found, exposed, sizes = (
-            update_breakdown.isolated(result),
-            update_breakdown.exposed(result),
+            step_breakdown.isolated_sync(result),
+            step_breakdown.exposed_sync(result),
             result.sync.message_bytes,
         )
         assert found is not None and sum(sizes) > 40e6

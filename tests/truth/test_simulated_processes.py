@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scalebench.analysis import throughput, update_breakdown
+from scalebench.analysis import throughput, step_breakdown
 from scalebench.core.json_files import read_json
 from scalebench.core.result import Result
-from scalebench.core.stats.estimates import FloatArray, Interval
-from scalebench.runner.parent import run
+from scalebench.core.stats.estimates import FloatArray, Estimate
+from scalebench.runner.parent import run_spec
 from tests.builders.runs import in_parallel, simulated_spec
 from tests.truth.sleeping_worker import EXCHANGE_S
 
@@ -38,7 +38,7 @@ NEAR = 0.03  # of an update: how far the mean of all trials may lie off, since t
 
 def one(folder: Path, trial: int) -> Result:
     spec = simulated_spec(2, OPTIONS, MEASURE, seed=trial, size=SIZE)
-    result = run(spec, folder / str(trial), module="tests.truth.sleeping_worker")
+    result = run_spec(spec, folder / str(trial), module="tests.truth.sleeping_worker")
     assert result.status == "ok", result.reason
     return result
 
@@ -80,8 +80,8 @@ def truths(slept: Slept) -> dict[str, float]:
     return {name: float(value) for name, value in found.items()}
 
 
-def figure(result: Result, name: str) -> Interval:
-    found = throughput.throughput(result)[1] if name == "throughput" else update_breakdown.COLUMNS[name](result)
+def figure(result: Result, name: str) -> Estimate:
+    found = throughput.throughput(result)[1] if name == "throughput" else step_breakdown.BREAKDOWN_FIGURES[name](result)
     assert found is not None, name
     return found
 

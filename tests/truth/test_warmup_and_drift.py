@@ -11,7 +11,7 @@ import pytest
 
 from scalebench.analysis import throughput
 from scalebench.core.result import Result
-from scalebench.runner.parent import run as run_processes
+from scalebench.runner.parent import run_spec as run_processes
 from tests.builders.runs import in_parallel, simulated_spec
 from tests.truth.simulated_group import Noise, Times, autoregressive, lognormal, run, spec_of, spikes, truths, white
 
@@ -92,7 +92,7 @@ def test_a_warm_up_that_nothing_tells_beforehand_is_left_out_on_loading() -> Non
 
 
 def unsteady(times: Times, seed: int) -> list[str]:
-    return throughput.unsteady(measured(times, seed), 0.01) or []
+    return throughput.find_drift(measured(times, seed), 0.01) or []
 
 
 def test_a_drift_is_flagged_and_none_is_not() -> None:

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.core.errors import InputError
-from scalebench.core.spec import Config, DatasetSpec, Place, RunSpec
+from scalebench.core.spec import Config, DatasetSpec, RankPlacement, RunSpec
 from scalebench.strategies.torch.model import NetworkModule, load_weights
 from scalebench.workloads import networks, partition
 from scalebench.workloads.network import Network
@@ -234,7 +234,7 @@ def test_a_deep_network_is_cut_quickly() -> None:
 
 def spec_of(samples: int, global_batch: int, gpus: int, feed: str = "host") -> RunSpec:
     config = Config(dataset=DatasetSpec(size=samples, validation_share=0.0, feed=feed))
-    places = [Place(rank, rank, 0, [rank], [], 1) for rank in range(gpus)]
+    places = [RankPlacement(rank, rank, 0, [rank], [], 1) for rank in range(gpus)]
     return RunSpec(config, "cpu", gpus, 1, places, -(-global_batch // gpus), global_batch, "0" * 16)
 
 

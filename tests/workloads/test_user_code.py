@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.core.errors import InputError
-from scalebench.core.plugins import PluginError
+from scalebench.core.errors import InputError, PluginError
 from scalebench.core.spec import ModelSpec
 from scalebench.workloads import user_code
 from scalebench.workloads.source import SampleShape

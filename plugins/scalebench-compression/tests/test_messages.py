@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
-from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.ddp import bucket_bytes
+from scalebench.strategies.torch import TorchBatch
+from scalebench.strategies.torch.ddp import read_bucket_bytes
 
 CURVES = TorchBatch(torch.randn(20, 200, 3), torch.randn(20, 2), 20)
 PICTURES = TorchBatch(torch.rand(4, 32, 32, 3), torch.tensor([1, 2, 3, 4]), 4)
@@ -58,7 +58,7 @@ def trained(made: Any, name: str, *words: str, batch: TorchBatch = CURVES) -> An
 def test_messages_are_those_that_travel(made: Any, name: str, element_bytes: int, words: list[str]) -> None:
     one = trained(made, name, *words)
     told = one.message_sizes()
-    assert (len(bucket_bytes(one.net)) > 1) == (words[:1] == SEVERAL)
+    assert (len(read_bucket_bytes(one.net)) > 1) == (words[:1] == SEVERAL)
     sent = [size * element_bytes for size in carried(lambda: one.step(CURVES)) if size]
     assert (sent, one.message_sizes()) == (told, told)
     replayed = [size * element_bytes for size in carried(lambda: one.run_isolated_sync(told))]
@@ -133,7 +133,7 @@ def test_odd_parameters(made: Any, name: str, words: list[str]) -> None:
     one.setup()
     one.net = one.wrap(Odd())
     for _ in range(4):
-        one.accumulated(CURVES)
+        one.accumulate_gradients(CURVES)
     assert one.message_sizes()
     assert all(parameter.grad.isfinite().all() for parameter in one.net.parameters())
 

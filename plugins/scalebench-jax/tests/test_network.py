@@ -113,7 +113,7 @@ def _torch_losses(
     net: Network, inputs: Any, targets: Any, kind: str
 ) -> tuple[list[float], dict[str, np.ndarray], float]:
     """(losses, moving statistics in the end, the learning rate)."""
-    model, loss = in_torch(net), torch_training.loss(kind)
+    model, loss = in_torch(net), torch_training.select_loss(kind)
     x, y = torch.from_numpy(inputs), torch.from_numpy(targets)
     own = in_torch(net)
     first = loss(own(x), y)

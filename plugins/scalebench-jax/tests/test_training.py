@@ -29,7 +29,7 @@ def test_steps_are_pytorchs(name: str, weight_decay: float) -> None:
     direction, weights = training.direction(train), jnp.asarray(start)
     slots = direction.init(weights)
     parameter = torch.nn.Parameter(torch.from_numpy(start.copy()))
-    theirs = torch_training.optimizer(train, [parameter], RATES[0])
+    theirs = torch_training.build_optimizer(train, [parameter], RATES[0])
     for rate, gradient in zip(RATES, gradients, strict=True):
         step, slots = direction.update(jnp.asarray(gradient), slots, weights)
         weights = optax.apply_updates(weights, -rate * step)
@@ -45,7 +45,7 @@ def test_losses_are_pytorchs(name: str) -> None:
     outputs = rng.normal(size=(7, 5)).astype(np.float32)
     targets = rng.random((7, 5), np.float32) if name == "mse" else rng.integers(0, 5, 7)
     found = jax.jit(training.loss(name))(outputs, targets)
-    wanted = torch_training.loss(name)(torch.from_numpy(outputs), torch.from_numpy(targets))
+    wanted = torch_training.select_loss(name)(torch.from_numpy(outputs), torch.from_numpy(targets))
     assert found.shape == (7,)
     assert float(found.mean()) == pytest.approx(wanted.item(), rel=1e-5)
 

@@ -10,14 +10,14 @@ from omegaconf import OmegaConf
 from scalebench_search import objective
 from scalebench_search.objective import SearchSettings, read_settings
 
-from scalebench.analysis.columns import COLUMNS
+from scalebench.analysis.columns import FRAME_COLUMNS
 from scalebench.core import config_files
 from scalebench.core.errors import InputError
 from scalebench.core.spec import Config, DatasetSpec, MeasureSpec, TrainSpec
 
 
 def test_the_yaml_has_the_settings_and_their_defaults() -> None:
-    tree = config_files.read(config_files.options("hydra/sweeper")["search"])
+    tree = config_files.read_yaml(config_files.list_options("hydra/sweeper")["search"])
     assert tree.pop("_target_") == "hydra_plugins.scalebench_search.SearchSweeper"
     assert tree == dataclasses.asdict(SearchSettings())
     assert read_settings(tree) == SearchSettings(params={})
@@ -42,7 +42,7 @@ def test_wrong_settings(values: dict[str, Any], line: str) -> None:
 
 
 def test_each_objective_is_a_column() -> None:
-    assert set(objective.OBJECTIVES) <= set(COLUMNS)
+    assert set(objective.OBJECTIVES) <= set(FRAME_COLUMNS)
 
 
 @pytest.mark.parametrize(

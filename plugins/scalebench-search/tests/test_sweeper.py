@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 import scalebench
 from scalebench import __main__ as program
-from scalebench.runner.parent import run
+from scalebench.runner.parent import run_spec
 from scalebench.sweeps import execute, task
 from scalebench.sweeps.hydra_launcher import SweepLauncher
 
@@ -90,7 +90,7 @@ def test_a_search_finds_the_rate_that_is_best(search: Search) -> None:
 @pytest.mark.slow
 def test_trials_go_to_the_launcher_together_where_jobs_do(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own runs are one after the other here; all three are told once they are over."""
-    monkeypatch.setattr(SweepLauncher, "jobs_at_once", lambda self, spec: 3)
+    monkeypatch.setattr(SweepLauncher, "max_concurrent_runs", lambda self, spec: 3)
     status, out, err = search(RATE, trials=4)
     assert (status, err) == (0, "")
     lines = [line[:7] for line in out.splitlines() if line.startswith(("trial ", "["))]
@@ -143,7 +143,7 @@ def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(
     words = [RATE, "train.optimizer=adam,sgd", "hydra.sweeper.startup_trials=2"]
     assert search(*words, folder="whole", trials=6)[0] == 0
 
-    real, calls = run, []
+    real, calls = run_spec, []
 
     def stopped(*arguments: Any) -> Any:
         calls.append(arguments)
@@ -152,7 +152,7 @@ def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(
         return real(*arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(task, "run", stopped)
+        patched.setattr(task, "run_spec", stopped)
         status, out, err = search(*words, trials=6)
     assert (status, err) == (1, "scalebench: cancelled\n")
     assert "best: mse" in out and len(trials()) == 2
@@ -181,7 +181,7 @@ def test_no_time_left_ends_a_search(search: Search, monkeypatch: pytest.MonkeyPa
     """The trial that there was no time for is the first one when it goes on."""
     with monkeypatch.context() as patched:
         first_only = iter([[0]])
-        patched.setattr(execute, "affordable", lambda specs, every, costs, left: next(first_only, []))
+        patched.setattr(execute, "select_affordable", lambda specs, every, costs, left: next(first_only, []))
         status, out, _ = search(RATE, "sweep.max_minutes=1")
     assert status == 0 and "left out 1 of 2 runs" in out
     assert len(trials()) == 1

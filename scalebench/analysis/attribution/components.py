@@ -1,8 +1,6 @@
-"""What the ladder of an update is made of: measured seconds, and how the lost time divides among the parts. Layer 1.
+"""The parts of the lost efficiency: what is measured of a step, how lost time is split, and why a part is missing.
 
-All are of one update of one device's share of the work, b samples. Formulas: docs/attribution.md.
-
-Which parts of the lost efficiency a run can have at all, and why one has no figure of its own. Layer 1.
+All seconds are of one step of one device's share of the work. Formulas: docs/attribution.md.
 """
 
 from __future__ import annotations
@@ -11,194 +9,199 @@ import math
 import statistics
 from collections.abc import Callable, Collection, Sequence
 
-from scalebench.analysis import throughput, update_breakdown
-from scalebench.analysis.attribution.figures import Figure, Terms, figure, inverse
-from scalebench.analysis.baselines import comparison_key
+from scalebench.analysis import step_breakdown, throughput
+from scalebench.analysis.attribution.reference_runs import ReferenceRuns, samples_per_device
+from scalebench.analysis.identity import comparison_key
 from scalebench.core.result import ProbeRecord, Result
-from scalebench.core.stats.estimates import mean_interval
+from scalebench.core.stats.estimate_arithmetic import Coefficients, rate_to_seconds
+from scalebench.core.stats.estimates import Estimate, estimate_mean
 
-PARTS = ("batch", "overhead", "contention", "data", "imbalance", "transfer", "drift")
-ONE_DEVICE = {"batch": "bare", "overhead": "own"}  # part -> the rung that it ends on
-Figures = dict[str, Figure]
-Split = list[tuple[tuple[str, ...], Terms]]
+LOSS_PARTS = ("batch", "overhead", "contention", "data", "imbalance", "transfer", "drift")
+PROBED_PARTS = ("contention", "data", "imbalance", "transfer", "drift")
+LEVEL_OF_PART = {"batch": "bare", "overhead": "self"}  # part -> the one-device step that includes it
+Estimates = dict[str, Estimate]
+Split = list[tuple[tuple[str, ...], Coefficients]]
+Series = Callable[[ProbeRecord], Sequence[float]]
+
+NO_OTHER_DEVICE = "one device has nobody to share with, to wait for or to exchange with"
+SAME_BATCH = "the baseline has the batch of a device too"
+NO_WRAPPER = "the strategy is its own baseline"
+NO_BARE_RUN = (
+    "there is no bare run: what is lost is against the strategy itself on one device, and this part is not in it"
+)
+INDEPENDENT_REPLICAS = "replicas that exchange nothing do not wait for each other"
 
 
-def share_of_device(result: Result) -> float:
-    """Samples of an update on one device, b; no whole number where they differ by one."""
-    return result.scale.global_batch / result.scale.gpus
-
-
-def of_updates(result: Result, samples: float) -> Figure | None:
-    """Seconds that `samples` take, from throughput; None where that was not measured."""
+def estimate_step_s(result: Result, samples: float) -> Estimate | None:
+    """Return the seconds that `samples` take, from throughput; None if that was not measured."""
     rate, interval = throughput.throughput(result)
-    return None if rate is None else inverse(rate, interval, samples)
+    return None if rate is None else rate_to_seconds(rate, interval, samples)
 
 
-def of_probes(result: Result) -> Figures:
-    """What the probes of an update tell: `data`, `straggler` and `exposed` as the frame's columns have them; the level
-    that they stand on, `held` (one batch over and over) or `fed` where samples are read within the update, without the
-    exchange where that can be switched off, else with it; and `probed`, the level that all of them make up.
+def estimate_from_probes(result: Result) -> Estimates:
+    """Return what the probes of a step measured, by name.
 
-    `probed` has the interval of its own blocks, since its parts took turns and are no independent figures.
+    `data`, `imbalance` and `exposed` are the frame's columns. `fixed_batch` is the step that they add to: one batch
+    over and over, without gradient synchronization where that can be switched off; it is called `fed` where samples
+    are read within the step. `probed` is the sum of that step, `data` and `exposed`. It has the interval of its own
+    blocks, since the variants took turns and are no independent estimates.
     """
     columns = {
-        "data": update_breakdown.data,
-        "imbalance": update_breakdown.straggler_wait,
-        "exposed": update_breakdown.exposed,
+        "data": step_breakdown.data_loading(result),
+        "imbalance": step_breakdown.imbalance(result),
+        "exposed": step_breakdown.exposed_sync(result),
     }
-    intervals = {name: column(result) for name, column in columns.items()}
-    found = {name: figure(one.value, one) for name, one in intervals.items() if one is not None}
-    base = "held" if "data" in found else "fed"
-    off = "sync_off_s" if "exposed" in found else "sync_on_s"
-    low = "fixed_batch_s" if base == "held" else off
-    level = _level(result, [lambda probes: getattr(probes, low)])
-    pieces: list[Callable[[ProbeRecord], Sequence[float]]] = [lambda probes: getattr(probes, low)]
-    if base == "held":
-        pieces.append(lambda probes: _difference(getattr(probes, off), probes.fixed_batch_s))
-    if "exposed" in found:
-        pieces.append(lambda probes: _difference(probes.sync_on_s, probes.sync_off_s))
-    whole = _level(result, pieces)
-    if level is None or whole is None:
-        return found  # the straggler wait at the most: the others stand on such blocks too
-    # Blocks that only some conditions have count in their own figures.
-    value = math.fsum([level.value, *(found[name].value for name in ("data", "exposed") if name in found)])
-    moved = value - whole.value
-    limits = (None if one is None else one + moved for one in (whole.low, whole.high))
-    return {**found, base: level, "probed": Figure(value, *limits)}
+    estimates = {
+        name: column if column.has_limits else Estimate(column.value)
+        for name, column in columns.items()
+        if column is not None
+    }
+    base = "fixed_batch" if "data" in estimates else "fed"
+    off = "sync_off_s" if "exposed" in estimates else "sync_on_s"
+    lowest = "fixed_batch_s" if base == "fixed_batch" else off
+    series: list[Series] = [lambda probes: getattr(probes, lowest)]
+    level = _estimate_median_rank(result, series)
+    if base == "fixed_batch":
+        series.append(lambda probes: _subtract_series(getattr(probes, off), probes.fixed_batch_s))
+    if "exposed" in estimates:
+        series.append(lambda probes: _subtract_series(probes.sync_on_s, probes.sync_off_s))
+    total = _estimate_median_rank(result, series)
+    if level is None or total is None:
+        return estimates  # the imbalance at most: the others need such blocks too
+    # Blocks that only some variants have count in their own estimates.
+    value = math.fsum([level.value, *(estimates[name].value for name in ("data", "exposed") if name in estimates)])
+    probed = Estimate(value)
+    if total.has_limits:
+        low, high = (limit + (value - total.value) for limit in (total.low, total.high))
+        probed = Estimate(value, min(value, low), max(value, high))
+    return {**estimates, base: level, "probed": probed}
 
 
-def split(wanted: Sequence[str], known: Collection[str]) -> Split:
-    """The time that is lost, `update` - `ideal`, by parts: their names (several where a rung between them is not known)
-    and the figures that they are made of. They add up to the whole, whatever is known.
+def split_lost_time(possible: Sequence[str], measured: Collection[str]) -> Split:
+    """Split the lost time, `step` - `ideal`, into parts: their names and the estimates that each is made of.
 
-    `wanted` are the parts that there can be at all, of PARTS, in its order; `known` the figures that were measured.
+    A part has several names if what would separate them was not measured. The parts add up to the lost time, whatever
+    was measured. `possible` are the parts that the run can have, in the order of LOSS_PARTS; `measured` the names of
+    the estimates.
     """
-    told = _told(wanted, known)
-    climbed, waiting, below = _climb([name for name in wanted if name in ONE_DEVICE], known)
-    waiting += [name for name in wanted if name not in ONE_DEVICE and not any(name in names for names, _ in told)]
-    reached: dict[str, float] = {"update": 1.0}
-    if "probed" in known:
-        base = "held" if "held" in known else "fed"
-        reached = {name: 1.0 for name in (base, "data", "exposed") if name in known}
-    left = _minus(reached, [{below: 1.0}, *(terms for names, terms in told if names != ("drift",))])
-    if waiting:
-        found = [*climbed, (tuple(waiting), left), *told]
-    else:  # nothing that it could be named: the last of the named ones holds it
-        raise ValueError(f"no part of {', '.join(wanted)} is left for the rest")
-    return sorted(found, key=lambda part: PARTS.index(part[0][0]))
+    probed = _split_probed_parts(possible, measured)
+    one_device, merged, below = _split_one_device_parts([name for name in possible if name in LEVEL_OF_PART], measured)
+    in_probed = {name for names, _ in probed for name in names}
+    merged += [name for name in possible if name not in LEVEL_OF_PART and name not in in_probed]
+    if not merged:
+        raise ValueError(f"no part of {', '.join(possible)} is left for the rest")
+    reached: dict[str, float] = {"step": 1.0}
+    if "probed" in measured:
+        base = "fixed_batch" if "fixed_batch" in measured else "fed"
+        reached = {name: 1.0 for name in (base, "data", "exposed") if name in measured}
+    rest = _subtract_terms(reached, [{below: 1.0}, *(terms for names, terms in probed if names != ("drift",))])
+    return sorted([*one_device, (tuple(merged), rest), *probed], key=lambda part: LOSS_PARTS.index(part[0][0]))
 
 
-def _told(wanted: Sequence[str], known: Collection[str]) -> Split:
-    """Parts that the probes tell by themselves."""
-    found: Split = []
-    if "data" in wanted and {"data", "held"} <= set(known):
-        found.append((("data",), {"data": 1.0, "own_data": -1.0} if "own_data" in known else {"data": 1.0}))
-    straggles = "imbalance" in wanted and "imbalance" in known
-    if straggles:
-        found.append((("imbalance",), {"imbalance": 1.0}))
-    if "transfer" in wanted and "exposed" in known:
-        names = tuple(name for name in ("imbalance", "transfer") if name in wanted)
-        found.append((("transfer",), {"exposed": 1.0, "imbalance": -1.0}) if straggles else (names, {"exposed": 1.0}))
-    if "drift" in wanted and "probed" in known:
-        found.append((("drift",), {"update": 1.0, "probed": -1.0}))
-    return found
+def _split_probed_parts(possible: Sequence[str], measured: Collection[str]) -> Split:
+    """Return the parts that the probes measured by themselves."""
+    parts: Split = []
+    if "data" in possible and {"data", "fixed_batch"} <= set(measured):
+        parts.append((("data",), {"data": 1.0, "self_data": -1.0} if "self_data" in measured else {"data": 1.0}))
+    has_imbalance = "imbalance" in possible and "imbalance" in measured
+    if has_imbalance:
+        parts.append((("imbalance",), {"imbalance": 1.0}))
+    if "transfer" in possible and "exposed" in measured:
+        if has_imbalance:
+            parts.append((("transfer",), {"exposed": 1.0, "imbalance": -1.0}))
+        else:
+            parts.append((tuple(n for n in ("imbalance", "transfer") if n in possible), {"exposed": 1.0}))
+    if "drift" in possible and "probed" in measured:
+        parts.append((("drift",), {"step": 1.0, "probed": -1.0}))
+    return parts
 
 
-def _climb(wanted: Sequence[str], known: Collection[str]) -> tuple[Split, list[str], str]:
-    """(parts between the rungs of one device, names above the last of these that is known, that rung)."""
-    found: Split = []
-    waiting: list[str] = []
+def _split_one_device_parts(possible: Sequence[str], measured: Collection[str]) -> tuple[Split, list[str], str]:
+    """Return the parts between measured one-device steps, the names above the last of these steps, and that step."""
+    parts: Split = []
+    merged: list[str] = []
     below = "ideal"
-    for name in wanted:
-        waiting.append(name)
-        if (rung := ONE_DEVICE[name]) in known:
-            found.append((tuple(waiting), {rung: 1.0, below: -1.0}))
-            waiting, below = [], rung
-    return found, waiting, below
+    for name in possible:
+        merged.append(name)
+        if (level := LEVEL_OF_PART[name]) in measured:
+            parts.append((tuple(merged), {level: 1.0, below: -1.0}))
+            merged, below = [], level
+    return parts, merged, below
 
 
-def _minus(terms: Terms, others: Sequence[Terms]) -> Terms:
-    found = dict(terms)
+def _subtract_terms(terms: Coefficients, others: Sequence[Coefficients]) -> Coefficients:
+    difference = dict(terms)
     for other in others:
         for name, factor in other.items():
-            found[name] = found.get(name, 0.0) - factor
-    return {name: factor for name, factor in found.items() if factor != 0}
+            difference[name] = difference.get(name, 0.0) - factor
+    return {name: factor for name, factor in difference.items() if factor != 0}
 
 
-def _level(result: Result, pieces: Sequence[Callable[[ProbeRecord], Sequence[float]]]) -> Figure | None:
-    """Of each piece the median rank's, block by block, added up; seconds of one update."""
+def _estimate_median_rank(result: Result, series: Sequence[Series]) -> Estimate | None:
+    """Return the seconds of one step as the sum of several series, each of the median rank in every block."""
     probes = [rank.probes for rank in result.ranks if rank.probes is not None]
     if result.status != "ok" or not probes or len(probes) < len(result.ranks) or not probes[0].steps:
         return None
-    series = [[statistics.median(block) for block in zip(*map(piece, probes), strict=False)] for piece in pieces]
-    blocks = [sum(block) / probes[0].steps for block in zip(*series, strict=False)]
-    interval = mean_interval(blocks) if len(blocks) > 1 else None
-    return None if interval is None else figure(interval.value, interval)
+    medians = [[statistics.median(block) for block in zip(*map(one, probes), strict=False)] for one in series]
+    blocks = [sum(block) / probes[0].steps for block in zip(*medians, strict=False)]
+    return estimate_mean(blocks) if len(blocks) > 1 else None
 
 
-def _difference(more: Sequence[float], less: Sequence[float]) -> list[float]:
+def _subtract_series(more: Sequence[float], less: Sequence[float]) -> list[float]:
     return [a - b for a, b in zip(more, less, strict=False)]
 
 
-ALONE = "one device has nobody to share with, to wait for or to exchange with"
-SAME_BATCH = "the baseline has the batch of a device too"
-NO_WRAPPER = "the strategy is its own baseline"
-NO_BARE = "there is no bare run: what is lost is against the strategy itself on one device, and this part is not in it"
-APART = "replicas that exchange nothing do not wait for each other"
-IN_PROBES = ("contention", "data", "imbalance", "transfer", "drift")
-
-
-def wanted(
-    result: Result, bare_local: Result | None, own: Result | None, against: str
-) -> tuple[list[str], dict[str, str]]:
-    """(parts that there can be, why there cannot be the others)."""
+def find_possible_parts(result: Result, references: ReferenceRuns) -> tuple[list[str], dict[str, str]]:
+    """Return the parts that a run can have at all, and why it cannot have the others."""
     absent = {}
     if result.scale.gpus == 1:
-        absent = dict.fromkeys(("batch", *IN_PROBES), ALONE)
+        absent = dict.fromkeys(("batch", *PROBED_PARTS), NO_OTHER_DEVICE)
     elif result.scale.scaling != "strong":
         absent["batch"] = SAME_BATCH
-    if against == "self":
-        absent["overhead"] = NO_BARE
-    elif _one_strategy(result, bare_local, own):
+    if references.against == "self":
+        absent["overhead"] = NO_BARE_RUN
+    elif _is_own_baseline(result, references):
         absent["overhead"] = NO_WRAPPER
     if not result.scale.lockstep:
-        absent |= dict.fromkeys(("imbalance", "transfer"), APART)
-    return [name for name in PARTS if name not in absent], absent
+        absent |= dict.fromkeys(("imbalance", "transfer"), INDEPENDENT_REPLICAS)
+    return [name for name in LOSS_PARTS if name not in absent], absent
 
 
-def reasons(
-    result: Result, bare_local: Result | None, own: Result | None, known: Collection[str], parts: Sequence[str]
+def explain_unmeasured_parts(
+    result: Result, references: ReferenceRuns, measured: Collection[str], possible: Sequence[str]
 ) -> dict[str, str]:
-    """Why parts that there are could not be told from others; with the run that would help, where one would."""
-    found = {}
-    if "batch" in parts and bare_local is None:
-        found["batch"] = _no_run(result, result.scale.baseline_bare or result.scale.strategy)
-    if "overhead" in parts and own is None:
-        found["overhead"] = _no_run(result, result.scale.strategy)
-    if "contention" not in parts:
-        return found
-    if "probed" not in known:
-        return found | dict.fromkeys((name for name in IN_PROBES if name in parts), _no_probes(result))
-    told = update_breakdown.reasons(result)
-    if "held" not in known:
-        found["data"] = told.get("data", "too few blocks for a figure")
-    elif "own_data" not in known:
-        found["data"] = "what one device loads was not measured: data holds all loading, and contention less by one's"
-    if "transfer" in parts and "exposed" not in known:
-        found["transfer"] = told.get("exposed", "too few blocks for a figure")
-    if "imbalance" in parts and "imbalance" not in known:
-        found["imbalance"] = told.get("imbalance", told.get("exposed", "too few updates for a figure"))
-    return found
+    """Return why possible parts could not be separated from others, with the run that would help if there is one."""
+    missing = {}
+    if "batch" in possible and references.bare_local is None:
+        missing["batch"] = _explain_missing_run(result, result.scale.baseline_bare or result.scale.strategy)
+    if "overhead" in possible and references.self_local is None:
+        missing["overhead"] = _explain_missing_run(result, result.scale.strategy)
+    if "contention" not in possible:
+        return missing
+    if "probed" not in measured:
+        reason = _explain_missing_probes(result)
+        return missing | dict.fromkeys((name for name in PROBED_PARTS if name in possible), reason)
+    reasons = step_breakdown.unmeasured_reasons(result)
+    if "fixed_batch" not in measured:
+        missing["data"] = reasons.get("data", "too few blocks for a figure")
+    elif "self_data" not in measured:
+        missing["data"] = "what one device loads was not measured: data holds all loading, and contention less by one's"
+    if "transfer" in possible and "exposed" not in measured:
+        missing["transfer"] = reasons.get("exposed", "too few blocks for a figure")
+    if "imbalance" in possible and "imbalance" not in measured:
+        missing["imbalance"] = reasons.get("imbalance", reasons.get("exposed", "too few steps for a figure"))
+    return missing
 
 
-def _one_strategy(result: Result, bare_local: Result | None, own: Result | None) -> bool:
-    if bare_local is None or own is None:
+def _is_own_baseline(result: Result, references: ReferenceRuns) -> bool:
+    bare, own = references.bare_local, references.self_local
+    if bare is None or own is None:
         return result.scale.framework == "none" and result.scale.strategy == result.scale.baseline_bare
-    return bare_local.run_id == own.run_id or comparison_key(bare_local, True) == comparison_key(own, True)
+    return bare.run_id == own.run_id or comparison_key(bare, True) == comparison_key(own, True)
 
 
-def _no_run(result: Result, strategy: str) -> str:
-    batch = share_of_device(result)
+def _explain_missing_run(result: Result, strategy: str) -> str:
+    batch = samples_per_device(result)
     if not batch.is_integer():
         return (
             f"{result.scale.global_batch} samples on {result.scale.gpus} devices are {batch:.4g} each, a batch that no "
@@ -212,7 +215,7 @@ def _no_run(result: Result, strategy: str) -> str:
     )
 
 
-def _no_probes(result: Result) -> str:
-    asked = result.spec.get("measure", {}).get("probes")
-    words = {None: "the record is of an older version", False: "measure.probes=false"}
-    return f"no probes of an update ({words.get(asked, 'a rank has none')}): measure.probes=true takes it apart"
+def _explain_missing_probes(result: Result) -> str:
+    setting = result.spec.get("measure", {}).get("probes")
+    reasons = {None: "the record is of an older version", False: "measure.probes=false"}
+    return f"no probes of a step ({reasons.get(setting, 'a rank has none')}): measure.probes=true takes it apart"

@@ -11,9 +11,9 @@ from scalebench.analysis.comparison.pairing import Launch, Row, without_shared
 from scalebench.analysis.comparison.run_facts import check_key, with_bound
 from scalebench.analysis.comparison.tests import LEAST, LEVEL, Tested
 from scalebench.analysis.comparison.unmatched import Side, Unpaired, left, refusal, side_of
-from scalebench.analysis.repeats import interleaved
+from scalebench.analysis.repeats import pair_interleaved
 from scalebench.core.errors import InputError
-from scalebench.core.stats.estimates import Interval
+from scalebench.core.stats.estimates import Estimate
 
 OK, REGRESSION, NOT_COMPARABLE, FAILED_RUN = "ok", "regression", "not comparable", "failed run"
 FASTER, SLOWER, UNRESOLVED = "faster", "slower", "no difference resolved"
@@ -32,7 +32,7 @@ class Pair:
     a: Row
     b: Row
     ratio: float
-    interval: Interval | None
+    interval: Estimate | None
     p: float | None
     p_holm: float | None
     test: str
@@ -49,7 +49,7 @@ class Contrast:
     b: str
     pairs: Sequence[Pair]
     median: float
-    median_interval: Interval | None  # of six pairs and more
+    median_interval: Estimate | None  # of six pairs and more
     differences: Sequence[tuple[str, str, str, int]]  # key, values of a, values of b, number of pairs
 
 
@@ -153,7 +153,7 @@ def _tested(a: Row, b: Row) -> tuple[Row, Row, Tested]:
         first, second = one.measured[0], other.measured[0]
         return one, other, tests.blocks_test((one.rate, first.interval), (other.rate, second.interval))
     rates = {launch.run_id: launch.rate or 0.0 for row in fewer for launch in row.measured}
-    pairs = interleaved([launch.record for launch in one.measured], [launch.record for launch in other.measured])
+    pairs = pair_interleaved([launch.record for launch in one.measured], [launch.record for launch in other.measured])
     if len(pairs) >= LEAST:
         return one, other, tests.paired_test([(rates[mine.run_id], rates[it.run_id]) for mine, it in pairs])
     return one, other, tests.launches_test(one.rates, other.rates)

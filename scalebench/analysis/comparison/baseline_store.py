@@ -13,10 +13,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from scalebench.analysis.read_runs import find
+from scalebench.analysis.read_runs import find_results
 from scalebench.core.errors import InputError
 from scalebench.core.json_files import read_record, write_json
-from scalebench.core.machine.machine_class import Kind, kind_of
+from scalebench.core.machine.machine_class import MachineClass, classify_machine
 from scalebench.core.result import read_result
 from scalebench.core.run_folder import RESULT_FILE
 
@@ -30,7 +30,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 class Saved:
     """What the store has under one machine."""
 
-    kind: Kind
+    kind: MachineClass
     folder: Path
     names: list[str]
 
@@ -49,18 +49,18 @@ def check_name(name: str) -> str:
     return name
 
 
-def save(name: str, paths: Sequence[str | os.PathLike[str]], replace: bool = False) -> list[tuple[Kind, Path, int]]:
+def save(name: str, paths: Sequence[str | os.PathLike[str]], replace: bool = False) -> list[tuple[MachineClass, Path, int]]:
     """Copies of all records at or below `paths` as baseline `name` of their machine: (machine, folder, runs) of each.
 
     A baseline is there whole or not at all. InputError for a name that is taken, without `replace`; for records of
     which none went well; for a store that cannot be written.
     """
     check_name(name)
-    found: dict[str, tuple[Kind, dict[str, Path]]] = {}
+    found: dict[str, tuple[MachineClass, dict[str, Path]]] = {}
     good: set[str] = set()
-    for file in find([Path(path) for path in paths]):
+    for file in find_results([Path(path) for path in paths]):
         result = read_result(file)
-        kind = kind_of(result.machine)
+        kind = classify_machine(result.machine)
         found.setdefault(kind.fingerprint, (kind, {}))[1].setdefault(result.run_id, file)
         good |= {kind.fingerprint} if result.status == "ok" else set()
     if not good:
@@ -77,7 +77,7 @@ def save(name: str, paths: Sequence[str | os.PathLike[str]], replace: bool = Fal
         ) from error
 
 
-def _write(kind: Kind, name: str, files: Iterable[Path]) -> Path:
+def _write(kind: MachineClass, name: str, files: Iterable[Path]) -> Path:
     home = store() / kind.fingerprint
     home.mkdir(parents=True, exist_ok=True)
     write_json(home / MACHINE_FILE, kind)
@@ -99,14 +99,14 @@ def _write(kind: Kind, name: str, files: Iterable[Path]) -> Path:
     return home / name
 
 
-def load_folder(name: str, kinds: Iterable[Kind]) -> list[Path]:
+def load_folder(name: str, kinds: Iterable[MachineClass]) -> list[Path]:
     """The folders of baseline `name` of these machines; none where there is none."""
     check_name(name)
     folders = [store() / fingerprint / name for fingerprint in dict.fromkeys(kind.fingerprint for kind in kinds)]
     return [folder for folder in folders if folder.is_dir()]
 
 
-def no_baseline(name: str, kinds: Iterable[Kind]) -> str:
+def no_baseline(name: str, kinds: Iterable[MachineClass]) -> str:
     """The line that says what there is instead."""
     wanted = "; ".join(dict.fromkeys(map(str, kinds)))
     here = saved()
@@ -122,7 +122,7 @@ def saved() -> list[Saved]:
     found = []
     for file in sorted(store().glob(f"*/{MACHINE_FILE}")):
         try:
-            kind = read_record(file, Kind)
+            kind = read_record(file, MachineClass)
         except (OSError, ValueError):
             continue
         names = sorted(path.name for path in file.parent.iterdir() if path.is_dir() and NAME.fullmatch(path.name))

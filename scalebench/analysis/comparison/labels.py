@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from scalebench.analysis.comparison.pairing import CLOCKS, Launch, Row, differing, told
-from scalebench.analysis.comparison.run_facts import Facts, main_key, under, with_bound
-from scalebench.core.errors import InputError, no_such
+from scalebench.analysis.comparison.run_facts import Facts, main_key, with_bound
+from scalebench.analysis.identity import is_under
+from scalebench.core.errors import InputError, unknown_name_message
 
 FIRST = ("model.name", "dataset.name", "hardware.name", "scaling", "strategy.name", "gpus")
 ALWAYS = ("strategy.name", "gpus")
@@ -45,7 +46,7 @@ class Labels:
         self.keys: list[str] = []
         groups = [list(rows)]
         for name in names:
-            if under(name, without):
+            if is_under(name, without):
                 continue
             finer = [part for group in groups for part in _split(group, name)]
             if name in ALWAYS or len(finer) > len(groups):
@@ -124,7 +125,7 @@ def _mean(row: Row, name: str) -> float | None:
 
 def samples_differ(pairs: Sequence[Paired]) -> list[str]:
     """The warning that samples of a pair are not alike, if those of any are not."""
-    unlike = any(under(key, SAMPLES) for pair in pairs for key in differing(pair.a.identity, pair.b.identity))
+    unlike = any(is_under(key, SAMPLES) for pair in pairs for key in differing(pair.a.identity, pair.b.identity))
     return [OTHER_SAMPLES] if unlike else []
 
 
@@ -150,7 +151,7 @@ def values_of(launches: Sequence[Launch], key: str, base: str | None) -> list[Ke
     heads = [_head(group[0], key) for group in found]
     names = [_name(number, heads, facts) for number in range(len(found))]
     if base is not None and base not in (*names, *heads):
-        raise InputError(f"--base: {no_such(f'value of {key}', base, names)}")
+        raise InputError(f"--base: {unknown_name_message(f'value of {key}', base, names)}")
 
     def place(number: int) -> tuple[bool, int, list[tuple[int, float, str]]]:
         return base not in (names[number], heads[number]), found[number][0].side, _order(names[number])
@@ -162,9 +163,9 @@ def values_of(launches: Sequence[Launch], key: str, base: str | None) -> list[Ke
 def _facts(launch: Launch, key: str) -> Facts:
     """What lies under the key in the identity; a key that is no part of it is looked up among the free facts."""
     identity, free = launch.facts.identity, launch.facts.free
-    part_of_it = any(under(name, [key]) for name in identity)
-    found = {} if part_of_it else {name: value for name, value in free.items() if under(name, [key])}
-    found |= {name: value for name, value in identity.items() if under(name, with_bound(key))}
+    part_of_it = any(is_under(name, [key]) for name in identity)
+    found = {} if part_of_it else {name: value for name, value in free.items() if is_under(name, [key])}
+    found |= {name: value for name, value in identity.items() if is_under(name, with_bound(key))}
     return {name: value for name, value in found.items() if value is not None}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 from collections.abc import Iterable, Sequence
@@ -12,10 +11,12 @@ from datetime import datetime
 from pathlib import Path
 
 from scalebench.analysis import throughput
-from scalebench.analysis.comparison.run_facts import NAMED, Described, Facts, Value, describe, under
-from scalebench.analysis.read_runs import find
+from scalebench.analysis.comparison.run_facts import NAMED, Described, Facts, Value, describe
+from scalebench.analysis.identity import facts_key, is_under
+from scalebench.analysis.read_runs import find_results
+from scalebench.analysis.run_summary import start_time
 from scalebench.core.result import Result, read_result
-from scalebench.core.stats.estimates import Interval
+from scalebench.core.stats.estimates import Estimate
 
 FAILED = ("failed", "oom", "timeout", "cancelled")
 CLOCKS = ("sm_clock_mhz_mean", "mem_clock_mhz_mean")
@@ -30,7 +31,7 @@ class Launch:
     record: Result  # without its ranks and its spec
     started: datetime
     rate: float | None  # samples/s
-    interval: Interval | None  # over its blocks
+    interval: Estimate | None  # over its blocks
     facts: Described
     side: int = 0  # which of the given folders it came from
 
@@ -61,7 +62,7 @@ class Row:
 
 def launches(paths: Sequence[str | os.PathLike[str]], side: int = 0) -> list[Launch]:
     """Each run at or below `paths` once, in the order of their start. InputError as frame.load raises it."""
-    return once(launch_of(read_result(file), side) for file in find([Path(path) for path in paths]))
+    return once(launch_of(read_result(file), side) for file in find_results([Path(path) for path in paths]))
 
 
 def once(found: Iterable[Launch]) -> list[Launch]:
@@ -75,23 +76,14 @@ def once(found: Iterable[Launch]) -> list[Launch]:
 def launch_of(result: Result, side: int = 0) -> Launch:
     rate, interval = throughput.throughput(result)
     slim = dataclasses.replace(result, ranks=[], spec={})
-    return Launch(slim, throughput.started(result), rate, interval, describe(result), side)
-
-
-def kept(identity: Facts, without: Sequence[str]) -> Facts:
-    """The facts that are not under one of the keys `without`, nor unknown."""
-    return {key: value for key, value in identity.items() if value is not None and not under(key, without)}
-
-
-def key_of(identity: Facts, without: Sequence[str] = ()) -> str:
-    return json.dumps(kept(identity, without), sort_keys=True)
+    return Launch(slim, start_time(result), rate, interval, describe(result), side)
 
 
 def rows(found: Iterable[Launch]) -> list[Row]:
     """Launches of one configuration as a row, in order; figures of the latest version of its framework only."""
     known: dict[str, Row] = {}
     for launch in found:
-        row = known.setdefault(key_of(launch.facts.identity), Row(launch.facts.identity))
+        row = known.setdefault(facts_key(launch.facts.identity), Row(launch.facts.identity))
         (row.others if launch.rate is None else row.measured).append(launch)
     for row in known.values():
         _latest_version(row)
@@ -111,7 +103,7 @@ def merged(found: Sequence[Row], without: Sequence[str]) -> tuple[dict[str, Row]
     """Rows by their key without some keys; and those that become one and are not, each with the reason."""
     groups: dict[str, list[Row]] = {}
     for row in found:
-        groups.setdefault(key_of(row.identity, without), []).append(row)
+        groups.setdefault(facts_key(row.identity, without), []).append(row)
     whole: dict[str, Row] = {}
     refused = []
     for key, group in groups.items():
@@ -148,14 +140,14 @@ def _unlike(one: Value, other: Value) -> bool:
 def closest(identity: Facts, others: Sequence[Row], without: Sequence[str]) -> tuple[Row, list[str]] | None:
     """The row that differs in the fewest keys, and these keys: of another strategy or model its name says enough."""
     found = [
-        (row, [key for key in differing(identity, row.identity) if not under(key, without)])
+        (row, [key for key in differing(identity, row.identity) if not is_under(key, without)])
         for row in others[:MOST_LOOKED_AT]
     ]
     if not found:
         return None
     row, keys = min(found, key=lambda pair: len(pair[1]))
     other = [group for group in NAMED if f"{group}.name" in keys]
-    return row, [key for key in keys if not under(key, other) or key.endswith(".name")]
+    return row, [key for key in keys if not is_under(key, other) or key.endswith(".name")]
 
 
 def apart(one: Facts, other: Facts, keys: Sequence[str]) -> str:

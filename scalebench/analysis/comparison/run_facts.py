@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from scalebench.core.config_files import option_defaults
-from scalebench.core.errors import no_such
+from scalebench.analysis.identity import BOUND_FACTS, HIDDEN_FACTS, IGNORED_FACTS, is_under
+from scalebench.core.config_files import strategy_option_defaults
+from scalebench.core.errors import unknown_name_message
 from scalebench.core.machine.machine import Machine
 from scalebench.core.result import Result
 from scalebench.core.spec import Config
@@ -18,18 +19,6 @@ from scalebench.core.spec import Config
 Value = str | int | float | bool | None
 Facts = dict[str, Value]
 
-# Of the program, of how a run is measured, of where files lie, and what a YAML says for people: no part of what is run.
-FREE = (
-    "repeat resume baseline dry_run debug measure sweep dataset.cache model.description model.sources model.params "
-    "strategy.description strategy.requires strategy.devices strategy.max_gpus strategy.baseline "
-    "hardware.description hardware.sources hardware.this_machine hardware.hosts hardware.scheduler hardware.slurm "
-    "hardware.max_jobs hardware.stage hardware.links hardware.unsupported hardware.memory_bytes "
-    "hardware.gpu_memory_bytes"
-).split()
-UNTOLD = (
-    "repeat resume baseline dry_run debug sweep model.description model.sources strategy.description "
-    "strategy.requires strategy.devices hardware.description hardware.sources hardware.links hardware.unsupported"
-).split()
 MACHINE = (
     "hostname cpus cpu_quota cpus_physical memory_bytes memory_limit_bytes driver_version cuda_driver_version os "
     "kernel python git_commit container mpi cpu_governors cpu_max_mhz smt"
@@ -38,12 +27,6 @@ GPU = (
     "memory_bytes power_limit_w sm_clock_max_mhz mem_clock_max_mhz sm_clock_application_mhz mem_clock_application_mhz "
     "mig ecc persistence pcie_generation_max pcie_width"
 ).split()
-# What goes with a key that rows are compared by: another machine has another processor.
-BOUND = {
-    "hardware": ("device", "nodes", "machine.cpu_model", "machine.gpus"),
-    "gpus": ("nodes", "hardware.device_ids", "hardware.environment", "hardware.layout"),
-    "hardware.layout": ("nodes",),
-}
 NAMED = ("model", "dataset", "strategy", "hardware")  # groups, told by their name
 
 
@@ -59,7 +42,7 @@ def describe(result: Result) -> Described:
     """The facts of one record. Settings that it does not know yet have the values that were fixed before they came."""
     scale, machine = result.scale, result.machine
     told = flat(result.spec)
-    identity = {key: value for key, value in told.items() if not under(key, FREE)}
+    identity = {key: value for key, value in told.items() if not is_under(key, IGNORED_FACTS)}
     for key, value in _defaults(scale.strategy).items():
         identity.setdefault(key, value)
     identity |= {"gpus": scale.gpus, "nodes": scale.nodes, "device": scale.device, "scaling": scale.scaling}
@@ -68,14 +51,14 @@ def describe(result: Result) -> Described:
     identity["machine.gpus"] = told_list(sorted(gpu.name or "" for gpu in machine.gpus))
     if scale.device == "cpu":
         identity["machine.cpu_model"] = machine.cpu_model
-    free = {key: value for key, value in told.items() if under(key, FREE) and not under(key, UNTOLD)}
+    free = {key: value for key, value in told.items() if is_under(key, IGNORED_FACTS) and not is_under(key, HIDDEN_FACTS)}
     return Described(identity, free | _surroundings(machine) | _used(result))
 
 
 def _defaults(strategy: str) -> Facts:
-    spine = {key: value for key, value in flat(dataclasses.asdict(Config())).items() if not under(key, FREE)}
+    spine = {key: value for key, value in flat(dataclasses.asdict(Config())).items() if not is_under(key, IGNORED_FACTS)}
     spine = {key: value for key, value in spine.items() if value != "???"}
-    return spine | flat({"strategy": {"options": option_defaults(strategy)}})
+    return spine | flat({"strategy": {"options": strategy_option_defaults(strategy)}})
 
 
 def _surroundings(machine: Machine) -> Facts:
@@ -130,14 +113,9 @@ def canonical(value: Any) -> Value:
     return json.dumps(value) if value else None
 
 
-def under(key: str, prefixes: Iterable[str]) -> bool:
-    """Whether `key` is one of `prefixes` or lies below one."""
-    return any(key == prefix or key.startswith(f"{prefix}.") for prefix in prefixes)
-
-
 def with_bound(key: str) -> tuple[str, ...]:
     """The key and what goes with it."""
-    return (key, *BOUND.get(key, ()))
+    return (key, *BOUND_FACTS.get(key, ()))
 
 
 def main_key(key: str) -> str:
@@ -153,4 +131,4 @@ def check_key(key: str, known: Iterable[str]) -> str | None:
         return None
     # A last part alone is what people remember: precision is train.precision.
     ends = sorted(name for name in names if name.endswith(f".{key}"))
-    return f"no key '{key}'; did you mean '{ends[0]}'?" if ends else no_such("key", key, names)
+    return f"no key '{key}'; did you mean '{ends[0]}'?" if ends else unknown_name_message("key", key, names)

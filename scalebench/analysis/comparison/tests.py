@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scalebench.core.stats.estimates import BATCHES, CONFIDENCE, Interval, ratio_interval, student_t
+from scalebench.core.stats.estimates import BATCHES, CONFIDENCE, Estimate, divide_estimates, student_t
 
 LEAST = 3  # launches that show how launches vary
 LEVEL = 1 - CONFIDENCE
@@ -17,7 +17,7 @@ class Tested:
     """A ratio, its 95 % interval, the two-sided p of its being 1, and the test. Without an interval no p either."""
 
     ratio: float
-    interval: Interval | None
+    interval: Estimate | None
     p: float | None
     test: str
 
@@ -59,7 +59,7 @@ def paired_test(pairs: Sequence[tuple[float, float]]) -> Tested:
     return _student(mean, error, len(pairs) - 1, f"paired t, {len(pairs)} interleaved repeats")
 
 
-def blocks_test(a: tuple[float, Interval | None], b: tuple[float, Interval | None]) -> Tested:
+def blocks_test(a: tuple[float, Estimate | None], b: tuple[float, Estimate | None]) -> Tested:
     """b over a, of one launch each with the interval over its blocks: what differs between launches is not in it.
 
     The limits by MOVER (stats.ratio_interval); p from how far 1 lies beyond the ratio, in units of the reach to that
@@ -68,7 +68,7 @@ def blocks_test(a: tuple[float, Interval | None], b: tuple[float, Interval | Non
     ratio, words = b[0] / a[0], "blocks of one launch each"
     if a[1] is None or b[1] is None:
         return Tested(ratio, None, None, "none, for too few blocks")
-    interval = ratio_interval(b[1], a[1])
+    interval = divide_estimates(b[1], a[1])
     return Tested(ratio, interval, _p_of_limits(interval, BATCHES - 1), words)
 
 
@@ -84,7 +84,7 @@ def holm(ps: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def median_interval(values: Sequence[float]) -> tuple[float, Interval | None]:
+def median_interval(values: Sequence[float]) -> tuple[float, Estimate | None]:
     """The median of values and its interval of at least 95 %, from the order of the values alone; none below six.
 
     As the sign test has it: the k-th smallest and the k-th largest, with the largest k whose two tails of the binomial
@@ -97,7 +97,7 @@ def median_interval(values: Sequence[float]) -> tuple[float, Interval | None]:
     while 2 * below <= LEVEL:
         k += 1
         below += math.comb(count, k) / 2**count
-    return middle, Interval(middle, ordered[k - 1], ordered[-k]) if k else None
+    return middle, Estimate(middle, ordered[k - 1], ordered[-k]) if k else None
 
 
 def _moments(values: Sequence[float]) -> tuple[float, float]:
@@ -110,13 +110,13 @@ def _moments(values: Sequence[float]) -> tuple[float, float]:
 def _student(difference: float, error: float, freedom: float, test: str) -> Tested:
     ratio = math.exp(difference)
     if error == 0:
-        return Tested(ratio, Interval(ratio, ratio, ratio), 1.0 if difference == 0 else 0.0, test)
+        return Tested(ratio, Estimate(ratio, ratio, ratio), 1.0 if difference == 0 else 0.0, test)
     reach = student_t(freedom, CONFIDENCE) * error
-    interval = Interval(ratio, ratio * math.exp(-reach), ratio * math.exp(reach) if reach < 700 else math.inf)
+    interval = Estimate(ratio, ratio * math.exp(-reach), ratio * math.exp(reach) if reach < 700 else math.inf)
     return Tested(ratio, interval, _two_sided(difference / error, freedom), test)
 
 
-def _p_of_limits(interval: Interval, freedom: int) -> float:
+def _p_of_limits(interval: Estimate, freedom: int) -> float:
     distance = abs(math.log(interval.value))
     limit = interval.high if interval.value < 1 else interval.low
     if distance == 0 or limit == 0:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from scalebench.analysis.batch_size import fit
+from scalebench.analysis.batch_size import fit_step_time
 from scalebench.analysis.prediction.cost_model import Exchange, LinkRate, Rates, Stage, Work, link_rate
 from scalebench.core.errors import InputError
-from scalebench.core.json_files import from_dict
+from scalebench.core.json_files import build_record
 from scalebench.core.result import Result, StageRecord
 from scalebench.core.spec import ModelSpec
 from scalebench.workloads import networks
@@ -52,7 +52,7 @@ def pace_of(bares: Sequence[Row]) -> Pace:
     batch, worked_s = points[0]
     if worked_s <= 0:
         raise InputError("the optimizer takes all of the bare run's update")
-    line = fit([point for point in points if point[1] > 0])
+    line = fit_step_time([point for point in points if point[1] > 0])
     optimizer_s = max(0.0, bares[0]["optimizer_s"])  # a difference of two means
     if line is None or line.alpha_s < 0 or line.beta_s <= 0:
         return Pace(0.0, worked_s / batch, optimizer_s)
@@ -153,7 +153,7 @@ def micro_batches_of(result: Result) -> int:
 
 def _network(result: Result) -> Network:
     try:
-        model = from_dict(ModelSpec, result.spec.get("model", {}), ignore_unknown=True)
+        model = build_record(ModelSpec, result.spec.get("model", {}), ignore_unknown=True)
     except ValueError as error:
         raise InputError(f"its record does not tell the model: {error}") from error
     if model.torch is not None or model.keras is not None:

@@ -7,10 +7,10 @@ predicts.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from scalebench.analysis.identity import SIZE_COLUMNS, parallelism_key
 from scalebench.analysis.prediction.calibration import (
     RATE,
     Links,
@@ -33,10 +33,10 @@ from scalebench.analysis.prediction.cost_model import (
     model_parallel,
     wins_from,
 )
-from scalebench.analysis.scaling_curves import interval
+from scalebench.analysis.scaling_curves import estimate_of
 from scalebench.core.errors import InputError
 from scalebench.core.result import Result
-from scalebench.core.stats.estimates import ratio_interval
+from scalebench.core.stats.estimates import divide_estimates
 
 DATA, MODEL, PIPELINE = KINDS = ("data", "model", "pipeline")
 STAGED = {
@@ -46,9 +46,6 @@ STAGED = {
     "pipeline_1f1b": PIPELINE,
 }
 ALL_REDUCE = ("ddp", "lightning_", "horovod_", "mirrored", "multiworker_")  # beginnings of strategies' names
-MODEL_KEYS = ("name", "options", "input_shape", "outputs", "torch", "keras", "code_digest")
-SETTINGS = ("dataset", "hardware", "machine", "framework", "precision", "data_format", "feed")
-SIZES = ("gpus", "nodes", "global_batch")
 
 
 @dataclass(frozen=True)
@@ -111,11 +108,11 @@ class Comparison:
     @property
     def tied(self) -> list[str]:
         """Measured kinds that are as fast as the fastest within their 95 % intervals."""
-        rates = {kind: interval(way.row, RATE, "throughput") for kind, way in self.ways.items() if way.measured}
+        rates = {kind: estimate_of(way.row, RATE, "throughput") for kind, way in self.ways.items() if way.measured}
         first = rates.pop(self.measured, None) if self.measured is not None else None
         if first is None:
             return []
-        return [kind for kind, rate in rates.items() if rate is not None and ratio_interval(first, rate).low <= 1]
+        return [kind for kind, rate in rates.items() if rate is not None and divide_estimates(first, rate).low <= 1]
 
     @property
     def right(self) -> bool | None:
@@ -138,7 +135,7 @@ def comparisons(rows: Iterable[Row], read: Read) -> list[Comparison]:
         return []
     groups: dict[str, list[Row]] = {}
     for row in rows:
-        if _kind(row) is not None and row["gpus"] > 1 and (key := _key(row, SIZES, read)) is not None:
+        if _kind(row) is not None and row["gpus"] > 1 and (key := _key(row, SIZE_COLUMNS, read)) is not None:
             groups.setdefault(key, []).append(row)
     by_id = {str(row["run_id"]): row for row in rows}
     links = exchanges((row for row in rows if _kind(row) == DATA), read)
@@ -154,11 +151,9 @@ def _kind(row: Row) -> str | None:
 def _key(row: Row, sizes: Sequence[str], read: Read) -> str | None:
     """What rows share that do the same; None where the record has gone since."""
     try:
-        model = read(row).spec.get("model", {})
+        return parallelism_key(row, read(row).spec, sizes)
     except InputError:
         return None
-    network = [model.get(name) for name in MODEL_KEYS]
-    return json.dumps([network, *(row[name] for name in (*SETTINGS, *sizes))], default=str)
 
 
 def _comparison(members: Sequence[Row], by_id: Mapping[str, Row], links: Links, read: Read) -> Comparison:

@@ -15,14 +15,14 @@ class CommandParser(argparse.ArgumentParser):
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
         """Parse words and options in any order. InputError for anything unknown."""
-        from scalebench.core.errors import InputError, no_such
+        from scalebench.core.errors import InputError, unknown_name_message
 
         options, unknown = self.parse_known_intermixed_args(words)
         if unknown:
             command, word = self._command(), unknown[0].partition("=")[0]
             if word.startswith("-"):
                 known = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
-                raise InputError(f"{command}: {no_such('option', word, known)}")
+                raise InputError(f"{command}: {unknown_name_message('option', word, known)}")
             raise InputError(f"{command} takes no further words, not '{unknown[0]}'")
         return options
 

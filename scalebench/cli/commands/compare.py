@@ -14,10 +14,10 @@ from scalebench.analysis.comparison import Comparison, baseline_store
 from scalebench.analysis.comparison.pairing import Launch, launches, once
 from scalebench.cli.commands.arguments import CommandParser
 from scalebench.core.errors import InputError
-from scalebench.core.machine.machine_class import Kind, kind_of
+from scalebench.core.machine.machine_class import MachineClass, classify_machine
 from scalebench.report import comparison_files, comparison_text
 
-FORMATS = ("text", "json", "junit", "markdown")
+COMPARISON_FORMATS = ("text", "json", "junit", "markdown")
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -30,23 +30,23 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument("--missing", choices=("fail", "ok"), default="fail", help="where that baseline does not exist")
     parser.add_argument("--save", metavar="NAME", help="save the runs as a baseline")
     parser.add_argument("--replace", action="store_true", help="of --save: replace a baseline of that name")
-    parser.add_argument("--format", choices=FORMATS, default="text")
+    parser.add_argument("--format", choices=COMPARISON_FORMATS, default="text")
     parser.add_argument("--out", metavar="FILE", help="write that format to a file, and print the text")
 
 
 def main(chosen: argparse.Namespace) -> int:
     chosen.ignore = [key for word in chosen.ignore for key in word.split(",") if key]
-    _check(chosen)
+    _check_options(chosen)
     if chosen.save is not None:
-        return _save(chosen)
-    threshold = None if chosen.threshold is None else share(chosen.threshold)
-    found = _compared(chosen, threshold)
+        return _save_baseline(chosen)
+    threshold = None if chosen.threshold is None else parse_share(chosen.threshold)
+    found = _compare(chosen, threshold)
     status = 0 if found.no_baseline and chosen.missing == "ok" else comparison_text.EXIT[found.status]
-    _show(chosen, found, status)
+    _print_comparison(chosen, found, status)
     return status
 
 
-def _check(chosen: argparse.Namespace) -> None:
+def _check_options(chosen: argparse.Namespace) -> None:
     """Words that make no sense together: InputError."""
     ways = [name for name in ("save", "against", "by") if getattr(chosen, name) is not None]
     if len(ways) > 1:
@@ -63,7 +63,7 @@ def _check(chosen: argparse.Namespace) -> None:
         raise InputError(f"compare --{ways[0]} needs the folder of a run or a sweep")
 
 
-def share(word: str) -> float:
+def parse_share(word: str) -> float:
     """`3%`, `3 %` and `0.03` as 0.03; InputError for what is no share from 0 to below 1."""
     number, percent = word.strip().removesuffix("%"), word.strip().endswith("%")
     try:
@@ -75,38 +75,38 @@ def share(word: str) -> float:
     return value
 
 
-def _save(chosen: argparse.Namespace) -> int:
+def _save_baseline(chosen: argparse.Namespace) -> int:
     for kind, folder, runs in baseline_store.save(chosen.save, chosen.paths, chosen.replace):
         print(f"baseline '{chosen.save}': {runs} {'run' if runs == 1 else 'runs'} of {kind}: {folder}")
     return 0
 
 
-def _compared(chosen: argparse.Namespace, threshold: float | None) -> Comparison:
+def _compare(chosen: argparse.Namespace, threshold: float | None) -> Comparison:
     sides = [launches([path], number) for number, path in enumerate(chosen.paths)]
     if chosen.by is not None:
         every = once(launch for side in sides for launch in side)
         return comparison.compare_by(every, chosen.by, chosen.base, chosen.ignore, threshold)
     if chosen.against is None:
-        return _named(comparison.compare(*sides, chosen.ignore, threshold), *chosen.paths)
+        return _name_sides(comparison.compare(*sides, chosen.ignore, threshold), *chosen.paths)
     here = once(launch for side in sides for launch in side)
-    folders = baseline_store.load_folder(chosen.against, _kinds(here))
+    folders = baseline_store.load_folder(chosen.against, _list_machine_classes(here))
     if not folders:
-        reason = baseline_store.no_baseline(chosen.against, _kinds(here))
+        reason = baseline_store.no_baseline(chosen.against, _list_machine_classes(here))
         return Comparison(None, chosen.ignore, threshold, [], [], reason, no_baseline=True)
     found = comparison.compare(launches(folders), here, chosen.ignore, threshold)
-    return _named(found, f"baseline '{chosen.against}'", ", ".join(chosen.paths))
+    return _name_sides(found, f"baseline '{chosen.against}'", ", ".join(chosen.paths))
 
 
-def _named(found: Comparison, a: str, b: str) -> Comparison:
+def _name_sides(found: Comparison, a: str, b: str) -> Comparison:
     found.notes.insert(0, f"A is {a}, B is {b}")
     return found
 
 
-def _kinds(found: list[Launch]) -> list[Kind]:
-    return [kind_of(launch.record.machine) for launch in found]
+def _list_machine_classes(found: list[Launch]) -> list[MachineClass]:
+    return [classify_machine(launch.record.machine) for launch in found]
 
 
-def _show(chosen: argparse.Namespace, found: Comparison, status: int) -> None:
+def _print_comparison(chosen: argparse.Namespace, found: Comparison, status: int) -> None:
     """To the terminal in the format that was chosen; with --out that goes to the file, and the text to the terminal."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else comparison_text.WIDTH
     text = comparison_text.text(found, width)
@@ -119,12 +119,12 @@ def _show(chosen: argparse.Namespace, found: Comparison, status: int) -> None:
     if chosen.out is None:
         sys.stdout.write(made)
         return
-    write_whole(Path(chosen.out), made)
+    write_atomically(Path(chosen.out), made)
     sys.stdout.write(text)
     print(f"written: {chosen.out}")
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str) -> None:
     """The file whole or not at all; InputError where it cannot be written."""
     temporary = path.parent / f".{path.name}.{os.getpid()}"
     try:

@@ -17,14 +17,16 @@ from scalebench.core import config_files, plugins
 from scalebench.core.errors import InputError
 from scalebench.strategies import registry
 
-TEMPLATES = Path(__file__).with_name("template")
+TEMPLATE_FOLDER = Path(__file__).with_name("template")
 KINDS = ("strategy",)
-SUFFIX = ".jinja"  # so that no tool takes a file of the template for one of ours
-PLACE = "NAME"  # in the paths of the template
-NAMES = r"[a-z][a-z0-9]*(_[a-z0-9]+)*"  # of Python modules, of distributions (with a dash) and on the command line
+TEMPLATE_SUFFIX = ".jinja"  # so that no tool takes a file of the template for one of ours
+NAME_PLACEHOLDER = "NAME"  # in the paths of the template
+NAME_PATTERN = (
+    r"[a-z][a-z0-9]*(_[a-z0-9]+)*"  # of Python modules, of distributions (with a dash) and on the command line
+)
 # Not strategy=NAME, but a value of YAML or of Hydra's; and classes that the template's own would hide.
-NO_NAMES = frozenset("null none true false yes no on off y n inf nan".split())
-TAKEN_CLASSES = frozenset(
+YAML_WORDS = frozenset("null none true false yes no on off y n inf nan".split())
+TEMPLATE_CLASSES = frozenset(
     "torch_strategy torch_batch input_error run_spec loss_part iterable strategy_contract fault_contract".split()
 )
 
@@ -42,8 +44,8 @@ def main(words: argparse.Namespace) -> int:
     home = Path(words.into)
     if not home.is_dir():
         raise InputError(f"--into={words.into} is no folder; make it first")
-    folder = home / distribution(words.name)
-    made = _written(words.kind, words.name, folder)
+    folder = home / distribution_name(words.name)
+    made = _write_distribution(words.kind, words.name, folder)
     print(f"{folder}: a distribution with the strategy '{words.name}'")
     print("\n".join(f"  {path.relative_to(folder)}" for path in made))
     print("\nIt averages gradients by all-reduces of its own; change that, and see what still holds:")
@@ -53,15 +55,15 @@ def main(words: argparse.Namespace) -> int:
     return 0
 
 
-def distribution(name: str) -> str:
+def distribution_name(name: str) -> str:
     """What pip calls it."""
     return f"scalebench-{name.replace('_', '-')}"
 
 
-def rendered(kind: str, name: str) -> dict[Path, str]:
+def render(kind: str, name: str) -> dict[Path, str]:
     """Path within the distribution -> text."""
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES / kind),
+        loader=jinja2.FileSystemLoader(TEMPLATE_FOLDER / kind),
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
         autoescape=False,  # none of it is HTML
@@ -69,35 +71,37 @@ def rendered(kind: str, name: str) -> dict[Path, str]:
     told = {
         "name": name,
         "kind": "".join(part.capitalize() for part in name.split("_")),
-        "distribution": distribution(name),
+        "distribution": distribution_name(name),
         "package": f"scalebench_{name}",
         "version": scalebench.__version__,
         "api": plugins.API_VERSION,
     }
-    found = sorted(environment.list_templates(extensions=[SUFFIX.removeprefix(".")]))
+    found = sorted(environment.list_templates(extensions=[TEMPLATE_SUFFIX.removeprefix(".")]))
     return {
-        Path(path.removesuffix(SUFFIX).replace(PLACE, name)): environment.get_template(path).render(told)
+        Path(path.removesuffix(TEMPLATE_SUFFIX).replace(NAME_PLACEHOLDER, name)): environment.get_template(path).render(
+            told
+        )
         for path in found
     }
 
 
 def _check_name(name: str) -> None:
-    if not re.fullmatch(NAMES, name) or name in NO_NAMES:
+    if not re.fullmatch(NAME_PATTERN, name) or name in YAML_WORDS:
         raise InputError(
             f"'{name}' cannot be chosen as strategy={name} and be a Python module too: take small letters, digits and "
             "single underscores, such as my_ring"
         )
-    if name in TAKEN_CLASSES:
+    if name in TEMPLATE_CLASSES:
         raise InputError(f"the template has a class of that name already: take another one than '{name}'")
-    known = registry.table().get(name)
-    if known is not None or name in config_files.options("strategy"):
-        origin = known.origin if known is not None else config_files.options("strategy")[name]
+    known = registry.strategy_entries().get(name)
+    if known is not None or name in config_files.list_options("strategy"):
+        origin = known.origin if known is not None else config_files.list_options("strategy")[name]
         raise InputError(f"strategy '{name}' is there already, from {origin}; take another name")
     if find_spec(f"scalebench_{name}") is not None:
         raise InputError(f"a package scalebench_{name} is there already; take another name, or uninstall it")
 
 
-def _written(kind: str, name: str, folder: Path) -> list[Path]:
+def _write_distribution(kind: str, name: str, folder: Path) -> list[Path]:
     """The files made; nothing stays of a distribution that could not be written."""
     try:
         folder.mkdir()
@@ -108,7 +112,7 @@ def _written(kind: str, name: str, folder: Path) -> list[Path]:
             f"{folder} cannot be written: {error.strerror}; take another place with --into=FOLDER"
         ) from None
     try:
-        return [_put(folder / path, text) for path, text in rendered(kind, name).items()]
+        return [_write_file(folder / path, text) for path, text in render(kind, name).items()]
     except BaseException as error:
         shutil.rmtree(folder)
         if not isinstance(error, OSError):
@@ -118,7 +122,7 @@ def _written(kind: str, name: str, folder: Path) -> list[Path]:
         ) from None
 
 
-def _put(path: Path, text: str) -> Path:
+def _write_file(path: Path, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     return path

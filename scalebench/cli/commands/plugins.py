@@ -16,8 +16,8 @@ from rich.table import Table
 
 from scalebench.cli.commands.arguments import CommandParser
 from scalebench.core import config_files, plugins
-from scalebench.core.errors import InputError
-from scalebench.core.plugins import Point
+from scalebench.core.errors import InputError, describe_exception
+from scalebench.core.plugins import PluginEntry
 from scalebench.strategies import registry
 
 NO_PLUGINS = "no plugins are installed; `scalebench new strategy NAME` makes one, and docs/plugins.md tells how"
@@ -29,7 +29,7 @@ MAX_PRINTED_CHARACTERS = 60
 
 
 @dataclass
-class Check:
+class LoadCheck:
     """The outcome of loading one entry point."""
 
     fault: str | None = None  # one line; None: it loads
@@ -47,30 +47,32 @@ def main(options: argparse.Namespace) -> int:
     console.width = console.width if console.is_terminal else 400  # a line for each entry point
     faulty = False
     table = Table("plugin", "version", "API", "adds", "name", "from", "loads", "import s", box=box.SIMPLE_HEAD)
-    for point in allowed_points():
-        checked = check(point)
+    for point in list_allowed_points():
+        checked = check_entry_point(point)
         faulty = faulty or checked.fault is not None
-        table.add_row(*_cells(point, checked))
+        table.add_row(*_format_cells(point, checked))
     if table.row_count:
         console.print(table)
-    elif not plugins.left_out():
+    elif not plugins.disabled_plugins():
         console.print(NO_PLUGINS)
-    if plugins.left_out():
-        console.print(f"left out by {plugins.VARIABLE}: {', '.join(plugins.left_out())}")
-    for name in plugins.not_installed():
-        console.print(f"{plugins.VARIABLE} names {name}, and no plugin of that name is installed")
+    if plugins.disabled_plugins():
+        console.print(f"left out by {plugins.PLUGINS_VARIABLE}: {', '.join(plugins.disabled_plugins())}")
+    for name in plugins.missing_plugins():
+        console.print(f"{plugins.PLUGINS_VARIABLE} names {name}, and no plugin of that name is installed")
         faulty = True
     return int(faulty)
 
 
-def allowed_points() -> list[Point]:
+def list_allowed_points() -> list[PluginEntry]:
     """The entry points that SCALEBENCH_PLUGINS does not leave out, by distribution, each in LOAD_ORDER."""
-    return sorted((point for kind in LOAD_ORDER for point in plugins.points(kind)), key=lambda point: point.origin)
+    return sorted(
+        (point for kind in LOAD_ORDER for point in plugins.plugin_entries(kind)), key=lambda point: point.origin
+    )
 
 
-def check(point: Point) -> Check:
+def check_entry_point(point: PluginEntry) -> LoadCheck:
     """Load what an entry point names, as a run would."""
-    checked = Check()
+    checked = LoadCheck()
     try:
         if point.kind == "configs":
             _check_yaml_files(point, checked)
@@ -79,15 +81,15 @@ def check(point: Point) -> Check:
     except InputError as error:
         checked.fault = str(error)
     except Exception as error:  # in its Options, or its YAML
-        checked.fault = plugins.said(error)
+        checked.fault = describe_exception(error)
     return checked
 
 
-def _check_code(point: Point, checked: Check) -> None:
-    group = registry.GROUPS[point.kind]
+def _check_code(point: PluginEntry, checked: LoadCheck) -> None:
+    group = registry.CONFIG_GROUPS[point.kind]
     before, output, start_s = set(sys.modules), io.StringIO(), time.perf_counter()
     try:
-        loaded = plugins.load(point.target, f"{group} '{point.name}' of {point.origin}", output)
+        loaded = plugins.load_object(point.target, f"{group} '{point.name}' of {point.origin}", output)
     finally:
         checked.import_s = time.perf_counter() - start_s
         if text := " ".join(output.getvalue().split()):
@@ -95,20 +97,22 @@ def _check_code(point: Point, checked: Check) -> None:
     frameworks = [name for name in FRAMEWORKS if name in sys.modules and name not in before]
     if frameworks and point.kind != "strategies":
         checked.notes.append(f"imports {', '.join(frameworks)}, which each start of a sweep then waits for")
-    entry = (registry.table() if point.kind == "strategies" else registry.added(point.kind))[point.name]
+    entry = (registry.strategy_entries() if point.kind == "strategies" else registry.plugin_entries(point.kind))[
+        point.name
+    ]
     if entry.problem is not None:
         checked.fault = entry.problem
     elif point.kind == "strategies":
-        checked.fault = config_files.found().problems.get(("strategy", point.name))
+        checked.fault = config_files.find_config_files().problems.get(("strategy", point.name))
         if checked.fault is None:
-            options = config_files.read(config_files.options("strategy")[point.name]).get("options") or {}
-            registry.check_options_agree(point.name, registry.load(point.name), options)
+            options = config_files.read_yaml(config_files.list_options("strategy")[point.name]).get("options") or {}
+            registry.check_options_agree(point.name, registry.load_strategy(point.name), options)
     elif not callable(loaded):
         checked.fault = f"{group} '{point.name}' of {point.origin}: {point.target} is no function"
 
 
-def _check_yaml_files(point: Point, checked: Check) -> None:
-    folder = config_files.folder_of(point.target)
+def _check_yaml_files(point: PluginEntry, checked: LoadCheck) -> None:
+    folder = config_files.package_folder(point.target)
     if folder is None:
         checked.fault = f"the package '{point.target}' is not there: its YAML files are left out"
         return
@@ -118,17 +122,17 @@ def _check_yaml_files(point: Point, checked: Check) -> None:
 
 
 def _yaml_faults(files: dict[str, Path]) -> Iterator[str]:
-    loaded = config_files.found()
+    loaded = config_files.find_config_files()
     for name, path in files.items():
         group, _, stem = name.removesuffix(".yaml").rpartition("/")
         if (group, stem) in loaded.problems:
             yield loaded.problems[group, stem]
         yield from (line for line in loaded.warnings if line.startswith(f"{name} "))
-        config_files.read(path)
+        config_files.read_yaml(path)
 
 
-def _cells(point: Point, checked: Check) -> tuple[str, ...]:
+def _format_cells(point: PluginEntry, checked: LoadCheck) -> tuple[str, ...]:
     loads = checked.fault or "; ".join(["ok", *checked.notes])
     seconds = "" if checked.import_s is None else f"{checked.import_s:.2f}"
-    version = plugins.api_version(point.origin) or f"{plugins.API_VERSION} (not said)"
+    version = plugins.requested_api_version(point.origin) or f"{plugins.API_VERSION} (not said)"
     return point.origin, point.version, version, KINDS[point.kind], point.name, point.target, loads, seconds

@@ -14,8 +14,8 @@ from scalebench.core.errors import InputError
 if TYPE_CHECKING:
     from scalebench.report.report_data import Evidence
 
-BESIDE = ""  # a switch without its file: a name beside the report
-KINDS = {"markdown": "report.md", "csv": "report.csv", "figures": "figures"}
+DEFAULT_PATH = ""  # a switch without its file: a name beside the report
+OUTPUT_FILES = {"markdown": "report.md", "csv": "report.csv", "figures": "figures"}
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -24,13 +24,15 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument("--baseline", metavar="RUN", help="also give speedups over this run: its folder or run_id")
     parser.add_argument("--reference", metavar="NAME,...", default="", help="published studies to compare with")
     parser.add_argument("--efficiency", metavar="SHARE", type=float, default=0.8, help="lowest useful one; default 0.8")
-    for kind, name in KINDS.items():
-        parser.add_argument(f"--{kind}", metavar="PATH", nargs="?", const=BESIDE, help=f"default: {name} by the page")
+    for kind, name in OUTPUT_FILES.items():
+        parser.add_argument(
+            f"--{kind}", metavar="PATH", nargs="?", const=DEFAULT_PATH, help=f"default: {name} by the page"
+        )
 
 
 def main(words: argparse.Namespace) -> int:
     if not words.paths:
-        for kind in KINDS:  # which take the word behind them
+        for kind in OUTPUT_FILES:  # which take the word behind them
             if (taken := getattr(words, kind)) and Path(taken).is_dir() and kind != "figures":
                 raise InputError(f"--{kind}={taken} took a folder as its file; write: report {taken} --{kind}")
         raise InputError("report needs the folder of a run or a sweep, such as: python -m scalebench report multirun")
@@ -41,27 +43,29 @@ def main(words: argparse.Namespace) -> int:
         if not path.exists():
             raise InputError(f"{path} does not exist; give the folder of a run or a sweep")
     evidence = importlib.import_module("scalebench.report.report_data").gather(
-        paths, words.efficiency, baseline=words.baseline, references=_names(words.reference)
+        paths, words.efficiency, baseline=words.baseline, references=_split_names(words.reference)
     )
-    page = Path(words.out) if words.out else _home(paths[0]) / "report.html"
-    made = [_made(_page, evidence, page)]
-    for kind, name in KINDS.items():
+    page = Path(words.out) if words.out else _folder_of(paths[0]) / "report.html"
+    made = [_write_output(_write_page, evidence, page)]
+    for kind, name in OUTPUT_FILES.items():
         chosen = getattr(words, kind)
         if chosen is not None:
-            made.append(_made(WRITERS[kind], evidence, Path(chosen) if chosen != BESIDE else page.parent / name))
+            made.append(
+                _write_output(WRITERS[kind], evidence, Path(chosen) if chosen != DEFAULT_PATH else page.parent / name)
+            )
     print("\n".join(map(str, made)))
     return 0
 
 
-def _names(words: str) -> list[str]:
+def _split_names(words: str) -> list[str]:
     return [name.strip() for name in words.split(",") if name.strip()]
 
 
-def _home(path: Path) -> Path:
+def _folder_of(path: Path) -> Path:
     return path if path.is_dir() else path.parent
 
 
-def _made(write: Callable[[Evidence, Path], object], evidence: Evidence, path: Path) -> Path:
+def _write_output(write: Callable[[Evidence, Path], object], evidence: Evidence, path: Path) -> Path:
     """What `write` leaves at `path`; a full disk or a folder that nobody may write to is one line."""
     try:
         write(evidence, path)
@@ -70,23 +74,27 @@ def _made(write: Callable[[Evidence, Path], object], evidence: Evidence, path: P
     return path
 
 
-def _page(evidence: Evidence, path: Path) -> None:
+def _write_page(evidence: Evidence, path: Path) -> None:
     if path.is_dir():
         raise InputError(f"{path} is a folder; --out takes the name of a file, such as {path / 'report.html'}")
     importlib.import_module("scalebench.report.html.page").write(evidence, path)
 
 
-def _markdown(evidence: Evidence, path: Path) -> None:
+def _write_markdown(evidence: Evidence, path: Path) -> None:
     importlib.import_module("scalebench.report.markdown").write(evidence, path)
 
 
-def _csv(evidence: Evidence, path: Path) -> None:
+def _write_csv(evidence: Evidence, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     evidence.frame.to_csv(path, index=False)
 
 
-def _figures(evidence: Evidence, path: Path) -> None:
+def _write_figures(evidence: Evidence, path: Path) -> None:
     importlib.import_module("scalebench.report.figures").write(evidence, path)
 
 
-WRITERS: dict[str, Callable[[Evidence, Path], None]] = {"markdown": _markdown, "csv": _csv, "figures": _figures}
+WRITERS: dict[str, Callable[[Evidence, Path], None]] = {
+    "markdown": _write_markdown,
+    "csv": _write_csv,
+    "figures": _write_figures,
+}

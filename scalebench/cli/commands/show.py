@@ -25,13 +25,13 @@ def add_arguments(parser: CommandParser) -> None:
 
 def main(chosen: argparse.Namespace) -> int:
     names = [name.strip() for name in chosen.reference.split(",") if name.strip()]
-    published.rows(names)  # a name that is none is told before anything is printed
+    published.load_published(names)  # a name that is none is told before anything is printed
     console = Console()
-    found = console.table(chosen.DIR, chosen.baseline)
+    found = console.print_table(chosen.DIR, chosen.baseline)
     folders = list(dict.fromkeys(Path(str(path)) for path in found.frame["path"]))
     runs = attribution_cases.runs(found.frame)
     for folder in folders if chosen.details or len(folders) == 1 else []:
-        console.details(folder, runs)
+        console.print_details(folder, runs)
     for table in references(found.frame, names) if names else []:
         console.rich.print(table)
     return 0

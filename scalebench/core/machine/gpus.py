@@ -20,10 +20,10 @@ from typing import Any, TypeVar
 from scalebench.core.machine import cpus
 
 T = TypeVar("T")
-Ask = Callable[..., Any]
+NvmlQuery = Callable[..., Any]
 
 
-def or_none(question: Callable[[], T]) -> T | None:
+def value_or_none(question: Callable[[], T]) -> T | None:
     """The answer, or None: no fact about the machine is worth a failed run, whatever a driver throws."""
     try:
         return question()
@@ -32,7 +32,7 @@ def or_none(question: Callable[[], T]) -> T | None:
 
 
 @contextmanager
-def asking() -> Iterator[Ask]:
+def nvml_queries() -> Iterator[NvmlQuery]:
     """A function that asks NVML by name; None is the answer to what cannot be told, without NVML to all."""
     nvml: Any = None
     with suppress(Exception):
@@ -42,7 +42,7 @@ def asking() -> Iterator[Ask]:
         nvml = pynvml
 
     def ask(name: str, *args: Any) -> Any:
-        value = or_none(lambda: getattr(nvml, name)(*args))
+        value = value_or_none(lambda: getattr(nvml, name)(*args))
         return value.decode(errors="replace") if isinstance(value, bytes) else value  # bytes: older pynvml
 
     try:
@@ -54,28 +54,28 @@ def asking() -> Iterator[Ask]:
 # Values of nvml.h, fixed by its binary interface.
 MAX_NVLINKS, LINK_ACTIVE, SWITCH_TYPE = 36, 1, 2
 # The words of `nvidia-smi topo -m`; 0 is one board with two GPUs, which it shows as PIX as well.
-ANCESTOR_WORDS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+ANCESTOR_NAMES = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 # Those of `nvidia-smi topo -p2p`: not by this chipset, GPU, topology; disabled in the registry; not at all; unknown.
-PEER_WORDS = {0: "OK", 1: "CNS", 2: "GNS", 3: "TNS", 4: "DR", 5: "NS", 6: "U"}
+PEER_STATES = {0: "OK", 1: "CNS", 2: "GNS", 3: "TNS", 4: "DR", 5: "NS", 6: "U"}
 PEER_KINDS = {"read": 0, "write": 1, "nvlink": 2, "atomics": 3}
 
-Matrix = list[list[str]]
+PairMatrix = list[list[str]]
 
 
-def topology(ask: Ask, handles: Sequence[Any], addresses: Sequence[str | None]) -> Matrix | None:
+def detect_topology(ask: NvmlQuery, handles: Sequence[Any], addresses: Sequence[str | None]) -> PairMatrix | None:
     """How each pair of GPUs is connected; None without GPUs, or where a pair's answer is missing."""
-    links = [_nvlinks(ask, handle) for handle in handles]
+    links = [_count_nvlinks(ask, handle) for handle in handles]
 
     def word(a: int, b: int) -> str:
         # Linked to each other, or both to NVSwitches, which connect all with all.
         nvlinks = links[a][addresses[b] or ""] or min(links[a]["switch"], links[b]["switch"])
         ancestor = ask("nvmlDeviceGetTopologyCommonAncestor", handles[a], handles[b])
-        return f"NV{nvlinks}" if nvlinks else ANCESTOR_WORDS.get(ancestor, "")
+        return f"NV{nvlinks}" if nvlinks else ANCESTOR_NAMES.get(ancestor, "")
 
-    return _matrix(len(handles), word)
+    return _pair_matrix(len(handles), word)
 
 
-def peer_access(ask: Ask, handles: Sequence[Any]) -> dict[str, Matrix] | None:
+def detect_peer_access(ask: NvmlQuery, handles: Sequence[Any]) -> dict[str, PairMatrix] | None:
     """What the GPU of the row may do in the memory of the column's, one matrix for each of PEER_KINDS; OK is yes.
 
     Kinds that the driver does not tell of are left out; None where it tells of none.
@@ -84,15 +84,15 @@ def peer_access(ask: Ask, handles: Sequence[Any]) -> dict[str, Matrix] | None:
     for kind, number in PEER_KINDS.items():
 
         def word(a: int, b: int, number: int = number) -> str:
-            return PEER_WORDS.get(ask("nvmlDeviceGetP2PStatus", handles[a], handles[b], number), "")
+            return PEER_STATES.get(ask("nvmlDeviceGetP2PStatus", handles[a], handles[b], number), "")
 
-        matrix = _matrix(len(handles), word)
+        matrix = _pair_matrix(len(handles), word)
         if matrix is not None:
             found[kind] = matrix
     return found or None
 
 
-def pairs_by_link(words: Matrix) -> dict[str, list[tuple[int, int]]]:
+def pairs_by_link(words: PairMatrix) -> dict[str, list[tuple[int, int]]]:
     """Pairs of GPUs by what connects them, the lower number first, in the order of the first pair of each kind."""
     found: dict[str, list[tuple[int, int]]] = {}
     for a, row in enumerate(words):
@@ -101,12 +101,12 @@ def pairs_by_link(words: Matrix) -> dict[str, list[tuple[int, int]]]:
     return found
 
 
-def _matrix(size: int, word: Callable[[int, int], str]) -> Matrix | None:
+def _pair_matrix(size: int, word: Callable[[int, int], str]) -> PairMatrix | None:
     rows = [["X" if a == b else word(a, b) for b in range(size)] for a in range(size)]
     return rows if rows and all(map(all, rows)) else None
 
 
-def _nvlinks(ask: Ask, handle: Any) -> Counter[str]:
+def _count_nvlinks(ask: NvmlQuery, handle: Any) -> Counter[str]:
     """Active NVLinks of one GPU, counted by the PCI address of the other end, or 'switch'."""
     peers = []
     for link in range(MAX_NVLINKS):
@@ -168,11 +168,11 @@ class GpuFacts:
 
 def detect_gpus() -> GpuFacts:
     """Ask NVML for everything once; milliseconds, longer where the GPU driver has to wake up."""
-    with asking() as ask:
+    with nvml_queries() as ask:
         handles = _handles(ask)
-        gpus = [_gpu(ask, index, handle) for index, handle in enumerate(handles)]
-        topology_ = topology(ask, handles, [gpu.pci_bus_id for gpu in gpus])
-        peers = peer_access(ask, handles)
+        gpus = [_detect_gpu(ask, index, handle) for index, handle in enumerate(handles)]
+        topology_ = detect_topology(ask, handles, [gpu.pci_bus_id for gpu in gpus])
+        peers = detect_peer_access(ask, handles)
         driver, cuda = ask("nvmlSystemGetDriverVersion"), ask("nvmlSystemGetCudaDriverVersion_v2")
     return GpuFacts(gpus, topology_, driver, None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}", peers)
 
@@ -183,36 +183,38 @@ def visible_gpus() -> list[int | None]:
     Those that CUDA_VISIBLE_DEVICES leaves, in its order; CUDA counts the GPUs as NVML does with
     CUDA_DEVICE_ORDER=PCI_BUS_ID, which the launchers set. None for a part of a GPU.
     """
-    with asking() as ask:
-        return _visible(ask)
+    with nvml_queries() as ask:
+        return _visible_indices(ask)
 
 
-def gpu_count() -> int:
+def count_gpus() -> int:
     """How many GPUs a process started now would see."""
     return len(visible_gpus())
 
 
 def gpu_numa_nodes() -> list[int | None]:
     """The NUMA node of each GPU that a process started now would see."""
-    with asking() as ask:
+    with nvml_queries() as ask:
         handles = _handles(ask)
-        return [None if index is None else _numa_node(_bus_id(ask, handles[index])) for index in _visible(ask)]
+        return [
+            None if index is None else _numa_node(_pci_bus_id(ask, handles[index])) for index in _visible_indices(ask)
+        ]
 
 
 def pair_of_each_link() -> list[tuple[int, int]]:
     """One pair of GPUs, as a process would number them, for each kind of connection; empty where that is untold."""
-    with asking() as ask:
+    with nvml_queries() as ask:
         everyone = _handles(ask)
-        handles = [everyone[index] for index in _visible(ask) if index is not None]
-        words = topology(ask, handles, [_bus_id(ask, handle) for handle in handles])
+        handles = [everyone[index] for index in _visible_indices(ask) if index is not None]
+        words = detect_topology(ask, handles, [_pci_bus_id(ask, handle) for handle in handles])
     return [pairs[0] for pairs in pairs_by_link(words).values()] if words is not None else []
 
 
-def _handles(ask: Ask) -> list[Any]:
+def _handles(ask: NvmlQuery) -> list[Any]:
     return [ask("nvmlDeviceGetHandleByIndex", index) for index in range(ask("nvmlDeviceGetCount") or 0)]
 
 
-def _gpu(ask: Ask, index: int, handle: Any) -> Gpu:
+def _detect_gpu(ask: NvmlQuery, index: int, handle: Any) -> Gpu:
     def told(name: str, *args: Any) -> Any:
         return ask(f"nvmlDeviceGet{name}", handle, *args)
 
@@ -222,7 +224,7 @@ def _gpu(ask: Ask, index: int, handle: Any) -> Gpu:
     def switch(state: int | None) -> bool | None:
         return None if state is None else bool(state)
 
-    pci_bus_id = _bus_id(ask, handle)
+    pci_bus_id = _pci_bus_id(ask, handle)
     lowest, highest = told("PowerManagementLimitConstraints") or (None, None)
     return Gpu(
         index=index,
@@ -255,7 +257,7 @@ def _gpu(ask: Ask, index: int, handle: Any) -> Gpu:
     )
 
 
-def _bus_id(ask: Ask, handle: Any) -> str | None:
+def _pci_bus_id(ask: NvmlQuery, handle: Any) -> str | None:
     found = getattr(ask("nvmlDeviceGetPciInfo", handle), "busId", None)
     return found.decode(errors="replace") if isinstance(found, bytes) else found  # bytes: older pynvml
 
@@ -266,11 +268,11 @@ def _numa_node(pci_bus_id: str | None) -> int | None:
     if parts is None:
         return None
     address = f"{int(parts[1], 16):04x}:{parts[2]}"  # NVML writes the domain with eight digits
-    node = cpus.number("sys/bus/pci/devices", address, "numa_node")
+    node = cpus.read_system_number("sys/bus/pci/devices", address, "numa_node")
     return None if node is None or node < 0 else node  # -1: the firmware does not say
 
 
-def _visible(ask: Ask) -> list[int | None]:
+def _visible_indices(ask: NvmlQuery) -> list[int | None]:
     """CUDA's reading of CUDA_VISIBLE_DEVICES: up to the first wrong entry, and none if one stands twice."""
     handles = _handles(ask)
     setting = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -281,7 +283,7 @@ def _visible(ask: Ask) -> list[int | None]:
     for entry in map(str.strip, setting.split(",")):
         if entry.startswith("MIG-"):  # a process is shown one MIG instance at most
             return [None] if ask("nvmlDeviceGetHandleByUUID", entry) is not None else []
-        found = _meant(entry, uuids)
+        found = _matching_gpus(entry, uuids)
         if len(found) != 1:
             break
         if found[0] in chosen:
@@ -290,6 +292,6 @@ def _visible(ask: Ask) -> list[int | None]:
     return chosen
 
 
-def _meant(entry: str, uuids: Sequence[str]) -> list[int]:
+def _matching_gpus(entry: str, uuids: Sequence[str]) -> list[int]:
     uuid = entry if entry.startswith("GPU-") else "not one"  # or only the beginning of one
     return [index for index in range(len(uuids)) if entry == str(index) or uuids[index].startswith(uuid)]

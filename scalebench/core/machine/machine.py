@@ -22,24 +22,24 @@ from scalebench.core.machine import cpus as system_files
 from scalebench.core.machine.cpus import NumaNode, cpu_quota, memory_limit_bytes
 from scalebench.core.machine.cpus import numa_nodes as numa_nodes
 from scalebench.core.machine.cpus import usable_cpus as usable_cpus
-from scalebench.core.machine.gpus import Gpu, detect_gpus, or_none
-from scalebench.core.machine.gpus import gpu_count as gpu_count  # asked for next to usable_cpus
+from scalebench.core.machine.gpus import Gpu, detect_gpus, value_or_none
+from scalebench.core.machine.gpus import count_gpus as count_gpus  # asked for next to usable_cpus
 from scalebench.core.machine.gpus import gpu_numa_nodes as gpu_numa_nodes
 from scalebench.core.machine.gpus import pair_of_each_link as pair_of_each_link
 
 PACKAGES = "scalebench torch pytorch-lightning tensorflow tensorflow-cpu keras horovod numpy hydra-core"
-VARIABLES = re.compile(
+FRAMEWORK_VARIABLES = re.compile(
     r"(NCCL|HOROVOD|OMP|GLOO|TF|MKL|TORCH|PYTORCH|XLA|CUDA|CUDNN|CUBLAS|KMP|MALLOC)_|NVIDIA_TF32_OVERRIDE$"
 )
 # What a record shows besides: how MPI and UCX are set, and what a batch system has given.
-ALSO_SHOWN = re.compile(
+SYSTEM_VARIABLES = re.compile(
     r"(OMPI_MCA|PRTE_MCA|PMIX_MCA|UCX|I_MPI|MPICH|FI)_|LD_PRELOAD$|"
     r"SLURM_(CLUSTER_NAME|CPUS?_|DISTRIBUTION$|GPUS?_|GPUS$|GRES|HINT$|JOB_(ID|NODELIST|NUM_NODES|PARTITION|CPUS|GPUS|QOS)|"
     r"JOBID$|LOCALID$|MEM_|NNODES$|NODELIST$|NPROCS$|NTASKS|PROCID$|STEP_GPUS$|TASKS_PER|THREADS_PER|TRES_PER)"
 )
 # Records are shown to others, and Terraform too keeps its variables, passwords among them, under TF_.
-PRIVATE = re.compile(r"^TF_(VAR|TOKEN|CLI)_|TOKEN|SECRET|PASSW|CREDENTIAL|_KEY")
-ASK_MPI_S = 2.0
+SECRET_VARIABLES = re.compile(r"^TF_(VAR|TOKEN|CLI)_|TOKEN|SECRET|PASSW|CREDENTIAL|_KEY")
+MPI_VERSION_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -75,16 +75,18 @@ class Machine:
     peer_access: dict[str, list[list[str]]] | None = None  # read, write, nvlink, atomics: word per GPU pair, OK is yes
 
 
-def detect() -> Machine:
+def detect_machine() -> Machine:
     """Look at everything once; tens of milliseconds, longer where the GPU driver has to wake up."""
     found, cpus, nodes = detect_gpus(), usable_cpus(), numa_nodes()
     return Machine(
         hostname=platform.node(),
-        cpu_model=system_files.find(r"^(?:model name|cpu)\s*:(.+)$", "proc/cpuinfo"),  # POWER says "cpu", Arm neither
+        cpu_model=system_files.find_in_system_file(
+            r"^(?:model name|cpu)\s*:(.+)$", "proc/cpuinfo"
+        ),  # POWER says "cpu", Arm neither
         cpus=len(cpus),
         cpu_quota=cpu_quota(),
-        cpus_physical=or_none(lambda: importlib.import_module("psutil").cpu_count(logical=False)),
-        memory_bytes=or_none(lambda: os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
+        cpus_physical=value_or_none(lambda: importlib.import_module("psutil").cpu_count(logical=False)),
+        memory_bytes=value_or_none(lambda: os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
         numa_nodes=len(nodes) or None,
         gpus=found.gpus,
         topology=found.topology,
@@ -92,15 +94,15 @@ def detect() -> Machine:
         cuda_driver_version=found.cuda_driver_version,
         os=platform.platform(),
         python=platform.python_version(),
-        versions=_versions(),
-        environment=_environment(),
+        versions=_package_versions(),
+        environment=_recorded_variables(),
         git_commit=git_commit(),
-        container=_container(),
-        cpu_sockets=processors.sockets(),
+        container=_container_runtime(),
+        cpu_sockets=processors.count_sockets(),
         cpus_allowed=cpus,
-        cpu_governors=processors.governors(cpus),
-        cpu_max_mhz=processors.frequency_max_mhz(cpus),
-        smt=processors.smt(),
+        cpu_governors=processors.cpu_governors(cpus),
+        cpu_max_mhz=processors.max_frequency_mhz(cpus),
+        smt=processors.has_smt(),
         numa=nodes or None,
         memory_limit_bytes=memory_limit_bytes(),
         kernel=platform.release() or None,
@@ -109,11 +111,11 @@ def detect() -> Machine:
     )
 
 
-def describe(machine: Machine) -> str:
+def describe_machine(machine: Machine) -> str:
     """One line for people, such as '8 x NVIDIA A100-SXM4-40GB, 48 cores, 1000 GiB'."""
     names = Counter(gpu.name or "unknown GPU" for gpu in machine.gpus)
     gpus = " + ".join(f"{count} x {name}" for name, count in names.items())
-    cores = f"{machine.cpus} cores" if gpus else f"{machine.cpus} x {_short(machine.cpu_model)} cores"
+    cores = f"{machine.cpus} cores" if gpus else f"{machine.cpus} x {_short_cpu_model(machine.cpu_model)} cores"
     quota = machine.cpu_quota
     cores += f" (quota {quota:g})" if quota is not None and quota < machine.cpus else ""
     memory = f"{machine.memory_bytes / 2**30:.0f} GiB" if machine.memory_bytes is not None else ""
@@ -128,7 +130,7 @@ def cache_folder() -> Path:
 
 def oom_kills() -> int | None:
     """The kernel's count of processes killed for memory since boot, on the whole host, not only ours."""
-    count = system_files.find(r"^oom_kill (\d+)$", "proc/vmstat")
+    count = system_files.find_in_system_file(r"^oom_kill (\d+)$", "proc/vmstat")
     return None if count is None else int(count)
 
 
@@ -153,34 +155,34 @@ def mpi_version() -> str | None:
 def _mpi_version(path: str) -> str | None:
     try:
         done = subprocess.run(
-            [path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ASK_MPI_S
+            [path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=MPI_VERSION_TIMEOUT_S
         )
     except (OSError, subprocess.SubprocessError):
         return None
     return next((line.strip() for line in done.stdout.splitlines() if line.strip()), None)
 
 
-def _short(cpu_model: str | None) -> str:
+def _short_cpu_model(cpu_model: str | None) -> str:
     """'Intel(R) Xeon(R) CPU E5-2680 v3 @ 2.50GHz' -> 'Intel Xeon E5-2680 v3'."""
     return re.sub(r"\((R|TM|r|tm)\)| CPU\b| \d+-Core Processor| @.*", "", cpu_model or "unknown").strip()
 
 
-def _versions() -> dict[str, str]:
-    installed = {name: or_none(partial(importlib.metadata.version, name)) for name in PACKAGES.split()}
+def _package_versions() -> dict[str, str]:
+    installed = {name: value_or_none(partial(importlib.metadata.version, name)) for name in PACKAGES.split()}
     return {name: version for name, version in installed.items() if version is not None}
 
 
-def _environment() -> dict[str, str]:
-    shown = (name for name in sorted(os.environ) if VARIABLES.match(name) or ALSO_SHOWN.match(name))
-    return {name: os.environ[name] for name in shown if not PRIVATE.search(name)}
+def _recorded_variables() -> dict[str, str]:
+    shown = (name for name in sorted(os.environ) if FRAMEWORK_VARIABLES.match(name) or SYSTEM_VARIABLES.match(name))
+    return {name: os.environ[name] for name in shown if not SECRET_VARIABLES.search(name)}
 
 
-def _container() -> str | None:
+def _container_runtime() -> str | None:
     # The innermost first: Apptainer may run inside the others, and a Kubernetes pod may show Docker's file.
     if "APPTAINER_CONTAINER" in os.environ or "SINGULARITY_CONTAINER" in os.environ:
         return "apptainer"
     if "KUBERNETES_SERVICE_HOST" in os.environ:
         return "kubernetes"
-    if (system_files.ROOT / "run/.containerenv").exists():
+    if (system_files.SYSTEM_ROOT / "run/.containerenv").exists():
         return "podman"
-    return "docker" if (system_files.ROOT / ".dockerenv").exists() else None
+    return "docker" if (system_files.SYSTEM_ROOT / ".dockerenv").exists() else None

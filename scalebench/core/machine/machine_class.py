@@ -15,7 +15,7 @@ GIB = 2**30
 
 
 @dataclass(frozen=True)
-class Kind:
+class MachineClass:
     """A type of machine: neither its host name nor its software, which change where speed should not."""
 
     cpu_model: str | None
@@ -36,10 +36,10 @@ class Kind:
         return f"cpu {self.cpu_model or 'unknown'}, {cores}, {memory}, {gpus}"
 
 
-def kind_of(machine: Machine) -> Kind:
+def classify_machine(machine: Machine) -> MachineClass:
     cores = float(machine.cpus if machine.cpu_quota is None else min(machine.cpus, machine.cpu_quota))
     names = Counter(gpu.name or "unknown GPU" for gpu in machine.gpus)
-    return Kind(machine.cpu_model, cores, _rounded_gib(machine.memory_bytes), dict(sorted(names.items())))
+    return MachineClass(machine.cpu_model, cores, _rounded_gib(machine.memory_bytes), dict(sorted(names.items())))
 
 
 def _rounded_gib(size: int | None) -> float | None:

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-MAX_BYTES = 4 * 2**20  # of each log: NCCL connects its ranks before the first update
-AND = " + "
+MAX_LOG_BYTES = 4 * 2**20  # of each log: NCCL connects its ranks before the first update
+SEPARATOR = " + "
 # Older versions say Ring, or no index of the connection, or no device or bus in brackets; so does RCCL of its channels.
 CONNECTION = re.compile(
     r"NCCL INFO (?:Channel|Ring) \d+(?:/\d+)? : "
@@ -15,7 +15,7 @@ CONNECTION = re.compile(
 )
 
 
-def transports(lines: Iterable[str]) -> dict[str, str]:
+def parse_transports(lines: Iterable[str]) -> dict[str, str]:
     """Return the transport by pair of ranks: {'0-1': 'P2P/IPC'}; several of a pair are joined by ' + '.
 
     The words are NCCL's own: P2P/... between GPUs, SHM/... through host memory, NET/... over a network. Ranks are
@@ -26,21 +26,23 @@ def transports(lines: Iterable[str]) -> dict[str, str]:
         if match := CONNECTION.search(line):
             low, high = sorted((int(match["from"]), int(match["to"])))
             ways.setdefault((low, high), set()).add(match["way"].strip())
-    return {f"{low}-{high}": AND.join(sorted(of_pair)) for (low, high), of_pair in sorted(ways.items())}
+    return {f"{low}-{high}": SEPARATOR.join(sorted(of_pair)) for (low, high), of_pair in sorted(ways.items())}
 
 
-def summary(by_pair: dict[str, str] | None) -> str | None:
+def summarize_transports(by_pair: dict[str, str] | None) -> str | None:
     """Return each transport of any pair, once."""
-    return AND.join(sorted({way for ways in by_pair.values() for way in ways.split(AND)})) if by_pair else None
+    return (
+        SEPARATOR.join(sorted({way for ways in by_pair.values() for way in ways.split(SEPARATOR)})) if by_pair else None
+    )
 
 
-def read(logs: Iterable[Path]) -> dict[str, str] | None:
+def read_transports(logs: Iterable[Path]) -> dict[str, str] | None:
     """Return the `transports` of the beginning of these logs; None where they name none."""
     lines: list[str] = []
     for log in logs:
         try:
             with log.open("rb") as file:
-                lines += file.read(MAX_BYTES).decode(errors="replace").splitlines()
+                lines += file.read(MAX_LOG_BYTES).decode(errors="replace").splitlines()
         except OSError:  # a rank that never started has none
             continue
-    return transports(lines) or None
+    return parse_transports(lines) or None

@@ -1,7 +1,7 @@
-"""Where warm-up ends and whether what follows is steady: pure functions of a series of block times. Layer 0.
+"""Where warm-up ends, and whether what follows is steady: pure functions of a series of block times.
 
-Like those of stats.py they are free of state and of randomness, never return nan, and raise ValueError for input that
-is no series of measurements.
+Like those of `estimates` they are free of state and of randomness, never return nan, and raise ValueError for input
+that is no series of measurements.
 """
 
 from __future__ import annotations
@@ -16,73 +16,76 @@ import numpy.typing as npt
 from scalebench.core.stats.estimates import (
     BATCHES,
     CONFIDENCE,
+    Estimate,
     FloatArray,
-    Interval,
+    as_series,
     lag1_autocorrelation,
-    series_of,
     student_t,
 )
 
-FEWEST = 16  # blocks; of fewer nothing is said
-SPREADS = 20.0  # how far from the middle a smoothed block may lie, in standard deviations of the later half
-NORMAL = 1.4826  # standard deviation of normal noise over its median absolute deviation
-BEYOND = 6.0  # standard deviations of what follows beyond which a smoothed block is warm-up
-ROUNDING = 1e-9  # of a block's time
-APART = 5.0  # standard errors by which the blocks before the cut must differ from those after it
+MIN_BLOCKS = 16  # with fewer nothing is concluded
+CLIP_DEVIATIONS = 20.0  # how far from the median a smoothed block may be, in standard deviations of the later half
+MAD_TO_DEVIATION = 1.4826  # standard deviation of normal noise over its median absolute deviation
+MAX_DEVIATIONS = 6.0  # a smoothed block further than that from what follows is warm-up, in standard deviations of that
+ROUNDING = 1e-9  # relative to the time of a block
+MAX_STANDARD_ERRORS = 5.0  # the blocks before the cut differ from those after it when they are further off
 
 
-def warmup_length(block_s: npt.ArrayLike) -> int | None:
-    """How many of the first blocks are warm-up; None with fewer than 16, or if the level was still changing after half.
+def find_warmup_length(block_s: npt.ArrayLike) -> int | None:
+    """Return how many blocks are warm-up; None with fewer than 16, or if the level still changes after half of them.
 
     MSER: of all d, the one whose removal leaves the mean of the rest with the smallest marginal standard error,
     sum((x_i - mean)^2) / (n - d)^2 over the n - d blocks left. Two things are ours, for series of block times: the
-    series is first smoothed by a running median of five, and cut to within 20 standard deviations of its later half,
-    so that a block which the machine interrupted is not taken for the end of a warm-up; and since by chance the least
-    error lies later than it should, the cut moves back over blocks that cannot be told from those after it: none of
-    them lies 6 standard deviations off, nor do they together lie 5 standard errors off, neighbours' resemblance
-    reckoned with.
+    series is first smoothed by a running median of five, and clipped to 20 standard deviations of its later half around
+    the median, so that a block which the machine interrupted is not taken for the end of a warm-up; and since by
+    chance the smallest error comes later than it should, the cut moves back over blocks that do not differ from those
+    after it: none of them is 6 standard deviations off, nor are they together 5 standard errors off (allowing for
+    autocorrelation).
 
     Source: White 1997, "An effective truncation heuristic for bias reduction in simulation output", Simulation 69.
     """
-    series = series_of(block_s)
+    series = as_series(block_s)
     blocks = len(series)
-    if blocks < FEWEST:
+    if blocks < MIN_BLOCKS:
         return None
-    later = (smooth := _smoothed(series))[blocks // 2 :]
-    middle = _median(later)
-    reach = SPREADS * _spread(later)
-    x = np.clip(smooth, middle - reach, middle + reach) - middle if reach > 0 else smooth - middle
+    later = (smooth := _running_median(series))[blocks // 2 :]
+    median = _median(later)
+    clip = CLIP_DEVIATIONS * _noise_deviation(later)
+    x = np.clip(smooth, median - clip, median + clip) - median if clip > 0 else smooth - median
     largest = float(np.abs(x).max())
     if largest == 0:
         return 0
     x = x / largest
     left = np.arange(blocks, 0, -1)
     sums, squares = x[::-1].cumsum()[::-1], (x * x)[::-1].cumsum()[::-1]
-    # The last blocks alone always agree with each other: a minimum among them says nothing.
+    # The last few blocks always agree with each other: a minimum among them means nothing.
     errors = (np.maximum(squares - sums * sums / left, 0.0) / left**2)[: 3 * blocks // 4]
-    least = int(np.argmin(errors))
-    found = _moved_back(series, smooth, least)
-    changing = least >= len(errors) - blocks // 32 - 1  # the least error lies as late as it may
-    return None if changing or found > blocks // 2 else found
+    smallest = int(np.argmin(errors))
+    length = _move_cut_back(series, smooth, smallest)
+    still_changing = smallest >= len(errors) - blocks // 32 - 1  # the smallest error comes as late as it may
+    return None if still_changing or length > blocks // 2 else length
 
 
-def _moved_back(series: FloatArray, smooth: FloatArray, cut: int) -> int:
-    """The cut without those blocks before it that are like the ones after it."""
+def _move_cut_back(series: FloatArray, smooth: FloatArray, cut: int) -> int:
+    """Return the cut moved before those blocks that do not differ from the ones after it."""
     after = series[cut:]
-    middle, spread = _median(after), _spread(after)
-    kept = np.clip(after, middle - BEYOND * spread, middle + BEYOND * spread)
-    correlation = min(max(lag1_autocorrelation(kept) or 0.0, 0.0), 0.95)
-    error = spread * math.sqrt((1 + correlation) / (1 - correlation))
-    off = np.clip(smooth[:cut][::-1], middle - SPREADS * spread, middle + SPREADS * spread) - float(kept.mean())
+    median, deviation = _median(after), _noise_deviation(after)
+    clipped = np.clip(after, median - MAX_DEVIATIONS * deviation, median + MAX_DEVIATIONS * deviation)
+    correlation = min(max(lag1_autocorrelation(clipped) or 0.0, 0.0), 0.95)
+    error = deviation * math.sqrt((1 + correlation) / (1 - correlation))
+    before = smooth[:cut][::-1]  # from the cut backwards
+    clip = CLIP_DEVIATIONS * deviation
+    off = np.clip(before, median - clip, median + clip) - float(clipped.mean())
     count = np.arange(1, cut + 1)
-    together = np.abs(off.cumsum()) > APART * error * np.sqrt(count * (1 + count / len(after)))
-    unlike = together | (np.abs(smooth[:cut][::-1] - middle) > BEYOND * spread)
-    return cut - int(np.argmax(unlike)) if unlike.any() else 0
+    off_together = np.abs(off.cumsum()) > MAX_STANDARD_ERRORS * error * np.sqrt(count * (1 + count / len(after)))
+    differs = off_together | (np.abs(before - median) > MAX_DEVIATIONS * deviation)
+    return cut - int(np.argmax(differs)) if differs.any() else 0
 
 
-def drift(block_s: npt.ArrayLike) -> Interval | None:
-    """How much the level changes from the start of the series to its end, over its mean, with its 95 % interval;
-    None with fewer than 16 blocks.
+def estimate_drift(block_s: npt.ArrayLike) -> Estimate | None:
+    """Estimate how much the level changes from the start of the series to its end, over its mean.
+
+    Return None with fewer than 16 blocks.
 
     The slope of the least-squares line through 16 batch means, which are nearly independent where blocks are not,
     times the length of the series; Student's t with 14 degrees of freedom.
@@ -90,7 +93,7 @@ def drift(block_s: npt.ArrayLike) -> Interval | None:
     Sources: Draper and Smith 1998, "Applied Regression Analysis", chapter 1 (interval of a slope); Law and Kelton 1991,
     "Simulation Modeling and Analysis" (batch means).
     """
-    series = series_of(block_s)
+    series = as_series(block_s)
     if len(series) < BATCHES:
         return None
     mean = float(series.mean())
@@ -100,62 +103,65 @@ def drift(block_s: npt.ArrayLike) -> Interval | None:
     means = np.array([np.add.reduce(series[first:end]) / (end - first) for first, end in bounds]) / mean
     slope = float(at @ means) / spread
     residuals = means - means.mean() - slope * at
-    reach = student_t(BATCHES - 2, CONFIDENCE) * math.sqrt(float(residuals @ residuals) / (BATCHES - 2) / spread)
-    return Interval(slope, slope - reach, slope + reach)
+    error = math.sqrt(float(residuals @ residuals) / (BATCHES - 2) / spread)
+    half_width = student_t(BATCHES - 2, CONFIDENCE) * error
+    return Estimate(slope, slope - half_width, slope + half_width)
 
 
 @functools.lru_cache(maxsize=1024)
 def _batch_middles(blocks: int) -> tuple[list[tuple[int, int]], FloatArray, float]:
-    """(first and last block of each batch, its middle from -0.5 to 0.5, sum of squares of these)."""
+    """Return the bounds of each batch, its middle from -0.5 to 0.5, and the sum of squares of the middles."""
     starts = np.arange(BATCHES + 1) * blocks // BATCHES
     at = (starts[:-1] + starts[1:]) / 2 / blocks
     at = at - at.mean()
     return list(itertools.pairwise(starts.tolist())), at, float(at @ at)
 
 
-def unsteadiness(block_s: npt.ArrayLike, tolerance: float) -> list[str] | None:
-    """What speaks against a steady series, in the words of a row's flags; None with too few blocks to tell.
+def find_unsteadiness(block_s: npt.ArrayLike, tolerance: float) -> list[str] | None:
+    """Return what speaks against a steady series, as flags of a result; None with too few blocks to say.
 
-    `warmup_left`: its first blocks are still warm-up, and the mean moves by more than `tolerance` (a share of it)
-    without them. `drifts`: a drift can be made out, its interval being on one side of 0, that is larger than that.
+    `warmup_left`: the first blocks are still warm-up, and the mean moves by more than `tolerance` (a share of it)
+    without them. `drifts`: there is a drift larger than that whose interval is on one side of 0.
     """
-    series = series_of(block_s)
-    found = drift(series)
-    if found is None:
+    series = as_series(block_s)
+    drift = estimate_drift(series)
+    if drift is None:
         return None
     flags = []
-    length = warmup_length(series)
+    length = find_warmup_length(series)
     rest = float(series[length:].mean()) if length else 0.0
     if rest > 0 and abs(float(series.mean()) / rest - 1) > tolerance:
         flags.append("warmup_left")
-    if (found.low > 0 or found.high < 0) and abs(found.value) > max(tolerance, ROUNDING):
+    if (drift.low > 0 or drift.high < 0) and abs(drift.value) > max(tolerance, ROUNDING):
         flags.append("drifts")
     return flags
 
 
-def steady_from(block_s: npt.ArrayLike, tolerance: float) -> int | None:
-    """The block that steady state begins with, while the series still grows; None where there is none to be seen yet.
+def find_steady_start(block_s: npt.ArrayLike, tolerance: float) -> int | None:
+    """Return the first block of the steady state while the series still grows; None where none is visible yet.
 
-    warmup_length sees no change in the later half of a series, which a warm-up that goes on for long may yet end in: so
-    what follows must be long enough to tell, and neither drift nor hold a warm-up of its own (unsteadiness).
+    `find_warmup_length` detects no change in the later half of a series, where a long warm-up may still end. So the
+    blocks after the cut must be enough to say, and neither drift nor contain a warm-up of their own.
     """
-    series = series_of(block_s)
-    found = warmup_length(series)
-    if found is None or unsteadiness(series[found:], tolerance) != []:
+    series = as_series(block_s)
+    start = find_warmup_length(series)
+    if start is None or find_unsteadiness(series[start:], tolerance) != []:
         return None
-    return found
+    return start
 
 
-def _spread(series: FloatArray) -> float:
-    """Standard deviation of its noise, were it normal, whatever a few blocks do. Where most blocks are alike but for
-    rounding, as a coarse clock makes them, all of them count."""
-    middle = _median(series)
-    found = NORMAL * _median(np.abs(series - middle))
-    return found if found > ROUNDING * abs(middle) else float(series.std())
+def _noise_deviation(series: FloatArray) -> float:
+    """Return the standard deviation of the noise as if it were normal, robust against a few outlying blocks.
+
+    Where most blocks are equal but for rounding, as a coarse clock makes them, all of them count.
+    """
+    median = _median(series)
+    deviation = MAD_TO_DEVIATION * _median(np.abs(series - median))
+    return deviation if deviation > ROUNDING * abs(median) else float(series.std())
 
 
 def _median(series: FloatArray) -> float:
-    """np.median, which is ten times as slow: thousands of series are looked at for one report."""
+    """Return the median ten times as fast as np.median: one report looks at thousands of series."""
     half, odd = divmod(len(series), 2)
     if odd:
         return float(np.partition(series, half)[half])
@@ -163,11 +169,12 @@ def _median(series: FloatArray) -> float:
     return float((ordered[half - 1] + ordered[half]) / 2)
 
 
-def _smoothed(series: FloatArray) -> FloatArray:
-    """Medians of each block and its neighbours, as many on either side as there are, up to two: a level that changes
-    once, even after the first block, changes at the same place.
+def _running_median(series: FloatArray) -> FloatArray:
+    """Return the median of each block and its neighbours, up to two on either side as far as there are as many on both.
 
-    By exchanges of the smaller and the larger, a tenth of the time of sorting each window."""
+    A level that changes once, even after the first block, changes at the same place. Computed by minima and maxima,
+    which takes a tenth of the time of sorting each window.
+    """
     smooth = series.copy()
     if len(series) >= 3:
         smooth[1:-1] = _median_of_three(series[:-2], series[1:-1], series[2:])

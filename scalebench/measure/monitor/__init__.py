@@ -1,5 +1,6 @@
-"""What devices, processes and the machine did during a run: a process of its own that samples, and what is made of it.
+"""The monitor: a process that samples devices, processes and the machine during a run, and the figures from its samples.
 
-`python -m scalebench.measure.monitor FOLDER [NODE]` (sampling) leaves one series; keeper.py starts and ends it,
-series.py, summary.py and guards.py make figures and flags of it, record.py the part of a run's record. Layer 2.
+`python -m scalebench.measure.monitor FOLDER [NODE]` (__main__.py, with the samplers) writes one time series;
+monitor_process.py starts and ends it, time_series.py, summary.py and flags.py make figures and flags of the series, and
+aggregate.py makes the monitor's part of a run's record.
 """

@@ -1,6 +1,6 @@
-"""Samples of the machine: cores, memory, swap, network, disks and InfiniBand. Layer 2.
+"""Samples of the machine: cores, memory, swap, network, disks and InfiniBand.
 
-Times and bytes are counters, as the kernel keeps them: what was used between two moments is their difference.
+Times and bytes are the counters of the kernel: the amount used between two moments is their difference.
 """
 
 from __future__ import annotations
@@ -8,22 +8,21 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from scalebench.measure.monitor.time_series import Rows
+from scalebench.measure.monitor.time_series import SampleRows
 
-COUNTERS = {"sent_bytes": "port_xmit_data", "received_bytes": "port_rcv_data"}
-LANES = 4  # InfiniBand counts in units of four bytes, a byte of each lane
+PORT_COUNTERS = {"sent_bytes": "port_xmit_data", "received_bytes": "port_rcv_data"}
+LANES = 4  # InfiniBand counts in units of four bytes, one of each lane
 
-_ROOT = Path("/")  # tests put a folder of their own here
+_ROOT = Path("/")  # tests set a folder of their own
 
 
-class Host:
-    """The machine, of whose cores those that this process may use are told apart."""
+class HostSampler:
+    """Samples the machine; of its cores, only those that this process may use."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: SampleRows) -> None:
         self._rows = rows
         self._allowed = {f"cpu{number}" for number in os.sched_getaffinity(0)}
         self._tick_s = 1 / os.sysconf("SC_CLK_TCK")
@@ -31,8 +30,9 @@ class Host:
         self._ports = sorted(_ROOT.glob("sys/class/infiniband/*/ports/*/counters"))
 
     def sample(self) -> None:
-        for part in (self._cpu, self._memory, self._network, self._disk, self._infiniband):
-            _quietly(part)
+        for sample_part in (self._cpu, self._memory, self._network, self._disk, self._infiniband):
+            with suppress(Exception):  # what the kernel does not show leaves no row, and must not stop the others
+                sample_part()
 
     def _cpu(self) -> None:
         at_s, programs, interrupts, stolen = time.time(), 0, 0, 0
@@ -55,7 +55,7 @@ class Host:
         self._rows.add(at_s, "memory", "used_bytes", memory.used)
         self._rows.add(at_s, "memory", "available_bytes", memory.available)
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # psutil's word for counters that it does not find, and gives as 0
+            warnings.simplefilter("error")  # psutil warns of counters that it does not find, and returns 0
             swap = psutil.swap_memory()
         self._rows.add(at_s, "swap", "in_bytes", swap.sin)
         self._rows.add(at_s, "swap", "out_bytes", swap.sout)
@@ -79,12 +79,6 @@ class Host:
     def _infiniband(self) -> None:
         for port in self._ports:
             source = f"infiniband:{port.parts[-4]}/{port.parts[-2]}"
-            for quantity, counter in COUNTERS.items():
+            for quantity, counter in PORT_COUNTERS.items():
                 with suppress(OSError, ValueError):
                     self._rows.add(time.time(), source, quantity, LANES * int((port / counter).read_text()))
-
-
-def _quietly(part: Callable[[], None]) -> None:
-    """What the kernel does not show leaves no row, and keeps nothing else from being sampled."""
-    with suppress(Exception):
-        part()

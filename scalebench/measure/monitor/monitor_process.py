@@ -1,4 +1,4 @@
-"""Starts the process that samples next to a run, and ends it: a monitor that fails is no failed run. Layer 2."""
+"""Starts the process that samples beside a run, and ends it: a monitor that fails is no failed run."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import sys
 from pathlib import Path
 from types import TracebackType
 
-from scalebench.core.process import signals_later
+from scalebench.core.process import defer_signals
 from scalebench.core.spec import RunSpec
 
-END_LIMIT_S = 10.0  # that it has to write its series; a driver that hangs may hold it
-KILL_LIMIT_S = 2.0  # that the kernel has to end it
+END_LIMIT_S = 10.0  # for writing its series; a driver that hangs may block it
+KILL_LIMIT_S = 2.0  # for the kernel to end it
 MODULE = "scalebench.measure.monitor"
 
 
 class MonitorProcess:
-    """The monitor of a run, as a context around its launch; `reason` says afterwards what is missing and why.
+    """The monitor of a run, as a context around its launch; `reason` is afterwards why something is missing.
 
-    `node`: which of the run's nodes this is, where each has a monitor of its own. With `local` false none is started on
-    this host, for the nodes do it.
+    `node` is the number of this node, where each node of the run has a monitor of its own. With `local` false none is
+    started on this host, since the nodes start theirs.
     """
 
     def __init__(
@@ -32,20 +32,20 @@ class MonitorProcess:
         self._command = [sys.executable, "-m", module, str(folder), *([] if node is None else [str(node)])]
         self._process: subprocess.Popen[bytes] | None = None
         requested = spec.config.measure.monitor and not spec.config.debug
-        self._wanted = requested and local
-        self.reason: str | None = None  # why there is no series, or no part of it
+        self._enabled = requested and local
+        self.reason: str | None = None  # why the series is missing, or a part of it
         if not requested:
             self.reason = "debug=true" if spec.config.debug else "measure.monitor=false"
 
     @property
     def pid(self) -> int | None:
-        """The process id of the monitor; None where there is none."""
+        """Return the process id of the monitor; None where there is none."""
         return None if self._process is None else self._process.pid
 
     def __enter__(self) -> MonitorProcess:
-        if self._wanted:
+        if self._enabled:
             try:
-                with signals_later():
+                with defer_signals():
                     self._process = self._start()
             except OSError as error:
                 self.reason = f"the monitor could not be started: {error.strerror or error}"
@@ -66,7 +66,7 @@ class MonitorProcess:
 
     def _start(self) -> subprocess.Popen[bytes]:
         env = {**os.environ, "SCALEBENCH_PARENT_PID": str(os.getpid())}
-        # Blocked signals stay so in the child, which waits for them: none can end it before it is ready.
+        # The child inherits blocked signals, and waits for them: none can end it before it is ready.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         try:
             return subprocess.Popen(
@@ -79,7 +79,7 @@ class MonitorProcess:
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         process.terminate()
         with contextlib.suppress(ImportError):
-            importlib.import_module("pyarrow.parquet")  # which both need next: at the same time, it is half the wait
+            importlib.import_module("pyarrow.parquet")  # which both need next: in parallel it takes half the time
         try:
             output = process.communicate(timeout=END_LIMIT_S)[1]
         except subprocess.TimeoutExpired:
@@ -94,5 +94,5 @@ class MonitorProcess:
 
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
         process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # where a driver holds it, the kernel ends it later
+        with contextlib.suppress(subprocess.TimeoutExpired):  # where a driver blocks it, the kernel ends it later
             process.wait(KILL_LIMIT_S)

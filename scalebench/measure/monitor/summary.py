@@ -1,33 +1,36 @@
-"""The figures of a run's record from its series, cut to the measured phase. docs/monitor.md defines each. Layer 2."""
+"""The figures of a run's record from its time series, cut to the measured phase. docs/monitor.md defines each."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from scalebench.core.result import DeviceMonitor, Monitor, RankRecord
+from scalebench.core.result import DeviceMonitorRecord, MonitorRecord, RankRecord
 from scalebench.core.run_folder import MONITOR_FILE
-from scalebench.measure.monitor.gpu_sampler import NO_REASON, THROTTLED
-from scalebench.measure.monitor.time_series import Series, Window
+from scalebench.measure.monitor.gpu_sampler import NO_REASON, THROTTLED_PREFIX
+from scalebench.measure.monitor.time_series import TimeSeries, TimeWindow
 
-IDLE = "gpu_idle"
+IDLE_REASON = "gpu_idle"
 
 
-def measured(rank: RankRecord | None) -> Window | None:
-    """From the start of the measured phase to that of the next one, by this rank's own marks, without the evaluations
-    in the midst of a training."""
+def measured_window(rank: RankRecord | None) -> TimeWindow | None:
+    """Return the window from the start of the measured phase to that of the next one, by this rank's marks, without the
+    evaluations during a training; None where nothing was measured."""
     begin_s = rank.marks_s.get("measure") if rank is not None else None
     if rank is None or begin_s is None:
         return None
     end_s = min((mark_s for mark_s in rank.marks_s.values() if mark_s > begin_s), default=None)
-    looked = tuple((point.at_s, point.at_s + point.evaluate_s) for point in rank.curve)
-    return None if end_s is None else Window(begin_s, end_s, looked)
+    evaluations = tuple((point.at_s, point.at_s + point.evaluate_s) for point in rank.curve)
+    return None if end_s is None else TimeWindow(begin_s, end_s, evaluations)
 
 
-def summarise(series: Series, window: Window, used: Sequence[int], node: int | None = None) -> Monitor:
-    """What the GPUs `used` (by NVML's index) and the machine did in `window`; `node`: which of several it is."""
-    return Monitor(
-        **of_devices([_device(series, window, index, node) for index in used]),
+def summarize_monitor(
+    series: TimeSeries, window: TimeWindow, used: Sequence[int], node: int | None = None
+) -> MonitorRecord:
+    """Return the figures of the GPUs `used` (by NVML's index) and of the machine in `window`; `node` is its
+    number among several."""
+    return MonitorRecord(
+        **combine_devices([_device(series, window, index, node) for index in used]),
         file=MONITOR_FILE,
         **_cores(series, window),
         **_memory(series, window),
@@ -35,8 +38,8 @@ def summarise(series: Series, window: Window, used: Sequence[int], node: int | N
     )
 
 
-def of_devices(devices: list[DeviceMonitor]) -> dict[str, Any]:
-    """The figures of a Monitor that are of all its devices together."""
+def combine_devices(devices: list[DeviceMonitorRecord]) -> dict[str, Any]:
+    """Return the figures of a MonitorRecord that combine all its devices."""
     sources = {device.energy_from for device in devices}
     return {
         "devices": devices,
@@ -48,20 +51,20 @@ def of_devices(devices: list[DeviceMonitor]) -> dict[str, Any]:
         "sm_clock_mhz_mean": mean_of([d.sm_clock_mhz_mean for d in devices]),
         "mem_clock_mhz_min": smallest_of([d.mem_clock_mhz_min for d in devices]),
         "mem_clock_mhz_mean": mean_of([d.mem_clock_mhz_mean for d in devices]),
-        "gpu_temperature_c_max": _largest([d.temperature_c_max for d in devices]),
-        "throttle_reasons": _union([d.throttle_reasons for d in devices]),
+        "gpu_temperature_c_max": _largest_of([d.temperature_c_max for d in devices]),
+        "throttle_reasons": _union_of([d.throttle_reasons for d in devices]),
     }
 
 
-def _device(series: Series, window: Window, index: int, node: int | None) -> DeviceMonitor:
+def _device(series: TimeSeries, window: TimeWindow, index: int, node: int | None) -> DeviceMonitorRecord:
     gpu = f"gpu{index}"
-    counter_j, power_j = series.counted(gpu, "energy_j", window), series.integral(gpu, "power_w", window)
-    sent, received = (series.counted(gpu, f"nvlink_{way}_bytes", window) for way in ("sent", "received"))
-    return DeviceMonitor(
+    counter_j, power_j = series.counter_growth(gpu, "energy_j", window), series.integral(gpu, "power_w", window)
+    sent, received = (series.counter_growth(gpu, f"nvlink_{way}_bytes", window) for way in ("sent", "received"))
+    return DeviceMonitorRecord(
         index=index,
         gpu_util_mean=series.mean(gpu, "util_share", window),
         memory_util_mean=series.mean(gpu, "memory_util_share", window),
-        memory_used_bytes_max=_whole(series.largest(gpu, "memory_used_bytes", window)),
+        memory_used_bytes_max=_rounded(series.largest(gpu, "memory_used_bytes", window)),
         gpu_power_w_mean=series.mean(gpu, "power_w", window),
         energy_j=power_j if counter_j is None else counter_j,
         energy_from="counter" if counter_j is not None else "power" if power_j is not None else None,
@@ -70,7 +73,7 @@ def _device(series: Series, window: Window, index: int, node: int | None) -> Dev
         mem_clock_mhz_min=series.smallest(gpu, "mem_clock_mhz", window),
         mem_clock_mhz_mean=series.mean(gpu, "mem_clock_mhz", window),
         temperature_c_max=series.largest(gpu, "temperature_c", window),
-        throttle_reasons=throttle_reasons(series, gpu, window),
+        throttle_reasons=list_throttle_reasons(series, gpu, window),
         pcie_sent_bytes_per_s=series.mean(gpu, "pcie_sent_bytes_per_s", window),
         pcie_received_bytes_per_s=series.mean(gpu, "pcie_received_bytes_per_s", window),
         nvlink_sent_bytes_per_s=_per_s(sent, window),
@@ -80,46 +83,49 @@ def _device(series: Series, window: Window, index: int, node: int | None) -> Dev
     )
 
 
-def throttle_reasons(series: Series, gpu: str, window: Window) -> list[str] | None:
-    """What held the clocks back at any time in `window`, other than having nothing to do."""
-    seen = [q for source, q in series.names if source == gpu and q.startswith(THROTTLED)]
-    words = [q.removeprefix(THROTTLED) for q in seen if series.values(gpu, q, window)]
-    return [word for word in words if word not in (NO_REASON, IDLE)] if words else None
+def list_throttle_reasons(series: TimeSeries, gpu: str, window: TimeWindow) -> list[str] | None:
+    """Return what limited the clocks at any time in `window`, other than idling; None where NVML did not report it."""
+    quantities = [q for source, q in series.names if source == gpu and q.startswith(THROTTLED_PREFIX)]
+    reasons = [q.removeprefix(THROTTLED_PREFIX) for q in quantities if series.values(gpu, q, window)]
+    return [reason for reason in reasons if reason not in (NO_REASON, IDLE_REASON)] if reasons else None
 
 
-def _cores(series: Series, window: Window) -> dict[str, Any]:
+def _cores(series: TimeSeries, window: TimeWindow) -> dict[str, Any]:
     cores = next(iter(series.values("cpu", "cores")), None)
-    busy_s = series.counted("cpu", "busy_s", window)
+    busy_s = series.counter_growth("cpu", "busy_s", window)
     ranks = series.sources("process:")
-    ours_s = sum_of([series.counted(rank, "cpu_s", window) for rank in ranks])
+    ours_s = sum_of([series.counter_growth(rank, "cpu_s", window) for rank in ranks])
     return {
         "cpu_util_mean": _share(busy_s, cores, window),
         "cpu_util_ours_mean": _share(ours_s, cores, window),
-        "cpu_cores_others_mean": others(series, window),
+        "cpu_cores_others_mean": cores_of_other_programs(series, window),
     }
 
 
-def others(series: Series, window: Window) -> float | None:
-    """How many of the allowed cores were used by programs that are neither the run nor the parent nor the monitor."""
-    programs_s, ours_s = series.counted("cpu", "programs_s", window), series.counted("ours", "cpu_s", window)
+def cores_of_other_programs(series: TimeSeries, window: TimeWindow) -> float | None:
+    """Return how many of the allowed cores other programs used: neither the run nor the parent nor the monitor."""
+    programs_s, ours_s = (
+        series.counter_growth("cpu", "programs_s", window),
+        series.counter_growth("ours", "cpu_s", window),
+    )
     return None if programs_s is None or ours_s is None else max(0.0, programs_s - ours_s) / window.seconds
 
 
-def _memory(series: Series, window: Window) -> dict[str, Any]:
+def _memory(series: TimeSeries, window: TimeWindow) -> dict[str, Any]:
     ranks = series.sources("process:")
     available = series.smallest("memory", "available_bytes", window)
     return {
-        "rss_bytes_max": _whole(sum_of([series.largest(rank, "rss_bytes", window) for rank in ranks])),
-        "rss_anon_bytes_max": _whole(sum_of([series.largest(rank, "rss_anon_bytes", window) for rank in ranks])),
-        "memory_available_bytes_min": _whole(available),
-        "swap_in_bytes": _whole(series.counted("swap", "in_bytes", window)),
-        "swap_out_bytes": _whole(series.counted("swap", "out_bytes", window)),
+        "rss_bytes_max": _rounded(sum_of([series.largest(rank, "rss_bytes", window) for rank in ranks])),
+        "rss_anon_bytes_max": _rounded(sum_of([series.largest(rank, "rss_anon_bytes", window) for rank in ranks])),
+        "memory_available_bytes_min": _rounded(available),
+        "swap_in_bytes": _rounded(series.counter_growth("swap", "in_bytes", window)),
+        "swap_out_bytes": _rounded(series.counter_growth("swap", "out_bytes", window)),
     }
 
 
-def _traffic(series: Series, window: Window) -> dict[str, Any]:
+def _traffic(series: TimeSeries, window: TimeWindow) -> dict[str, Any]:
     def rate(sources: Iterable[str], quantity: str) -> float | None:
-        return _per_s(sum_of([series.counted(source, quantity, window) for source in sources]), window)
+        return _per_s(sum_of([series.counter_growth(source, quantity, window) for source in sources]), window)
 
     wires = [source for source in series.sources("net:") if source != "net:lo"]
     fabric = series.sources("infiniband:")
@@ -134,44 +140,45 @@ def _traffic(series: Series, window: Window) -> dict[str, Any]:
     }
 
 
-def _known(values: Sequence[float | None]) -> list[float] | None:
-    """All of them; None where one is missing or there are none: a part would pass for the whole."""
-    known = [value for value in values if value is not None]
-    return known if known and len(known) == len(values) else None
+def _all_or_none(values: Sequence[float | None]) -> list[float] | None:
+    """Return all values; None where one is missing or there are none: a partial figure would look
+    complete."""
+    present = [value for value in values if value is not None]
+    return present if present and len(present) == len(values) else None
 
 
 def sum_of(values: Sequence[float | None]) -> float | None:
-    known = _known(values)
-    return None if known is None else sum(known)
+    complete = _all_or_none(values)
+    return None if complete is None else sum(complete)
 
 
 def mean_of(values: Sequence[float | None]) -> float | None:
-    known = _known(values)
-    return None if known is None else sum(known) / len(known)
+    complete = _all_or_none(values)
+    return None if complete is None else sum(complete) / len(complete)
 
 
 def smallest_of(values: Sequence[float | None]) -> float | None:
-    known = _known(values)
-    return None if known is None else min(known)
+    complete = _all_or_none(values)
+    return None if complete is None else min(complete)
 
 
-def _largest(values: Sequence[float | None]) -> float | None:
-    known = _known(values)
-    return None if known is None else max(known)
+def _largest_of(values: Sequence[float | None]) -> float | None:
+    complete = _all_or_none(values)
+    return None if complete is None else max(complete)
 
 
-def _union(words: Sequence[list[str] | None]) -> list[str] | None:
-    told = [of_one for of_one in words if of_one is not None]
-    return sorted({word for of_one in told for word in of_one}) if told else None
+def _union_of(lists: Sequence[list[str] | None]) -> list[str] | None:
+    present = [names for names in lists if names is not None]
+    return sorted({name for names in present for name in names}) if present else None
 
 
-def _share(core_s: float | None, cores: float | None, window: Window) -> float | None:
+def _share(core_s: float | None, cores: float | None, window: TimeWindow) -> float | None:
     return core_s / (cores * window.seconds) if core_s is not None and cores else None
 
 
-def _per_s(amount: float | None, window: Window) -> float | None:
+def _per_s(amount: float | None, window: TimeWindow) -> float | None:
     return None if amount is None else amount / window.seconds
 
 
-def _whole(value: float | None) -> int | None:
+def _rounded(value: float | None) -> int | None:
     return None if value is None else round(value)

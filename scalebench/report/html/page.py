@@ -20,7 +20,7 @@ from markupsafe import Markup
 
 from scalebench import __version__
 from scalebench.core.errors import InputError
-from scalebench.core.machine.machine import describe
+from scalebench.core.machine.machine import describe_machine
 from scalebench.report import sections
 from scalebench.report.document import Chart, Section
 from scalebench.report.html.escaping import clean
@@ -63,7 +63,7 @@ def _machines(evidence: Evidence) -> list[str]:
     found = []
     for name, run_id in evidence.frame.groupby("hardware", sort=True)["run_id"].first().items():
         try:
-            found.append(f"{name}: {describe(evidence.result(str(run_id)).machine)}")
+            found.append(f"{name}: {describe_machine(evidence.result(str(run_id)).machine)}")
         except (InputError, OSError):
             found.append(str(name))
     return found

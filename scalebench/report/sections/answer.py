@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from scalebench.analysis.ranking import Ranking, is_control, joined, of_curves, ratio
-from scalebench.analysis.scaling_curves import Curve, Keeps, batch_of, curves, keeps, title_of
+from scalebench.analysis.ranking import Ranking, is_control, join_with_and, rank_curves, throughput_ratio
+from scalebench.analysis.scaling_curves import Curve, ScalingLimit, format_batch, make_curves, find_scaling_limit, format_group_title
 from scalebench.core.errors import InputError
 from scalebench.core.stats.estimates import CONFIDENCE
-from scalebench.core.units import share
+from scalebench.core.units import format_percent
 from scalebench.report import repeat_commands
 from scalebench.report.document import Block, Cell, Code, Row, Section, Table, Words
 from scalebench.report.report_data import Evidence
@@ -46,15 +46,15 @@ CERTAINTY = {"best": "the best", "tied": "tied within noise", "not sure": "not s
 def section(evidence: Evidence) -> Section | None:
     if len(evidence.pooled) == 0:
         return None
-    found = curves(evidence.pooled)
-    groups = [list(members) for _, members in groupby(of_curves(found), key=lambda one: one.group)]
+    found = make_curves(evidence.pooled)
+    groups = [list(members) for _, members in groupby(rank_curves(found), key=lambda one: one.group)]
     groups.sort(key=lambda members: members[-1].gpus == 1)  # what was scaled comes first
     of_row = {row["run_id"]: curve for curve in found for row in curve.rows}
     blocks: list[Block] = []
     for number, members in enumerate(groups[:MOST_GROUPS]):
         blocks += _answer(evidence, members, of_row[members[-1].row["run_id"]])
         if members[-1].gpus > 1 or members[-1].rivals:
-            blocks.append(_table(f"answer-{number}", title_of(members[0].group), members))
+            blocks.append(_table(f"answer-{number}", format_group_title(members[0].group), members))
         if members[-1].gpus > 1:
             blocks += _lines(evidence, members[-1], number < MOST_LINES)
     if others := groups[MOST_GROUPS:]:
@@ -69,11 +69,11 @@ def _answer(evidence: Evidence, members: Sequence[Ranking], curve: Curve) -> Ite
     """In words, of the largest number of devices."""
     last = members[-1]
     against, tags = _against(last.row), dict(curve.tags)
-    told = f"{title_of(last.group)}. {_advice(last)} A{last.sentence()[1:]}."
+    told = f"{format_group_title(last.group)}. {_advice(last)} A{last.sentence()[1:]}."
     if last.gpus == 1:
         yield Words(f"{told} More than one device was not measured.", "answer", tags)
     else:
-        kept = _kept(keeps(curve, evidence.wanted_efficiency, against), last.best) if against else ""
+        kept = _kept(find_scaling_limit(curve, evidence.wanted_efficiency, against), last.best) if against else ""
         parts = [told, kept, _lost(last, against), _fewer(members)]
         yield Words(" ".join(part for part in parts if part), "answer", tags)
     if last.rivals:
@@ -84,7 +84,7 @@ def _answer(evidence: Evidence, members: Sequence[Ranking], curve: Curve) -> Ite
 
 def _advice(last: Ranking) -> str:
     if last.certainty == "tied":
-        return f"{joined([last.best, *(rival.name for rival in last.tied)])} are equally fast within noise."
+        return f"{join_with_and([last.best, *(rival.name for rival in last.tied)])} are equally fast within noise."
     if last.certainty == "best":
         return f"Take {last.best}."
     if last.rivals:
@@ -92,8 +92,8 @@ def _advice(last: Ranking) -> str:
     return f"Only {last.best} was measured on {_count(last.gpus)}."
 
 
-def _kept(kept: Keeps, name: str) -> str:
-    wanted = share(kept.wanted).replace(".0 ", " ")
+def _kept(kept: ScalingLimit, name: str) -> str:
+    wanted = format_percent(kept.wanted).replace(".0 ", " ")
     if kept.measured is None:
         return ""
     if kept.value is None:
@@ -103,8 +103,8 @@ def _kept(kept: Keeps, name: str) -> str:
     return f"{name} keeps an efficiency of {wanted} up to {_count(kept.value)}{most}{sure}{_again(kept)}."
 
 
-def _again(kept: Keeps) -> str:
-    return f", and has it again at {joined([str(gpus) for gpus in kept.again])}" if kept.again else ""
+def _again(kept: ScalingLimit) -> str:
+    return f", and has it again at {join_with_and([str(gpus) for gpus in kept.again])}" if kept.again else ""
 
 
 def _count(gpus: int | None) -> str:
@@ -129,7 +129,7 @@ def _lost(last: Ranking, against: str | None) -> str:
 def _fewer(members: Sequence[Ranking]) -> str:
     """A word where so many devices may not be worth it: fewer of them train faster, or it cannot be told that not."""
     last, fewer = members[-1], max(members[:-1], key=lambda one: one.row["throughput_samples_per_s"], default=None)
-    limits = None if fewer is None else ratio(last.row, fewer.row, CONFIDENCE)
+    limits = None if fewer is None else throughput_ratio(last.row, fewer.row, CONFIDENCE)
     if fewer is None or limits is None or limits.low > 1:
         return ""
     figure = f"{limits.value:.2f} [{limits.low:.2f}, {limits.high:.2f}]"
@@ -165,7 +165,7 @@ def _missing(evidence: Evidence, last: Ranking) -> list[str]:
     same = ["model", "dataset", "hardware", "scaling"]
     tried = rows[(rows["status"] != "ok") & (rows["gpus"] == last.gpus)].to_dict("records")
     found = [row for row in tried if all(str(row[name]) == last.group[name] for name in same)]
-    found = [row for row in found if batch_of(row) == last.group["batch"] and not is_control(str(row["strategy"]))]
+    found = [row for row in found if format_batch(row) == last.group["batch"] and not is_control(str(row["strategy"]))]
     most = {row["strategy"]: repeat_commands.of_strategy(str(row["strategy"])).get("max_gpus") for row in found}
     found = [row for row in found if (most[row["strategy"]] or last.gpus) >= last.gpus]
     return list(dict.fromkeys(f"{row['strategy']} ({row['status']})" for row in found))
@@ -183,7 +183,7 @@ def _table(name: str, title: str, rankings: Sequence[Ranking], named: bool = Fal
             Cell(percent(one.row, efficiency), one.row[efficiency]), Cell(kind or ""),
             Cell(CERTAINTY[one.certainty], one.certainty), Cell(", ".join(rival.words() for rival in one.tied)),
         ]  # fmt: skip
-        rows.append(Row([Cell(title_of(one.group)), *cells] if named else cells, _tags(one)))
+        rows.append(Row([Cell(format_group_title(one.group)), *cells] if named else cells, _tags(one)))
     numeric = frozenset(("devices", "samples/s (95 %)", "efficiency"))
     heads = ["of", *HEADS] if named else HEADS
     return Table(name, f"The fastest for each number of devices: {title}", heads, rows, numeric, CAPTION)
@@ -205,7 +205,7 @@ def _lines(evidence: Evidence, last: Ranking, with_code: bool) -> Iterator[Block
     yield Code(found.code, "python", title, tags)
     yield Code(found.launch, "sh", "Start them", tags)
     if found.left_out:
-        yield Words(f"These lines do not set {joined(found.left_out)}.", tags=tags)
+        yield Words(f"These lines do not set {join_with_and(found.left_out)}.", tags=tags)
 
 
 def _device(evidence: Evidence, run_id: str) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from scalebench.analysis.attribution.causes import Case, Cause, sentences
-from scalebench.analysis.attribution.components import PARTS
+from scalebench.analysis.attribution.causes import AttributedRun, Cause, find_causes
+from scalebench.analysis.attribution.components import LOSS_PARTS
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.core import units
 from scalebench.report import attribution_cases
@@ -13,7 +13,7 @@ from scalebench.report.document import Axis, Block, Cell, Chart, Group, Row, Sec
 from scalebench.report.report_data import DETAILED, Evidence
 
 MOST_BARS = 40  # of a chart
-Bar = tuple[Curve, int, Case]  # a configuration at one number of devices
+Bar = tuple[Curve, int, AttributedRun]  # a configuration at one number of devices
 NAMED = {
     "batch": "smaller batches",
     "overhead": "the strategy's overhead on one device",
@@ -40,7 +40,7 @@ def section(evidence: Evidence) -> Section | None:
     return Section("attribution", "Where the lost efficiency went", blocks)
 
 
-def _bars(curves: list[Curve], cases: Mapping[str, Case]) -> Iterator[Bar]:
+def _bars(curves: list[Curve], cases: Mapping[str, AttributedRun]) -> Iterator[Bar]:
     for curve in curves:
         for row in curve.rows:
             case = cases.get(str(row["run_id"]))
@@ -56,22 +56,22 @@ def _chart(group: Group, bars: list[Bar]) -> Iterator[Block]:
         kept = [bar for bar in bars if last[id(bar[0])] == bar[1]][:MOST_BARS]
         yield Words(f"{len(bars)} bars are more than a chart can show: these are of the most devices of each curve.")
     names = [f"{curve.name} x {gpus}" for curve, gpus, _ in kept]
-    parts = {attribution_cases.name_of(part): part.names for _, _, case in kept for part in case.ladder.parts}
-    efficiency = [1 - case.ladder.lost.value for _, _, case in kept]
+    parts = {attribution_cases.name_of(part): part.names for _, _, case in kept for part in case.attribution.parts}
+    efficiency = [1 - case.attribution.lost.value for _, _, case in kept]
     tags = [curve.tags for curve, _, _ in kept]
     drawn = [Series("kept", names, efficiency, tags=group.tags, point_tags=tags)]
-    for label in sorted(parts, key=lambda label: [PARTS.index(name) for name in parts[label]]):
+    for label in sorted(parts, key=lambda label: [LOSS_PARTS.index(name) for name in parts[label]]):
         mine = [
-            {attribution_cases.name_of(part): part.share for part in case.ladder.parts}.get(label)
+            {attribution_cases.name_of(part): part.share for part in case.attribution.parts}.get(label)
             for _, _, case in kept
         ]
         drawn.append(
             Series(
                 label,
                 names,
-                [one and one.value for one in mine],
-                [one and one.low for one in mine],
-                [one and one.high for one in mine],
+                [None if one is None else one.value for one in mine],
+                [None if one is None else one.limits[0] for one in mine],
+                [None if one is None else one.limits[1] for one in mine],
                 group.tags,
                 point_tags=tags,
             )
@@ -90,22 +90,22 @@ def _chart(group: Group, bars: list[Bar]) -> Iterator[Block]:
 
 def _legend(groups: Iterable[tuple[str, ...]]) -> str:
     there = {name for names in groups for name in names}
-    told = [name for name in PARTS if name in there]
+    told = [name for name in LOSS_PARTS if name in there]
     return "; ".join(f"{name}: {NAMED[name]}" for name in told) + "."
 
 
 def _table(group: Group, bars: list[Bar]) -> Table:
-    shown = [name for name in PARTS if any(case.ladder.part(name) for _, _, case in bars)]
+    shown = [name for name in LOSS_PARTS if any(case.attribution.part(name) for _, _, case in bars)]
     columns = ["strategy", "devices", "launches", "ideal update", "update", "lost", *shown]
     rows = []
     for curve, gpus, case in bars:
-        one = case.ladder
-        head = [Cell(curve.name, curve.name), Cell(str(gpus), gpus), Cell(str(one.launches), one.launches)]
-        head += [Cell(units.seconds(value), value) for value in (one.ideal_s, one.step_s)]
+        one = case.attribution
+        head = [Cell(curve.name, curve.name), Cell(str(gpus), gpus), Cell(str(one.repeats), one.repeats)]
+        head += [Cell(units.format_seconds(value), value) for value in (one.ideal_s, one.step_s)]
         against = "" if one.against == "bare" else f" against {one.against}"
         head.append(Cell(attribution_cases.percent(one.lost) + against, one.lost.value))
         rows.append(Row([*head, *(_cell(case, name) for name in shown)], curve.tags))
-    over = {case.ladder.launches > 1 for _, _, case in bars}
+    over = {case.attribution.repeats > 1 for _, _, case in bars}
     intervals = {
         frozenset({False}): "over blocks of one launch",
         frozenset({True}): "over launches, three and more",
@@ -121,8 +121,8 @@ def _table(group: Group, bars: list[Bar]) -> Table:
     )
 
 
-def _cell(case: Case, name: str) -> Cell:
-    part = case.ladder.part(name)
+def _cell(case: AttributedRun, name: str) -> Cell:
+    part = case.attribution.part(name)
     if part is None:
         return Cell("")
     if part.names[0] != name:
@@ -134,7 +134,7 @@ def _untold(bars: list[Bar]) -> Iterator[Words]:
     """Why parts could not be told, and which run would."""
     found: dict[tuple[str, str], list[str]] = {}
     for curve, gpus, case in bars:
-        for reason, names in attribution_cases.untold(case.ladder).items():
+        for reason, names in attribution_cases.untold(case.attribution).items():
             found.setdefault((" and ".join(names), reason), []).append(f"{curve.name} x {gpus}")
     for (names, reason), runs in found.items():
         yield Words(f"Not told apart, {names} of {', '.join(runs)}: {reason}.", "warning")
@@ -144,7 +144,7 @@ def _causes(bars: list[Bar]) -> Iterator[Words]:
     """Of each curve each cause once, by the run whose figures are told: the one of most devices."""
     found: dict[tuple[int, str, str], list[tuple[Curve, int, Cause]]] = {}
     for curve, gpus, case in bars:
-        for cause in sentences(case):
+        for cause in find_causes(case):
             found.setdefault((id(curve), cause.part, cause.cause), []).append((curve, gpus, cause))
     if found:
         yield Words("What usually makes such parts large, and what the figures of these runs support; none is proven:")

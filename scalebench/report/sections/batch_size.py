@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from scalebench.analysis.batch_size import BATCH, SHARE, Knee, StepFit, fit, knee, over_batches, step_points
-from scalebench.analysis.scaling_curves import Curve, curves, interval
+from scalebench.analysis.batch_size import BATCH, SATURATION_SHARE, SaturatingBatch, StepFit, fit_step_time, find_saturating_batch, make_batch_curves, batch_and_step_s
+from scalebench.analysis.scaling_curves import Curve, make_curves, estimate_of
 from scalebench.core import units
-from scalebench.core.stats.estimates import ratio_interval
+from scalebench.core.stats.estimates import divide_estimates
 from scalebench.report import tables
 from scalebench.report.document import (
     MOST_ROWS,
@@ -50,7 +50,7 @@ def sentences(pooled: pd.DataFrame) -> list[str]:
     """One for each configuration and number of devices of which the throughput is known with two batches or more."""
     if (pooled.groupby("gpus", dropna=False)[BATCH].nunique() < 2).all():
         return []  # without the second that curves of ten thousand rows take
-    found = over_batches(curves(pooled))
+    found = make_batch_curves(make_curves(pooled))
     several = len({curve.tags["model"] for curve in found}) > 1
     said = [sentence(curve, curve.tags["model"] if several else "") for curve in found]
     told = [one for one in said if one is not None]
@@ -61,11 +61,11 @@ def sentences(pooled: pd.DataFrame) -> list[str]:
 def sentence(curve: Curve, of: str = "") -> str | None:
     """`knee: 700 per device (ddp_gloo, 2 devices): 93 % of the highest throughput, that at 5,000; ...`, without a full
     stop; None where there is no curve."""
-    found = knee(curve.rows)
+    found = find_saturating_batch(curve.rows)
     if found is None:
         return None
     who = f"({of} with {curve.name})" if of else f"({curve.name})"
-    line = fit(step_points(curve.rows))
+    line = fit_step_time(batch_and_step_s(curve.rows))
     parts = [
         f"{_head(found, who, curve)}{_doubt(found)}",
         *([] if line is None else _batch_words_line(line, found, curve)),
@@ -73,7 +73,7 @@ def sentence(curve: Curve, of: str = "") -> str | None:
     return "; ".join(parts)
 
 
-def at(found: Knee) -> str:
+def at(found: SaturatingBatch) -> str:
     """`700`; `5,000 or more`, `75 or less` where what was measured ends there."""
     if found.last:
         return f"{found.batch:,} or more"
@@ -85,16 +85,16 @@ def half(line: StepFit) -> str:
     if line.half_batch is None:
         return ""
     if line.low is None or line.high is None:
-        return units.figure(line.half_batch)
-    return f"{units.figure(line.half_batch)} [{units.figure(line.low)}, {units.figure(line.high)}]"
+        return units.format_number(line.half_batch)
+    return f"{units.format_number(line.half_batch)} [{units.format_number(line.low)}, {units.format_number(line.high)}]"
 
 
-def _head(found: Knee, who: str, curve: Curve) -> str:
+def _head(found: SaturatingBatch, who: str, curve: Curve) -> str:
     share = f"{100 * found.share:.0f} %"
     if found.last:
         before = curve.rows[-2]
         return (
-            f"no knee up to {found.batch:,} per device {who}: {before[BATCH]:,} has less than {100 * SHARE:g} % of its "
+            f"no knee up to {found.batch:,} per device {who}: {before[BATCH]:,} has less than {100 * SATURATION_SHARE:g} % of its "
             "throughput, which may rise beyond"
         )
     head = f"knee: {found.batch:,} per device{' or less' if found.first else ''} {who}: "
@@ -103,7 +103,7 @@ def _head(found: Knee, who: str, curve: Curve) -> str:
     return f"{head}{share} of the highest throughput, that of {found.highest:,}"
 
 
-def _doubt(found: Knee) -> str:
+def _doubt(found: SaturatingBatch) -> str:
     others = [f"{batch:,}" for batch in found.candidates or () if batch != found.batch]
     if found.candidates is None:
         return ", with no interval to tell neighbours from it"
@@ -112,7 +112,7 @@ def _doubt(found: Knee) -> str:
     return f"; by their intervals {' or '.join(others)} could be it"
 
 
-def _batch_words_line(line: StepFit, found: Knee, curve: Curve) -> list[str]:
+def _batch_words_line(line: StepFit, found: SaturatingBatch, curve: Curve) -> list[str]:
     said = [f"n_1/2 {half(line)}"] if line.half_batch is not None else []
     limit = None if line.limit is None else line.limit * curve.rows[0]["gpus"]
     if limit is not None and line.points > 2 and found.highest_rate < FAR * limit and not found.last:
@@ -121,7 +121,7 @@ def _batch_words_line(line: StepFit, found: Knee, curve: Curve) -> list[str]:
 
 
 KNEE = (
-    f"knee: the smallest batch with at least {SHARE:.0%} of the highest measured throughput".replace("%", " %"),
+    f"knee: the smallest batch with at least {SATURATION_SHARE:.0%} of the highest measured throughput".replace("%", " %"),
     "could be: the batches that may be it by their 95 % intervals, each against every other one",
     "n_1/2: the batch at which half of an update is spent before its first sample, of the line step = a + b * batch "
     "(least squares of relative deviations); the limit of throughput is 1 / b of each device",
@@ -132,7 +132,7 @@ KNEE = (
 def section(evidence: Evidence) -> Section | None:
     """None where no configuration was measured with two batches."""
     curves = [
-        replace(curve, rows=[with_epoch_limits(row) for row in curve.rows]) for curve in over_batches(evidence.curves)
+        replace(curve, rows=[with_epoch_limits(row) for row in curve.rows]) for curve in make_batch_curves(evidence.curves)
     ]
     found, words = groups(curves)
     blocks: list[Block] = [*words]
@@ -171,7 +171,7 @@ def _named(group: Group) -> Iterator[Words]:
 
 def _marks(group: Group) -> list[Series]:
     """The knees, as points of their own."""
-    found = [(curve, point) for curve in group.curves if (point := knee(curve.rows)) is not None]
+    found = [(curve, point) for curve in group.curves if (point := find_saturating_batch(curve.rows)) is not None]
     known = [(curve, point) for curve, point in found if not (point.first or point.last)]
     if not known:
         return []
@@ -190,7 +190,7 @@ def _knees(group: Group) -> Table:
 
 
 def _knee(curve: Curve) -> list[Cell]:
-    found = knee(curve.rows)
+    found = find_saturating_batch(curve.rows)
     if found is None:
         return [Cell("")] * 4
     could_be = "" if found.candidates is None else ", ".join(f"{batch:,}" for batch in found.candidates)
@@ -204,7 +204,7 @@ def _knee(curve: Curve) -> list[Cell]:
 
 
 def _fit(curve: Curve) -> list[Cell]:
-    line = fit(step_points(curve.rows))
+    line = fit_step_time(batch_and_step_s(curve.rows))
     if line is None:
         return [Cell("")] * 4
     limit = None if line.limit is None else line.limit * curve.rows[0]["gpus"]
@@ -212,7 +212,7 @@ def _fit(curve: Curve) -> list[Cell]:
         cell(half(line), line.half_batch),
         Cell("") if limit is None else cell(f"{limit:,.0f}", limit),
         cell(f"{line.r_squared:.3f}", line.r_squared),
-        cell(units.share(line.worst), line.worst),
+        cell(units.format_percent(line.worst), line.worst),
     ]
 
 
@@ -237,8 +237,8 @@ def _cells(curve: Curve, row: Cells) -> list[Cell]:
 def _gain(row: Cells, smallest: Cells) -> Cell:
     if row is smallest:
         return cell("1.00", 1.0)
-    mine, base = (interval(one, THROUGHPUT, "throughput") for one in (row, smallest))
+    mine, base = (estimate_of(one, THROUGHPUT, "throughput") for one in (row, smallest))
     value = row[THROUGHPUT] / smallest[THROUGHPUT]
-    limits = None if mine is None or base is None else ratio_interval(mine, base)
+    limits = None if mine is None or base is None else divide_estimates(mine, base)
     low, high = (None, None) if limits is None else (limits.low, limits.high)
     return cell(tables.ratio({"gain": value, "gain_low": low, "gain_high": high}, "gain"), value)

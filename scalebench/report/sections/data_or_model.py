@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from scalebench.analysis.attribution.figures import Figure, inverse
+from scalebench.core.stats.estimate_arithmetic import rate_to_seconds
 from scalebench.analysis.prediction.calibration import RATE, Read
 from scalebench.analysis.prediction.data_or_model import DATA, KINDS, MODEL, PIPELINE, STAGED, Comparison, comparisons
-from scalebench.analysis.scaling_curves import interval, plain_rows
+from scalebench.analysis.scaling_curves import estimate_of, plain_rows
 from scalebench.core import units
-from scalebench.core.stats.estimates import Interval
+from scalebench.core.stats.estimates import Estimate
 from scalebench.report.document import MOST_ROWS, Block, Cell, Row, Section, Table, Words, cell, sentences, tags
 from scalebench.report.report_data import Evidence
 
@@ -127,7 +127,7 @@ def _head(one: Comparison) -> list[Cell]:
 
 def _should(one: Comparison, kind: str) -> Cell:
     seconds = one.predicted_s(kind)
-    return Cell("") if seconds is None else cell(units.seconds(seconds), seconds)
+    return Cell("") if seconds is None else cell(units.format_seconds(seconds), seconds)
 
 
 def _took(one: Comparison, kind: str, limits: bool) -> Cell:
@@ -135,14 +135,12 @@ def _took(one: Comparison, kind: str, limits: bool) -> Cell:
     way = one.ways.get(kind)
     if way is None or not way.measured:
         return Cell("") if way is None else Cell(str(way.row["status"]))
-    taken = inverse(way.row[RATE], interval(way.row, RATE, "throughput"), one.global_batch)
-    return cell(_seconds(taken) if limits else units.seconds(taken.value), taken.value)
+    taken = rate_to_seconds(way.row[RATE], estimate_of(way.row, RATE, "throughput"), one.global_batch)
+    return cell(_seconds(taken) if limits else units.format_seconds(taken.value), taken.value)
 
 
-def _seconds(taken: Figure) -> str:
-    if taken.low is None or taken.high is None:
-        return units.seconds(taken.value)
-    return units.duration(Interval(taken.value, taken.low, taken.high))
+def _seconds(taken: Estimate) -> str:
+    return units.format_duration(taken)
 
 
 def _measured(one: Comparison) -> str:
@@ -162,7 +160,7 @@ def _sends(one: Comparison, kind: str) -> Cell:
     if way is None or way.update is None:
         return Cell("")
     sent = way.update.sent_bytes(one.global_batch)
-    return cell(units.size(sent), sent)
+    return cell(units.format_bytes(sent), sent)
 
 
 def _intensity(one: Comparison, kind: str) -> Cell:
@@ -178,10 +176,10 @@ def _rates(one: Comparison) -> list[Cell]:
     if one.known is None:
         return [Cell(""), Cell("")]
     rates = one.known.rates
-    link = f"{units.size(rates.bytes_per_s)}/s"
-    link += f", {units.seconds(rates.latency_s)} a message" if rates.latency_s else ""
+    link = f"{units.format_bytes(rates.bytes_per_s)}/s"
+    link += f", {units.format_seconds(rates.latency_s)} a message" if rates.latency_s else ""
     device = f"{rates.flops_per_s / 1e9:,.1f} GFLOP/s"
-    device += f", {units.seconds(pass_s)} a pass" if (pass_s := one.known.work.pass_s) > NEXT_TO_NOTHING_S else ""
+    device += f", {units.format_seconds(pass_s)} a pass" if (pass_s := one.known.work.pass_s) > NEXT_TO_NOTHING_S else ""
     return [cell(device, rates.flops_per_s), cell(link, rates.bytes_per_s)]
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from scalebench.analysis.attribution.figures import Figure
-from scalebench.analysis.batch_size import BATCH, over_batches
-from scalebench.analysis.devices_or_batch import Choice, Gain, choices, gains
+from scalebench.analysis.batch_size import BATCH, make_batch_curves
+from scalebench.analysis.devices_or_batch import DevicesOrBatch, BatchGain, compare_devices_with_batch, list_batch_gains
 from scalebench.analysis.scaling_curves import Curve
-from scalebench.analysis.time_to_target import Outcome, outcomes
+from scalebench.analysis.time_to_target import TrainingOutcome, summarize_trainings
 from scalebench.core import units
-from scalebench.core.stats.estimates import Interval
+from scalebench.core.stats.estimates import Estimate
 from scalebench.report import tables
 from scalebench.report.document import (
     MOST_ROWS,
@@ -51,9 +50,9 @@ GAINS = (
 
 def section(evidence: Evidence) -> Section | None:
     """None where nothing was measured both ways, nor two batches on several devices."""
-    found = choices(evidence.curves, outcomes(evidence.frame))
-    drawn, words = groups(over_batches(evidence.curves))
-    fewer = [(curve, gain) for group in drawn for curve in group.curves for gain in gains(curve)]
+    found = compare_devices_with_batch(evidence.curves, summarize_trainings(evidence.frame))
+    drawn, words = groups(make_batch_curves(evidence.curves))
+    fewer = [(curve, gain) for group in drawn for curve in group.curves for gain in list_batch_gains(curve)]
     if not found and not fewer:
         return None
     blocks: list[Block] = [*_answers(found)]
@@ -63,9 +62,9 @@ def section(evidence: Evidence) -> Section | None:
     return Section(ID, "More devices or a larger batch", blocks)
 
 
-def _answers(found: Sequence[Choice]) -> Iterator[Words]:
+def _answers(found: Sequence[DevicesOrBatch]) -> Iterator[Words]:
     """Of the largest number of devices of each strategy, where it stands beside its own kind: what wins."""
-    best: dict[tuple[str, ...], Choice] = {}
+    best: dict[tuple[str, ...], DevicesOrBatch] = {}
     for choice in found:
         key = (*tags(choice.many).values(), str(choice.own))
         kept = best.get(key)
@@ -75,11 +74,11 @@ def _answers(found: Sequence[Choice]) -> Iterator[Words]:
         yield Words(_answer(choice), "answer", tags(choice.many))
 
 
-def _size(choice: Choice) -> tuple[int, int]:
+def _size(choice: DevicesOrBatch) -> tuple[int, int]:
     return choice.many["gpus"], choice.many["global_batch"]
 
 
-def _answer(choice: Choice) -> str:
+def _answer(choice: DevicesOrBatch) -> str:
     many, one, ratio = choice.many, choice.one, choice.throughput
     devices = f"{many['gpus']} devices of {many[BATCH]:,} samples ({many['strategy']})"
     alone = f"one of {one[BATCH]:,} ({one['strategy']})"
@@ -92,11 +91,11 @@ def _answer(choice: Choice) -> str:
     return f"{said}."
 
 
-def _undecided(ratio: Figure) -> bool:
-    return ratio.low is not None and ratio.high is not None and ratio.low <= 1 <= ratio.high
+def _undecided(ratio: Estimate) -> bool:
+    return ratio.has_limits and ratio.low <= 1 <= ratio.high
 
 
-def _chart(group: Group, found: Sequence[Choice]) -> Iterator[Chart]:
+def _chart(group: Group, found: Sequence[DevicesOrBatch]) -> Iterator[Chart]:
     """Throughput over the samples of an update, of the curves that stand beside each other somewhere."""
     shown = {choice.many["run_id"] for choice in found} | {choice.one["run_id"] for choice in found}
     kept = [curve for curve in group.curves if any(row["run_id"] in shown for row in curve.rows)]
@@ -113,7 +112,7 @@ def _line(curve: Curve) -> Series | None:
     return series(curve.name, curve.tags, curve.rows, "global_batch", THROUGHPUT, "throughput")
 
 
-def _choices(found: Sequence[Choice]) -> Iterator[Block]:
+def _choices(found: Sequence[DevicesOrBatch]) -> Iterator[Block]:
     aimed = any(choice.trainings is not None for choice in found)
     heads = ["model", "strategy", "gpus", "batch per device", "samples/s", "one device", "its batch", "its samples/s"]
     heads += ["ratio (95 %)", *(["to target", "one device to target", "sooner (95 %)"] if aimed else [])]
@@ -125,7 +124,7 @@ def _choices(found: Sequence[Choice]) -> Iterator[Block]:
         yield Words(f"{MOST_ROWS} of {len(rows)} pairs are shown.")
 
 
-def _work(choice: Choice) -> list[Cell]:
+def _work(choice: DevicesOrBatch) -> list[Cell]:
     many, one = choice.many, choice.one
     return [
         cell(many["model"]),
@@ -140,13 +139,13 @@ def _work(choice: Choice) -> list[Cell]:
     ]
 
 
-def _aim(choice: Choice) -> list[Cell]:
+def _aim(choice: DevicesOrBatch) -> list[Cell]:
     if choice.trainings is None:
         return [Cell("")] * 3
     return [*map(_target, choice.trainings), _ratio(choice.sooner)]
 
 
-def _target(found: Outcome) -> Cell:
+def _target(found: TrainingOutcome) -> Cell:
     """`12.3 s`, `12.3 s (5 seeds)`, `2 of 3 seeds reached it`, `never`."""
     seconds, _ = found.figures["time_to_target_s"]
     if found.reached < found.seeds or seconds is None:
@@ -154,14 +153,15 @@ def _target(found: Outcome) -> Cell:
     return cell(tables.seconds(seconds) + (f" ({found.seeds} seeds)" if found.seeds > 1 else ""), seconds)
 
 
-def _ratio(figure: Figure | None) -> Cell:
+def _ratio(figure: Estimate | None) -> Cell:
     if figure is None:
         return Cell("")
-    shown = {"ratio": figure.value, "ratio_low": figure.low, "ratio_high": figure.high}
+    low, high = figure.limits
+    shown = {"ratio": figure.value, "ratio_low": low, "ratio_high": high}
     return cell(tables.ratio(shown, "ratio"), figure.value)
 
 
-def _gains(fewer: Sequence[tuple[Curve, Gain]]) -> Table:
+def _gains(fewer: Sequence[tuple[Curve, BatchGain]]) -> Table:
     heads = ["batch per device", "updates an epoch", "predicted gain (95 %)", "measured gain (95 %)", "predicted of it"]
     rows = [Row([cell(curve.tags["model"]), cell(curve.name), *_gain(gain)], curve.tags) for curve, gain in fewer]
     columns = ["model", "strategy", *heads]
@@ -169,26 +169,23 @@ def _gains(fewer: Sequence[tuple[Curve, Gain]]) -> Table:
     return Table(f"{ID}-gains", title, columns, rows[:MOST_ROWS], frozenset(heads), sentences(*GAINS))
 
 
-def _gain(gain: Gain) -> list[Cell]:
+def _gain(gain: BatchGain) -> list[Cell]:
     return [
         cell(_change(gain, BATCH), gain.after[BATCH]),
         cell(_change(gain, "steps_per_epoch"), gain.after["steps_per_epoch"]),
         _seconds(gain.predicted),
         _seconds(gain.measured),
-        Cell("") if gain.share is None else cell(units.share(gain.share), gain.share),
+        Cell("") if gain.share is None else cell(units.format_percent(gain.share), gain.share),
     ]
 
 
-def _change(gain: Gain, column: str) -> str:
+def _change(gain: BatchGain, column: str) -> str:
     """`75 to 150`"""
     before, after = gain.before[column], gain.after[column]
     return "" if before is None or after is None else f"{before:,} to {after:,}"
 
 
-def _seconds(figure: Figure | None) -> Cell:
+def _seconds(figure: Estimate | None) -> Cell:
     if figure is None:
         return Cell("")
-    low, high = figure.low, figure.high
-    if low is None or high is None:
-        return cell(units.seconds(figure.value), figure.value)
-    return cell(units.duration(Interval(figure.value, low, high)), figure.value)
+    return cell(units.format_duration(figure), figure.value)

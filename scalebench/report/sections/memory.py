@@ -12,7 +12,7 @@ from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from scalebench.analysis.memory import RATE, Footprints, Price, bytes_per_parameter, footprints, name_of
+from scalebench.analysis.memory import RATE, ModelMemory, ShardingCost, bytes_per_parameter, group_by_model, format_strategy
 from scalebench.analysis.memory import Row as MemoryRow
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.core import units
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MOST = 12  # sentences in a terminal
-Shown = Callable[[Footprints, MemoryRow], Cell]
+Shown = Callable[[ModelMemory, MemoryRow], Cell]
 
 
 def summary(pooled: pd.DataFrame) -> RichTable | None:
     """For the terminal: None where every device keeps a whole model, and all had room for it."""
-    found = [one for one in footprints(pooled) if one.out or any(map(one.keeps_less, one.rows))]
+    found = [one for one in group_by_model(pooled) if one.out or any(map(one.keeps_less, one.rows))]
     rows = [(one, row) for one in found for row in one.rows]
     if not rows:
         return None
@@ -61,13 +61,13 @@ def summary(pooled: pd.DataFrame) -> RichTable | None:
 
 def sentences(pooled: pd.DataFrame) -> list[str]:
     """Those of the terminal, without full stops."""
-    found = footprints(pooled)
+    found = group_by_model(pooled)
     several = len({one.rows[0]["model"] for one in found}) > 1
     told = [f"{one.rows[0]['model']}, {said}" if several else said for one in found for said in of(one)]
     return told[:MOST] + ([f"memory: {len(told) - MOST} more are in the report"] if len(told) > MOST else [])
 
 
-def of(one: Footprints) -> Iterator[str]:
+def of(one: ModelMemory) -> Iterator[str]:
     """What the figures of one model come to."""
     for competing in one.equals():
         yield from filter(None, (_kept(one, competing), _priced(one.price(competing)), _fits(competing)))
@@ -76,23 +76,23 @@ def of(one: Footprints) -> Iterator[str]:
         yield "no run was out of memory: nothing had to be cut to fit, and what is saved is room for more"
 
 
-def _kept(one: Footprints, competing: Sequence[MemoryRow]) -> str | None:
+def _kept(one: ModelMemory, competing: Sequence[MemoryRow]) -> str | None:
     """`on 2 devices a device keeps of ... state, of the 2.46 MB of bare_torch: 50 % under fsdp_gloo`"""
-    less = {name_of(row): row for row in competing if one.keeps_less(row)}
+    less = {format_strategy(row): row for row in competing if one.keeps_less(row)}
     if not less:
         return None
     parts: dict[str, str] = {}
     for name, row in less.items():
         whole, share = one.reference(row), one.share(row)
         assert whole is not None and share is not None
-        by = f"of the {units.size(whole['state_bytes'])} of {name_of(whole)}"
+        by = f"of the {units.format_bytes(whole['state_bytes'])} of {format_strategy(whole)}"
         parts[by] = f"{parts[by]}, " if by in parts else ""
         parts[by] += f"{_percent(share)} under {name}"
     told = "; ".join(f"{by}: {shares}" for by, shares in parts.items())
     return f"{_where(competing[0])} a device keeps of weights, gradients and optimizer's state, {told}"
 
 
-def _priced(price: Price | None) -> str | None:
+def _priced(price: ShardingCost | None) -> str | None:
     """`on 2 devices fsdp_gloo, the fastest that keeps less, has 0.94 [0.93, 0.95] times the samples/s of ...`"""
     if price is None:
         return None
@@ -103,8 +103,8 @@ def _priced(price: Price | None) -> str | None:
     if limits is not None and limits.low <= 1 <= limits.high:
         doubt = ", a difference that is not resolved"
     return (
-        f"{_where(price.less)} {name_of(price.less)}, the fastest that keeps less, has {times} times the samples/s of "
-        f"{name_of(price.whole)}, the fastest that keeps all{doubt}"
+        f"{_where(price.less)} {format_strategy(price.less)}, the fastest that keeps less, has {times} times the samples/s of "
+        f"{format_strategy(price.whole)}, the fastest that keeps all{doubt}"
     )
 
 
@@ -122,16 +122,16 @@ def _largest(rows: Iterable[MemoryRow]) -> Iterator[str]:
     for row in rows:
         if row["max_batch_per_device"] is not None:
             of_these = found.setdefault((row["gpus"], row["memory_limit_bytes"]), {})
-            of_these[name_of(row)] = max(row["max_batch_per_device"], of_these.get(name_of(row), 0))
+            of_these[format_strategy(row)] = max(row["max_batch_per_device"], of_these.get(format_strategy(row), 0))
     for (gpus, limit), batches in found.items():
-        within = "" if limit is None else f", within {units.size(limit)} a process"
+        within = "" if limit is None else f", within {units.format_bytes(limit)} a process"
         ordered = sorted(batches.items(), key=lambda one: -one[1])
         told = ", ".join(f"{batch:,} under {name}" for name, batch in ordered)
         yield f"largest batch per device on {_devices(gpus)}{within}: {told}"
 
 
 def _names(rows: Iterable[MemoryRow]) -> str:
-    return ", ".join(dict.fromkeys(map(name_of, rows)))
+    return ", ".join(dict.fromkeys(map(format_strategy, rows)))
 
 
 def _where(row: MemoryRow) -> str:
@@ -146,7 +146,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def columns(rows: Sequence[tuple[Footprints, MemoryRow]]) -> dict[str, Shown]:
+def columns(rows: Sequence[tuple[ModelMemory, MemoryRow]]) -> dict[str, Shown]:
     """By head: what every table of these has, and what any of the rows has. A figure that nobody could tell is an
     empty cell."""
     differ = [head for head, name in NAMED.items() if len({row[name] for _, row in rows}) > 1]
@@ -160,31 +160,31 @@ def _memory_words(name: str) -> Shown:
 
 
 def _size(name: str) -> Shown:
-    return lambda one, row: Cell("") if row[name] is None else cell(units.size(row[name]), row[name])
+    return lambda one, row: Cell("") if row[name] is None else cell(units.format_bytes(row[name]), row[name])
 
 
 def _count(name: str) -> Shown:
     return lambda one, row: Cell("") if row[name] is None else cell(f"{row[name]:,}", row[name])
 
 
-def _share(one: Footprints, row: MemoryRow) -> Cell:
+def _share(one: ModelMemory, row: MemoryRow) -> Cell:
     share = one.share(row)
     return Cell("") if share is None else cell(_percent(share), share)
 
 
-def _each(one: Footprints, row: MemoryRow) -> Cell:
+def _each(one: ModelMemory, row: MemoryRow) -> Cell:
     each = bytes_per_parameter(row)
     return Cell("") if each is None else cell(f"{each:.1f} B", each)
 
 
-def _rate(one: Footprints, row: MemoryRow) -> Cell:
+def _rate(one: ModelMemory, row: MemoryRow) -> Cell:
     return cell(tables.throughput(dict(row)), row[RATE])
 
 
 NAMED = {"model": "model", "data set": "dataset", "hardware": "hardware", "optimizer": "optimizer"}
 COLUMNS: dict[str, Shown] = {
     **{head: _memory_words(name) for head, name in NAMED.items()},
-    "strategy": lambda one, row: cell(name_of(row)),
+    "strategy": lambda one, row: cell(format_strategy(row)),
     "gpus": _count("gpus"),
     "batch per device": _count("batch_per_device"),
     "samples/s (95 %)": _rate,
@@ -215,7 +215,7 @@ CAPTION = (
 
 def section(evidence: Evidence) -> Section | None:
     """None where nobody told what a device keeps, and no run was out of memory."""
-    found = footprints(evidence.pooled)
+    found = group_by_model(evidence.pooled)
     rows = [(one, row) for one in found for row in one.rows]
     if not rows:
         return None
@@ -225,14 +225,14 @@ def section(evidence: Evidence) -> Section | None:
     return Section("memory", "Memory of a device", blocks)
 
 
-def _words(one: Footprints, several: bool) -> Iterator[Words]:
+def _words(one: ModelMemory, several: bool) -> Iterator[Words]:
     first = one.rows[0]
     tagged = {"model": str(first["model"]), "hardware": str(first["hardware"])}
     for said in of(one):
         yield Words(document_sentences(f"{first['model']}, {said}" if several else said), "plain", tagged)
 
 
-def _table(rows: list[tuple[Footprints, Row]]) -> Table:
+def _table(rows: list[tuple[ModelMemory, Row]]) -> Table:
     shown = columns(rows)
     kept = rows[:MOST_ROWS]
     made = [Row([show(one, row) for show in shown.values()], tags(row)) for one, row in kept]

@@ -17,11 +17,11 @@ from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from scalebench.analysis import update_breakdown
-from scalebench.analysis.scaling_curves import Curve, grouped, title_of
+from scalebench.analysis import step_breakdown
+from scalebench.analysis.scaling_curves import Curve, group_curves, format_group_title
 from scalebench.core import units
 from scalebench.core.result import Profile, Result
-from scalebench.core.stats.estimates import Interval
+from scalebench.core.stats.estimates import Estimate
 from scalebench.report import report_data
 from scalebench.report.document import (
     MOST_CURVES,
@@ -50,7 +50,7 @@ def operations(result: Result) -> Iterator[RichTable | str]:
     """The largest of the first rank's profile, and what collectives take of kernels and of the clock."""
     profile = result.ranks[0].probes.profile if result.ranks[0].probes is not None else None
     if profile is None:
-        yield f"top operations: - ({update_breakdown.reasons(result).get('profile', 'no profile was left')})"
+        yield f"top operations: - ({step_breakdown.unmeasured_reasons(result).get('profile', 'no profile was left')})"
         return
     yield f"top operations of rank 0, {profile.steps} updates under the profiler, which slows them down"
     yield top_operations(profile)
@@ -65,20 +65,20 @@ def top_operations(profile: Profile) -> RichTable:
     table.add_column("")
     for one in profile.operations[:MOST_OPERATIONS]:
         name = one.name if len(one.name) <= LONGEST_NAME else f"{one.name[: LONGEST_NAME - 3]}..."
-        part = units.share(one.self_s / profile.kernel_s) if profile.kernel_s else "-"
+        part = units.format_percent(one.self_s / profile.kernel_s) if profile.kernel_s else "-"
         kind = "collective" if one.collective else ""
-        table.add_row(*map(Text, (name, f"{one.calls:,.4g}", units.seconds(one.self_s), part, kind)))
+        table.add_row(*map(Text, (name, f"{one.calls:,.4g}", units.format_seconds(one.self_s), part, kind)))
     return table
 
 
 def collectives(result: Result) -> str:
     """Both shares in one line, for they are taken for each other."""
-    of_kernels, of_steps = update_breakdown.collective_shares(result)
+    of_kernels, of_steps = step_breakdown.collective_shares(result)
     if of_kernels is None or of_steps is None:
         return "collectives: the profile shows no operation that carries data between devices"
     return (
-        f"collectives: {units.share(of_kernels)} of the own time of all operations, and as long as "
-        f"{units.share(of_steps)} of an update by the clock; what they cost is neither, but exposed sync"
+        f"collectives: {units.format_percent(of_kernels)} of the own time of all operations, and as long as "
+        f"{units.format_percent(of_steps)} of an update by the clock; what they cost is neither, but exposed sync"
     )
 
 
@@ -112,8 +112,8 @@ def blocks(evidence: Evidence, curves: Sequence[Curve]) -> list[Block]:
     if not measured:
         return [Words("Where the time of an update goes was not measured: these runs have no probes (measure.probes).")]
     found: list[Block] = []
-    for number, (group, members) in enumerate(grouped(measured)):
-        found.append(_table(evidence, number, title_of(group), members))
+    for number, (group, members) in enumerate(group_curves(measured)):
+        found.append(_table(evidence, number, format_group_title(group), members))
     found += [_stack(number, curve) for number, curve in enumerate(measured[:MOST_CURVES])]
     if len(measured) > MOST_CURVES:
         found.append(Words(f"{MOST_CURVES} of {len(measured)} curves are drawn; the frame has the parts of all."))
@@ -125,7 +125,7 @@ def _stack(number: int, curve: Curve) -> Chart:
     columns[REST] = [rest_s(row) for row in curve.rows]
     places = [str(gpus) for gpus in curve.gpus]
     series = [Series(name, places, figures, tags=curve.tags) for name, figures in columns.items()]
-    title = f"Where the time of an update goes: {curve.name}, {title_of(curve.group)}"
+    title = f"Where the time of an update goes: {curve.name}, {format_group_title(curve.group)}"
     return Chart(f"update-{number}", title, Axis("devices"), Axis("seconds of an update"), series, "stacked", CAPTION)
 
 
@@ -150,9 +150,9 @@ def _cells(evidence: Evidence, curve: Curve, row: Cells, told: set[str]) -> list
     return [
         Cell(curve.name, curve.name),
         Cell(str(row["gpus"]), row["gpus"]),
-        Cell(units.seconds(row["step_s"]), row["step_s"]),
+        Cell(units.format_seconds(row["step_s"]), row["step_s"]),
         *(_part(row, name) for name in PARTS),
-        Cell("" if left is None else units.seconds(left), left),
+        Cell("" if left is None else units.format_seconds(left), left),
         Cell(_missing(evidence, row) if text(row["run_id"]) in told else ""),
     ]
 
@@ -162,13 +162,13 @@ def _part(row: Cells, name: str) -> Cell:
     if value is None:
         return Cell("")
     known = low is not None and high is not None
-    return Cell(units.duration(Interval(value, low, high)) if known else units.seconds(value), value)
+    return Cell(units.format_duration(Estimate(value, low, high)) if known else units.format_seconds(value), value)
 
 
 def _missing(evidence: Evidence, row: Cells) -> str:
     """Each reason once, after the parts that have it."""
     names = [name for name in PARTS if row[name] is None]
-    reasons = update_breakdown.reasons(evidence.result(row["run_id"])) if names else {}
+    reasons = step_breakdown.unmeasured_reasons(evidence.result(row["run_id"])) if names else {}
     by_reason: dict[str, list[str]] = {}
     for name in names:
         why = next((reasons[own] for own in PARTS[name].reasons if own in reasons), NO_REASON)
@@ -209,7 +209,7 @@ def section(evidence: Evidence) -> Section | None:
 
 def _best_and_largest(found: Sequence[Curve]) -> list[str]:
     """run_id of the highest throughput of each group, then of the most devices of each curve, once each."""
-    best = [max((row for one in members for row in one.rows), key=_rate)["run_id"] for _, members in grouped(found)]
+    best = [max((row for one in members for row in one.rows), key=_rate)["run_id"] for _, members in group_curves(found)]
     return list(dict.fromkeys([*map(str, best), *(str(curve.rows[-1]["run_id"]) for curve in found)]))
 
 
@@ -227,7 +227,7 @@ def _operations(result: Result, number: int, name: str, row: report_data.Row) ->
         share = one.self_s / profile.kernel_s if profile.kernel_s else None
         cells = [
             Cell(shown, one.name), Cell(one.device, one.device), Cell(f"{one.calls:,.4g}", one.calls),
-            Cell(units.seconds(one.self_s), one.self_s), Cell("" if share is None else units.share(share), share),
+            Cell(units.format_seconds(one.self_s), one.self_s), Cell("" if share is None else units.format_percent(share), share),
             Cell("collective" if one.collective else "", "collective" if one.collective else None),
         ]  # fmt: skip
         made.append(Row(cells, tags(row)))
@@ -242,7 +242,7 @@ def _operations(result: Result, number: int, name: str, row: report_data.Row) ->
 def _why_not(result: Result) -> str:
     if any(rank.probes is None for rank in result.ranks):
         return "they were run without probes"
-    return update_breakdown.reasons(result).get("profile", "no profile was left")
+    return step_breakdown.unmeasured_reasons(result).get("profile", "no profile was left")
 
 
 def _traces(evidence: Evidence, rows: Sequence[report_data.Row], names: dict[str, str]) -> Iterator[Block]:

@@ -45,8 +45,8 @@ def stages(result: Result) -> Iterator[RichTable | str]:
 def of(result: Result) -> list[Of]:
     """Chain by chain, from the input on."""
     found: list[Of] = []
-    for chain in staged.chains(result):
-        work = staged.work_s(chain)
+    for chain in staged.group_stages(result):
+        work = staged.stage_work_s(chain)
         whole_s = sum(work) if work is not None else 0.0
         found += [(one, one.work_s / whole_s if one.work_s is not None and whole_s else None) for one in chain]
     return found
@@ -58,27 +58,27 @@ def operations(one: StageRecord) -> str:
 
 def figures(one: StageRecord, share: float | None) -> tuple[str, str, str, str]:
     """FIGURES in words: nothing where there is none, a dash where it was not measured."""
-    sent = units.size(one.sent_bytes) if one.sent_bytes is not None else "" if one.index == one.stages - 1 else "-"
-    work = units.seconds(one.work_s) if one.work_s is not None else "-"
-    return units.size(one.parameter_bytes), sent, work, units.share(share) if share is not None else "-"
+    sent = units.format_bytes(one.sent_bytes) if one.sent_bytes is not None else "" if one.index == one.stages - 1 else "-"
+    work = units.format_seconds(one.work_s) if one.work_s is not None else "-"
+    return units.format_bytes(one.parameter_bytes), sent, work, units.format_percent(share) if share is not None else "-"
 
 
 def sentence(result: Result) -> str:
     """The measured bubble beside what it should be."""
-    found, step_s = staged.chains(result), throughput.step_s(result)
-    stages, micro_batches = staged.cut_into(found)
-    measured = staged.over_chains(found, lambda work: staged.bubble_share(work, step_s))
+    found, step_s = staged.group_stages(result), throughput.step_s(result)
+    stages, micro_batches = staged.count_stages(found)
+    measured = staged.mean_over_pipelines(found, lambda work: staged.bubble_share(work, step_s))
     words = ["bubble: not measured"]
     if measured is not None:
-        words = [f"bubble: {units.share(measured)} of the devices' time is no stage's forward or backward"]
+        words = [f"bubble: {units.format_percent(measured)} of the devices' time is no stage's forward or backward"]
         words += ["below 0, since by themselves the stages took longer than in training"] if measured < 0 else []
     if stages is not None and micro_batches is not None:
-        expected = units.share(staged.bubble_share_expected(stages, micro_batches))
+        expected = units.format_percent(staged.expected_bubble_share(stages, micro_batches))
         batches = f"{micro_batches} micro-batch{'' if micro_batches == 1 else 'es'}"
         theory = f"{expected} is expected of {batches} through {stages} equal stage{'' if stages == 1 else 's'}"
-        unequal = staged.over_chains(found, lambda work: staged.bubble_share_unequal(work, micro_batches))
+        unequal = staged.mean_over_pipelines(found, lambda work: staged.expected_bubble_share_of_unequal_stages(work, micro_batches))
         words.append(
-            theory + (f", {units.share(unequal)} of stages as unequal as these" if unequal is not None else "")
+            theory + (f", {units.format_percent(unequal)} of stages as unequal as these" if unequal is not None else "")
         )
     return "; ".join(words)
 

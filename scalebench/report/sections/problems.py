@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 from scalebench.core.errors import InputError
-from scalebench.core.sweep_file import SWEEP_FILE, PlannedRun, SweepRecord, labels, read_sweep
+from scalebench.core.sweep_file import SWEEP_FILE, PlannedRun, SweepRecord, join_labels, read_sweep
 from scalebench.report import flag_text, report_data
 from scalebench.report.document import MOST_ROWS, Block, Cell, Code, Row, Section, Table, Words, tags
 from scalebench.report.flag_text import UNSTEADY, text
@@ -178,7 +178,7 @@ def blocks(folder: Path) -> Iterator[Block]:
     if record.left_out:
         yield Words(
             f"{folder}: sweep.max_minutes={record.max_minutes:g} left out {len(record.left_out)} of "
-            f"{len(record.runs)} runs, those that say least: {labels(record.left_out, MOST_LABELS)}.",
+            f"{len(record.runs)} runs, those that say least: {join_labels(record.left_out, MOST_LABELS)}.",
             "warning",
         )
     if (missing and record.is_alive(platform.node()) is not True) or record.left_out:
@@ -197,5 +197,5 @@ def _state(folder: Path, record: SweepRecord, missing: list[PlannedRun]) -> str:
     planned = len(record.runs) - len(record.left_out)
     return (
         f"{folder}: this sweep {state[alive]}: {planned - len(missing)} of {planned} runs have ended. To come: "
-        f"{labels(missing, MOST_LABELS)}."
+        f"{join_labels(missing, MOST_LABELS)}."
     )

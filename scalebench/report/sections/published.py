@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from scalebench.analysis.published import Study, study
-from scalebench.analysis.scaling_curves import Curve, batch_of, plain_rows, slope
+from scalebench.analysis.published import Study, load_study
+from scalebench.analysis.scaling_curves import Curve, format_batch, plain_rows, fit_slope
 from scalebench.report import tables
 from scalebench.report.document import (
     THROUGHPUT,
@@ -75,7 +75,7 @@ def slopes(study: Study, rows: Sequence[Cells], curves: Sequence[Curve]) -> Iter
     made = []
     for row in rows:
         for curve in curves if row["slope"] is not None else ():
-            fitted = slope(curve, study.against)
+            fitted = fit_slope(curve, study.against)
             if fitted is None or any(row[name] != curve.tags[name] for name in SAME):
                 continue
             here = {"slope": fitted.value, "slope_low": fitted.low, "slope_high": fitted.high}
@@ -126,7 +126,7 @@ def cite(study: Study) -> str:
 def batch(row: Cells) -> str:
     """`75 per device`, of strong scaling `32 in all`; empty where the study does not say."""
     known = row["global_batch"] if row["scaling"] == "strong" else row["batch_per_device"]
-    return "" if known is None else batch_of({**row, "scaling": row["scaling"] or "weak"})
+    return "" if known is None else format_batch({**row, "scaling": row["scaling"] or "weak"})
 
 
 def figure(row: Cells, name: str) -> Cell:
@@ -150,7 +150,7 @@ def _both(study: Study, row: Cells, mine: Cells) -> list[Cell]:
     compared = [("speedup", tables.ratio), ("efficiency", tables.percent)]
     found = [cell(row["model"]), cell(row["strategy"]), cell(str(row["gpus"]), row["gpus"])]
     found += [cell(row["scaling"] or ""), cell(mine["scaling"]), cell(row["hardware"] or ""), cell(mine["hardware"])]
-    found += [cell(batch(row)), cell(batch_of(mine))]
+    found += [cell(batch(row)), cell(format_batch(mine))]
     found += [figure(row, THROUGHPUT), cell(tables.throughput(dict(mine)), mine[THROUGHPUT])]
     for name, show in compared:
         column = f"{name}_{study.against}"
@@ -186,7 +186,7 @@ def section(evidence: Evidence) -> Section | None:
     rows = plain_rows(evidence.published)
     blocks: list[Block] = [Words(APART)]
     for name in dict.fromkeys(row["study"] for row in rows):
-        blocks += _study(study(name), [row for row in rows if row["study"] == name], evidence)
+        blocks += _study(load_study(name), [row for row in rows if row["study"] == name], evidence)
     return Section("published", "Published figures", blocks)
 
 

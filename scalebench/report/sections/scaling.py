@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from scalebench.analysis.scaling_curves import Curve, Jump, Keeps, Slope, jumps, keeps, slope
+from scalebench.analysis.scaling_curves import Curve, NodeBoundary, ScalingLimit, Slope, find_node_boundaries, find_scaling_limit, fit_slope
 from scalebench.report import tables
 from scalebench.report.document import (
     DEVICES,
@@ -63,7 +63,7 @@ def slope_table(group: Group, kinds: Mapping[str, str], wanted: float) -> Table:
 
 def jump_tables(group: Group, kind: str, words: str) -> Iterator[Table]:
     """Where curves go on to another node; none where all are on one. `words` tell what `kind` is."""
-    rows = [Row([cell(curve.name), *_jump(jump)], curve.tags) for curve in group.curves for jump in jumps(curve, kind)]
+    rows = [Row([cell(curve.name), *_jump(jump)], curve.tags) for curve in group.curves for jump in find_node_boundaries(curve, kind)]
     if rows:
         heads = ["strategy", DEVICES, "nodes", "efficiency before", "after", "ratio", "remarks"]
         title, caption = f"Node boundaries: {group.title}", sentences(f"efficiency {words}", f"ratio: {JUMP}")
@@ -71,7 +71,7 @@ def jump_tables(group: Group, kind: str, words: str) -> Iterator[Table]:
 
 
 def _fitted(curve: Curve, kind: str, wanted: float) -> list[Cell]:
-    return [*_slope(slope(curve, kind)), _keeps(keeps(curve, wanted, kind))]
+    return [*_slope(fit_slope(curve, kind)), _keeps(find_scaling_limit(curve, wanted, kind))]
 
 
 def _slope(fitted: Slope | None) -> list[Cell]:
@@ -81,7 +81,7 @@ def _slope(fitted: Slope | None) -> list[Cell]:
     return [cell(shown, fitted.value), cell(", ".join(str(gpus) for gpus, _ in fitted.points))]
 
 
-def _keeps(kept: Keeps) -> Cell:
+def _keeps(kept: ScalingLimit) -> Cell:
     """`4 [2]`; `none` where not even the fewest devices do, empty where no efficiency is known."""
     if kept.measured is None:
         return Cell("")
@@ -89,7 +89,7 @@ def _keeps(kept: Keeps) -> Cell:
     return cell(f"{kept.value or 'none'} [{kept.surely or 'none'}]{again}", kept.value or 0)
 
 
-def _jump(jump: Jump) -> list[Cell]:
+def _jump(jump: NodeBoundary) -> list[Cell]:
     ratio = {"ratio": jump.ratio, "ratio_low": jump.low, "ratio_high": jump.high}
     return [
         cell(" to ".join(map(str, jump.gpus))),

@@ -13,13 +13,14 @@ from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from scalebench.analysis import update_breakdown
-from scalebench.analysis.collectives import COMPARABLE, crossovers
-from scalebench.analysis.repeats import LEAST
+from scalebench.analysis import step_breakdown
+from scalebench.analysis.collectives import compare_operations
+from scalebench.analysis.identity import OPERATION_COLUMNS
+from scalebench.analysis.repeats import MIN_REPEATS
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.core import units
 from scalebench.core.result import COLLECTIVES
-from scalebench.core.units import size_words
+from scalebench.core.units import format_binary_bytes
 from scalebench.report import update_breakdown as breakdown
 from scalebench.report.document import (
     DEVICES,
@@ -97,7 +98,7 @@ def _intervals(group: Group) -> str:
     """What those of the probes are over; these are never throughput's."""
     launches = sorted({row["repeats"] for curve in group.curves for row in _exchanging(curve)})
     over = ["over blocks of the probes of one launch"] if launches[0] == 1 else []
-    over += [f"over {count} launches" for count in launches if count >= LEAST]
+    over += [f"over {count} launches" for count in launches if count >= MIN_REPEATS]
     return f"intervals: 95 %, {' or '.join(over)}" if over else ""
 
 
@@ -128,7 +129,7 @@ def _table(group: Group, evidence: Evidence) -> Iterator[Table]:
             why = _reasons(row, evidence) if row["run_id"] in detailed else ""
             epoch_s = row["sync_per_epoch_s"]
             figures = [cell(duration(row, column), row[column]) for column, _, _ in FIGURES]
-            figures += [cell("" if epoch_s is None else units.seconds(epoch_s), epoch_s)]
+            figures += [cell("" if epoch_s is None else units.format_seconds(epoch_s), epoch_s)]
             figures += [cell(_count(row[name]), row[name]) for name in ("steps_per_epoch", "syncs_per_epoch")]
             rows.append(Row([cell(curve.name), cell(str(row["gpus"]), row["gpus"]), *figures, cell(why)], curve.tags))
     caption = document_sentences(
@@ -146,9 +147,9 @@ def _reasons(row: Cells, evidence: Evidence) -> str:
     result = evidence.result(str(row["run_id"]))
     if all(rank.probes is None for rank in result.ranks):
         return UNPROBED
-    reasons, by_reason = update_breakdown.reasons(result), dict[str, list[str]]()
+    reasons, by_reason = step_breakdown.unmeasured_reasons(result), dict[str, list[str]]()
     for column, name in missing:
-        by_reason.setdefault(reasons.get(update_breakdown.REASON_OF[column], breakdown.NO_REASON), []).append(name)
+        by_reason.setdefault(reasons.get(step_breakdown.REASON_KEYS[column], breakdown.NO_REASON), []).append(name)
     return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items())
 
 
@@ -162,13 +163,13 @@ GIGA = 1e9
 def tables(frame: pd.DataFrame) -> list[RichTable]:
     """Of scalebench.collectives: one for each operation and number of devices, sizes down, strategies across."""
     order = {name: number for number, name in enumerate(COLLECTIVES)}
-    groups = sorted(frame.groupby(COMPARABLE), key=lambda group: (*group[0][:-1], order.get(group[0][-1], 0)))
-    return [_collectives_table(dict(zip(COMPARABLE, key, strict=True)), rows) for key, rows in groups]
+    groups = sorted(frame.groupby(OPERATION_COLUMNS), key=lambda group: (*group[0][:-1], order.get(group[0][-1], 0)))
+    return [_collectives_table(dict(zip(OPERATION_COLUMNS, key, strict=True)), rows) for key, rows in groups]
 
 
 def sentences(frame: pd.DataFrame) -> list[str]:
     """One for each two strategies and operation: who is faster, and from which size on."""
-    return [comparison.sentence() for comparison in crossovers(frame)]
+    return [comparison.sentence() for comparison in compare_operations(frame)]
 
 
 def bandwidth_table(frame: pd.DataFrame) -> RichTable:
@@ -178,7 +179,7 @@ def bandwidth_table(frame: pd.DataFrame) -> RichTable:
         table.add_column(name, justify="right" if name in ("gpus", "size", "GB/s (95 %)") else "left")
     for row in frame.to_dict("records"):
         rate = _with_limits(row["bytes_per_s"] / GIGA, row["bytes_per_s_low"], row["bytes_per_s_high"])
-        size = size_words(row["size_bytes"])
+        size = format_binary_bytes(row["size_bytes"])
         table.add_row(*map(Text, (row["strategy"], str(row["gpus"]), row["kind"], _ranks(row), size, rate)))
     return table
 
@@ -193,7 +194,7 @@ def _collectives_table(key: dict[str, Any], rows: pd.DataFrame) -> RichTable:
         table.add_column(f"{strategy} (95 %)", justify="right")
         table.add_column("busbw", justify="right")
     for size, same in rows.groupby("size_bytes"):
-        cells = [size_words(size)]
+        cells = [format_binary_bytes(size)]
         for strategy in strategies:
             mine = same[same["strategy"] == strategy]
             cells += _cells(mine) if len(mine) else ["", ""]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from scalebench.analysis.scaling_curves import Curve
-from scalebench.analysis.time_to_target import Outcome, outcomes
+from scalebench.analysis.time_to_target import TrainingOutcome, summarize_trainings
 from scalebench.core import units
 from scalebench.core.result import LOWER_IS_BETTER
 from scalebench.report import report_data, tables, training_tables
@@ -58,8 +58,8 @@ POINTS = "Taken at the points of the training, between two updates and outside i
 
 def section(evidence: Evidence) -> Section | None:
     """None where no run trained to a stop and ended well."""
-    groups: dict[tuple[str, ...], list[Outcome]] = {}
-    found = [one for one in outcomes(evidence.frame) if one.launches]
+    groups: dict[tuple[str, ...], list[TrainingOutcome]] = {}
+    found = [one for one in summarize_trainings(evidence.frame) if one.launches]
     for one in found:
         key = tuple(text(one.first[name]) for name in ("model", "dataset", "metric_name", "hardware", "machine"))
         groups.setdefault(key, []).append(one)
@@ -75,7 +75,7 @@ def section(evidence: Evidence) -> Section | None:
     return Section("training", "Training: accuracy and time to target", blocks)
 
 
-def _group(evidence: Evidence, number: int, title: str, found: Sequence[Outcome]) -> Iterator[Block]:
+def _group(evidence: Evidence, number: int, title: str, found: Sequence[TrainingOutcome]) -> Iterator[Block]:
     named = training_table.names(found)
     yield from _answers(found, named)
     drawn = [_drawn(evidence, one, named[one.first["training_id"]]) for one in found[:MOST_CURVES]]
@@ -85,7 +85,7 @@ def _group(evidence: Evidence, number: int, title: str, found: Sequence[Outcome]
     yield training_table.table(f"training-{number}-ends", f"What came of training: {title}", found, named)
 
 
-def _answers(found: Sequence[Outcome], named: dict[str, str]) -> Iterator[Words]:
+def _answers(found: Sequence[TrainingOutcome], named: dict[str, str]) -> Iterator[Words]:
     """For each target which training got to it first."""
     for target in _targets(found):
         aimed = [one for one in found if one.target == target]
@@ -99,11 +99,11 @@ def _answers(found: Sequence[Outcome], named: dict[str, str]) -> Iterator[Words]
             yield Words(f"{missed} of {len(aimed)} trainings did not reach {metric} {target:g}{with_seeds}.")
 
 
-def _targets(found: Sequence[Outcome]) -> list[float]:
+def _targets(found: Sequence[TrainingOutcome]) -> list[float]:
     return sorted({one.target for one in found if one.target is not None})
 
 
-def _drawn(evidence: Evidence, one: Outcome, name: str) -> training_tables.Drawn:
+def _drawn(evidence: Evidence, one: TrainingOutcome, name: str) -> training_tables.Drawn:
     rows = one.by_seed[:MOST_SEEDS]
     curves = [evidence.result(row["run_id"]).quality.curve for row in rows]
     return training_tables.Drawn(name, tags(one.first), curves)
@@ -235,7 +235,7 @@ def _cost(row: Cells, column: str, unit: str) -> Cell:
     value = number(row.get(column))
     if value is None:
         return Cell("")
-    shown = {"joules": f"{units.figure(value)} J", "seconds": tables.seconds(value), "device-hours": _hours(value)}
+    shown = {"joules": f"{units.format_number(value)} J", "seconds": tables.seconds(value), "device-hours": _hours(value)}
     return cell(shown[unit], value)
 
 
@@ -318,7 +318,7 @@ def _learning_table(
             Cell(names[row["run_id"]], names[row["run_id"]]),
             Cell(f"{own.updates[-1]:,}", own.updates[-1]),
             Cell("" if epochs is None else f"{epochs:.3g}", epochs),
-            Cell(units.seconds(own.seconds[-1]), own.seconds[-1]),
+            Cell(units.format_seconds(own.seconds[-1]), own.seconds[-1]),
             Cell(f"{row['final_loss']:.4g}", row["final_loss"]),
             Cell(metric, row["metric"]),
         ]

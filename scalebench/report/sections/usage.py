@@ -90,11 +90,11 @@ def _faster(fewer: Cells, more: Cells) -> bool:
 
 def _sentence(curve: str, name: str, column: str, fewer: Cells, more: Cells) -> str:
     said = f"{curve}: from {fewer['gpus']} to {more['gpus']} devices {name} utilisation rises from"
-    said += f" {units.share(fewer[column])} to {units.share(more[column])}, but throughput does not: from"
+    said += f" {units.format_percent(fewer[column])} to {units.format_percent(more[column])}, but throughput does not: from"
     said += f" {tables.throughput(dict(fewer))} to {tables.throughput(dict(more))} samples/s."
     power = [row["gpu_power_w_mean"] for row in (fewer, more)]
     if name == "GPU" and None not in power:
-        each = [f"{units.figure(watts / row['gpus'])} W" for watts, row in zip(power, (fewer, more), strict=True)]
+        each = [f"{units.format_number(watts / row['gpus'])} W" for watts, row in zip(power, (fewer, more), strict=True)]
         said += f" Power of a device: {each[0]}, then {each[1]}."
     return f"{said} Time in which a backend waits within a kernel or in a loop counts as busy."
 

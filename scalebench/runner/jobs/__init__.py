@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scalebench.runner.jobs.follow import Cluster as Cluster
+from scalebench.runner.jobs.follow import JobFollower as JobFollower
 from scalebench.runner.jobs.job import JobRequest as JobRequest
-from scalebench.runner.jobs.job import Queue as Queue
-from scalebench.runner.jobs.recover import find_running as find_running
+from scalebench.runner.jobs.job import QueueState as QueueState
+from scalebench.runner.jobs.recover import find_running_jobs as find_running_jobs

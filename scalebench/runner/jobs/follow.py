@@ -11,11 +11,11 @@ from scalebench.core import process
 from scalebench.core.result import Result
 from scalebench.runner.collect import RunOutcome
 from scalebench.runner.jobs import outcome as verdict
-from scalebench.runner.jobs.job import Job, JobRequest, Queue, queue
-from scalebench.runner.jobs.submit import Submit, Submitter, adopt
+from scalebench.runner.jobs.job import SubmittedJob, JobRequest, QueueState, summarize_queue
+from scalebench.runner.jobs.submit import SubmitFunction, Submitter, adopt_job
 from scalebench.slurm import submit
 from scalebench.slurm.commands import Slurm, SlurmError
-from scalebench.slurm.job_states import JobState, Watcher, never, over
+from scalebench.slurm.job_states import JobState, JobStatePoller, is_over, why_never_starts
 
 POLL_INTERVAL_S = 0.5  # between two looks into the folders
 RESULT_LIMIT_S = 10.0  # that a result has to show up in a shared folder once the scheduler reports the job as over
@@ -28,20 +28,20 @@ JobResult = tuple[JobRequest, Result]
 
 
 class JobWatcher(Protocol):
-    """The part of slurm.watcher.Watcher that is needed here."""
+    """The part of JobStatePoller that is needed here."""
 
     queries: int
 
     def look(self, job_ids: Sequence[str]) -> dict[str, JobState]: ...
 
 
-def pause(seconds: float) -> None:
+def sleep_until_cancelled(seconds: float) -> None:
     """Sleep; KeyboardInterrupt at Ctrl-C and SIGTERM."""
     if process.cancelled.wait(seconds):
         raise KeyboardInterrupt
 
 
-class Cluster:
+class JobFollower:
     """The jobs of one program, at most `max_jobs` of them unfinished at a time (None: no limit).
 
     `on_change` gets the state of the queue whenever that changes, and at every look while some of them run, whose
@@ -52,22 +52,22 @@ class Cluster:
         self,
         slurm: Slurm,
         max_jobs: int | None = None,
-        on_change: Callable[[Queue], None] = lambda queue: None,
+        on_change: Callable[[QueueState], None] = lambda queue: None,
         *,
-        submit: Submit = submit.submit,
+        submit: SubmitFunction = submit.submit_job,
         watcher: JobWatcher | None = None,
         clock: Callable[[], float] = time.monotonic,
-        pause: Callable[[float], None] = pause,
+        pause: Callable[[float], None] = sleep_until_cancelled,
     ) -> None:
         self._slurm, self._max_jobs, self._on_change = slurm, max_jobs, on_change
-        self._watcher = watcher or Watcher(slurm, clock=clock)
+        self._watcher = watcher or JobStatePoller(slurm, clock=clock)
         self._clock, self._pause = clock, pause
-        self._names = verdict.names_from(slurm)
+        self._names = verdict.create_node_name_expander(slurm)
         self._submitter = Submitter(submit, clock)
-        self._jobs: list[Job] = []
+        self._jobs: list[SubmittedJob] = []
         self._ready: deque[JobResult] = deque()
         self._done, self._look_at_s = 0, clock()
-        self._reported: Queue | None = None
+        self._reported: QueueState | None = None
         self._trouble: str | None = None
         self._silent_since_s = clock()
         self._cancelled_s: float | None = None
@@ -86,7 +86,7 @@ class Cluster:
         self._submitter.add([request for request in requests if not request.adopted])
         for request in requests:
             if request.adopted:
-                self._take(request, adopt(request))
+                self._take(request, adopt_job(request))
         return iter(self._next, None)
 
     def cancel(self) -> None:
@@ -94,11 +94,11 @@ class Cluster:
         interrupted by the signal that led to this. A scheduler that does not answer is not waited for without end."""
         process.cancelled.clear()
         self._cancelled_s = self._clock()
-        with process.signals_later():
+        with process.defer_signals():
             while self._submitter.waiting:
                 request = self._submitter.waiting.popleft()
                 outcome = RunOutcome("cancelled", "cancelled before it was submitted")
-                self._settle(request, verdict.write(request, outcome))
+                self._settle(request, verdict.write_result_for(request, outcome))
         self._scancel([job for job in self._jobs if job.over_s is None])
 
     def _next(self) -> JobResult | None:
@@ -119,24 +119,24 @@ class Cluster:
         full = self._max_jobs is not None and len(self._jobs) >= self._max_jobs
         if full or not self._submitter.ready:
             return False
-        with process.signals_later():  # a job whose number got lost would run on unseen
+        with process.defer_signals():  # a job whose number got lost would run on unseen
             request, made = self._submitter.next()
             self._take(request, made)
         return made is not None
 
-    def _take(self, request: JobRequest, made: Job | Result | None) -> None:
-        if isinstance(made, Job):
+    def _take(self, request: JobRequest, made: SubmittedJob | Result | None) -> None:
+        if isinstance(made, SubmittedJob):
             self._jobs.append(made)
         elif made is not None:
             self._settle(request, made)
 
     def _look(self) -> None:
         self._query()
-        with process.signals_later():
+        with process.defer_signals():
             for job in list(self._jobs):
                 row = self._row(job)
                 if row is not None:
-                    submit.clean(job.request.folder)
+                    submit.remove_pickles(job.request.folder)
                     self._jobs.remove(job)
                     self._settle(job.request, row)
 
@@ -158,36 +158,36 @@ class Cluster:
         if self._cancelled_s is not None:  # those that it did not accept the first time
             self._scancel([job for job in self._jobs if job.over_s is None and not job.cancelled])
 
-    def _update(self, job: Job, state: JobState | None) -> None:
+    def _update(self, job: SubmittedJob, state: JobState | None) -> None:
         if state is None:
             job.unknown += 1
             gone = job.state is not None or job.unknown >= MAX_UNKNOWN  # the watcher itself drops none early
         else:
             job.state, job.unknown = state, 0
-            gone = over(state)
-            why = None if gone or job.never else never(state)
+            gone = is_over(state)
+            why = None if gone or job.never else why_never_starts(state)
             if why is not None and self._scancel([job]):
                 job.never = why
         if gone and job.over_s is None:
             job.over_s = self._clock()
 
-    def _row(self, job: Job) -> Result | None:
+    def _row(self, job: SubmittedJob) -> Result | None:
         """Return the result of a job, once there is one that will not change any more."""
         now_s = self._clock()
         if job.result is None:
-            job.result, job.result_s = verdict.read_left_result(job.request.folder, fresh=not job.pending), now_s
+            job.result, job.result_s = verdict.read_job_result(job.request.folder, fresh=not job.pending), now_s
         row = job.result
         if row is not None:
-            waits = verdict.may_change(row) and job.over_s is None and now_s - job.result_s < EXPLAIN_LIMIT_S
-            return None if waits else verdict.amend(row, job, self._names)
+            waits = verdict.scheduler_may_explain(row) and job.over_s is None and now_s - job.result_s < EXPLAIN_LIMIT_S
+            return None if waits else verdict.amend_result(row, job, self._names)
         if job.never is not None:
             return self._made(job, RunOutcome("unsupported", job.never))
         if job.over_s is not None:  # a job that never ran has left nothing
-            in_time = job.state is None or not over(job.state) or job.ran
-            return None if in_time and now_s - job.over_s < RESULT_LIMIT_S else verdict.write_missing(job, self._names)
+            in_time = job.state is None or not is_over(job.state) or job.ran
+            return None if in_time and now_s - job.over_s < RESULT_LIMIT_S else verdict.write_missing_result(job, self._names)
         return self._given_up(job, now_s)
 
-    def _given_up(self, job: Job, now_s: float) -> Result | None:
+    def _given_up(self, job: SubmittedJob, now_s: float) -> Result | None:
         """Give up a job of which the scheduler reports nothing any more."""
         if self._cancelled_s is not None and now_s - self._cancelled_s >= CANCEL_LIMIT_S:
             words = (
@@ -201,10 +201,10 @@ class Cluster:
             return None
         return self._made(job, outcome)
 
-    def _made(self, job: Job, outcome: RunOutcome) -> Result:
-        return verdict.write(job.request, outcome, scheduler=verdict.record(job, self._names, None))
+    def _made(self, job: SubmittedJob, outcome: RunOutcome) -> Result:
+        return verdict.write_result_for(job.request, outcome, scheduler=verdict.make_scheduler_record(job, self._names, None))
 
-    def _scancel(self, jobs: Sequence[Job]) -> bool:
+    def _scancel(self, jobs: Sequence[SubmittedJob]) -> bool:
         """Return whether the scheduler accepted it."""
         if not jobs:
             return True
@@ -222,7 +222,7 @@ class Cluster:
         self._ready.append((request, row))
 
     def _report(self) -> None:
-        now = queue(len(self._submitter.waiting), self._jobs, self._done, self._trouble)
+        now = summarize_queue(len(self._submitter.waiting), self._jobs, self._done, self._trouble)
         if now.runs or now != self._reported:
             self._reported = now
             self._on_change(now)

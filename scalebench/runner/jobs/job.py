@@ -9,7 +9,7 @@ from pathlib import Path
 
 from scalebench.core.result import Result
 from scalebench.core.spec import RunSpec
-from scalebench.slurm.job_states import WAITING, JobState
+from scalebench.slurm.job_states import WAITING_STATES, JobState
 from scalebench.slurm.submit import Submission
 
 
@@ -24,7 +24,7 @@ class JobRequest:
 
 
 @dataclass(eq=False)
-class Job:
+class SubmittedJob:
     """A run that has been submitted and has no result yet. Times are by the follower's clock."""
 
     request: JobRequest
@@ -44,7 +44,7 @@ class Job:
     @property
     def pending(self) -> bool:
         """Whether it waits by the last answer; it may have started since."""
-        return self.over_s is None and (self.state is None or self.state.state in WAITING)
+        return self.over_s is None and (self.state is None or self.state.state in WAITING_STATES)
 
     @property
     def ran(self) -> bool:
@@ -53,7 +53,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Queue:
+class QueueState:
     """The state of the runs that a scheduler has."""
 
     waiting: int  # not submitted yet
@@ -68,8 +68,8 @@ class Queue:
         return len(self.runs)
 
 
-def queue(waiting: int, jobs: Collection[Job], over: int, trouble: str | None) -> Queue:
+def summarize_queue(waiting: int, jobs: Collection[SubmittedJob], over: int, trouble: str | None) -> QueueState:
     pending = [job for job in jobs if job.pending]
     reasons = Counter(job.state.reason for job in pending if job.state is not None and job.state.reason)
     reason = reasons.most_common(1)[0][0] if reasons else None
-    return Queue(waiting, len(pending), reason, tuple(job.request for job in jobs if not job.pending), over, trouble)
+    return QueueState(waiting, len(pending), reason, tuple(job.request for job in jobs if not job.pending), over, trouble)

@@ -10,18 +10,18 @@ from scalebench.core import process
 from scalebench.core.errors import InputError
 from scalebench.core.result import Result
 from scalebench.core.spec import read_spec
-from scalebench.runner.parent import run
+from scalebench.runner.parent import run_spec
 from scalebench.slurm import submit
 
 
-def job(folder: str) -> NoReturn:
+def run_job_and_exit(folder: str) -> NoReturn:
     """Do all that a job does, and end the process: submitit would leave another file of its own otherwise."""
-    submit.clean(Path(folder))
-    run_spec_of(folder)
+    submit.remove_pickles(Path(folder))
+    run_job(folder)
     raise SystemExit(0)
 
 
-def run_spec_of(folder: str) -> None:
+def run_job(folder: str) -> None:
     """Run the spec.json of `folder`, and leave its result there, which also has the reason of a failure.
 
     SIGTERM, which the processes of a job get when it is cancelled or its time is over, ends the run as Ctrl-C does.
@@ -30,7 +30,7 @@ def run_spec_of(folder: str) -> None:
         signal.signal(sign, _interrupt)
     path = Path(folder)
     try:
-        print(_line(run(read_spec(path), path)), flush=True)
+        print(_line(run_spec(read_spec(path), path)), flush=True)
     except KeyboardInterrupt:
         print("scalebench: cancelled", flush=True)
     except (InputError, OSError) as error:

@@ -12,20 +12,20 @@ from scalebench.core.errors import InputError
 from scalebench.core.result import Result, SchedulerRecord, read_result, write_result
 from scalebench.core.run_folder import JOB_LOG, RESULT_FILE, UNREADABLE_RESULT_FILE, has_rank_files
 from scalebench.core.spec import RunSpec
-from scalebench.runner.collect import Parts, RunId, RunOutcome, assemble, first_failure, read_ranks, with_job_outcome
-from scalebench.runner.jobs.job import Job, JobRequest
+from scalebench.runner.collect import ResultParts, RunId, RunOutcome, assemble_result, outcome_of_first_failure, read_ranks, with_job_outcome
+from scalebench.runner.jobs.job import SubmittedJob, JobRequest
 from scalebench.runner.launchers import srun
 from scalebench.runner.parent import StartedRun
 from scalebench.slurm.commands import Slurm, SlurmError
-from scalebench.slurm.job_states import ENDS, JobState, judge, over, script_killed
+from scalebench.slurm.job_states import END_STATES, JobState, classify_end, is_over, is_script_killed
 
 # Ends that come from outside; what ranks report then only follows from it.
-FROM_OUTSIDE = frozenset(ENDS) - {"COMPLETED", "FAILED"}
-MAX_LINE_LENGTH = 200  # characters of a log's last line
-Names = Callable[[str], list[str]]  # of nodes, from the scheduler's short form
+EXTERNAL_ENDS = frozenset(END_STATES) - {"COMPLETED", "FAILED"}
+MAX_LOG_LINE_CHARACTERS = 200  # characters of a log's last line
+NodeNameExpander = Callable[[str], list[str]]  # of nodes, from the scheduler's short form
 
 
-def read_left_result(folder: Path, fresh: bool) -> Result | None:
+def read_job_result(folder: Path, fresh: bool) -> Result | None:
     """Return the result that the job left; None before that, and for half of one.
 
     `fresh`: list the folder, which makes NFS ask its server; to look at one file may answer from memory for a minute.
@@ -37,37 +37,37 @@ def read_left_result(folder: Path, fresh: bool) -> Result | None:
         return None
 
 
-def may_change(result: Result) -> bool:
+def scheduler_may_explain(result: Result) -> bool:
     """Return whether the scheduler may explain it better: a process that is killed does not know by whom."""
     return result.status in ("failed", "cancelled")
 
 
-def amend(result: Result, job: Job, names: Names) -> Result:
+def amend_result(result: Result, job: SubmittedJob, names: NodeNameExpander) -> Result:
     """Add what the scheduler knows to a result that the job left, also in its file where that changes anything."""
     outcome = None
-    if job.state is not None and may_change(result) and job.state.state in FROM_OUTSIDE:
-        outcome = RunOutcome(*judge(job.state))
-    amended = with_job_outcome(result, record(job, names, result.scheduler), outcome)
+    if job.state is not None and scheduler_may_explain(result) and job.state.state in EXTERNAL_ENDS:
+        outcome = RunOutcome(*classify_end(job.state))
+    amended = with_job_outcome(result, make_scheduler_record(job, names, result.scheduler), outcome)
     if amended != result:
         with contextlib.suppress(OSError):  # one that cannot be written again stays as the job left it
             write_result(amended, job.request.folder)
     return amended
 
 
-def write_missing(job: Job, names: Names) -> Result:
+def write_missing_result(job: SubmittedJob, names: NodeNameExpander) -> Result:
     """Write the result of a job that is over and left none."""
     folder = job.request.folder
     try:
-        keep_unreadable(folder)
-        outcome = cause(job)
+        keep_unreadable_result(folder)
+        outcome = job_outcome(job)
     except OSError as error:
-        return unwritten(job.request, RunOutcome("failed"), error)
+        return make_unwritten_result(job.request, RunOutcome("failed"), error)
     log = JOB_LOG if (folder / JOB_LOG).exists() else None
     started_at_s = job.state.started_at_s if job.state is not None and job.ran else None
-    return write(job.request, replace(outcome, log=log), record(job, names, None), started_at_s)
+    return write_result_for(job.request, replace(outcome, log=log), make_scheduler_record(job, names, None), started_at_s)
 
 
-def write(
+def write_result_for(
     request: JobRequest,
     outcome: RunOutcome,
     scheduler: SchedulerRecord | None = None,
@@ -78,31 +78,31 @@ def write(
         request.folder.mkdir(parents=True, exist_ok=True)
         return StartedRun(request.spec, request.folder, RunId.new(started_at_s), scheduler).finish(outcome)
     except OSError as error:
-        return unwritten(request, outcome, error)
+        return make_unwritten_result(request, outcome, error)
 
 
-def unwritten(request: JobRequest, outcome: RunOutcome, error: OSError) -> Result:
+def make_unwritten_result(request: JobRequest, outcome: RunOutcome, error: OSError) -> Result:
     """Make a result that is in no file, since its folder cannot be written."""
     why = f"{request.folder} cannot be written: {error.strerror or error}"
     reason = f"{outcome.reason}; {why}" if outcome.reason else why
-    return assemble(request.spec, RunId.new(), RunOutcome("failed", reason), Parts())
+    return assemble_result(request.spec, RunId.new(), RunOutcome("failed", reason), ResultParts())
 
 
-def keep_unreadable(folder: Path) -> None:
+def keep_unreadable_result(folder: Path) -> None:
     """Rename a file that is no whole record, so that it stays to be looked at."""
     if RESULT_FILE in os.listdir(folder):
         os.replace(folder / RESULT_FILE, folder / UNREADABLE_RESULT_FILE)
 
 
-def cause(job: Job) -> RunOutcome:
+def job_outcome(job: SubmittedJob) -> RunOutcome:
     """Return why a job that left no result is over."""
     spec, folder, state = job.request.spec, job.request.folder, job.state
-    if state is None or not over(state):
+    if state is None or not is_over(state):
         if job.cancelled:
             return RunOutcome("cancelled", f"cancelled with its job {job.id}")
         return RunOutcome("failed", f"SLURM knows nothing of job {job.id} any more, and it left no {RESULT_FILE}")
-    status, reason = judge(state)
-    if state.state in FROM_OUTSIDE or status == "unsupported":
+    status, reason = classify_end(state)
+    if state.state in EXTERNAL_ENDS or status == "unsupported":
         return RunOutcome(status, reason)
     # Without cgroups SLURM reports that nowhere else.
     memory = srun.memory_outcome(srun.read_log(folder / JOB_LOG)) if state.state == "FAILED" else None
@@ -111,9 +111,9 @@ def cause(job: Job) -> RunOutcome:
     failed = [rank for rank in read_ranks(folder, spec.processes) if rank is not None and rank.status != "ok"]
     if not failed:
         return RunOutcome("failed", _unexplained(spec, folder, state, reason))
-    first = first_failure(failed, spec.processes)
+    first = outcome_of_first_failure(failed, spec.processes)
     # Without the script its ranks lose each other.
-    return replace(first, reason=f"{reason}; {first.reason}") if script_killed(state) else first
+    return replace(first, reason=f"{reason}; {first.reason}") if is_script_killed(state) else first
 
 
 def _unexplained(spec: RunSpec, folder: Path, state: JobState, reason: str | None) -> str:
@@ -128,11 +128,11 @@ def _unexplained(spec: RunSpec, folder: Path, state: JobState, reason: str | Non
         return (
             f"job {state.job_id} left a {RESULT_FILE} that is no whole record; it is kept as {UNREADABLE_RESULT_FILE}"
         )
-    line = last_line(folder / JOB_LOG)
+    line = last_log_line(folder / JOB_LOG)
     return (reason or f"job {state.job_id} left no {RESULT_FILE}") + (f": {line}" if line else "")
 
 
-def last_line(log: Path) -> str:
+def last_log_line(log: Path) -> str:
     """Return the last line of a log but for what submitit reports of itself."""
     try:
         with open(log, "rb") as file:
@@ -141,10 +141,10 @@ def last_line(log: Path) -> str:
     except OSError:
         return ""
     lines = [line.strip() for line in lines if line.strip() and not line.startswith("submitit INFO ")]
-    return lines[-1][:MAX_LINE_LENGTH] if lines else ""
+    return lines[-1][:MAX_LOG_LINE_CHARACTERS] if lines else ""
 
 
-def record(job: Job, names: Names, by_job: SchedulerRecord | None) -> SchedulerRecord:
+def make_scheduler_record(job: SubmittedJob, names: NodeNameExpander, by_job: SchedulerRecord | None) -> SchedulerRecord:
     """Return the scheduler's facts, and what the job itself recorded where the scheduler does not have them."""
     made = replace(by_job) if by_job is not None else SchedulerRecord("slurm", job.id, job.submission.partition)
     state = job.state
@@ -154,12 +154,12 @@ def record(job: Job, names: Names, by_job: SchedulerRecord | None) -> SchedulerR
         made.nodes = names(state.node_list)
     if job.ran and state.started_at_s is not None and state.submitted_at_s is not None:  # both by one clock
         made.queued_s = max(0.0, state.started_at_s - state.submitted_at_s)
-    if over(state):
+    if is_over(state):
         made.state, made.reason = state.state, state.reason
     return made
 
 
-def names_from(slurm: Slurm) -> Names:
+def create_node_name_expander(slurm: Slurm) -> NodeNameExpander:
     """Expand `h[1-2]` to h1, h2; none where that fails. SLURM's own command does it, without its controller."""
 
     def names(node_list: str) -> list[str]:

@@ -12,20 +12,20 @@ from scalebench.core.run_folder import JOB_FILE, JOB_LOG, remove_leftovers
 from scalebench.core.spec import RunSpec, write_spec
 from scalebench.runner.collect import RunOutcome
 from scalebench.runner.jobs import outcome
-from scalebench.runner.jobs.job import Job, JobRequest
-from scalebench.runner.parent import refuse_results
-from scalebench.slurm.commands import Refused, SlurmError, Unreachable
+from scalebench.runner.jobs.job import SubmittedJob, JobRequest
+from scalebench.runner.parent import refuse_folder_with_result
+from scalebench.slurm.commands import JobRefused, SlurmError, SlurmUnreachable
 from scalebench.slurm.submit import Submission, read_submission
 
-PAUSES_S = (2.0, 5.0, 10.0, 20.0)  # before the controller is tried again; it may just be starting anew
+RETRY_PAUSES_S = (2.0, 5.0, 10.0, 20.0)  # before the controller is tried again; it may just be starting anew
 
-Submit = Callable[[RunSpec, Path], Submission]
+SubmitFunction = Callable[[RunSpec, Path], Submission]
 
 
 class Submitter:
     """Runs that wait to be submitted, in order."""
 
-    def __init__(self, submit: Submit, clock: Callable[[], float]) -> None:
+    def __init__(self, submit: SubmitFunction, clock: Callable[[], float]) -> None:
         self.waiting: deque[JobRequest] = deque()
         self._submit, self._clock = submit, clock
         self._tries, self._not_before_s = 0, clock()
@@ -33,14 +33,14 @@ class Submitter:
     def add(self, requests: Sequence[JobRequest]) -> None:
         """InputError for a folder that holds a result."""
         for request in requests:
-            refuse_results(request.folder)
+            refuse_folder_with_result(request.folder)
         self.waiting += requests
 
     @property
     def ready(self) -> bool:
         return bool(self.waiting) and self._clock() >= self._not_before_s
 
-    def next(self) -> tuple[JobRequest, Job | Result | None]:
+    def next(self) -> tuple[JobRequest, SubmittedJob | Result | None]:
         """Submit the first that waits. Return its job, or its result where it cannot be one; None: try again later."""
         request = self.waiting[0]
         made = self._made(request)
@@ -48,39 +48,39 @@ class Submitter:
             self.waiting.popleft()
         return request, made
 
-    def _made(self, request: JobRequest) -> Job | Result | None:
+    def _made(self, request: JobRequest) -> SubmittedJob | Result | None:
         if request.spec.broken is not None:
-            return outcome.write(request, RunOutcome("failed", request.spec.broken))
+            return outcome.write_result_for(request, RunOutcome("failed", request.spec.broken))
         if request.spec.unsupported is not None:
-            return outcome.write(request, RunOutcome("unsupported", request.spec.unsupported))
+            return outcome.write_result_for(request, RunOutcome("unsupported", request.spec.unsupported))
         try:
-            prepare(request)
+            prepare_job_folder(request)
             submission = self._submit(request.spec, request.folder)
-        except Refused as error:
-            made = outcome.write(request, RunOutcome("unsupported", str(error)))
-        except Unreachable as error:
+        except JobRefused as error:
+            made = outcome.write_result_for(request, RunOutcome("unsupported", str(error)))
+        except SlurmUnreachable as error:
             if self._later():
                 return None
-            made = outcome.write(request, RunOutcome("failed", f"it could not be submitted: {error}"))
+            made = outcome.write_result_for(request, RunOutcome("failed", f"it could not be submitted: {error}"))
         except (SlurmError, InputError) as error:
-            made = outcome.write(request, RunOutcome("failed", f"it could not be submitted: {error}"))
+            made = outcome.write_result_for(request, RunOutcome("failed", f"it could not be submitted: {error}"))
         except OSError as error:
-            made = outcome.unwritten(request, RunOutcome("failed"), error)
+            made = outcome.make_unwritten_result(request, RunOutcome("failed"), error)
         else:
             self._tries = 0
-            return Job(request, submission)
+            return SubmittedJob(request, submission)
         return made
 
     def _later(self) -> bool:
         """Return whether to try again. Once the controller has had its time, each run that is left has one try."""
-        if self._tries == len(PAUSES_S):
+        if self._tries == len(RETRY_PAUSES_S):
             return False
-        self._not_before_s = self._clock() + PAUSES_S[self._tries]
+        self._not_before_s = self._clock() + RETRY_PAUSES_S[self._tries]
         self._tries += 1
         return True
 
 
-def adopt(request: JobRequest) -> Job | Result:
+def adopt_job(request: JobRequest) -> SubmittedJob | Result:
     """Return the job that an earlier program submitted; a failed result where it left no job.json."""
     reason = f"{request.folder} holds no {JOB_FILE}, so that its job cannot be followed"
     try:
@@ -88,11 +88,11 @@ def adopt(request: JobRequest) -> Job | Result:
     except InputError as error:
         found, reason = None, str(error)
     if found is not None:
-        return Job(request, found)
-    return outcome.write(request, RunOutcome("failed", reason))
+        return SubmittedJob(request, found)
+    return outcome.write_result_for(request, RunOutcome("failed", reason))
 
 
-def prepare(request: JobRequest) -> None:
+def prepare_job_folder(request: JobRequest) -> None:
     """Prepare its folder for the job, without what an earlier job left there. OSError."""
     request.folder.mkdir(parents=True, exist_ok=True)
     write_spec(request.spec, request.folder)

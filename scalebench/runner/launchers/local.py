@@ -1,4 +1,4 @@
-"""Starts the processes of a run on this machine as children of this one. Layer 2."""
+"""Starts the processes of a run as children of this process."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import subprocess
 import sys
 from pathlib import Path
 
-from scalebench.core.process import signals_later, start_errors
+from scalebench.core.process import defer_signals, as_start_errors
 from scalebench.core.run_folder import rank_log_name
-from scalebench.runner.launchers.rank_environment import LOOPBACK, environment, free_ports
-from scalebench.runner.launchers.supervise import Group, GroupExit, LaunchRequest, supervise
+from scalebench.runner.launchers.rank_environment import LOOPBACK, rank_environment, find_free_ports
+from scalebench.runner.launchers.supervise import RankGroup, GroupExit, LaunchRequest, supervise
 
 
 def launch(request: LaunchRequest) -> GroupExit:
-    """Run all ranks to their end; see watch.Launcher."""
-    addresses = [f"{LOOPBACK}:{port}" for port in free_ports(request.spec.processes)]
+    """Run all ranks to their end; see supervise.Launcher."""
+    addresses = [f"{LOOPBACK}:{port}" for port in find_free_ports(request.spec.processes)]
     group = Children()
 
     def start() -> None:
-        # One by one, so that an exception half-way leaves the started ones where they are found and ended.
+        # One by one, so that after an exception half-way the started ones are in the group, and are ended.
         for rank in range(request.spec.processes):
-            with signals_later(), start_errors():
+            with defer_signals(), as_start_errors():
                 group.members.append(Child(_start(request, rank, addresses)))
 
     return supervise(request, group, start)
@@ -31,26 +31,26 @@ def launch(request: LaunchRequest) -> GroupExit:
 
 def _start(request: LaunchRequest, rank: int, addresses: list[str]) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", request.module, str(request.folder)]
-    variables = environment(request.spec, request.run_id, rank, addresses)
-    in_foreground = request.spec.config.debug and rank == 0  # where a debugger can be
+    variables = rank_environment(request.spec, request.run_id, rank, addresses)
+    in_foreground = request.spec.config.debug and rank == 0  # where a debugger can be used
     return start_program(command, variables, request.folder / rank_log_name(rank), in_foreground)
 
 
 def start_program(
     command: list[str], variables: dict[str, str], log: Path, in_foreground: bool
 ) -> subprocess.Popen[bytes]:
-    """Start a program whose output goes to `log`, or to where ours goes."""
+    """Start a program whose output goes to `log`, or where the output of this process goes."""
     if in_foreground:
         return subprocess.Popen(command, env=variables)
     with open(log, "wb") as file:
-        # A session of its own: Ctrl-C reaches the parent alone, which then ends the group in one way.
+        # In a session of its own, so that Ctrl-C reaches only the parent, which then ends the group.
         return subprocess.Popen(
             command, env=variables, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
         )
 
 
 class Child:
-    """A child of this process, the leader of a process group unless it is debugged."""
+    """A child of this process; the leader of a process group unless it runs in the foreground."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
@@ -67,18 +67,18 @@ class Child:
 
     def signal(self, sign: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            if os.getpgid(0) == _group_of(self.process):
-                self.process.send_signal(sign)  # a debugged rank shares our group
+            if os.getpgid(0) == _process_group(self.process):
+                self.process.send_signal(sign)  # a rank in the foreground shares our group
             else:
                 os.killpg(self.process.pid, sign)
 
     def reap(self) -> None:
-        """Wait for its end, and end children that outlived it."""
+        """Wait for its end, and end its children that are left."""
         self.process.wait()
         self.signal(signal.SIGKILL)
 
 
-class Children(Group[Child]):
+class Children(RankGroup[Child]):
     """Ranks that are children of this process."""
 
     def end(self, grace_s: float) -> None:
@@ -87,7 +87,7 @@ class Children(Group[Child]):
             child.reap()
 
 
-def _group_of(process: subprocess.Popen[bytes]) -> int | None:
+def _process_group(process: subprocess.Popen[bytes]) -> int | None:
     try:
         return os.getpgid(process.pid)
     except ProcessLookupError:

@@ -1,7 +1,7 @@
-"""Starts the ranks of a run with one mpirun, on this machine, on hardware.hosts or on the nodes of a job. Layer 2.
+"""Starts the ranks of a run with one mpirun, on this machine, on hardware.hosts or on the nodes of a job.
 
-mpirun starts an agent for each (mpi_rank), and that starts the worker. The launcher watches the files that these
-leave, and their processes where they are on this machine; on others mpirun reaches them.
+mpirun starts an agent for each rank (rank_agent), which starts the worker. The launcher watches the files that the
+agents leave, and the processes on this machine; mpirun signals those on others.
 """
 
 from __future__ import annotations
@@ -19,91 +19,91 @@ from pathlib import Path
 
 from scalebench.config import placement as host_lists
 from scalebench.core import exit_with_parent
-from scalebench.core.machine.machine import PRIVATE, VARIABLES
-from scalebench.core.process import StartError, signals_later, start_errors
+from scalebench.core.machine.machine import SECRET_VARIABLES, FRAMEWORK_VARIABLES
+from scalebench.core.process import StartError, defer_signals, as_start_errors
 from scalebench.core.run_folder import MPIRUN_LOG
 from scalebench.core.spec import RunSpec
 from scalebench.runner.launchers import srun
 from scalebench.runner.launchers.local import Child, start_program
-from scalebench.runner.launchers.rank_environment import ADDRESSES, LOOPBACK, RUN_ID, free_ports, rank_addresses
+from scalebench.runner.launchers.rank_environment import ADDRESSES, LOOPBACK, RUN_ID, find_free_ports, assign_rank_addresses
 from scalebench.runner.launchers.remote_ranks import RemoteRanks
 from scalebench.runner.launchers.supervise import GroupExit, LaunchRequest, supervise
 from scalebench.slurm.resources import RANK_AGENT
 
-WARNING = re.compile(r"(\[\S+\] plm:rsh: )?Warning: ")  # of ssh on a new host, of mpirun that is quick to start it
-MISSING = "there is no mpirun on the PATH; install Open MPI (openmpi-bin) or take a strategy without MPI"
-QUERY_LIMIT_S = 20.0  # for what mpirun prints about itself
+IGNORED_WARNING = re.compile(r"(\[\S+\] plm:rsh: )?Warning: ")  # of ssh on a new host, and of mpirun while it starts ssh
+NO_MPIRUN = "there is no mpirun on the PATH; install Open MPI (openmpi-bin) or take a strategy without MPI"
+QUERY_LIMIT_S = 20.0  # for mpirun to print facts about itself
 OPEN_MPI, HYDRA, UNKNOWN = "Open MPI", "Hydra", "unknown"
 HYDRA_NAMES = ("HYDRA", "MPICH", "Intel(R) MPI", "MVAPICH")
-# Variables that mpirun must pass to other hosts, besides those that a record shows.
+# Variables that mpirun must forward to other hosts, besides those that are in a record.
 FORWARDED_VARIABLES = re.compile(
     r"(PATH|LD_LIBRARY_PATH|VIRTUAL_ENV|OPENBLAS_NUM_THREADS)$|(PYTHON|SCALEBENCH|UCX)[A-Z_]*$"
 )
 
 
 def launch(request: LaunchRequest) -> GroupExit:
-    """Run all ranks to their end; see watch.Launcher.
+    """Run all ranks to their end; see supervise.Launcher.
 
-    What mpirun prints about itself is in mpirun.log. With `debug`, rank 0 has its standard streams in the foreground,
-    as far as mpirun passes them on.
+    The messages of mpirun itself go to mpirun.log. With `debug`, rank 0 has its standard streams in the foreground, as
+    far as mpirun forwards them.
     """
     spec, folder = request.spec, request.folder
-    group = RemoteRanks(folder, spec.processes, "mpirun", MPIRUN_LOG, failure_reason)
+    group = RemoteRanks(folder, spec.processes, "mpirun", MPIRUN_LOG, find_mpirun_failure)
 
     def start() -> None:
         path = shutil.which("mpirun")
         if path is None:
-            raise StartError(MISSING)
+            raise StartError(NO_MPIRUN)
         hosts = _hosts(spec)
-        command = exit_with_parent.command(os.getpid(), _command(identify(path), request, hosts))
+        command = exit_with_parent.tied_command(os.getpid(), _command(identify_mpirun(path), request, hosts))
         variables = os.environ | {ADDRESSES: ",".join(_addresses(spec, hosts, request.run_id)), RUN_ID: request.run_id}
         if srun.uses_allocation(spec):
-            variables |= srun.task_layout(hosts, spec.config.hardware.slurm.bin)
-        with signals_later(), start_errors():
+            variables |= srun.task_layout_variables(hosts, spec.config.hardware.slurm.bin)
+        with defer_signals(), as_start_errors():
             group.starter = Child(start_program(command, variables, folder / MPIRUN_LOG, spec.config.debug))
 
     return supervise(request, group, start)
 
 
-def addresses(spec: RunSpec, run_id: str = "") -> list[str]:
+def choose_rank_addresses(spec: RunSpec, run_id: str = "") -> list[str]:
     """Return host:port of every rank: free ports here, and likely free ones where hosts differ."""
     return _addresses(spec, _hosts(spec), run_id)
 
 
 def _hosts(spec: RunSpec) -> list[str]:
-    """Return the host of each rank for mpirun; none: mpirun starts them here by itself."""
+    """Return the host of each rank for mpirun; an empty list where mpirun starts all on this machine."""
     if srun.uses_allocation(spec):
         return srun.rank_nodes(spec)
-    return host_lists.of_places(spec.config.hardware.hosts, spec.places) if spec.config.hardware.hosts else []
+    return host_lists.list_hostnames(spec.config.hardware.hosts, spec.places) if spec.config.hardware.hosts else []
 
 
 def _addresses(spec: RunSpec, hosts: list[str], run_id: str) -> list[str]:
     if {"localhost", LOOPBACK, socket.gethostname()}.issuperset(hosts):
-        return [f"{LOOPBACK}:{port}" for port in free_ports(spec.processes)]
-    return rank_addresses(hosts, run_id)
+        return [f"{LOOPBACK}:{port}" for port in find_free_ports(spec.processes)]
+    return assign_rank_addresses(hosts, run_id)
 
 
 def _command(mpirun: Mpirun, request: LaunchRequest, hosts: list[str]) -> list[str]:
     program = [sys.executable, "-m", RANK_AGENT, str(request.folder), request.module]
-    names = {*os.environ, ADDRESSES, RUN_ID, exit_with_parent.LAUNCHER}
-    slots = None if hosts else local_slots(mpirun)
+    names = {*os.environ, ADDRESSES, RUN_ID, exit_with_parent.LAUNCHER_VARIABLE}
+    slots = None if hosts else count_local_slots(mpirun)
     with_slots = [f"{name}:{hosts.count(name)}" for name in dict.fromkeys(hosts)]
     return mpirun_command(mpirun, request.spec.processes, program, with_slots, slots, names, os.getcwd())
 
 
-def failure_reason(log: Path) -> str | None:
-    """Return the first thing that mpirun prints about a failure, in one line."""
+def find_mpirun_failure(log: Path) -> str | None:
+    """Return the first message of mpirun about a failure, in one line."""
     try:
         lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
     except OSError:
         return None
     first: list[str] = []
     for line in lines:
-        rule = not line.strip("-=*")  # mpirun frames its messages
-        if first and rule:
+        is_frame = not line.strip("-=*")  # around each message
+        if first and is_frame:
             break
-        repeated = line in first or WARNING.match(line)  # by another rank, or no reason
-        if not rule and not repeated:
+        is_no_reason = line in first or IGNORED_WARNING.match(line)  # repeated by another rank, or a warning
+        if not is_frame and not is_no_reason:
             first.append(line)
     text = " ".join(" ".join(first).split()).rstrip(":")[:300]
     return None if not text else text if text.startswith("mpirun") else f"mpirun: {text}"
@@ -111,7 +111,7 @@ def failure_reason(log: Path) -> str | None:
 
 @dataclass(frozen=True)
 class Mpirun:
-    """An mpirun and what it understands."""
+    """An mpirun, and the implementation that it belongs to."""
 
     path: str
     kind: str
@@ -119,7 +119,7 @@ class Mpirun:
 
 
 @functools.lru_cache
-def identify(path: str) -> Mpirun:
+def identify_mpirun(path: str) -> Mpirun:
     """Determine which implementation the mpirun at `path` belongs to."""
     text = _output([path, "--version"])
     if found := re.search(r"Open ?MPI\)? v?(\d+)\.", text, re.IGNORECASE):
@@ -128,7 +128,7 @@ def identify(path: str) -> Mpirun:
 
 
 @functools.lru_cache
-def local_slots(mpirun: Mpirun) -> int | None:
+def count_local_slots(mpirun: Mpirun) -> int | None:
     """Count the processes that Open MPI starts by itself where no hosts are named; None when it is not known.
 
     It counts cores, or what a batch system has allocated.
@@ -142,7 +142,7 @@ def local_slots(mpirun: Mpirun) -> int | None:
 
 
 def _output(command: list[str]) -> str:
-    """Return what a command prints; nothing when it cannot be run or takes too long."""
+    """Return the output of a command; an empty text when it cannot be run or takes too long."""
     try:
         run = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=QUERY_LIMIT_S, check=False
@@ -157,14 +157,14 @@ def mpirun_command(
     ranks: int,
     program: Sequence[str],
     hosts: Sequence[str] = (),
-    slots: int | None = None,  # without hosts, see local_slots
-    variables: Iterable[str] = (),  # names of those that are set
-    folder: str = ".",  # to work in
+    slots: int | None = None,  # where there are no hosts; see count_local_slots
+    variables: Iterable[str] = (),  # names of all that are set
+    folder: str = ".",  # working directory
 ) -> list[str]:
-    """Build the command that starts `program` on so many ranks, filling the hosts in their order.
+    """Build the command that starts `program` for each rank, filling the hosts in order.
 
-    Binding is left to the ranks, which pin themselves to the cores of their places. The transport between them is
-    left to MPI and to its own variables (OMPI_MCA_*): anything set here would be measured.
+    The ranks pin themselves to the cores of their placement. The transport between them is left to MPI and to its own
+    variables (OMPI_MCA_*): anything set here would affect the measurement.
     """
     args = [mpirun.path, "-n", str(ranks)]
     if mpirun.kind == OPEN_MPI:
@@ -176,10 +176,10 @@ def mpirun_command(
 
 def _open_mpi(ranks: int, hosts: Sequence[str], slots: int | None, variables: Iterable[str], folder: str) -> list[str]:
     args = [*_as_root(), "--bind-to", "none"]
-    # By slot: ranks in sequence over the hosts, as the places of a run have them. Open MPI would spread them over
+    # By slot: ranks in sequence over the hosts, as in the placement of a run. Open MPI would spread them over
     # sockets. With more ranks than slots, it also makes waiting ranks yield their core, as they then must.
-    over = not hosts and slots is not None and ranks > slots
-    args += ["--map-by", "slot:OVERSUBSCRIBE" if over else "slot"]
+    oversubscribed = not hosts and slots is not None and ranks > slots
+    args += ["--map-by", "slot:OVERSUBSCRIBE" if oversubscribed else "slot"]
     if hosts:
         args += ["--host", ",".join(hosts), "--wdir", folder]
         args += [arg for name in sorted(variables) if is_forwarded(name) for arg in ("-x", name)]
@@ -187,8 +187,8 @@ def _open_mpi(ranks: int, hosts: Sequence[str], slots: int | None, variables: It
 
 
 def _hydra(hosts: Sequence[str], folder: str) -> list[str]:
-    """Hydra takes every variable along, and lets root run."""
-    named = host_lists.parse(hosts)
+    """Return the arguments of Hydra, which forwards every variable and accepts root."""
+    named = host_lists.parse_hosts(hosts)
     each = {slots for _, slots in named}
     if len(each) == 1:
         where = ["-hosts", ",".join(name for name, _ in named), "-ppn", str(each.pop())]
@@ -198,10 +198,10 @@ def _hydra(hosts: Sequence[str], folder: str) -> list[str]:
 
 
 def _as_root() -> list[str]:
-    """Open MPI refuses root, who in a container is everybody."""
+    """Return the argument with which Open MPI accepts root, which every user is in most containers."""
     return ["--allow-run-as-root"] if os.geteuid() == 0 else []
 
 
 def is_forwarded(name: str) -> bool:
-    """Return whether a variable is passed to other hosts. Passwords and keys are not: a command line is public."""
-    return bool(FORWARDED_VARIABLES.match(name) or VARIABLES.match(name)) and not PRIVATE.search(name)
+    """Return whether a variable is passed to other hosts. Passwords and keys are not: a command line is visible to all users."""
+    return bool(FORWARDED_VARIABLES.match(name) or FRAMEWORK_VARIABLES.match(name)) and not SECRET_VARIABLES.search(name)

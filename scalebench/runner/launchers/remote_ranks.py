@@ -1,7 +1,7 @@
-"""Ranks that mpirun, srun or torchrun started, as the launcher sees them. Layer 2.
+"""Ranks that mpirun, srun or torchrun started, from the launcher's point of view.
 
-They are watched through the files that their agents (mpi_rank) leave, and through their processes where these are on
-this host; on others the program that started them reaches them.
+They are watched through the files that their agents (rank_agent) leave, and through their processes on this host; the
+program that started them signals those on others.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from scalebench.core.json_files import read_record
 from scalebench.core.process import wait_until
 from scalebench.core.run_folder import RankProcesses, WorkerExit, rank_processes_path, worker_exit_path
 from scalebench.runner.launchers.local import Child
-from scalebench.runner.launchers.supervise import GRACE_S, Group
+from scalebench.runner.launchers.supervise import GRACE_PERIOD_S, RankGroup
 
-FS_DELAY_S = 2.0  # that a shared file system may take to show what a rank left
+FS_DELAY_S = 2.0  # for a shared file system to show a file that a rank wrote
 
-T = TypeVar("T")
+Record = TypeVar("Record")
 
 
 class RemoteRank:
-    """A rank and its agent, which waits for its end. One on another host gets no signal from here."""
+    """A rank and its agent, which waits for the rank's end. On another host it gets no signal from here."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._folder, self._rank = folder, rank
@@ -37,7 +37,7 @@ class RemoteRank:
 
     @property
     def pid(self) -> int | None:
-        """The worker's; None as long as it has not started, and on another host."""
+        """Return the worker's process id; None before it has started, and on another host."""
         self._update()
         return None if self._local is None else self._local.worker
 
@@ -49,7 +49,7 @@ class RemoteRank:
 
     @property
     def over(self) -> bool:
-        """Return whether it has ended, also because of a signal from its launcher."""
+        """Return whether it has ended, also by a signal of its launcher."""
         self._update()
         return self._exit is not None or self.lost
 
@@ -60,22 +60,22 @@ class RemoteRank:
         return self._exit is not None and self._exit.terminated_by_launcher and self._exit.code != 0
 
     def poll(self) -> int | None:
-        """Return how the worker ended; None while it runs, and where a signal from its launcher ended it."""
+        """Return how the worker ended; None while it runs, and where a signal of its launcher ended it."""
         self._update()
         if self.lost:
-            return -signal.SIGKILL  # before any other end an agent writes its exit file
+            return -signal.SIGKILL  # an agent that is not killed writes its exit file
         return None if self._exit is None or self.terminated else self._exit.code
 
     def mark_as_lost(self) -> None:
-        """Mark as lost unless there is an exit file: srun has seen its agent end on another host."""
+        """Mark the rank as lost unless it has an exit file: srun reports that its agent ended on another host."""
         self._agent_ended = True
         self._update()
 
     def alive(self) -> bool:
-        """Return whether a process of it is left on this machine."""
+        """Return whether its worker or agent still runs on this machine."""
         self._update()
         local = self._local
-        return local is not None and (_runs(local.worker) or _runs(local.agent))
+        return local is not None and (_process_runs(local.worker) or _process_runs(local.agent))
 
     def signal(self, sign: signal.Signals) -> None:
         """Signal the worker with its children at once, whatever state its agent is in."""
@@ -85,71 +85,71 @@ class RemoteRank:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(local.worker, sign)
-        if sign != signal.SIGUSR1:  # which the agent would pass on once more
+        if sign != signal.SIGUSR1:  # which the agent would forward a second time
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(local.agent, sign)
 
     @property
     def _local(self) -> RankProcesses | None:
-        found = self._processes
-        return found if found is not None and found.host == socket.gethostname() else None
+        processes = self._processes
+        return processes if processes is not None and processes.host == socket.gethostname() else None
 
     def _update(self) -> None:
         if self._exit is not None:
             return
         self._processes = self._processes or _read(RankProcesses, rank_processes_path(self._folder, self._rank))
-        gone = self._agent_ended or (self._local is not None and not _exists(self._local.agent))
-        # Read after the look at the agent, which writes it at its end.
+        agent_is_gone = self._agent_ended or (self._local is not None and not _process_exists(self._local.agent))
+        # Read after the check of the agent, which writes it at its end.
         self._exit = _read(WorkerExit, worker_exit_path(self._folder, self._rank))
-        self.lost = gone and self._exit is None
+        self.lost = agent_is_gone and self._exit is None
 
 
-class RemoteRanks(Group[RemoteRank]):
+class RemoteRanks(RankGroup[RemoteRank]):
     """All ranks under one program that started their agents: mpirun or srun."""
 
     def __init__(self, folder: Path, ranks: int, name: str, log: str, reason: Callable[[Path], str | None]) -> None:
-        """`name` is the program's, `log` the file with its output, and `reason` finds why it failed in that."""
+        """`name` is the program's, `log` the file with its output, and `reason` reads from it why the program failed."""
         super().__init__()
         self._name, self._log, self._reason = name, folder / log, reason
         self.members = [RemoteRank(folder, rank) for rank in range(ranks)]
         self.starter: Child | None = None
 
     def broken(self) -> str | None:
-        """Also when the program ends ranks: it does so by itself only after one of them has ended badly."""
+        """Return why the program failed, also when it terminated ranks: by itself it does so only after one has failed."""
         terminated = [str(rank) for rank, member in enumerate(self.members) if member.terminated]
         starter = self.starter
         if starter is not None and terminated:
-            wait_until(lambda: not starter.alive(), GRACE_S)
+            wait_until(lambda: not starter.alive(), GRACE_PERIOD_S)
             ranks = ", ".join(terminated)
-            return self._reason(self._log) or f"{self._name} told rank {ranks} to end and did not say why"
+            return self._reason(self._log) or f"{self._name} ended rank {ranks} without a reason"
         code = None if starter is None else starter.poll()
         if code is None:
             return None
         if code >= 0:
             wait_until(lambda: all(member.over for member in self.members), FS_DELAY_S)
         if any(member.poll() not in (None, 0) and not member.lost for member in self.members):
-            return None  # it ended for that rank
+            return None  # it ended because of that rank
         if code < 0:
             return f"{self._name} was killed by {signal.Signals(-code).name}"
         if all(member.poll() is not None for member in self.members):
             return None
-        return self._reason(self._log) or f"{self._name} ended with exit status {code} and no word of why"
+        return self._reason(self._log) or f"{self._name} ended with exit status {code} and without a reason"
 
     def end(self, grace_s: float) -> None:
-        """End the ranks on this host, then the program: it ends those elsewhere and the ones that just started."""
+        """End the ranks on this host, then the program, which ends those on other hosts and those that have just started."""
         super().end(grace_s)
         starter = self.starter
         if starter is None:
             return
-        # Left alone it ends with its ranks, at once if they left in order and within seconds otherwise.
-        alone_s = grace_s if all(member.over for member in self.members) else 0.0
+        # By itself it ends with its ranks, at once if they exited in order and within seconds otherwise.
+        wait_s = grace_s if all(member.over for member in self.members) else 0.0
         for sign in (None, signal.SIGTERM, signal.SIGKILL):
             if sign is not None and starter.alive():
                 starter.signal(sign)
                 starter.signal(signal.SIGCONT)
-            wait_until(lambda: not starter.alive(), alone_s if sign is None else grace_s)
+            wait_until(lambda: not starter.alive(), wait_s if sign is None else grace_s)
         starter.reap()
-        super().end(grace_s)  # an agent that had not written the id of its worker at the first time
+        super().end(grace_s)  # for agents that had not written the id of their worker the first time
         self._drop_empty_log()
 
     def _drop_empty_log(self) -> None:
@@ -157,14 +157,14 @@ class RemoteRanks(Group[RemoteRank]):
             self._log.unlink()
 
 
-def _read(kind: type[T], path: Path) -> T | None:
+def _read(kind: type[Record], path: Path) -> Record | None:
     try:
         return read_record(path, kind)
     except FileNotFoundError:
         return None
 
 
-def _exists(pid: int) -> bool:
+def _process_exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -174,8 +174,8 @@ def _exists(pid: int) -> bool:
     return True
 
 
-def _runs(pid: int) -> bool:
-    """Return whether a process exists and is no zombie, whose parent has not waited for it yet."""
+def _process_runs(pid: int) -> bool:
+    """Return whether a process exists and is not a zombie."""
     import psutil
 
     try:

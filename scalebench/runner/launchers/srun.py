@@ -1,4 +1,4 @@
-"""Starts the ranks of a run as one step of the job that this process is in: srun, and an agent for each. Layer 2.
+"""Starts the ranks of a run as one step of the job that this process is in: by srun, with an agent for each rank.
 
 The launcher may be on a node of the job or not: it watches the files that the agents leave, as under mpirun, and
 reads what srun prints about ranks on other nodes.
@@ -15,24 +15,24 @@ from pathlib import Path
 
 from scalebench.core import exit_with_parent
 from scalebench.core.errors import InputError
-from scalebench.core.machine.cpus import cpu_list
-from scalebench.core.process import StartError, signals_later, start_errors
+from scalebench.core.machine.cpus import parse_cpu_list
+from scalebench.core.process import StartError, defer_signals, as_start_errors
 from scalebench.core.result import SchedulerRecord
 from scalebench.core.run_folder import SRUN_HOSTS_FILE, SRUN_LOG
 from scalebench.core.spec import RunSpec
 from scalebench.runner.launchers.local import Child, start_program
-from scalebench.runner.launchers.rank_environment import ADDRESSES, RUN_ID, rank_addresses
+from scalebench.runner.launchers.rank_environment import ADDRESSES, RUN_ID, assign_rank_addresses
 from scalebench.runner.launchers.remote_ranks import FS_DELAY_S, RemoteRanks
-from scalebench.runner.launchers.supervise import STACK_S, GroupExit, LaunchRequest, supervise
-from scalebench.slurm.commands import Slurm, SlurmError, inside
+from scalebench.runner.launchers.supervise import STACK_LIMIT_S, GroupExit, LaunchRequest, supervise
+from scalebench.slurm.commands import Slurm, SlurmError, in_allocation
 from scalebench.slurm.job_states import parse_scontrol
-from scalebench.slurm.resources import rank_command
+from scalebench.slurm.resources import srun_command
 from scalebench.slurm.submit import read_submission
 
 JOB_ID, PARTITION = "SLURM_JOB_ID", "SLURM_JOB_PARTITION"
 TASKS_PER_NODE = "SLURM_TASKS_PER_NODE"  # 2(x3),1
 NODE_LISTS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")  # the latter in older versions
-# They describe the job and not this step: srun would take them for its options, or complain.
+# They describe the job and not this step: srun would take them for its own options, or warn about them.
 JOB_VARIABLES = (
     "SLURM_NTASKS_PER_NODE",
     "SLURM_DISTRIBUTION",
@@ -41,26 +41,26 @@ JOB_VARIABLES = (
     "SLURM_CPU_BIND",
     "SLURM_EXPORT_ENV",
 )
-AGENT_PREFIX = "scalebench: "  # begins what an agent prints that cannot start its worker
-# Warnings, and what srun prints when it is signalled to end.
-NOISE = re.compile(
+AGENT_PREFIX = "scalebench: "  # before the message of an agent that cannot start its worker
+# Warnings, and the messages of srun when a signal ends it.
+SRUN_NOISE = re.compile(
     r'lacks support for cpu binding|^Try ".*" for more |'
     r"^srun: (got SIG|forcing job termination|warning:|Job step aborted|interrupt|"
     r"sending |launching |Step created|Job \d+ step creation (temporarily disabled|still disabled)|job \d+ )"
 )
-MEMORY = re.compile(r"exceeded (?:job )?memory limit|oom[-_ ]kill|Out Of Memory|OOM Killed", re.IGNORECASE)
+MEMORY_EXCEEDED = re.compile(r"exceeded (?:job )?memory limit|oom[-_ ]kill|Out Of Memory|OOM Killed", re.IGNORECASE)
 CANCELLED = re.compile(r"\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT \S+( DUE TO [A-Z ]+[A-Z])?")
-STATUS = {"TIME LIMIT": "timeout", "PREEMPTION": "cancelled", "NODE FAILURE": "failed"}
+STATUS_BY_CAUSE = {"TIME LIMIT": "timeout", "PREEMPTION": "cancelled", "NODE FAILURE": "failed"}
 NODE_FAILED = re.compile(r"Node failure on (\S+)")
 ENDED_TASKS = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): (.+)$", re.MULTILINE)
-EXITED = re.compile(r"Exited with ")  # and not by a signal
-MAX_LENGTH = 300
+EXITED_BY_ITSELF = re.compile(r"Exited with ")  # rather than by a signal
+MAX_REASON_CHARACTERS = 300
 
 
 def launch(request: LaunchRequest) -> GroupExit:
-    """Run all ranks to their end; see watch.Launcher.
+    """Run all ranks to their end; see supervise.Launcher.
 
-    What srun prints is in srun.log. With `debug`, it goes where our own output goes.
+    The output of srun is in srun.log. With `debug`, it goes where the output of this process goes.
     """
     spec, folder = request.spec, request.folder
     group, bin = StepRanks(folder, spec.processes), spec.config.hardware.slurm.bin
@@ -70,18 +70,18 @@ def launch(request: LaunchRequest) -> GroupExit:
             where = "on the PATH; set hardware.slurm.bin" if bin is None else f"in {bin}"
             raise StartError(f"there is no srun {where}")
         hosts = rank_nodes(spec)
-        command = _with_layout(rank_command(spec, folder, request.module, hosts, bin), hosts)
-        with signals_later(), start_errors():
+        command = _with_layout(srun_command(spec, folder, request.module, hosts, bin), hosts)
+        with defer_signals(), as_start_errors():
             (folder / SRUN_HOSTS_FILE).write_text("".join(f"{host}\n" for host in hosts))
             variables = _variables(hosts, request.run_id, folder)
-            command = exit_with_parent.command(os.getpid(), command)
+            command = exit_with_parent.tied_command(os.getpid(), command)
             group.starter = Child(start_program(command, variables, folder / SRUN_LOG, spec.config.debug))
 
     return supervise(request, group, start)
 
 
 def _with_layout(command: list[str], hosts: list[str]) -> list[str]:
-    """Have srun follow the list of hosts, where the job's own tasks are otherwise spread over its nodes."""
+    """Have srun follow the list of hosts, where the tasks of the job are spread differently over its nodes."""
     if len(set(hosts)) == 1 or has_task_layout(hosts):
         return command
     other = ("--ntasks-per-node=", "--nodelist=", "--distribution=")
@@ -91,9 +91,9 @@ def _with_layout(command: list[str], hosts: list[str]) -> list[str]:
 def _variables(hosts: list[str], run_id: str, folder: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in JOB_VARIABLES}
     return kept | {
-        ADDRESSES: ",".join(rank_addresses(hosts, run_id)),
+        ADDRESSES: ",".join(assign_rank_addresses(hosts, run_id)),
         RUN_ID: run_id,
-        exit_with_parent.LAUNCHER: exit_with_parent.REMOTE,  # the daemons of the nodes start the ranks
+        exit_with_parent.LAUNCHER_VARIABLE: exit_with_parent.REMOTE_LAUNCHER,  # the daemons on the nodes start the ranks
         "SLURM_HOSTFILE": str((folder / SRUN_HOSTS_FILE).absolute()),  # read where the distribution is arbitrary
     }
 
@@ -101,11 +101,11 @@ def _variables(hosts: list[str], run_id: str, folder: Path) -> dict[str, str]:
 def uses_allocation(spec: RunSpec) -> bool:
     """Return whether the ranks of `spec` run on nodes of the job that this process is in."""
     hardware = spec.config.hardware
-    return hardware.scheduler == "slurm" and not hardware.this_machine and inside()
+    return hardware.scheduler == "slurm" and not hardware.this_machine and in_allocation()
 
 
 def job_nodes(bin: str | None = None) -> list[str]:
-    """Return the names of the job's nodes, in SLURM's order; SlurmError where they are not known."""
+    """Return the names of the job's nodes, in SLURM's order; SlurmError where they are unknown."""
     names = next((os.environ[name] for name in NODE_LISTS if os.environ.get(name)), None)
     if names is None:
         raise SlurmError(f"{NODE_LISTS[0]} is not set: this shell is in no allocation")
@@ -140,7 +140,7 @@ def rank_nodes(spec: RunSpec) -> list[str]:
 
 
 def has_task_layout(hosts: list[str]) -> bool:
-    """Return whether SLURM, left to itself, puts as many tasks on each node as it has ranks.
+    """Return whether SLURM by default puts as many tasks on each node as it has ranks.
 
     That depends on how the job was requested: `salloc -N2 -n4` may well give three tasks to one node and one to
     the other.
@@ -151,19 +151,19 @@ def has_task_layout(hosts: list[str]) -> bool:
     return tasks[: len(counts)] == counts
 
 
-def task_layout(hosts: list[str], bin: str | None = None) -> dict[str, str]:
+def task_layout_variables(hosts: list[str], bin: str | None = None) -> dict[str, str]:
     """Return the variables that the job would have if it had been requested with the ranks of each node as its tasks.
 
-    Open MPI has no other way to give a node more: it takes its slots from there, and --host can only lower them. One
-    that is set not to query SLURM (ras=^slurm) still starts its daemons by srun, and then all on the first node.
-    StartError where the names of the nodes are not known.
+    There is no other way to give a node more slots: Open MPI takes them from these variables, and --host can only lower
+    them. An Open MPI that is set not to query SLURM (ras=^slurm) still starts its daemons by srun, and then all on the
+    first node. StartError where the names of the nodes are unknown.
     """
     if has_task_layout(hosts):
         return {}
     return {TASKS_PER_NODE: ",".join(str(hosts.count(name) or 1) for name in _job_nodes(bin))}
 
 
-def scheduler_record(spec: RunSpec, folder: Path) -> SchedulerRecord | None:
+def describe_current_job(spec: RunSpec, folder: Path) -> SchedulerRecord | None:
     """Describe the job that this process is in; None outside of one, and for a run that does not use it."""
     if not uses_allocation(spec):
         return None
@@ -177,8 +177,8 @@ def scheduler_record(spec: RunSpec, folder: Path) -> SchedulerRecord | None:
 
 def _queued_s(folder: Path, job_id: str, slurm: Slurm) -> float | None:
     """Return the time from submission to start of this job, by SLURM's own clock; None where it was not submitted for
-    this run alone, or SLURM does not know."""
-    with contextlib.suppress(InputError, SlurmError):  # not worth a figure of the run
+    this run only, or SLURM does not report it."""
+    with contextlib.suppress(InputError, SlurmError):  # the run goes on without this figure
         submission = read_submission(folder)
         if submission is None or submission.job_id != job_id:
             return None
@@ -189,112 +189,114 @@ def _queued_s(folder: Path, job_id: str, slurm: Slurm) -> float | None:
 
 
 class StepRanks(RemoteRanks):
-    """The ranks of one step."""
+    """The ranks of one job step."""
 
     def __init__(self, folder: Path, ranks: int) -> None:
-        super().__init__(folder, ranks, "srun", SRUN_LOG, failure_reason)
+        super().__init__(folder, ranks, "srun", SRUN_LOG, find_srun_failure)
         self._ending = False
-        self._before = ""  # what srun had printed then
+        self._log_before_end = ""  # the output of srun until then
         self._read_bytes = 0
-        self._ended: dict[int, float] = {}  # when srun was first seen to report the end of a rank
+        self._reported_at_s: dict[int, float] = {}  # rank -> when srun's report of its end was first read
 
     def broken(self) -> str | None:
-        """Also when an agent on another node ended without an exit file, which srun reports."""
+        """Return why srun failed, also when it reports that an agent on another node ended without an exit file."""
         reason = super().broken()
         if reason is not None:
             return reason
         now_s = time.monotonic()
-        for rank, how in self._silent().items():
-            if now_s - self._ended.setdefault(rank, now_s) > FS_DELAY_S:
-                return failure_reason(self._log) or f"srun: rank {rank}: {how}"
+        for rank, end in self._ended_without_file().items():
+            if now_s - self._reported_at_s.setdefault(rank, now_s) > FS_DELAY_S:
+                return find_srun_failure(self._log) or f"srun: rank {rank}: {end}"
         return None
 
-    def first(self, bad: list[int]) -> list[int]:
-        """A rank that was killed with its agent is why others lost their connections."""
-        self._silent()
-        return [rank for rank, member in enumerate(self.members) if member.lost] or bad
+    def first_failed(self, failed: list[int]) -> list[int]:
+        """Return the ranks that were killed with their agents, if any: others lost their connections because of them."""
+        self._ended_without_file()
+        return [rank for rank, member in enumerate(self.members) if member.lost] or failed
 
-    def _silent(self) -> dict[int, str]:
-        """Return the ranks that ended by themselves, as srun reports, without an exit file; mark the killed as lost.
+    def _ended_without_file(self) -> dict[int, str]:
+        """Return the ranks that exited by srun's report without an exit file, and how; mark those killed as lost.
 
         An agent stays for a while after it wrote the file, which other hosts have seen by then.
         """
-        silent = {rank: how for rank, how in self._ended_tasks().items() if not self.members[rank].over}
-        for rank in [rank for rank, how in silent.items() if not EXITED.match(how)]:
+        ends = {rank: end for rank, end in self._ended_tasks().items() if not self.members[rank].over}
+        for rank in [rank for rank, end in ends.items() if not EXITED_BY_ITSELF.match(end)]:
             self.members[rank].mark_as_lost()
-            del silent[rank]
-        return silent
+            del ends[rank]
+        return ends
 
     def _ended_tasks(self) -> dict[int, str]:
-        """Read the log again only where it has grown, or a rank that srun reported has left no exit file yet."""
+        """Return srun's reports by rank. The log is read again only if it has grown, or a reported rank has left no exit
+        file yet."""
         size = self._log.stat().st_size if self._log.exists() else 0
-        if size == self._read_bytes and all(self.members[rank].over for rank in self._ended):
+        if size == self._read_bytes and all(self.members[rank].over for rank in self._reported_at_s):
             return {}
         self._read_bytes = size
-        found = ended_tasks(read_log(self._log))
-        return {rank: how for rank, how in found.items() if rank < len(self.members)}
+        ends = parse_ended_tasks(read_log(self._log))
+        return {rank: end for rank, end in ends.items() if rank < len(self.members)}
 
     def batch_outcome(self) -> tuple[str, str] | None:
-        """That the step was cancelled means nothing once we have ended it; what memory did is reported late."""
+        """Return the outcome by srun's log. Once we have ended the step, only a lack of memory counts, which is reported
+        late: that the step was cancelled then follows from our ending it."""
         text = read_log(self._log)
         return memory_outcome(text) if self._ending else step_outcome(text)
 
     def request_stacks(self) -> None:
-        """Ranks on other nodes get the request from srun, which passes it on to all."""
+        """Request the stacks through srun where ranks are on other nodes: it forwards the signal to all."""
         if self.starter is None or not any(member.started and member.pid is None for member in self.members):
             super().request_stacks()
             return
         self.starter.signal(signal.SIGUSR1)
-        time.sleep(STACK_S)
+        time.sleep(STACK_LIMIT_S)
 
     def end(self, grace_s: float) -> None:
         if not self._ending:
-            self._ending, self._before = True, read_log(self._log)
+            self._ending, self._log_before_end = True, read_log(self._log)
         super().end(grace_s)
 
     def _drop_empty_log(self) -> None:
-        """Drop also a log of nothing but noise, or of what follows from our ending the step."""
+        """Remove also a log of nothing but noise, or of messages that follow from our ending the step."""
         (self._log.parent / SRUN_HOSTS_FILE).unlink(missing_ok=True)
-        if self._log.exists() and only_noise(self._before) and self.batch_outcome() is None:
+        if self._log.exists() and is_only_noise(self._log_before_end) and self.batch_outcome() is None:
             self._log.unlink()
 
 
-def failure_reason(log: Path) -> str | None:
-    """Return the first thing that explains a failure, in one line: of an agent, an error, or anything else."""
+def find_srun_failure(log: Path) -> str | None:
+    """Return the line that explains a failure best: of an agent, else the first error, else the last of any."""
     lines = [
         line
         for line in map(str.strip, read_log(log).splitlines())
-        if line and not NOISE.search(line) and not ENDED_TASKS.match(line)
+        if line and not SRUN_NOISE.search(line) and not ENDED_TASKS.match(line)
     ]
-    of_agent = [line for line in lines if line.startswith(AGENT_PREFIX)]
-    if of_agent:
-        return of_agent[0].removeprefix(AGENT_PREFIX)[:MAX_LENGTH]
+    agent_lines = [line for line in lines if line.startswith(AGENT_PREFIX)]
+    if agent_lines:
+        return agent_lines[0].removeprefix(AGENT_PREFIX)[:MAX_REASON_CHARACTERS]
     errors = [line for line in lines if re.match(r"(srun|slurmstepd\S*): (error|fatal): ", line)]
-    # A Python program that fails prints last why.
+    # The last line of a Python traceback has the reason.
     line = errors[0] if errors else lines[-1] if lines else None
     if line is None:
         return None
-    text = re.sub(r"^(srun|slurmstepd)(\S*): (?:error|fatal): ", r"\1\2: ", line)[:MAX_LENGTH]
+    text = re.sub(r"^(srun|slurmstepd)(\S*): (?:error|fatal): ", r"\1\2: ", line)[:MAX_REASON_CHARACTERS]
     return text if text.startswith(("srun", "slurmstepd")) else f"srun: {text}"
 
 
 def read_log(log: Path) -> str:
-    """Return what srun has printed so far."""
+    """Return the output of srun so far."""
     try:
         return log.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
 
 
-def only_noise(text: str) -> bool:
-    """Return whether there is nothing but noise in it."""
-    return all(NOISE.search(line) for line in text.splitlines() if line.strip())
+def is_only_noise(text: str) -> bool:
+    """Return whether the text has nothing but noise."""
+    return all(SRUN_NOISE.search(line) for line in text.splitlines() if line.strip())
 
 
 def memory_outcome(text: str) -> tuple[str, str] | None:
     """Return status and reason of a step that used too much memory."""
-    line = next((line for line in text.splitlines() if MEMORY.search(line)), None)
-    return None if line is None else ("oom", f"SLURM: {_plain(line)}")
+    line = next((line for line in text.splitlines() if MEMORY_EXCEEDED.search(line)), None)
+    return None if line is None else ("oom", f"SLURM: {_without_prefix(line)}")
 
 
 def step_outcome(text: str) -> tuple[str, str] | None:
@@ -305,15 +307,15 @@ def step_outcome(text: str) -> tuple[str, str] | None:
         return "failed", f"SLURM: node failure on {node[1]}"
     if (ended := CANCELLED.search(text)) is not None:
         cause = (ended[1] or "").removeprefix(" DUE TO ")
-        what = "the job was cancelled" if not cause else f"the job was ended, due to {cause.lower()}"
-        return STATUS.get(cause, "cancelled"), f"SLURM: {what}"
+        event = "the job was cancelled" if not cause else f"the job was ended, due to {cause.lower()}"
+        return STATUS_BY_CAUSE.get(cause, "cancelled"), f"SLURM: {event}"
     return None
 
 
-def ended_tasks(text: str) -> dict[int, str]:
-    """Return how each task ended that ended badly, as srun reports it: Killed, Exited with exit code 1 ..."""
-    return {task: how for _, tasks, how in ENDED_TASKS.findall(text) for task in cpu_list(tasks)}
+def parse_ended_tasks(text: str) -> dict[int, str]:
+    """Return srun's report on each task that failed: Killed, Exited with exit code 1, ..."""
+    return {task: end for _, tasks, end in ENDED_TASKS.findall(text) for task in parse_cpu_list(tasks)}
 
 
-def _plain(line: str) -> str:
-    return re.sub(r"^(srun|slurmstepd\S*): (error|fatal): ", "", line.strip())[:MAX_LENGTH]
+def _without_prefix(line: str) -> str:
+    return re.sub(r"^(srun|slurmstepd\S*): (error|fatal): ", "", line.strip())[:MAX_REASON_CHARACTERS]

@@ -1,7 +1,7 @@
-"""Waits for ranks that a person starts with torchrun, where there is neither a scheduler nor MPI. Layer 2.
+"""Waits for ranks that a person starts with torchrun, where there is neither a scheduler nor MPI.
 
 The launcher prints a command for each node, and watches the files that the agents of the ranks leave in the run's
-folder. torchrun starts the processes and numbers them; everything else that a rank needs is in the folder.
+folder. torchrun starts the processes and numbers them; a rank reads everything else from the folder.
 """
 
 from __future__ import annotations
@@ -21,45 +21,45 @@ from scalebench.core.process import StartError, cancelled, wait_until
 from scalebench.core.run_folder import STOP_FILE, TORCHRUN_FILE, rank_processes_path
 from scalebench.core.spec import RunSpec
 from scalebench.runner.launchers.rank_agent import STOP_INTERVAL_S, TorchrunGroup
-from scalebench.runner.launchers.rank_environment import LOOPBACK, free_ports, rank_addresses
+from scalebench.runner.launchers.rank_environment import LOOPBACK, find_free_ports, assign_rank_addresses
 from scalebench.runner.launchers.remote_ranks import FS_DELAY_S, RemoteRank
-from scalebench.runner.launchers.supervise import GRACE_S, WORKER, Group, GroupExit, LaunchRequest, supervise
+from scalebench.runner.launchers.supervise import GRACE_PERIOD_S, WORKER, RankGroup, GroupExit, LaunchRequest, supervise
 
 
 def launch(request: LaunchRequest) -> GroupExit:
-    """Run all ranks to their end; see watch.Launcher.
+    """Run all ranks to their end; see supervise.Launcher.
 
-    What limits a run counts from when the first rank is seen; StartError where none starts within measure.timeout_s.
+    Time limits count from the start of the first rank; StartError where none starts within measure.timeout_s.
     Ranks on other hosts end within seconds of the run's end.
     """
     spec, folder = request.spec, request.folder.absolute()
     request, group = replace(request, folder=folder), TorchrunRanks(folder, spec)
     (folder / STOP_FILE).unlink(missing_ok=True)
-    *of_ranks, rendezvous = addresses(spec, request.run_id)
-    write_json(folder / TORCHRUN_FILE, TorchrunGroup(request.run_id, of_ranks, request.module))
+    *ranks, rendezvous = choose_addresses(spec, request.run_id)
+    write_json(folder / TORCHRUN_FILE, TorchrunGroup(request.run_id, ranks, request.module))
     try:
-        print(instructions(spec, commands(spec, folder, rendezvous)), flush=True)
+        print(format_instructions(spec, node_commands(spec, folder, rendezvous)), flush=True)
         started_at_s = _wait_for_first_rank(spec, folder, group)
         ended = supervise(request, group, lambda: None, started_at_s)
-        # Ranks that lost their connection to those of an ended torchrun may have been seen to fail first.
+        # Ranks that lost their connection to those of an ended torchrun may be the first that are seen to fail.
         return replace(ended, broken=ended.broken or group.terminated) if ended.died_first else ended
     finally:
         group.stop()
         (folder / TORCHRUN_FILE).unlink(missing_ok=True)
 
 
-def addresses(spec: RunSpec, run_id: str) -> list[str]:
-    """Return host:port of every rank, and one more on the first host, where torchrun's own processes meet."""
-    names = host_lists.of_places(spec.config.hardware.hosts, spec.places)
+def choose_addresses(spec: RunSpec, run_id: str) -> list[str]:
+    """Return host:port of every rank, and one more on the first host for torchrun's rendezvous."""
+    names = host_lists.list_hostnames(spec.config.hardware.hosts, spec.places)
     names.append(names[0])
     if {"localhost", LOOPBACK, socket.gethostname()}.issuperset(names):
-        return [f"{LOOPBACK}:{port}" for port in free_ports(len(names))]
-    return rank_addresses(names, run_id)
+        return [f"{LOOPBACK}:{port}" for port in find_free_ports(len(names))]
+    return assign_rank_addresses(names, run_id)
 
 
-def commands(spec: RunSpec, folder: Path, rendezvous: str) -> list[tuple[str, list[str]]]:
+def node_commands(spec: RunSpec, folder: Path, rendezvous: str) -> list[tuple[str, list[str]]]:
     """Return (host, command that starts its ranks) for each node. `rendezvous`: host:port for torchrun."""
-    hosts = host_lists.of_places(spec.config.hardware.hosts, spec.places)
+    hosts = host_lists.list_hostnames(spec.config.hardware.hosts, spec.places)
     ranks = Counter(place.node for place in spec.places)
     host_of = {place.node: host for place, host in zip(spec.places, hosts, strict=True)}
     address, _, port = rendezvous.rpartition(":")
@@ -71,8 +71,8 @@ def commands(spec: RunSpec, folder: Path, rendezvous: str) -> list[tuple[str, li
     ]
 
 
-def instructions(spec: RunSpec, by_host: list[tuple[str, list[str]]]) -> str:
-    """Write for a person what to start where."""
+def format_instructions(spec: RunSpec, by_host: list[tuple[str, list[str]]]) -> str:
+    """Return the instructions for the user: which command to start on which host."""
     limit_s = spec.config.measure.timeout_s
     head = f"{spec.label} waits {limit_s:g} s for its ranks; start on each host, in {os.getcwd()}:"
     return "\n".join([head, *(f"{host}: {shlex.join(command)}" for host, command in by_host)])
@@ -91,34 +91,34 @@ def _wait_for_first_rank(spec: RunSpec, folder: Path, group: TorchrunRanks) -> f
     return min(time.time(), *(path.stat().st_mtime for path in paths if path.exists()))
 
 
-class TorchrunRanks(Group[RemoteRank]):
+class TorchrunRanks(RankGroup[RemoteRank]):
     """Ranks that torchrun started on each node."""
 
     def __init__(self, folder: Path, spec: RunSpec) -> None:
         super().__init__()
         self._stop, self._services = folder / STOP_FILE, spec.services
-        self.terminated: str | None = None  # `broken` at the last moment before we end the ranks
+        self.terminated: str | None = None  # the value of broken() just before we end the ranks
         self.members = [RemoteRank(folder, rank) for rank in range(spec.processes)]
 
     def broken(self) -> str | None:
-        """Return which ranks were ended, and not from here. An agent stays for a while after its rank failed, so that
-        torchrun has not ended the others because of that."""
+        """Return which ranks were ended other than by this launcher. An agent stays for a while after its rank failed, so
+        that it is not torchrun ending the others because of that failure."""
         ranks = [str(rank) for rank, member in enumerate(self.members) if member.terminated]
-        if any(member.lost for member in self.members):  # which is why
+        if any(member.lost for member in self.members):  # torchrun ends the others because of it
             return None
-        return f"rank {', '.join(ranks)} was told to end where it runs; was its torchrun ended?" if ranks else None
+        return f"rank {', '.join(ranks)} was terminated on its own host; was its torchrun ended?" if ranks else None
 
     def stop(self) -> None:
-        """Have all ranks see that they must end."""
+        """Write stop.json, on which all ranks end."""
         if not self._stop.exists():
             self.terminated = self.broken()
-            well = all(member.poll() == 0 for rank, member in enumerate(self.members) if rank not in self._services)
-            write_json(self._stop, well)
+            succeeded = all(member.poll() == 0 for rank, member in enumerate(self.members) if rank not in self._services)
+            write_json(self._stop, succeeded)
 
     def end(self, grace_s: float) -> None:
-        """End the ranks on this host first; agents elsewhere look for stop.json."""
+        """End the ranks on this host first; agents on other hosts poll stop.json."""
         self.stop()
         super().end(grace_s)
-        # An agent looks now and then, and gives its worker time to end.
-        limit_s = STOP_INTERVAL_S + GRACE_S + FS_DELAY_S if grace_s else 0.0
+        # An agent polls at intervals, and gives its worker time to end.
+        limit_s = STOP_INTERVAL_S + GRACE_PERIOD_S + FS_DELAY_S if grace_s else 0.0
         wait_until(lambda: all(member.over for member in self.members if member.started), limit_s)

@@ -33,7 +33,7 @@ OPERATIONS = {
 }
 
 
-def check(library: object, name: str) -> None:
+def check_operation(library: object, name: str) -> None:
     """NotMeasured where this Horovod has no such operation. `library` is horovod.torch or horovod.tensorflow."""
     if name not in OPERATIONS:
         raise NotMeasured(f"Horovod has no {name}")
@@ -44,7 +44,7 @@ def check(library: object, name: str) -> None:
 MEBIBYTE = 2**20
 # What a user's environment must not set behind the back of the spec. The timeline's writer keeps a core busy
 # between its events, so that it would slow down what is measured: measure.timeline=true writes one afterwards.
-TIMELINE = "HOROVOD_TIMELINE"
+TIMELINE_VARIABLE = "HOROVOD_TIMELINE"
 
 
 @dataclass
@@ -60,7 +60,7 @@ class HorovodOptions:
     op: str = "average"  # average | adasum
 
 
-def options_check(spec: RunSpec, options: HorovodOptions) -> None:
+def check_horovod_options(spec: RunSpec, options: HorovodOptions) -> None:
     """Unsupported for what this kind of run cannot do."""
     backend, name = spec.config.strategy.backend, spec.config.strategy.name
     if options.op == "adasum":
@@ -82,7 +82,7 @@ def options_check(spec: RunSpec, options: HorovodOptions) -> None:
         )
 
 
-def environment(spec: RunSpec, options: HorovodOptions) -> dict[str, str | None]:
+def horovod_variables(spec: RunSpec, options: HorovodOptions) -> dict[str, str | None]:
     """Variables that Horovod reads when it starts, but for those that say where this process stands; None: unset.
 
     Defaults are left unset: what is set by hand is kept from autotune.
@@ -104,18 +104,18 @@ def is_default(options: HorovodOptions, key: str) -> bool:
     return bool(getattr(options, key) == getattr(HorovodOptions(), key))
 
 
-def forgets_fusion(options: HorovodOptions) -> bool:
+def loses_fusion_threshold(options: HorovodOptions) -> bool:
     """Whether Horovod fuses otherwise once it was started anew: with a cycle time of its own 0.28.1 then takes 1 MiB
     for the threshold (BayesianParameter::SetValue in horovod/common/parameter_manager.cc)."""
     return not is_default(options, "cycle_time_ms")
 
 
 MPI_THREAD_MULTIPLE = 3  # of Open MPI and of MPICH; what Horovod asks for
-LOOK_S = 0.05
-CATCH_UP_S = 60.0
+POLL_INTERVAL_S = 0.05
+MAX_TIMELINE_DELAY_S = 60.0
 
 
-class Membership:
+class HorovodGroup:
     """Joins when it is made; every process of the run has to.
 
     Over MPI the ranks find each other through mpirun, otherwise at MASTER_ADDR:MASTER_PORT through Horovod's own
@@ -124,14 +124,17 @@ class Membership:
 
     def __init__(self, hvd: ModuleType, spec: RunSpec, rank: int, options: HorovodOptions) -> None:
         """`hvd` is horovod.torch or horovod.tensorflow."""
-        options_check(spec, options)
+        check_horovod_options(spec, options)
         self._hvd, self._rank, self._timeout_s = hvd, rank, spec.group_timeout_s
         self._mpi = MpiLibrary(hvd) if spec.config.strategy.launcher == "mpi" else None
-        if os.environ.pop(TIMELINE, None) is not None:
-            print(f"{TIMELINE} is left out, its writer would be measured too: use measure.timeline=true", flush=True)
+        if os.environ.pop(TIMELINE_VARIABLE, None) is not None:
+            print(
+                f"{TIMELINE_VARIABLE} is left out, its writer would be measured too: use measure.timeline=true",
+                flush=True,
+            )
         for name, value in {
-            **environment(spec, options),
-            **_place(spec, rank, self._timeout_s),
+            **horovod_variables(spec, options),
+            **_rank_variables(spec, rank, self._timeout_s),
         }.items():
             os.environ.pop(name, None)  # options are the config's, whatever stands in the user's environment
             if value is not None:
@@ -145,15 +148,15 @@ class Membership:
         Horovod settles that when it starts, so it is started anew before and after. `path` has to be the same in all
         calls: with another one it writes nothing while an event of the last is left.
         """
-        os.environ[TIMELINE] = str(path)
+        os.environ[TIMELINE_VARIABLE] = str(path)
         try:
             self._rejoin(share)
             yield
             share(0.0)  # a broadcast stands in the timeline after everything else
             if self._rank == 0:
-                _wait_for("BROADCAST", path)
+                _wait_for_event("BROADCAST", path)
         finally:
-            del os.environ[TIMELINE]
+            del os.environ[TIMELINE_VARIABLE]
         self._rejoin(share)
 
     def leave(self) -> None:
@@ -195,7 +198,7 @@ class MpiLibrary:
             self._library.MPI_Finalize()
 
 
-def _place(spec: RunSpec, rank: int, timeout_s: float) -> dict[str, str]:
+def _rank_variables(spec: RunSpec, rank: int, timeout_s: float) -> dict[str, str]:
     """Where this process stands, as Horovod's Gloo controller reads it; under MPI it asks MPI."""
     place = spec.places[rank]
     # One process of each node has this local rank, as long as nodes have as many.
@@ -220,7 +223,7 @@ def _rendezvous_server(port: int) -> Iterator[None]:
         server = RendezvousHTTPServer(("", port), RendezvousHandler, 0)
     except OSError as error:
         raise RuntimeError(f"port {port} of the rendezvous was taken by another program; run it again") from error
-    thread = threading.Thread(target=server.serve_forever, args=(LOOK_S,), daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(POLL_INTERVAL_S,), daemon=True)
     thread.start()
     try:
         yield
@@ -240,16 +243,18 @@ def _wait_for_server(host: str, port: int, limit_s: float) -> None:
         except OSError as error:
             if time.monotonic() > deadline_s:
                 raise RuntimeError(f"rank 0 did not open its rendezvous at {host}:{port}: {error.strerror}") from error
-            time.sleep(LOOK_S)
+            time.sleep(POLL_INTERVAL_S)
 
 
-def _wait_for(word: str, path: Path) -> None:
+def _wait_for_event(word: str, path: Path) -> None:
     """Until the writer has come to it; what it has not written when Horovod stops is lost."""
-    deadline_s = time.monotonic() + CATCH_UP_S
+    deadline_s = time.monotonic() + MAX_TIMELINE_DELAY_S
     while not (path.exists() and word in path.read_text(errors="replace")):
         if time.monotonic() > deadline_s:
-            raise RuntimeError(f"Horovod's timeline was not written within {CATCH_UP_S:g} s; is the disk full?")
-        time.sleep(LOOK_S)
+            raise RuntimeError(
+                f"Horovod's timeline was not written within {MAX_TIMELINE_DELAY_S:g} s; is the disk full?"
+            )
+        time.sleep(POLL_INTERVAL_S)
 
 
 def _free_port() -> int:

@@ -1,7 +1,7 @@
-"""pytorch_lightning.Trainer whose callback exchanges gradients through Horovod.
+"""Training by pytorch_lightning.Trainer with a callback that averages gradients through Horovod.
 
-Not hvd.DistributedOptimizer: under Lightning's automatic optimization its hooks run on other terms than it believes,
-and replicas drift apart without an error. Lightning's own Horovod strategy is no longer part of it (since 2.0).
+hvd.DistributedOptimizer is not used: under Lightning's automatic optimization its hooks do not run as it assumes, and
+replicas drift apart without an error. Lightning 2.0 has dropped its own Horovod strategy.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from pytorch_lightning.strategies import SingleDeviceStrategy
 
 from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import Unsupported
-from scalebench.strategies.horovod.torch import COMPRESSORS, InHorovodGroup
-from scalebench.strategies.torch.lightning import Environment, WithTrainer
+from scalebench.strategies.horovod.torch import COMPRESSORS, HorovodStrategy
+from scalebench.strategies.torch.lightning import LauncherEnvironment, TrainerStrategy
 
 
-class LightningHorovod(WithTrainer, InHorovodGroup):
-    """To Lightning each process trains alone on one device; between backward and update gradients are averaged."""
+class LightningHorovod(TrainerStrategy, HorovodStrategy):
+    """For Lightning each process trains on a single device; gradients are averaged between the backward pass and the
+    optimizer."""
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
-        self.exchanging = True
+        self.sync_on = True
         if self.options.op == "adasum":
             raise Unsupported("lightning_horovod averages gradients, and Adasum adds up updates; take horovod_mpi")
 
@@ -32,24 +33,24 @@ class LightningHorovod(WithTrainer, InHorovodGroup):
         return {"devices": devices, "strategy": SingleDeviceStrategy(device=self.device)}
 
     def plugins(self) -> list[Any]:
-        return [*super().plugins(), Environment()]
+        return [*super().plugins(), LauncherEnvironment()]
 
     def callbacks(self) -> list[pl.Callback]:
-        return [_Average(self)]
+        return [_AverageGradients(self)]
 
     def set_gradient_sync(self, on: bool) -> None:
-        self.exchanging = on
+        self.sync_on = on
 
 
-class _Average(pl.Callback):
-    """All gradients of an update at once, when the backward pass of its last part has ended."""
+class _AverageGradients(pl.Callback):
+    """Averages all gradients of a step at once after the backward pass of its last part."""
 
-    def __init__(self, owner: LightningHorovod) -> None:
-        self._owner = owner
-        self._compressor = COMPRESSORS[owner.options.compression]
+    def __init__(self, strategy: LightningHorovod) -> None:
+        self._strategy = strategy
+        self._compressor = COMPRESSORS[strategy.options.compression]
 
     def on_after_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if not (self._owner.exchanging and pl_module.last):
+        if not (self._strategy.sync_on and pl_module.is_last_part):
             return
         parameters = [parameter for parameter in pl_module.parameters() if parameter.grad is not None]
         sent, contexts = zip(*(self._compressor.compress(parameter.grad) for parameter in parameters), strict=True)

@@ -13,17 +13,17 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from scalebench.strategies.collective_check import Sum, made_by_all
-from scalebench.strategies.horovod.group import HorovodOptions, Membership, check
-from scalebench.strategies.horovod.timeline import Exchange, Observer
+from scalebench.strategies.base import GroupSum, create_on_all_ranks
+from scalebench.strategies.horovod.group import HorovodGroup, HorovodOptions, check_operation
+from scalebench.strategies.horovod.timeline import ObservedSync, SyncObserver
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
-from scalebench.strategies.tensorflow.observed import Replay
+from scalebench.strategies.tensorflow.profiling import ReplayLoop
 
 ROOT = 0
 FLOAT_BYTES = 4
 
 
-class Collective:
+class HorovodTensorFlowCollective:
     """Does the operation once when called, outside of a compiled function; the result is made anew in each call."""
 
     def __init__(self, name: str, size_bytes: int, device: str) -> None:
@@ -32,7 +32,9 @@ class Collective:
         parts = hvd.size() if name == "all_gather" else 1
         with tf.device(device):
             self._sent = tf.zeros(size_bytes // FLOAT_BYTES // parts)
-        self._do: Callable[[Collective], tf.Tensor] = getattr(Collective, f"_{name}")  # bound, it would outlive its use
+        self._do: Callable[[HorovodTensorFlowCollective], tf.Tensor] = getattr(
+            HorovodTensorFlowCollective, f"_{name}"
+        )  # bound, it would outlive its use
 
     def __call__(self) -> None:
         with tf.device(self._device):
@@ -63,12 +65,12 @@ class Collective:
         return hvd.alltoall(self._sent, name=self._key)
 
 
-def collective(add_up: Sum, device: str, name: str, size_bytes: int) -> Collective:
+def build_collective(add_up: GroupSum, device: str, name: str, size_bytes: int) -> HorovodTensorFlowCollective:
     """The action. Unsupported, on all ranks alike, where Horovod lacks the operation or a rank the memory on its GPU;
     `add_up` gives sums over the ranks."""
-    check(hvd, name)
-    return made_by_all(
-        lambda: Collective(name, size_bytes, device),
+    check_operation(hvd, name)
+    return create_on_all_ranks(
+        lambda: HorovodTensorFlowCollective(name, size_bytes, device),
         add_up,
         (tf.errors.ResourceExhaustedError,),
         f"buffers of {size_bytes} bytes do not fit into the memory that training left on the GPUs",
@@ -86,11 +88,11 @@ class HorovodTensorFlow(TensorFlowStrategy):
     """
 
     Options = HorovodOptions
-    _membership: Membership | None = None
+    _membership: HorovodGroup | None = None
 
     def join(self) -> None:
-        self._membership = Membership(hvd, self.spec, self.place.rank, self.options)
-        self._observer = Observer(self._membership, self.place.rank, self.broadcast, self.options)
+        self._membership = HorovodGroup(hvd, self.spec, self.place.rank, self.options)
+        self._observer = SyncObserver(self._membership, self.place.rank, self.broadcast, self.options)
 
     def setup(self) -> None:
         super().setup()
@@ -99,9 +101,11 @@ class HorovodTensorFlow(TensorFlowStrategy):
         weights = [variable.value for variable in self.model.weights if tf.as_dtype(variable.dtype).is_floating]
         hvd.broadcast_variables(weights, root_rank=0)
 
-    def update_replica(self, inputs: tf.Tensor, targets: tf.Tensor, global_samples: tf.Tensor) -> tf.Tensor:
-        loss_sum, gradients = self.gradients(inputs, targets, global_samples)
-        if self.exchanging and self.spec.processes > 1:  # alone, Horovod's own tape hands gradients through as well
+    def replica_step(self, inputs: tf.Tensor, targets: tf.Tensor, global_samples: tf.Tensor) -> tf.Tensor:
+        loss_sum, gradients = self.compute_gradients(inputs, targets, global_samples)
+        if (
+            self.syncs_gradients and self.spec.processes > 1
+        ):  # alone, Horovod's own tape hands gradients through as well
             gradients = [self._reduced(one, f"gradient.{index}") for index, one in enumerate(gradients)]
         self.optimizer.apply(gradients, self.model.trainable_variables)
         return loss_sum
@@ -110,23 +114,23 @@ class HorovodTensorFlow(TensorFlowStrategy):
         op = hvd.Adasum if self.options.op == "adasum" else hvd.Sum
         return hvd.allreduce(gradient, op=op, compression=COMPRESSORS[self.options.compression], name=name)
 
-    def loss_samples(self, inputs: tf.Tensor, global_samples: tf.Tensor) -> tf.Tensor:
+    def loss_divisor(self, inputs: tf.Tensor, global_samples: tf.Tensor) -> tf.Tensor:
         """Adasum is given each replica's own mean, and finds weights of its own."""
         if self.options.op == "adasum":
             return tf.cast(tf.shape(inputs)[0], tf.float32)
-        return super().loss_samples(inputs, global_samples)
+        return super().loss_divisor(inputs, global_samples)
 
     def broadcast(self, value: float) -> float:
         with tf.device("/CPU:0"):
             return float(hvd.broadcast(tf.constant(value, tf.float64), root_rank=0, name="scalebench.number"))
 
-    def group_sum(self, values: list[float]) -> list[float]:
+    def sum_over_group(self, values: list[float]) -> list[float]:
         with tf.device("/CPU:0"):
             numbers = tf.constant(values, tf.float64)
             return hvd.allreduce(numbers, op=hvd.Sum, name=f"scalebench.sum.{len(values)}").numpy().tolist()
 
     def set_gradient_sync(self, on: bool) -> None:
-        self.exchanging = on
+        self.syncs_gradients = on
 
     def message_sizes(self) -> list[int]:
         """From a few more updates under the timeline, which spoil the weights."""
@@ -139,7 +143,7 @@ class HorovodTensorFlow(TensorFlowStrategy):
                 hvd.allreduce(tf.zeros(max(1, size // 4)), op=hvd.Sum, name=f"scalebench.buffer.{size}")
 
     def collective(self, name: str, size_bytes: int) -> Callable[[], None]:
-        return collective(self.group_sum, self.devices[0], name, size_bytes)
+        return build_collective(self.sum_over_group, self.devices[0], name, size_bytes)
 
     def backend_used(self) -> str | None:
         return self._observed().backend
@@ -155,11 +159,11 @@ class HorovodTensorFlow(TensorFlowStrategy):
             self._membership.leave()
             self._membership = None
 
-    def _observed(self) -> Exchange:
+    def _observed(self) -> ObservedSync:
         return self._observer.seen(self._again)
 
     def _again(self, updates: int) -> None:
         """Train on the last batch so many times more."""
         if self.last_batch is None:
             raise RuntimeError("the exchange is observed on the last batch of the training, and there was no training")
-        self.train(Replay(self.last_batch, updates))
+        self.train(ReplayLoop(self.last_batch, updates))

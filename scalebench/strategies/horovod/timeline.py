@@ -22,10 +22,10 @@ from typing import Any
 
 from scalebench.core.json_files import read_json
 from scalebench.strategies.base import NotMeasured
-from scalebench.strategies.horovod.group import HorovodOptions, Membership, forgets_fusion
+from scalebench.strategies.horovod.group import HorovodGroup, HorovodOptions, loses_fusion_threshold
 
 # What the operation that carries a message is called -> backend. Adasum goes its own way over the same transport.
-CARRIERS = {
+CARRIER_BACKENDS = {
     "NCCL_ALLREDUCE": "nccl",
     "NCCL_REDUCESCATTER": "nccl",
     "GLOO_ALLREDUCE": "gloo",
@@ -37,10 +37,10 @@ PHASES = {
     "negotiate_s": re.compile("NEGOTIATE_ALLREDUCE|NEGOTIATE_ADASUM"),
     "queue_s": re.compile("QUEUE|WAIT_FOR_DATA|WAIT_FOR_OTHER_TENSOR_DATA"),
     "memcpy_s": re.compile("MEMCPY_"),
-    "allreduce_s": re.compile("|".join(CARRIERS)),
+    "allreduce_s": re.compile("|".join(CARRIER_BACKENDS)),
 }
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
-MICRO = 1e-6
+MICROSECOND_S = 1e-6
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Activity:
 
 
 @dataclass
-class Timeline:
+class HorovodTimeline:
     """Of several equal updates."""
 
     activities: list[Activity] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Timeline:
 
     def backend(self) -> str | None:
         """What carried the gradients; None: nothing was carried."""
-        found = {CARRIERS[one.name] for one in self.activities if one.name in CARRIERS}
+        found = {CARRIER_BACKENDS[one.name] for one in self.activities if one.name in CARRIER_BACKENDS}
         return "+".join(sorted(found)) or None
 
     def message_bytes(self) -> list[int]:
@@ -91,17 +91,17 @@ class Timeline:
         return found
 
 
-def read(path: Path) -> Timeline:
+def read_timeline(path: Path) -> HorovodTimeline:
     """The timeline in a file that Horovod has closed. ValueError where it is none, OSError where there is no file."""
     events = read_json(path)
     if not isinstance(events, list):
         raise ValueError(f"{path} is no timeline: a list of events is wanted")
-    return parse(events)
+    return parse_timeline(events)
 
 
-def parse(events: Iterable[dict[str, Any]]) -> Timeline:
+def parse_timeline(events: Iterable[dict[str, Any]]) -> HorovodTimeline:
     """The activities of a timeline's events, and which tensors travelled together."""
-    found, names = Timeline(), {}
+    found, names = HorovodTimeline(), {}
     begun: dict[int, list[Activity]] = {}  # and not ended, by pid
     negotiations: Counter[int] = Counter()  # one of each tensor in an update
     sending = False  # whether the last message is still taking tensors
@@ -111,28 +111,28 @@ def parse(events: Iterable[dict[str, Any]]) -> Timeline:
             names[pid], begun[pid] = event["args"].get("name", ""), []
         elif kind == "B":
             negotiations[pid] += event["name"].startswith("NEGOTIATE_")
-            one = Activity(names[pid], event["name"], negotiations[pid] - 1, event["ts"] * MICRO)
-            if _carries(one, begun[pid]):  # tensors of one message all begin before one of them ends
+            one = Activity(names[pid], event["name"], negotiations[pid] - 1, event["ts"] * MICROSECOND_S)
+            if _starts_message(one, begun[pid]):  # tensors of one message all begin before one of them ends
                 found.messages += [] if sending else [[]]
                 found.messages[-1].append(one)
                 sending = True
             begun[pid].append(one)
         elif kind == "E" and begun[pid]:
             one = begun[pid].pop()
-            one.end_s = event["ts"] * MICRO
+            one.end_s = event["ts"] * MICROSECOND_S
             found.activities.append(one)
-            sending = sending and not _carries(one, begun[pid])
+            sending = sending and not _starts_message(one, begun[pid])
             if "shape" in event.get("args", {}):
-                found.tensor_bytes[one.tensor] = _bytes(event["args"])
+                found.tensor_bytes[one.tensor] = _parse_bytes(event["args"])
     return found
 
 
-def _carries(one: Activity, around: list[Activity]) -> bool:
+def _starts_message(one: Activity, around: list[Activity]) -> bool:
     """Whether the tensor travels in it; Adasum's operation holds a plain one, which is no message more."""
-    return one.name in CARRIERS and not any(outer.name in CARRIERS for outer in around)
+    return one.name in CARRIER_BACKENDS and not any(outer.name in CARRIER_BACKENDS for outer in around)
 
 
-def _bytes(args: dict[str, str]) -> int:
+def _parse_bytes(args: dict[str, str]) -> int:
     """Of a tensor described as `"dtype": "float32", "shape": "[16, 3, 7]"`."""
     return math.prod(map(int, re.findall(r"\d+", args["shape"]))) * ITEM_BYTES[args["dtype"]]
 
@@ -146,12 +146,12 @@ def union_length(spans: Iterable[tuple[float, float]]) -> float:
     return total
 
 
-UPDATES = 3  # the first introduces the tensors to each other, the last tells what is fused
-BACKENDS = sorted({*CARRIERS.values()})
+OBSERVED_STEPS = 3  # the first introduces the tensors to each other, the last tells what is fused
+BACKENDS = sorted({*CARRIER_BACKENDS.values()})
 
 
 @dataclass
-class Exchange:
+class ObservedSync:
     """Known on all ranks."""
 
     backend: str | None
@@ -159,29 +159,29 @@ class Exchange:
     phases_s: dict[str, float]  # of one update
 
 
-class Observer:
+class SyncObserver:
     """Has the group train on under the timeline, and tells all ranks what rank 0 saw."""
 
     def __init__(
-        self, membership: Membership, rank: int, share: Callable[[float], float], options: HorovodOptions
+        self, membership: HorovodGroup, rank: int, share: Callable[[float], float], options: HorovodOptions
     ) -> None:
         """`share` broadcasts rank 0's number."""
         self._membership, self._rank, self._share, self._options = membership, rank, share, options
         self._path = Path(tempfile.gettempdir(), f"scalebench-timeline-{uuid.uuid4().hex}", "timeline.json")
-        self._seen: Exchange | None = None
+        self._seen: ObservedSync | None = None
 
-    def seen(self, train: Callable[[int], None]) -> Exchange:
+    def seen(self, train: Callable[[int], None]) -> ObservedSync:
         """A few updates, watched once."""
         if self._seen is None:
-            self._seen = self._watch(train, UPDATES, None)
-            if forgets_fusion(self._options):
+            self._seen = self._watch(train, OBSERVED_STEPS, None)
+            if loses_fusion_threshold(self._options):
                 self._seen.message_bytes = []  # those of another threshold
         return self._seen
 
     def keep(self, train: Callable[[int], None], updates: int, path: Path) -> dict[str, float]:
         """Seconds of each phase of an update; rank 0 keeps Horovod's file at `path`. NotMeasured where it would show
         another exchange than the one measured, or none."""
-        if forgets_fusion(self._options):
+        if loses_fusion_threshold(self._options):
             raise NotMeasured(
                 "Horovod 0.28.1 forgets its fusion threshold when a timeline starts with cycle_time_ms set"
             )
@@ -190,27 +190,27 @@ class Observer:
             raise NotMeasured("nothing was exchanged, so that there is no timeline of it")
         return seen.phases_s
 
-    def _watch(self, train: Callable[[int], None], updates: int, keep: Path | None) -> Exchange:
+    def _watch(self, train: Callable[[int], None], updates: int, keep: Path | None) -> ObservedSync:
         """`train` does so many updates on every rank. Spoils the weights."""
         self._path.parent.mkdir()
         try:
             with self._membership.recorded(self._path, self._share):
                 train(updates)
-            mine = Exchange(None, [], dict.fromkeys(PHASES, 0.0))
+            mine = ObservedSync(None, [], dict.fromkeys(PHASES, 0.0))
             if self._rank == 0:
-                seen = read(self._path)
-                mine = Exchange(seen.backend(), seen.message_bytes(), seen.phases_s(updates))
+                seen = read_timeline(self._path)
+                mine = ObservedSync(seen.backend(), seen.message_bytes(), seen.phases_s(updates))
                 if keep is not None:
                     shutil.copyfile(self._path, keep)
             return self._shared(mine)
         finally:
             shutil.rmtree(self._path.parent)
 
-    def _shared(self, mine: Exchange) -> Exchange:
+    def _shared(self, mine: ObservedSync) -> ObservedSync:
         backends = (mine.backend or "").split("+")
         found = [name for name in BACKENDS if self._share(float(name in backends))]
         sizes = mine.message_bytes
         count = int(self._share(float(len(sizes))))
         told = [int(self._share(float(sizes[i]) if i < len(sizes) else 0.0)) for i in range(count)]
         phases = {name: self._share(mine.phases_s[name]) for name in PHASES}
-        return Exchange("+".join(found) or None, told, phases)
+        return ObservedSync("+".join(found) or None, told, phases)

@@ -21,20 +21,19 @@ from torch.profiler import record_function
 
 from scalebench.core.result import Profile
 from scalebench.core.spec import RunSpec
-from scalebench.strategies.base import FORWARD, LossPart, NotMeasured, Unsupported
-from scalebench.strategies.collective_check import Sum, made_by_all
-from scalebench.strategies.horovod.group import HorovodOptions, Membership, check
-from scalebench.strategies.horovod.timeline import Exchange, Observer
+from scalebench.strategies.base import FORWARD, GroupSum, LossPart, NotMeasured, Unsupported, create_on_all_ranks
+from scalebench.strategies.horovod.group import HorovodGroup, HorovodOptions, check_operation
+from scalebench.strategies.horovod.timeline import ObservedSync, SyncObserver
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.observed import Replay
+from scalebench.strategies.torch.observed import BatchReplay
 from scalebench.strategies.torch.profiling import HOROVOD_WAIT
 
 ROOT = 0
 FLOAT_BYTES = 4
 
 
-class Collective:
+class HorovodTorchCollective:
     """Does the operation once when called. All-reduce and broadcast work in place; for the others Horovod makes a new
     result in each call, which is part of what they take."""
 
@@ -44,7 +43,9 @@ class Collective:
         parts = hvd.size() if name == "all_gather" else 1
         # Written to, so that it has memory of its own: pages that nobody wrote to are all the same one.
         self._sent = torch.empty(size_bytes // FLOAT_BYTES // parts, device=device).fill_(0.0)
-        self._do: Callable[[Collective], Tensor] = getattr(Collective, f"_{name}")  # bound, it would outlive its use
+        self._do: Callable[[HorovodTorchCollective], Tensor] = getattr(
+            HorovodTorchCollective, f"_{name}"
+        )  # bound, it would outlive its use
 
     def __call__(self) -> None:
         self._result = self._do(self)
@@ -73,24 +74,24 @@ class Collective:
         return hvd.alltoall(self._sent, name=self._key)
 
 
-def collective(add_up: Sum, device: torch.device, name: str, size_bytes: int) -> Collective:
+def build_collective(add_up: GroupSum, device: torch.device, name: str, size_bytes: int) -> HorovodTorchCollective:
     """The action. Unsupported, on all ranks alike, where Horovod lacks the operation or a rank the memory on its GPU;
     `add_up` gives sums over the ranks."""
-    check(hvd, name)
-    return made_by_all(
-        lambda: Collective(name, size_bytes, device),
+    check_operation(hvd, name)
+    return create_on_all_ranks(
+        lambda: HorovodTorchCollective(name, size_bytes, device),
         add_up,
         (torch.cuda.OutOfMemoryError,),
         f"buffers of {size_bytes} bytes do not fit into the memory that training left on the GPUs",
     )
 
 
-NEVER = 1 << 40  # backward passes before gradients are exchanged, while the exchange is off
+NEVER_SYNC_PASSES = 1 << 40  # backward passes before gradients are exchanged, while the exchange is off
 COMPRESSORS = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}
 
 
 @contextmanager
-def wait_seen() -> Iterator[None]:
+def profile_waits() -> Iterator[None]:
     """Within this torch's profiler sees the main thread wait for exchanges. Horovod's own threads, which do them, are
     seen by nothing but its timeline; what they did meanwhile is not in it."""
     plain = mpi_ops.synchronize
@@ -106,12 +107,12 @@ def wait_seen() -> Iterator[None]:
         mpi_ops.synchronize = distributed.synchronize = plain
 
 
-class HorovodGroup:
+class HorovodTorchGroup:
     """Numbers and buffers sent through Horovod: what Group is for torch.distributed."""
 
     def __init__(self, spec: RunSpec, rank: int, options: HorovodOptions, device: torch.device) -> None:
-        self._membership = Membership(hvd, spec, rank, options)
-        self.observer = Observer(self._membership, rank, self.broadcast, options)
+        self._membership = HorovodGroup(hvd, spec, rank, options)
+        self.observer = SyncObserver(self._membership, rank, self.broadcast, options)
         self._device = device
         self._buffers: dict[int, Tensor] = {}
 
@@ -137,14 +138,14 @@ class HorovodGroup:
         self._membership.leave()
 
 
-class InHorovodGroup(TorchStrategy):
+class HorovodStrategy(TorchStrategy):
     """A rank of Horovod's group, that exchanges no gradients by itself."""
 
     Options = HorovodOptions
-    _exchange: Exchange | None = None
+    _exchange: ObservedSync | None = None
 
-    def join(self) -> HorovodGroup:
-        return HorovodGroup(self.spec, self.place.rank, self.options, self.device)
+    def join(self) -> HorovodTorchGroup:
+        return HorovodTorchGroup(self.spec, self.place.rank, self.options, self.device)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Rank 0's weights for all. The optimizer has no state yet that could differ, and broadcasting it would make
@@ -162,7 +163,7 @@ class InHorovodGroup(TorchStrategy):
         self.group.all_reduce_buffers(sizes)
 
     def collective(self, name: str, size_bytes: int) -> Callable[[], None]:
-        return collective(self.group.sum, self.device, name, size_bytes)
+        return build_collective(self.group.sum, self.device, name, size_bytes)
 
     def backend_used(self) -> str | None:
         return self._observed().backend
@@ -171,23 +172,23 @@ class InHorovodGroup(TorchStrategy):
         return self.group.observer.keep(self._again, updates, path)
 
     def profile(self, updates: int, trace: Path | None) -> Profile:
-        with wait_seen():
+        with profile_waits():
             return super().profile(updates, trace)
 
     def versions(self) -> dict[str, str]:
         return {**super().versions(), "horovod": horovod.__version__}
 
-    def _observed(self) -> Exchange:
+    def _observed(self) -> ObservedSync:
         return self.group.observer.seen(self._again)
 
     def _again(self, updates: int) -> None:
         """Train on the last batch so many times more."""
         if self.last_batch is None:
             raise RuntimeError("the exchange is observed on the last batch of the training, and there was no training")
-        self.train(Replay(self.last_batch, updates))
+        self.train(BatchReplay(self.last_batch, updates))
 
 
-class HorovodTorch(InHorovodGroup):
+class HorovodTorch(HorovodStrategy):
     """Each gradient is handed to Horovod as soon as backward has it; the update waits for all of them."""
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
@@ -213,12 +214,12 @@ class HorovodTorch(InHorovodGroup):
         if self._adasum:  # its optimizer works during backward, and waits in its step
             return super().step(batch)
         self.model.zero_grad()  # after updates without the exchange Horovod's own believes that one is under way
-        part = self.accumulated(batch)
+        part = self.accumulate_gradients(batch)
         if self._exchanging:
             # Before a scaler looks for gradients that overflowed. After fewer passes than usual it exchanges here.
             self.optimizer.synchronize()
         with self.optimizer.skip_synchronize():
-            self.precision.update(self.optimizer)
+            self.precision.step_optimizer(self.optimizer)
         return part
 
     def partial_step(self, batch: TorchBatch, until: str) -> None:
@@ -234,7 +235,7 @@ class HorovodTorch(InHorovodGroup):
         if self._adasum:
             raise NotMeasured("Adasum adds up what the optimizer did, and cannot do without")
         self._exchanging = on
-        self.optimizer.set_backward_passes_per_step(self.accumulate if on else NEVER)
+        self.optimizer.set_backward_passes_per_step(self.accumulate if on else NEVER_SYNC_PASSES)
 
     def loss_weight(self, batch: TorchBatch) -> float:
         """Adasum is given each replica's own mean, and finds weights of its own."""

@@ -1,10 +1,10 @@
-"""TensorFlow and Keras. This package exports what a plugin's strategy builds upon; docs/plugin-api.md lists it."""
+"""Strategies of TensorFlow and Keras, and the base classes for strategies of plugins (see docs/plugin-api.md)."""
 
 import os
 
-# Read when TensorFlow or Keras is imported, so they are set before that.
-os.environ["KERAS_BACKEND"] = "tensorflow"  # another choice of the user's is for other programs
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors only: a rank's log is read by people
+# TensorFlow and Keras read these when they are imported, so they are set first.
+os.environ["KERAS_BACKEND"] = "tensorflow"  # a user's other setting is meant for other programs
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors only, to keep rank logs readable
 
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
 from scalebench.strategies.tensorflow.batches import TfBatch

@@ -1,7 +1,5 @@
-"""One device, no tf.distribute: what every TensorFlow strategy is compared with.
-
-Replicas that train beside each other and never talk: the control for everything but communication.
-"""
+"""Training without gradient synchronization: on one device, as the baseline of every TensorFlow strategy, and as
+independent replicas, as the control that isolates everything except communication."""
 
 from __future__ import annotations
 
@@ -10,45 +8,45 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
-from scalebench.strategies.tensorflow.keras_fit import WithFit
-from scalebench.strategies.tensorflow.multiworker import Workers
+from scalebench.strategies.tensorflow.keras_fit import FitStrategy
+from scalebench.strategies.tensorflow.multiworker import WorkerGroup
 
 
 @dataclass
 class BareOptions:
-    """Who owns the loop."""
+    """Options of the bare strategy."""
 
-    loop: str = "custom"  # custom | fit: a plain loop, or Keras'
+    loop: str = "custom"  # custom | fit: a plain training loop, or Keras' own
 
 
-class BareTensorFlow(WithFit):
-    """The `bare` baseline. It forms no group and exchanges nothing."""
+class BareTensorFlow(FitStrategy):
+    """The `bare` baseline on one device, without tf.distribute and without a process group."""
 
     Options = BareOptions
 
     def set_gradient_sync(self, on: bool) -> None:
-        """There is none to turn off."""
+        """Do nothing: there is no synchronization to switch off."""
 
 
 class IndependentTensorFlow(TensorFlowStrategy):
-    """N times bare, each on its own part of the samples. The group carries the deadline and the metrics; model and
-    optimizer are made outside its scope, so that it knows nothing of them."""
+    """Bare replicas that train side by side, each on its own part of the samples. The worker group carries only
+    broadcasts and metrics: model and optimizer are created outside its scope and are not synchronized."""
 
-    workers: Workers
+    workers: WorkerGroup
 
     def join(self) -> None:
-        # A ring also on GPUs: a few numbers, and none of them in a timed block.
-        self.workers = Workers(self.spec, self.place.rank, self.devices, "ring")
+        # A ring on GPUs as well: only a few numbers are sent, and never within a timed block.
+        self.workers = WorkerGroup(self.spec, self.place.rank, self.devices, "ring")
 
-    def loss_samples(self, inputs: tf.Tensor, global_samples: tf.Tensor) -> tf.Tensor:
-        """Each replica follows the mean over its own samples, since its gradients are added to no other's."""
+    def loss_divisor(self, inputs: tf.Tensor, global_samples: tf.Tensor) -> tf.Tensor:
+        """Return the samples of this replica, since its gradients are not added to those of others."""
         return tf.cast(tf.shape(inputs)[0], tf.float32)
 
     def set_gradient_sync(self, on: bool) -> None:
-        """There is none to turn off."""
+        """Do nothing: there is no synchronization to switch off."""
 
     def broadcast(self, value: float) -> float:
         return self.workers.broadcast(value)
 
-    def group_sum(self, values: list[float]) -> list[float]:
+    def sum_over_group(self, values: list[float]) -> list[float]:
         return self.workers.sum(values)

@@ -1,4 +1,4 @@
-"""What all TensorFlow strategies share: devices, model, optimizer, one weighted update, metrics."""
+"""The base class of all TensorFlow strategies: devices, model, optimizer, a compiled training step and metrics."""
 
 from __future__ import annotations
 
@@ -12,155 +12,160 @@ import tensorflow as tf
 
 from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import LossPart
-from scalebench.strategies.tensorflow import batches, devices, evaluation, observed, optimizer, precision, user_model
-from scalebench.strategies.tensorflow import optimizer as training
-from scalebench.strategies.tensorflow.batches import Part, TfBatch
+from scalebench.strategies.tensorflow import batches, devices, observed, optimizer, user_model
+from scalebench.strategies.tensorflow.batches import DevicePart, TfBatch
 from scalebench.strategies.tensorflow.model import NetworkModel, read_weights
-from scalebench.strategies.tensorflow.probes import Probed, Share
-from scalebench.strategies.tensorflow.user_model import OwnModel
+from scalebench.strategies.tensorflow.probes import DeviceResult, TensorFlowProbes
+from scalebench.strategies.tensorflow.user_model import UserModel
 from scalebench.workloads import networks, user_code
 from scalebench.workloads.network import Network
 from scalebench.workloads.source import Source
 from scalebench.workloads.weights import initial_weights
 
 
-class TensorFlowStrategy(Probed):
-    """One replica of the model on one device. By itself it talks to nobody; subclasses say how they do."""
+class TensorFlowStrategy(TensorFlowProbes):
+    """One replica of the model on one device, without synchronization; subclasses add it."""
 
-    model: NetworkModel | OwnModel
+    model: NetworkModel | UserModel
     devices: list[str]
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
-        self.exchanging = True
-        self._loss = training.loss(spec.config.model.loss)
-        self._functions: dict[bool, Callable[..., tf.Tensor]] = {}  # by whether gradients are exchanged
+        self.syncs_gradients = True
+        self._loss = optimizer.loss_function(spec.config.model.loss)
+        self._functions: dict[bool, Callable[..., tf.Tensor]] = {}  # by syncs_gradients
 
     def join(self) -> None:
-        """Meet the other processes, where there are any; `devices` are known."""
+        """Join the other processes, if there are any. `self.devices` is already set."""
 
     def scope(self) -> AbstractContextManager[Any]:
-        """Where model and optimizer are made."""
+        """Return the context in which model and optimizer are created."""
         return nullcontext()
 
     def setup(self) -> None:
         settings = self.spec.config
         if user_code.is_user_model(settings.model):
-            user_model.refuse(settings)
-        self.devices = devices.configure(self.spec.device, self.place)
-        computes_in = precision.choose(settings.train.precision, self.devices[0])
+            user_model.refuse_unsupported(settings)
+        self.devices = devices.configure_devices(self.spec.device, self.place)
+        compute_dtype = devices.configure_precision(settings.train.precision, self.devices[0])
         if settings.train.data_format != "default":
-            precision.keep_layout()
-        self.join()  # before the first operation, which settles what TensorFlow's devices are
+            devices.disable_layout_optimizer()
+        self.join()  # before the first operation, which fixes TensorFlow's set of devices
         if settings.train.data_format == "nchw":
-            precision.check_channels_first(self.devices[0], computes_in)
-        tf.random.set_seed(settings.seed + self.place.rank)  # of dropout; weights come from numpy
+            devices.check_channels_first(self.devices[0], compute_dtype)
+        tf.random.set_seed(settings.seed + self.place.rank)  # for dropout; initial weights come from numpy
         with self.scope():
-            self.model = self._build(computes_in)
-            self.optimizer = precision.scaled(self.plain_optimizer(), settings.train.precision)
+            self.model = self._build_model(compute_dtype)
+            self.optimizer = devices.with_loss_scale(self.create_base_optimizer(), settings.train.precision)
             self.optimizer.build(self.model.trainable_variables)
-        if isinstance(self.model, OwnModel) and self.spec.processes > 1 and not self.spec.services:
-            user_model.check_alike(self.model, settings, self.broadcast, self.group_sum)
-        self._part_loss, self._part_gradients = self.part_loss, self.part_gradients
-        if settings.train.compile:  # of one replica, on one device: XLA takes no notice of several
-            self._part_loss = tf.function(self.part_loss, jit_compile=True, autograph=False)
-            self._part_gradients = tf.function(self.part_gradients, jit_compile=True, autograph=False)
+        if isinstance(self.model, UserModel) and self.spec.processes > 1 and not self.spec.services:
+            user_model.check_equal_weights(self.model, settings, self.broadcast, self.sum_over_group)
+        self._compute_part_loss, self._compute_part_gradients = self.compute_part_loss, self.compute_part_gradients
+        if settings.train.compile:  # one replica on one device at a time: XLA ignores device placement
+            self._compute_part_loss = tf.function(self.compute_part_loss, jit_compile=True, autograph=False)
+            self._compute_part_gradients = tf.function(self.compute_part_gradients, jit_compile=True, autograph=False)
         self._forward = tf.function(self.forward, input_signature=[self._part_spec()[0]], autograph=False)
 
-    def plain_optimizer(self) -> Any:
-        """The optimizer by itself, without what lower precisions need, and not built yet."""
-        return training.optimizer(self.spec.config.train, self.spec.learning_rate)
+    def create_base_optimizer(self) -> Any:
+        """Create the optimizer without loss scaling; it is not built yet."""
+        return optimizer.create_optimizer(self.spec.config.train, self.spec.learning_rate)
 
-    def device_of(self, network: Network) -> dict[str, str]:
-        """Of nodes of the network by name, where they are not all on the device of `scope`."""
+    def node_devices(self, network: Network) -> dict[str, str]:
+        """Return the device of each node by name, if they are not all on the device of `scope`."""
         return {}
 
-    def feed_devices(self) -> list[str]:
-        """Where the parts of a batch are put, one on each."""
+    def input_devices(self) -> list[str]:
+        """Return the devices that the parts of a batch are copied to, one part to each."""
         return self.devices
 
     def feed(self, source: Source) -> Iterable[TfBatch]:
         settings = self.spec.config.dataset
-        return batches.batches(source, self.feed_devices(), settings.feed, settings.prefetch)
+        return batches.feed_batches(source, self.input_devices(), settings.feed, settings.prefetch)
 
     def step(self, batch: TfBatch) -> LossPart | None:
         self.last_batch = batch
-        return LossPart(self.update_function()(batch.parts, batch.global_samples), batch.samples)
+        return LossPart(self.step_function()(batch.parts, batch.global_samples), batch.samples)
 
-    def update_function(self) -> Callable[..., tf.Tensor]:
-        """The compiled update, with or without the exchange: (parts, samples of the global batch) -> loss sum."""
-        if self.exchanging not in self._functions:
-            self._functions[self.exchanging] = tf.function(
-                self.update, input_signature=self.signature(), jit_compile=False, autograph=False
+    def step_function(self) -> Callable[..., tf.Tensor]:
+        """Return the compiled step, with or without gradient synchronization: (parts, global samples) -> loss sum."""
+        if self.syncs_gradients not in self._functions:
+            self._functions[self.syncs_gradients] = tf.function(
+                self.compute_step, input_signature=self.step_signature(), jit_compile=False, autograph=False
             )
-        return self._functions[self.exchanging]
+        return self._functions[self.syncs_gradients]
 
-    def update(self, parts: tuple[Part, ...], global_samples: tf.Tensor) -> tf.Tensor:
-        """One update from the parts of all devices; the sum of the losses over their samples."""
+    def compute_step(self, parts: tuple[DevicePart, ...], global_samples: tf.Tensor) -> tf.Tensor:
+        """Train one step on the parts of all devices; return the sum of the losses over their samples."""
         (part,) = parts
-        return self.update_replica(*part, global_samples)
+        return self.replica_step(*part, global_samples)
 
-    def update_replica(self, inputs: tf.Tensor, targets: tf.Tensor, global_samples: tf.Tensor) -> tf.Tensor:
-        """One replica's update. Gradients added up over the replicas are those of the mean over the global batch."""
-        loss_sum, gradients = self.gradients(inputs, targets, global_samples)
+    def replica_step(self, inputs: tf.Tensor, targets: tf.Tensor, global_samples: tf.Tensor) -> tf.Tensor:
+        """Train one replica's step. Gradients summed over the replicas are those of the mean over the global batch."""
+        loss_sum, gradients = self.compute_gradients(inputs, targets, global_samples)
         self.optimizer.apply(gradients, self.model.trainable_variables)
         return loss_sum
 
-    def gradients(
+    def compute_gradients(
         self, inputs: tf.Tensor, targets: tf.Tensor, global_samples: tf.Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """(sum of the losses, gradients of their share of the mean) over one replica's samples."""
-        parts, mean_over = self.spec.config.train.accumulate, self.loss_samples(inputs, global_samples)
+        """Return (sum of the losses, gradients of this replica's share of the mean loss) for one replica's samples."""
+        parts, mean_over = self.spec.config.train.accumulate, self.loss_divisor(inputs, global_samples)
         if parts == 1:
-            return self._part_gradients(inputs, targets, mean_over)
+            return self._compute_part_gradients(inputs, targets, mean_over)
 
-        def of_part(inputs: tf.Tensor, targets: tf.Tensor) -> list[tf.Tensor]:
-            loss_sum, gradients = self._part_gradients(inputs, targets, mean_over)
+        def process_part(inputs: tf.Tensor, targets: tf.Tensor) -> list[tf.Tensor]:
+            loss_sum, gradients = self._compute_part_gradients(inputs, targets, mean_over)
             return [loss_sum, *gradients]
 
         shapes = [(), *(variable.shape for variable in self.model.trainable_variables)]
-        loss_sum, *gradients = optimizer.summed(of_part, inputs, targets, parts, shapes)
+        loss_sum, *gradients = optimizer.accumulate_parts(process_part, inputs, targets, parts, shapes)
         return loss_sum, gradients
 
-    def training_loss(self, inputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-        """The forward pass of one replica in training: the sum of the losses over its samples."""
+    def compute_loss(self, inputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+        """Run one replica's forward pass in training mode; return the sum of the losses over its samples."""
         parts = self.spec.config.train.accumulate
         if parts == 1:
-            return self._part_loss(inputs, targets)
-        return optimizer.summed(lambda *part: [self._part_loss(*part)], inputs, targets, parts, [()])[0]
+            return self._compute_part_loss(inputs, targets)
+        (loss_sum,) = optimizer.accumulate_parts(
+            lambda *part: [self._compute_part_loss(*part)], inputs, targets, parts, [()]
+        )
+        return loss_sum
 
-    def part_gradients(
+    def compute_part_gradients(
         self, inputs: tf.Tensor, targets: tf.Tensor, mean_over: tf.Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """As `gradients`, of samples that are computed at once."""
+        """Compute gradients like `compute_gradients`, for samples that are processed at once."""
         weights = [variable.value for variable in self.model.trainable_variables]
         with tf.GradientTape() as tape:
-            tape.watch([weight for weight in weights if tf.is_tensor(weight)])  # variables are by themselves
-            loss_sum = self.part_loss(inputs, targets)
+            tape.watch([weight for weight in weights if tf.is_tensor(weight)])  # the tape watches variables by itself
+            loss_sum = self.compute_part_loss(inputs, targets)
             loss = self.optimizer.scale_loss(loss_sum / mean_over)
-        return loss_sum, training.dense(tape.gradient(loss, weights), weights)
+        return loss_sum, optimizer.dense_gradients(tape.gradient(loss, weights), weights)
 
-    def part_loss(self, inputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-        """As `training_loss`, of samples that are computed at once."""
+    def compute_part_loss(self, inputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+        """Compute the loss like `compute_loss`, for samples that are processed at once."""
         return tf.reduce_sum(self._loss(self.model(inputs, training=True), targets))
 
-    def each_device(self, parts: tuple[Part, ...], global_samples: tf.Tensor, back: bool) -> list[Share]:
-        """What every device of this process finds out by itself: its loss and, if `back`, its gradients."""
+    def compute_per_device(
+        self, parts: tuple[DevicePart, ...], global_samples: tf.Tensor, backward: bool
+    ) -> list[DeviceResult]:
         (part,) = parts
-        return [Share(*self.gradients(*part, global_samples)) if back else Share(self.training_loss(*part), [])]
+        if backward:
+            return [DeviceResult(*self.compute_gradients(*part, global_samples))]
+        return [DeviceResult(self.compute_loss(*part), [])]
 
     def set_learning_rate(self, rate: float) -> None:
-        training.set_learning_rate(self.optimizer, rate)
+        optimizer.set_learning_rate(self.optimizer, rate)
 
-    def loss_samples(self, inputs: tf.Tensor, global_samples: tf.Tensor) -> tf.Tensor:
-        """How many samples the loss is a mean over."""
+    def loss_divisor(self, inputs: tf.Tensor, global_samples: tf.Tensor) -> tf.Tensor:
+        """Return the number of samples that the loss is averaged over."""
         return global_samples
 
-    def model_type(self) -> type[NetworkModel] | type[OwnModel]:
-        return OwnModel if user_code.is_user_model(self.spec.config.model) else NetworkModel
+    def model_class(self) -> type[NetworkModel] | type[UserModel]:
+        return UserModel if user_code.is_user_model(self.spec.config.model) else NetworkModel
 
     def forward(self, inputs: tf.Tensor) -> tf.Tensor:
-        """The model's outputs, for validation."""
+        """Return the model's outputs, for validation."""
         return self.model(inputs, training=False)
 
     def synchronize(self) -> None:
@@ -169,26 +174,27 @@ class TensorFlowStrategy(Probed):
     def broadcast(self, value: float) -> float:
         return value
 
-    def group_sum(self, values: list[float]) -> list[float]:
-        """Sums over the processes."""
+    def sum_over_group(self, values: list[float]) -> list[float]:
+        """Return the sums of the values over the processes."""
         return values
 
     def backend_used(self) -> str | None:
         return None
 
     def evaluate(self, source: Source) -> dict[str, float]:
-        wanted, train, forward = self.spec.config.model, self.spec.config.train, self._forward
-        if train.accumulate > 1:  # a batch at once may be too much for the device
-            forward = partial(evaluation.in_slices, forward, -(-self.spec.batch_per_device // train.accumulate))
+        model, train, forward = self.spec.config.model, self.spec.config.train, self._forward
+        if train.accumulate > 1:  # a full batch may not fit on the device
+            forward = partial(batches.apply_in_slices, forward, -(-self.spec.batch_per_device // train.accumulate))
         with tf.device(self.devices[0]):
-            if wanted.loss == "cross_entropy":
-                return evaluation.classification(forward, source, self.group_sum)
-            return evaluation.mean_squared_errors(forward, source, wanted.targets, self.group_sum)
+            if model.loss == "cross_entropy":
+                return batches.classification_metrics(forward, source, self.sum_over_group)
+            return batches.regression_metrics(forward, source, model.targets, self.sum_over_group)
 
     def settings_used(self) -> dict[str, str]:
-        function = self.update_function().get_concrete_function()
-        kept = self.spec.config.train.data_format != "default"
-        return precision.of_update(function, self.devices[0], kept) | {"compiler": observed.compiler(function)}
+        function = self.step_function().get_concrete_function()
+        fixed_layout = self.spec.config.train.data_format != "default"
+        settings = observed.precision_and_layout(function, self.devices[0], fixed_layout)
+        return settings | {"compiler": observed.compiler_used(function)}
 
     def num_params(self) -> int:
         return sum(math.prod(variable.shape) for variable in self.model.trainable_variables)
@@ -200,51 +206,53 @@ class TensorFlowStrategy(Probed):
         return [devices.peak_memory_bytes(device) for device in self.devices]
 
     def state_bytes(self) -> list[int | None]:
-        """Weights, moving statistics and the optimizer's variables, where they really are; 0 on a device that keeps
-        nothing. Gradients live within the compiled update, and none is kept from one to the next."""
-        return [*devices.kept_bytes(self.devices, [*self.model.variables, *self.optimizer.variables])]
+        """Return the bytes of weights, moving statistics and optimizer variables on the device that holds them, 0 for a
+        device that holds none. Gradients exist only within the compiled step and are not kept between steps."""
+        return [*devices.variable_bytes(self.devices, [*self.model.variables, *self.optimizer.variables])]
 
     def versions(self) -> dict[str, str]:
         import keras
 
         build = tf.sysconfig.get_build_info()
-        found = {"tensorflow": tf.__version__, "keras": keras.__version__}
-        return found | {name: build[f"{name}_version"] for name in ("cuda", "cudnn") if f"{name}_version" in build}
+        libraries = {name: build[f"{name}_version"] for name in ("cuda", "cudnn") if f"{name}_version" in build}
+        return {"tensorflow": tf.__version__, "keras": keras.__version__, **libraries}
 
-    def _build(self, computes_in: str) -> NetworkModel | OwnModel:
-        """The model with the weights that every rank starts from, and with a network of ours every framework."""
-        wanted, own = self.spec.config.model, user_code.is_user_model(self.spec.config.model)
-        model = self._built_own(computes_in) if own else self._built_network(computes_in)
-        found = sum(math.prod(variable.shape) for variable in model.trainable_variables)
-        if found != wanted.params and not (own and wanted.params is None):
-            raise RuntimeError(f"{wanted.name} has {found} parameters here and {wanted.params} in the config")
+    def _build_model(self, compute_dtype: str) -> NetworkModel | UserModel:
+        """Build the model with its initial weights, which are equal on all ranks, and for scalebench's own networks in
+        all frameworks."""
+        model_spec, config = self.spec.config.model, self.spec.config
+        if user_code.is_user_model(model_spec):
+            model = user_model.build_user_model(config, compute_dtype, self.place.rank, self.model_class())
+            optional_count = model_spec.params is None
+        else:
+            model, optional_count = self._build_network_model(compute_dtype), False
+        params = sum(math.prod(variable.shape) for variable in model.trainable_variables)
+        if params != model_spec.params and not optional_count:
+            raise RuntimeError(f"{model_spec.name} has {params} parameters here and {model_spec.params} in the config")
         return model
 
-    def _built_own(self, computes_in: str) -> OwnModel:
-        return user_model.build(self.spec.config, computes_in, self.place.rank, self.model_type())
-
-    def _built_network(self, computes_in: str) -> NetworkModel:
+    def _build_network_model(self, compute_dtype: str) -> NetworkModel:
         settings = self.spec.config
         network = networks.build_network(settings.model)
         layout = "nhwc" if settings.train.data_format == "default" else settings.train.data_format
-        return self.model_type()(
+        return self.model_class()(
             network,
             initial_weights(((a.name, a.shape, a.init) for a in network.arrays), settings.seed),
             data_format=layout,
-            compute_dtype=computes_in,
+            compute_dtype=compute_dtype,
             dropout=settings.train.dropout,
-            device_of=self.device_of(network),
+            node_devices=self.node_devices(network),
         )
 
-    def signature(self) -> list[Any]:
-        """What the update takes."""
-        return [(self._part_spec(),) * len(self.feed_devices()), tf.TensorSpec((), tf.float32)]
+    def step_signature(self) -> list[Any]:
+        """Return the signature of the compiled step."""
+        return [(self._part_spec(),) * len(self.input_devices()), tf.TensorSpec((), tf.float32)]
 
     def _part_spec(self) -> tuple[tf.TensorSpec, tf.TensorSpec]:
-        """Inputs and targets of any number of samples, so that no batch traces the update again."""
-        wanted = self.spec.config.model
-        labels = tf.int64 if self.spec.config.dataset.classes is not None else tf.float32
+        """Return the specs of inputs and targets for any number of samples, so that no batch retraces the step."""
+        model, dataset = self.spec.config.model, self.spec.config.dataset
+        target_dtype = tf.int64 if dataset.classes is not None else tf.float32
         return (
-            tf.TensorSpec((None, *wanted.input_shape), tf.as_dtype(self.spec.config.dataset.dtype)),
-            tf.TensorSpec((None, *wanted.target_shape), labels),
+            tf.TensorSpec((None, *model.input_shape), tf.as_dtype(dataset.dtype)),
+            tf.TensorSpec((None, *model.target_shape), target_dtype),
         )

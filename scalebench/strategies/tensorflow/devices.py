@@ -1,4 +1,5 @@
-"""The devices of one process: virtual ones that share the CPU, or GPUs; and its threads."""
+"""The devices of one process (GPUs, or virtual devices that share the CPU), its threads, and the precision and memory
+layout that they compute in."""
 
 from __future__ import annotations
 
@@ -8,15 +9,15 @@ from collections.abc import Iterable
 import keras
 import tensorflow as tf
 
-from scalebench.core.spec import Place
+from scalebench.core.spec import RankPlacement
 from scalebench.strategies.base import Unsupported
 
 
-def configure(kind: str, place: Place) -> list[str]:
-    """Names of the process's devices, in the order of `place.devices`, from now on TensorFlow's only ones.
+def configure_devices(kind: str, place: RankPlacement) -> list[str]:
+    """Restrict TensorFlow to the process's devices; return their names in the order of `place.devices`.
 
-    `kind` is cpu or cuda; a process that drives no device has the CPU. Comes before anything else is done with
-    TensorFlow. Unsupported if it sees too few GPUs.
+    `kind` is cpu or cuda; a process that drives no device gets the CPU. Must be called before any other use of
+    TensorFlow. Raises Unsupported if TensorFlow sees too few GPUs.
     """
     count = max(1, len(place.devices))
     tf.config.threading.set_intra_op_parallelism_threads(place.threads)
@@ -31,45 +32,102 @@ def configure(kind: str, place: Place) -> list[str]:
         raise Unsupported(
             f"TensorFlow {tf.__version__} sees {len(gpus)} GPUs and this process wants number {max(place.devices)}"
         )
-    mine = [gpus[index] for index in place.devices]
-    tf.config.set_visible_devices(mine, "GPU")
-    for gpu in mine:
-        tf.config.experimental.set_memory_growth(gpu, True)  # so that the peak is what training took
+    local_gpus = [gpus[index] for index in place.devices]
+    tf.config.set_visible_devices(local_gpus, "GPU")
+    for gpu in local_gpus:
+        tf.config.experimental.set_memory_growth(gpu, True)  # so that the peak is the memory that training needs
     return [f"/GPU:{index}" for index in range(count)]
 
 
 def synchronize() -> None:
-    """Wait for the work issued to the devices of this process. TensorFlow's sync_devices would also ask those of the
-    other processes of a cluster, which refuse."""
-    for name in _own():
+    """Wait for the work issued to the devices of this process. TensorFlow's own sync_devices also addresses the devices
+    of the cluster's other processes, which reject the call."""
+    for name in _local_devices():
         with tf.device(name):
             tf.raw_ops.SyncDevice()
 
 
-def _own() -> list[str]:
+def _local_devices() -> list[str]:
     with tf.device("/CPU:0"):
-        here = tf.DeviceSpec.from_string(tf.zeros(()).device)
+        local = tf.DeviceSpec.from_string(tf.zeros(()).device)
     specs = {device.name: tf.DeviceSpec.from_string(device.name) for device in tf.config.list_logical_devices()}
-    return [name for name, spec in specs.items() if spec.job is None or (spec.job, spec.task) == (here.job, here.task)]
+    return [n for n, spec in specs.items() if spec.job is None or (spec.job, spec.task) == (local.job, local.task)]
 
 
 def peak_memory_bytes(device: str) -> int | None:
-    """The most that was allocated on a GPU at once; None on the CPU, where TensorFlow does not tell."""
+    """Return the peak of the memory allocated on a GPU; None for the CPU, which TensorFlow does not track."""
     if "GPU" not in device:
         return None
     return int(tf.config.experimental.get_memory_info(device.removeprefix("/"))["peak"])
 
 
-def kept_bytes(devices: Iterable[str], variables: Iterable[keras.Variable]) -> list[int]:
-    """Of what lies on each of these devices, of a variable with a copy on several each device's own."""
-    found: Counter[tuple[str | None, int | None]] = Counter()
+def variable_bytes(devices: Iterable[str], variables: Iterable[keras.Variable]) -> list[int]:
+    """Return the bytes of the variables on each device; a mirrored variable counts on every device that has a copy."""
+    sizes: Counter[tuple[str | None, int | None]] = Counter()
     for variable in variables:
-        for one in getattr(variable.value, "values", (variable.value,)):
-            found[_kind_and_index(one.device)] += one.shape.num_elements() * one.dtype.size
-    return [found[_kind_and_index(device)] for device in devices]
+        for copy in getattr(variable.value, "values", (variable.value,)):
+            sizes[_device_key(copy.device)] += copy.shape.num_elements() * copy.dtype.size
+    return [sizes[_device_key(device)] for device in devices]
 
 
-def _kind_and_index(device: str) -> tuple[str | None, int | None]:
-    """Of a device of this process, however its name is written."""
+def _device_key(device: str) -> tuple[str | None, int | None]:
+    """Return type and index of a device of this process, for short and full device names alike."""
     spec = tf.DeviceSpec.from_string(device)
     return spec.device_type, spec.device_index
+
+
+COMPUTE_DTYPES = {"float32": "float32", "tf32": "float32", "bfloat16": "bfloat16", "float16": "float16"}
+MIN_TF32_CAPABILITY = (8, 0)  # Ampere; TensorFlow ignores the setting on older GPUs
+
+
+def configure_precision(precision: str, device: str) -> str:
+    """Return the dtype to compute in, and set whether GPUs may round products to TF32.
+
+    Raises Unsupported for tf32 on a device without it.
+    """
+    tf.config.experimental.enable_tensor_float_32_execution(precision == "tf32")
+    if precision == "tf32" and not has_tf32(device):
+        raise Unsupported("train.precision=tf32 needs a GPU of compute capability 8.0 or above; use float32")
+    return COMPUTE_DTYPES[precision]
+
+
+def with_loss_scale(optimizer: keras.optimizers.Optimizer, precision: str) -> keras.optimizers.Optimizer:
+    """Return the optimizer, for float16 with dynamic loss scaling, which keeps small gradients from underflowing."""
+    return keras.optimizers.LossScaleOptimizer(optimizer) if precision == "float16" else optimizer
+
+
+def check_channels_first(device: str, compute_dtype: str) -> None:
+    """Raise Unsupported if TensorFlow has no channels-first kernels: on the CPU only oneDNN has them, and for float16
+    only on some processors."""
+    if "GPU" in device:
+        return
+    try:
+        _channels_first_gradient(tf.zeros((1, 2, 4, 4), compute_dtype), tf.zeros((3, 3, 2, 2), compute_dtype))
+    except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError):
+        raise Unsupported(
+            f"train.data_format=nchw has no kernels for {compute_dtype} in this TensorFlow on this CPU (is "
+            "TF_ENABLE_ONEDNN_OPTS=0 set?); use nhwc"
+        ) from None
+
+
+def disable_layout_optimizer() -> None:
+    """Keep the configured memory layout: on GPUs TensorFlow's layout optimizer would change it."""
+    tf.config.optimizer.set_experimental_options({"layout_optimizer": False})
+
+
+def has_tf32(device: str) -> bool:
+    if "GPU" not in device:
+        return False
+    index = int(device.rpartition(":")[2])
+    details = tf.config.experimental.get_device_details(tf.config.get_visible_devices("GPU")[index])
+    return tuple(details.get("compute_capability", (0, 0))) >= MIN_TF32_CAPABILITY
+
+
+@tf.function
+def _channels_first_gradient(x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
+    with tf.GradientTape() as tape:
+        tape.watch([x, kernel])
+        y = tf.nn.conv2d(x, kernel, 1, "SAME", data_format="NCHW")
+        y = tf.nn.max_pool2d(y, 2, 2, "VALID", data_format="NCHW")
+        y = tf.nn.avg_pool2d(y, 2, 2, "VALID", data_format="NCHW")
+    return tape.gradient(y, [x, kernel])

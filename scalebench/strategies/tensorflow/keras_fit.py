@@ -16,13 +16,13 @@ from scalebench.strategies.tensorflow import batches, optimizer
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
 from scalebench.strategies.tensorflow.batches import TfBatch
 from scalebench.strategies.tensorflow.model import NetworkModel
-from scalebench.strategies.tensorflow.user_model import OwnModel
+from scalebench.strategies.tensorflow.user_model import UserModel
 from scalebench.workloads.source import Batch, Source
 
-AHEAD = 2  # batches that wait for fit where prefetching is asked for, as many as in the other loops
+PREFETCHED_BATCHES = 2  # batches that wait for fit where prefetching is asked for, as many as in the other loops
 
 
-class Reporting(keras.Model):
+class LossReportingModel(keras.Model):
     """Reports the loss of each batch; Keras by itself reports the mean since the epoch began."""
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
@@ -30,11 +30,11 @@ class Reporting(keras.Model):
         return found | {"loss_sum": tf.reduce_sum(self.loss.call(y, y_pred))}
 
 
-class FitModel(Reporting, NetworkModel):
+class FitModel(LossReportingModel, NetworkModel):
     """A network of ours, for fit."""
 
 
-class OwnFitModel(Reporting, OwnModel):
+class UserFitModel(LossReportingModel, UserModel):
     """A user's own, for fit."""
 
 
@@ -49,7 +49,7 @@ class SummedLoss(keras.losses.Loss):
         return self._per_sample(y_pred, tf.cast(y_true, tf.int64) if self._labels else y_true)
 
 
-class Told(keras.callbacks.Callback):
+class LoopCallback(keras.callbacks.Callback):
     """Tells the loop of each update, and ends fit when the loop is over."""
 
     def __init__(self, loop: Loop, samples: Iterator[int], replicas: int) -> None:
@@ -63,7 +63,7 @@ class Told(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-class Supply:
+class BatchPipeline:
     """The loop's batches as a tf.data pipeline, which draws them in a thread of its own."""
 
     def __init__(self, loop: Loop, on_batch: Callable[[Batch], None], probe: int) -> None:
@@ -97,7 +97,7 @@ class Supply:
 
     def _elements(self) -> Iterator[tuple[Any, Any, Any]]:
         if self._probe:
-            inputs, targets, weights = _element(self._first)
+            inputs, targets, weights = _fit_element(self._first)
             probe, self._probe = self._probe, 0
             yield inputs[:probe], targets[:probe], weights[:probe]
             return
@@ -105,38 +105,38 @@ class Supply:
         while batch is not None:
             self._on_batch(batch)
             self._samples.append(batch.samples)
-            yield _element(batch)
+            yield _fit_element(batch)
             with self._drawing:
                 batch = None if self._over else next(self._batches, None)
 
 
-def _element(batch: Batch) -> tuple[Any, Any, Any]:
+def _fit_element(batch: Batch) -> tuple[Any, Any, Any]:
     """Inputs, targets, and weights that make the sum of the losses the mean over the global batch."""
     return batch.inputs, batch.targets, np.full(batch.samples, 1 / batch.global_samples, np.float32)
 
 
-class WithFit(TensorFlowStrategy):
+class FitStrategy(TensorFlowStrategy):
     """A strategy whose option `loop` chooses between a plain loop (custom) and Keras' (fit)."""
 
     _train_functions: dict[bool, Any]  # fit's, by whether gradients are exchanged
     _placed: tuple[Batch, TfBatch] | None = None
 
     @property
-    def fits(self) -> bool:
+    def uses_fit(self) -> bool:
         return bool(self.options.loop == "fit")
 
     def setup(self) -> None:
-        if self.fits:
-            self._refuse_what_fit_cannot()
+        if self.uses_fit:
+            self._refuse_unsupported_by_fit()
         super().setup()
-        if self.fits:
+        if self.uses_fit:
             loss = SummedLoss(self._loss, labels=self.spec.config.model.loss == "cross_entropy")
             with self.scope():
                 self.model.compile(optimizer=self.optimizer, loss=loss, jit_compile=self.spec.config.train.compile)
             self.model.make_train_function()  # which is traced when it is first called
             self._train_functions = {True: self.model.train_function}
 
-    def _refuse_what_fit_cannot(self) -> None:
+    def _refuse_unsupported_by_fit(self) -> None:
         settings = self.spec.config
         if settings.train.compile and len(self.place.devices) > 1:
             raise Unsupported(
@@ -154,24 +154,26 @@ class WithFit(TensorFlowStrategy):
                 "dataset.prefetch=none or queue"
             )
 
-    def model_type(self) -> type[NetworkModel] | type[OwnModel]:
-        plain = super().model_type()
-        if not self.fits:
+    def model_class(self) -> type[NetworkModel] | type[UserModel]:
+        plain = super().model_class()
+        if not self.uses_fit:
             return plain
-        return OwnFitModel if plain is OwnModel else FitModel
+        return UserFitModel if plain is UserModel else FitModel
 
     def feed(self, source: Source) -> Iterable[Any]:
-        return source if self.fits else super().feed(source)
+        return source if self.uses_fit else super().feed(source)
 
     def train(self, loop: Loop) -> None:
-        if not self.fits:
+        if not self.uses_fit:
             super().train(loop)
             return
         replicas = self.model.distribute_strategy.num_replicas_in_sync
         with self.scope():  # only under a strategy, and it wants equal parts
-            supply = Supply(loop, self._remember, probe=replicas if tf.distribute.has_strategy() else 0)
-        told = Told(loop, supply.samples(), replicas)
-        dataset = supply.dataset(self._part_spec(), AHEAD if self.spec.config.dataset.prefetch == "queue" else 0)
+            supply = BatchPipeline(loop, self._remember, probe=replicas if tf.distribute.has_strategy() else 0)
+        told = LoopCallback(loop, supply.samples(), replicas)
+        dataset = supply.dataset(
+            self._part_spec(), PREFETCHED_BATCHES if self.spec.config.dataset.prefetch == "queue" else 0
+        )
         try:
             self.model.fit(dataset, epochs=1, shuffle=False, verbose=0, callbacks=[told])
         finally:
@@ -180,19 +182,19 @@ class WithFit(TensorFlowStrategy):
     def _remember(self, batch: Batch) -> None:
         self.last_batch = batch
 
-    def placed(self, batch: Any) -> TfBatch:
+    def to_step_batch(self, batch: Any) -> TfBatch:
         """Under fit `batch` is in host memory; it is put on the devices once, as the plain loop would."""
-        if not self.fits:
-            return super().placed(batch)
+        if not self.uses_fit:
+            return super().to_step_batch(batch)
         if self._placed is None or self._placed[0] is not batch:
-            self._placed = batch, batches.place(batch, self.feed_devices())
+            self._placed = batch, batches.place_batch(batch, self.input_devices())
         return self._placed[1]
 
     def set_gradient_sync(self, on: bool) -> None:
         """Also while fit is running, between batches: it looks its function up for each of them."""
         super().set_gradient_sync(on)
-        if self.fits:
-            optimizer.set_exchange(self.optimizer, on)  # for the one that is traced next
+        if self.uses_fit:
+            optimizer.set_gradient_reduction(self.optimizer, on)  # for the one that is traced next
             if on not in self._train_functions:
                 self.model.make_train_function(force=True)
                 self._train_functions[on] = self.model.train_function

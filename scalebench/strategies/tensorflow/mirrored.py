@@ -1,4 +1,5 @@
-"""tf.distribute.MirroredStrategy: one process, a copy of the weights on each of its devices, gradients added up."""
+"""Data parallelism with tf.distribute: replicas with a copy of the weights on each device, whose gradients are summed.
+MirroredStrategy drives all devices from one process."""
 
 from __future__ import annotations
 
@@ -7,98 +8,213 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from scalebench.strategies.tensorflow import collectives, observed, optimizer
+from scalebench.strategies.base import GroupSum, NotMeasured, create_on_all_ranks
+from scalebench.strategies.tensorflow import observed, optimizer
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
-from scalebench.strategies.tensorflow.batches import Part
-from scalebench.strategies.tensorflow.keras_fit import WithFit
-from scalebench.strategies.tensorflow.probes import Share
+from scalebench.strategies.tensorflow.batches import DevicePart
+from scalebench.strategies.tensorflow.keras_fit import FitStrategy
+from scalebench.strategies.tensorflow.probes import DeviceResult
+
+FLOAT_BYTES = 4
+REPLICA_COLLECTIVES = ("all_reduce", "all_gather")  # the only ones of a tf.distribute replica context
+CANNOT_GATHER = (tf.distribute.NcclAllReduce, tf.distribute.HierarchicalCopyAllReduce)
+
+
+class ReplicaCollective:
+    """A collective operation between replicas: each call does it once, as a compiled function over all replicas of this
+    process.
+
+    The function gets its buffers as arguments, so that they are freed with this object: compiled functions are freed
+    only at some later time.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, name: str, size_bytes: int) -> None:
+        self.name, self._strategy = name, strategy
+        self._results: list[tf.Tensor] = []
+        parts = strategy.num_replicas_in_sync if name == "all_gather" else 1
+        count = size_bytes // FLOAT_BYTES // parts
+        self._sent = self._distribute(lambda replica: tf.zeros(count))
+        operation = {"all_reduce": _all_reduce, "all_gather": _all_gather}[name]
+
+        # An argument, since TensorFlow would fold the operation on a constant when it compiles the function.
+        @tf.function(autograph=False)
+        def run(sent: Any) -> Any:
+            return strategy.experimental_local_results(strategy.run(operation, (sent,)))
+
+        self._run = run
+
+    def __call__(self) -> None:
+        self._results = self._run(self._sent)
+
+    def put(self, values: Callable[[int], np.ndarray]) -> None:
+        """Set the values that each replica sends, by its number in the group; for tests."""
+        self._sent = self._distribute(lambda replica: tf.constant(values(replica)))
+
+    def results(self) -> dict[int, np.ndarray]:
+        """Return the result on each replica of this process, by its number in the group."""
+        numbers: list[int] = []
+        self._distribute(lambda replica: tf.constant(numbers.append(replica) or 0))
+        return {number: result.numpy() for number, result in zip(numbers, self._results, strict=True)}
+
+    def _distribute(self, values: Callable[[int], tf.Tensor]) -> Any:
+        return self._strategy.experimental_distribute_values_from_function(
+            lambda context: values(context.replica_id_in_sync_group)
+        )
+
+
+def create_collective(
+    strategy: tf.distribute.Strategy, sum_over_group: GroupSum, name: str, size_bytes: int
+) -> ReplicaCollective:
+    """Create the collective operation `name` on buffers of this size.
+
+    Raises NotMeasured on all ranks if the strategy lacks the operation, or if a GPU of any rank lacks the memory.
+    """
+    if isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy):
+        raise NotMeasured("central storage has no replicas of the weights, between which to exchange anything")
+    if name not in REPLICA_COLLECTIVES:
+        available = " and ".join(REPLICA_COLLECTIVES)
+        raise NotMeasured(f"the replicas of a tf.distribute.Strategy have no {name}, only {available}")
+    cross_device_ops = getattr(strategy.extended, "_cross_device_ops", None)
+    if name == "all_gather" and isinstance(cross_device_ops, CANNOT_GATHER):
+        raise NotMeasured(f"{type(cross_device_ops).__name__} of TensorFlow cannot gather, and leaves it to another")
+    return create_on_all_ranks(
+        lambda: ReplicaCollective(strategy, name, size_bytes),
+        sum_over_group,
+        (tf.errors.ResourceExhaustedError,),
+        f"buffers of {size_bytes} bytes do not fit into the memory that training left on the GPUs",
+    )
+
+
+def _all_reduce(sent: tf.Tensor) -> tf.Tensor:
+    # The identity places a tensor from outside on a device, without which the sum has no destination.
+    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(sent))
+
+
+def _all_gather(sent: tf.Tensor) -> tf.Tensor:
+    return tf.distribute.get_replica_context().all_gather(tf.identity(sent), axis=0)
+
+
+class GradientAllReduce:
+    """The all-reduce of gradients by itself, on buffers of these sizes on every replica."""
+
+    def __init__(self, strategy: tf.distribute.Strategy, sizes_bytes: list[int]) -> None:
+        # Arguments, since TensorFlow would fold sums of constants when it compiles the function.
+        self._buffers = [
+            strategy.experimental_distribute_values_from_function(
+                lambda context, size=size: tf.zeros(max(1, size // 4))
+            )
+            for size in sizes_bytes
+        ]
+
+        @tf.function
+        def run(buffers: list[Any]) -> Any:
+            return [strategy.experimental_local_results(total) for total in strategy.run(_sum_buffers, (buffers,))]
+
+        self._run = run
+
+    def __call__(self) -> None:
+        self._run(self._buffers)
+
+
+def _sum_buffers(buffers: list[tf.Tensor]) -> list[tf.Tensor]:
+    # As in _all_reduce.
+    local = [tf.identity(buffer) for buffer in buffers]
+    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, local)
 
 
 @dataclass
 class MirroredOptions:
-    """Which of TensorFlow's cross_device_ops adds the gradients up, and who owns the loop."""
+    """Options of MirroredStrategy: the cross-device operation that sums the gradients, and the training loop."""
 
     cross_device_ops: str = "auto"  # auto | nccl | hierarchical_copy | reduce_to_cpu | reduce_to_device
-    num_packs: int = 1  # of nccl and hierarchical_copy: messages that one update's gradients are packed into
-    loop: str = "custom"  # custom | fit: a plain loop, or Keras'
+    num_packs: int = (
+        1  # for nccl and hierarchical_copy: number of messages that the gradients of a step are packed into
+    )
+    loop: str = "custom"  # custom | fit: a plain training loop, or Keras' own
 
 
-def cross_device_ops(options: MirroredOptions, devices: list[str]) -> tf.distribute.CrossDeviceOps | None:
-    """The object that MirroredStrategy takes; None: its own choice, which is a collective all-reduce."""
-    known = {
+def create_cross_device_ops(options: MirroredOptions, devices: list[str]) -> tf.distribute.CrossDeviceOps | None:
+    """Create the object that MirroredStrategy takes; None stands for its default, a collective all-reduce."""
+    factories = {
         "auto": lambda: None,
         "nccl": lambda: tf.distribute.NcclAllReduce(options.num_packs),
         "hierarchical_copy": lambda: tf.distribute.HierarchicalCopyAllReduce(options.num_packs),
         "reduce_to_cpu": lambda: tf.distribute.ReductionToOneDevice("/CPU:0"),
         "reduce_to_device": lambda: tf.distribute.ReductionToOneDevice(devices[0]),
     }
-    return known[options.cross_device_ops]()
+    return factories[options.cross_device_ops]()
 
 
 class Replicated(TensorFlowStrategy):
-    """Runs the replica's update through a tf.distribute.Strategy, `self.strategy`."""
+    """The base of strategies that run the replicas' steps through a tf.distribute.Strategy, `self.strategy`."""
 
     strategy: tf.distribute.Strategy
-    _exchange: tuple[list[int], observed.AllReduce] | None = None
+    _all_reduce: tuple[list[int], GradientAllReduce] | None = None
 
     def scope(self) -> AbstractContextManager[Any]:
         return self.strategy.scope()
 
-    def update(self, parts: tuple[Part, ...], global_samples: tf.Tensor) -> tf.Tensor:
-        optimizer.set_exchange(self.optimizer, self.exchanging)
-        sums = self.strategy.run(self.update_replica, (*self.dealt_out(parts), global_samples))
-        # Not an AddN over the devices, which is how evidence knows the sums of gradients.
+    def compute_step(self, parts: tuple[DevicePart, ...], global_samples: tf.Tensor) -> tf.Tensor:
+        optimizer.set_gradient_reduction(self.optimizer, self.syncs_gradients)
+        sums = self.strategy.run(self.replica_step, (*self.per_replica(parts), global_samples))
+        # Not an AddN over the devices, by which observed.reduction_operations recognizes sums of gradients.
         return tf.reduce_sum(tf.stack(self.strategy.experimental_local_results(sums)))
 
-    def each_device(self, parts: tuple[Part, ...], global_samples: tf.Tensor, back: bool) -> list[Share]:
-        own = self.dealt_out(parts)
-        if not back:
-            sums = self.strategy.run(self.training_loss, own)
-            return [Share(loss_sum, []) for loss_sum in self.strategy.experimental_local_results(sums)]
-        sums, gradients = self.strategy.run(self.gradients, (*own, global_samples))
-        of_devices = zip(*map(self.strategy.experimental_local_results, gradients), strict=True)
-        loss_sums = self.strategy.experimental_local_results(sums)
-        return [Share(one, list(of_device)) for one, of_device in zip(loss_sums, of_devices, strict=True)]
+    def compute_per_device(
+        self, parts: tuple[DevicePart, ...], global_samples: tf.Tensor, backward: bool
+    ) -> list[DeviceResult]:
+        local_results, inputs = self.strategy.experimental_local_results, self.per_replica(parts)
+        if not backward:
+            return [DeviceResult(loss, []) for loss in local_results(self.strategy.run(self.compute_loss, inputs))]
+        loss_sums, gradients = self.strategy.run(self.compute_gradients, (*inputs, global_samples))
+        device_gradients = zip(*map(local_results, gradients), strict=True)
+        return [
+            DeviceResult(loss, list(of_device))
+            for loss, of_device in zip(local_results(loss_sums), device_gradients, strict=True)
+        ]
 
-    def dealt_out(self, parts: tuple[Part, ...]) -> tuple[Any, Any]:
-        """Inputs and targets as `strategy.run` takes them: each replica gets its own."""
+    def per_replica(self, parts: tuple[DevicePart, ...]) -> tuple[Any, Any]:
+        """Return inputs and targets as per-replica values for `strategy.run`."""
 
-        def of_replica(column: int) -> Any:
+        def distribute(column: int) -> Any:
             return self.strategy.experimental_distribute_values_from_function(
                 lambda context: parts[context.replica_id_in_sync_group % len(parts)][column]
             )
 
-        return of_replica(0), of_replica(1)
+        return distribute(0), distribute(1)
 
     def set_gradient_sync(self, on: bool) -> None:
-        self.exchanging = on
+        self.syncs_gradients = on
 
     def message_sizes(self) -> list[int]:
-        return observed.message_bytes(self.update_function().get_concrete_function())
+        return observed.reduction_message_bytes(self.step_function().get_concrete_function())
 
     def run_isolated_sync(self, sizes: list[int]) -> None:
-        if self.strategy.num_replicas_in_sync == 1:  # nobody to exchange with, and nothing is exchanged
+        if self.strategy.num_replicas_in_sync == 1:  # nothing is synchronized
             return
-        if self._exchange is None or self._exchange[0] != sizes:
-            self._exchange = sizes, observed.AllReduce(self.strategy, sizes)
-        self._exchange[1]()
+        if self._all_reduce is None or self._all_reduce[0] != sizes:
+            self._all_reduce = sizes, GradientAllReduce(self.strategy, sizes)
+        self._all_reduce[1]()
 
     def collective(self, name: str, size_bytes: int) -> Callable[[], None]:
-        return collectives.collective(self.strategy, self.group_sum, name, size_bytes)
+        return create_collective(self.strategy, self.sum_over_group, name, size_bytes)
 
     def backend_used(self) -> str | None:
-        return observed.observed_backend(self.train, self.update_function(), self.last_batch)
+        return observed.observed_backend(self.train, self.step_function(), self.last_batch)
 
 
-class Mirrored(WithFit, Replicated):
-    """All devices of one process."""
+class Mirrored(FitStrategy, Replicated):
+    """tf.distribute.MirroredStrategy over all devices of one process."""
 
     Options = MirroredOptions
 
     def shard(self) -> tuple[int, int]:
-        return 0, 1  # this process reads whole batches, and deals them out to its devices
+        return 0, 1  # this process reads full batches and splits them over its devices
 
     def join(self) -> None:
-        self.strategy = tf.distribute.MirroredStrategy(self.devices, cross_device_ops(self.options, self.devices))
+        self.strategy = tf.distribute.MirroredStrategy(
+            self.devices, create_cross_device_ops(self.options, self.devices)
+        )

@@ -18,17 +18,17 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from scalebench.strategies.tensorflow.user_model import OwnModel
+from scalebench.strategies.tensorflow.user_model import UserModel
 from scalebench.workloads.datasets.images import PIXEL_SCALE
 from scalebench.workloads.network import Network, Node
 
 
 def _embedding(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> tf.Tensor:
-    return looked_up(model.weight(node, "embeddings"), x)
+    return lookup_rows(model.weight(node, "embeddings"), x)
 
 
 @tf.custom_gradient
-def looked_up(table: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tuple[tf.Tensor, None]]]:
+def lookup_rows(table: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tuple[tf.Tensor, None]]]:
     """Those rows of the table. Its gradient is as large as the table, as PyTorch's is: tf.gather gives the rows that
     were used, of which every device has others, and an exchange of these sends more the more devices there are."""
 
@@ -48,7 +48,7 @@ def _layer_norm(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -
     """In float32 whatever comes, as PyTorch does it."""
     floats = tf.cast(x, tf.float32)
     mean, variance = tf.nn.moments(floats, [-1], keepdims=True)
-    gamma, beta = (tf.convert_to_tensor(model.variable_of[f"{node.name}/{last}"]) for last in ("gamma", "beta"))
+    gamma, beta = (tf.convert_to_tensor(model.variables_by_name[f"{node.name}/{last}"]) for last in ("gamma", "beta"))
     normalised = (floats - mean) * tf.math.rsqrt(variance + node.settings["epsilon"])
     return tf.cast(normalised * gamma + beta, x.dtype)
 
@@ -65,7 +65,7 @@ def _attention(model: NetworkModel, node: Node, *xs: tf.Tensor, training: bool) 
     return tf.reshape(tf.transpose(tf.matmul(shares, value), [0, 2, 1, 3]), [-1, positions, width])
 
 
-SEQUENCE_LAYERS_OPERATIONS: dict[str, Callable[..., tf.Tensor]] = {
+SEQUENCE_OPERATIONS: dict[str, Callable[..., tf.Tensor]] = {
     "embedding": _embedding,
     "positions": _positions,
     "layer_norm": _layer_norm,
@@ -73,7 +73,7 @@ SEQUENCE_LAYERS_OPERATIONS: dict[str, Callable[..., tf.Tensor]] = {
     "attention": _attention,
 }
 
-Arrays = Mapping[str, NDArray[np.float32]]
+WeightArrays = Mapping[str, NDArray[np.float32]]
 
 
 class NetworkModel(keras.Model):
@@ -82,7 +82,7 @@ class NetworkModel(keras.Model):
     Inputs are floats, bytes that become floats here, or whole numbers to look up. `data_format` (nhwc or nchw) is
     how two-dimensional activations lie in memory, `compute_dtype` what they are computed in; the weights are float32
     in any case, and so is the output. Make it where its variables shall live: under a strategy's scope or a device; or
-    name the device of each node in `device_of`, on which its operations then are as well.
+    name the device of each node in `node_devices`, on which its operations then are as well.
     """
 
     drawing: tuple[keras.Variable, ...] = ()  # dropout here keeps no state of its own
@@ -90,53 +90,55 @@ class NetworkModel(keras.Model):
     def __init__(
         self,
         network: Network,
-        arrays: Arrays,
+        arrays: WeightArrays,
         *,
         data_format: str = "nhwc",
         compute_dtype: str = "float32",
         dropout: bool = True,
-        device_of: Mapping[str, str] | None = None,
+        node_devices: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(name=network.name)
-        self.network, self._device_of = network, dict(device_of or {})
+        self.network, self._node_devices = network, dict(node_devices or {})
         self.channels_first = data_format == "nchw" and len(network.input.shape) == 3
-        self.computes_in, self.drops = tf.as_dtype(compute_dtype), dropout
-        self.variable_of = {}
+        self.compute_dtype, self.uses_dropout = tf.as_dtype(compute_dtype), dropout
+        self.variables_by_name = {}
         for node in network.nodes:
-            with self.device(node):
-                self.variable_of |= {a.name: _variable(a.name, arrays[a.name], a.trainable) for a in node.arrays}
-        self.trained = [self.variable_of[array.name] for array in network.arrays if array.trainable]
-        self.moving = [self.variable_of[array.name] for array in network.arrays if not array.trainable]
+            with self.device_scope(node):
+                self.variables_by_name |= {
+                    a.name: _create_variable(a.name, arrays[a.name], a.trainable) for a in node.arrays
+                }
+        self.trained = [self.variables_by_name[array.name] for array in network.arrays if array.trainable]
+        self.moving_statistics = [self.variables_by_name[array.name] for array in network.arrays if not array.trainable]
         self.built = True
 
     def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
-        outputs = self.begun(inputs)
-        self.through(self.network.nodes[1:], outputs, training)
-        with self.device(self.network.output):
+        outputs = self.start_forward(inputs)
+        self.run_nodes(self.network.nodes[1:], outputs, training)
+        with self.device_scope(self.network.output):
             return tf.cast(outputs[self.network.output.name], tf.float32)
 
-    def begun(self, inputs: tf.Tensor) -> dict[str, tf.Tensor]:
+    def start_forward(self, inputs: tf.Tensor) -> dict[str, tf.Tensor]:
         """What the input of the network gives, for `through`."""
-        with self.device(self.network.input):
+        with self.device_scope(self.network.input):
             return {self.network.input.name: self._prepared(inputs)}
 
-    def through(self, nodes: Iterable[Node], outputs: dict[str, tf.Tensor], training: bool) -> None:
+    def run_nodes(self, nodes: Iterable[Node], outputs: dict[str, tf.Tensor], training: bool) -> None:
         """Adds what these nodes give to `outputs`, which has what they read."""
         for node in nodes:
             xs = [outputs[name] for name in node.inputs]
-            with self.device(node):
+            with self.device_scope(node):
                 outputs[node.name] = OPERATIONS[node.op](self, node, *xs, training=training)
 
-    def device(self, node: Node) -> AbstractContextManager[Any]:
+    def device_scope(self, node: Node) -> AbstractContextManager[Any]:
         """A scope of the node's own device, where it has one."""
-        return tf.device(self._device_of[node.name]) if node.name in self._device_of else nullcontext()
+        return tf.device(self._node_devices[node.name]) if node.name in self._node_devices else nullcontext()
 
     def weight(self, node: Node, last: str) -> tf.Tensor | None:
         """The node's array of that name in the type that is computed in; None if it has none."""
-        variable = self.variable_of.get(f"{node.name}/{last}")
-        return None if variable is None else tf.cast(variable, self.computes_in)
+        variable = self.variables_by_name.get(f"{node.name}/{last}")
+        return None if variable is None else tf.cast(variable, self.compute_dtype)
 
-    def layout(self, node: Node) -> dict[str, str]:
+    def layout_argument(self, node: Node) -> dict[str, str]:
         """The keyword argument for operations over one or two spatial axes."""
         if len(node.shape) == 2:
             return {"data_format": "NWC"}
@@ -146,7 +148,7 @@ class NetworkModel(keras.Model):
         """A list for all axes of an activation, from the values for its spatial axes."""
         return [batch, channels, *spatial] if self.channels_first else [batch, *spatial, channels]
 
-    def padded(self, x: tf.Tensor, pads: Any, value: float = 0.0) -> tf.Tensor:
+    def pad(self, x: tf.Tensor, pads: Any, value: float = 0.0) -> tf.Tensor:
         paddings = self.per_axis([list(pad) for pad in pads], [0, 0], [0, 0])
         return tf.pad(x, paddings, constant_values=tf.cast(value, x.dtype))
 
@@ -155,11 +157,11 @@ class NetworkModel(keras.Model):
         if inputs.dtype in (tf.int32, tf.int64):
             return inputs
         x = tf.cast(inputs, tf.float32) / PIXEL_SCALE - 1 if inputs.dtype == tf.uint8 else inputs
-        x = tf.cast(x, self.computes_in)
+        x = tf.cast(x, self.compute_dtype)
         return tf.transpose(x, [0, 3, 1, 2]) if self.channels_first else x
 
 
-def _variable(name: str, array: NDArray[np.float32], trainable: bool) -> keras.Variable:
+def _create_variable(name: str, array: NDArray[np.float32], trainable: bool) -> keras.Variable:
     """A moving statistic is one of each replica, which is averaged only where it is read from outside."""
     shared = {} if trainable else {"synchronization": "on_read", "aggregation": "mean"}
     return keras.Variable(
@@ -176,8 +178,8 @@ def _conv(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> tf.T
     kernel = model.weight(node, "kernel")
     padding = padding_name(x, node, kernel.shape[:-2], model)
     if padding == "EXPLICIT":
-        x, padding = model.padded(x, node.settings["pads"]), "VALID"
-    x = tf.nn.convolution(x, kernel, strides=node.settings["strides"], padding=padding, **model.layout(node))
+        x, padding = model.pad(x, node.settings["pads"]), "VALID"
+    x = tf.nn.convolution(x, kernel, strides=node.settings["strides"], padding=padding, **model.layout_argument(node))
     bias = model.weight(node, "bias")
     # bias_add knows no NWC, and needs none: the channels stand last.
     return x if bias is None else tf.nn.bias_add(x, bias, "NCHW" if model.channels_first else None)
@@ -193,9 +195,9 @@ def _dense(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> tf.
 
 def _batch_norm(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> tf.Tensor:
     """The fused kernel, whose statistics and parameters are float32 also where `x` is not."""
-    mean, variance = (model.variable_of[f"{node.name}/moving_{what}"] for what in ("mean", "variance"))
-    beta = tf.convert_to_tensor(model.variable_of[f"{node.name}/beta"])
-    gamma = model.variable_of.get(f"{node.name}/gamma")
+    mean, variance = (model.variables_by_name[f"{node.name}/moving_{what}"] for what in ("mean", "variance"))
+    beta = tf.convert_to_tensor(model.variables_by_name[f"{node.name}/beta"])
+    gamma = model.variables_by_name.get(f"{node.name}/gamma")
     y, new_mean, new_variance = tf.compat.v1.nn.fused_batch_norm(
         x,
         tf.ones_like(beta) if gamma is None else tf.convert_to_tensor(gamma),
@@ -205,7 +207,7 @@ def _batch_norm(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -
         epsilon=node.settings["epsilon"],
         is_training=training,
         exponential_avg_factor=1 - node.settings["momentum"],
-        **model.layout(node),
+        **model.layout_argument(node),
     )
     if training:
         mean.assign(new_mean)
@@ -213,7 +215,7 @@ def _batch_norm(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -
     return y
 
 
-def _pool(pool: Callable[..., tf.Tensor], beyond: float | None) -> Callable[..., tf.Tensor]:
+def _create_pool(pool: Callable[..., tf.Tensor], beyond: float | None) -> Callable[..., tf.Tensor]:
     """`beyond`: the value of padding that TensorFlow would not place itself; None: such a pool cannot be had."""
 
     def apply(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> tf.Tensor:
@@ -222,8 +224,8 @@ def _pool(pool: Callable[..., tf.Tensor], beyond: float | None) -> Callable[...,
         if padding == "EXPLICIT":
             if beyond is None:
                 raise ValueError(f"{node.name}: TensorFlow has no mean over a window that leaves out such padding")
-            x, padding = model.padded(x, node.settings["pads"], beyond), "VALID"
-        return pool(x, list(window), node.settings["strides"], padding, **model.layout(node))
+            x, padding = model.pad(x, node.settings["pads"], beyond), "VALID"
+        return pool(x, list(window), node.settings["strides"], padding, **model.layout_argument(node))
 
     return apply
 
@@ -251,7 +253,7 @@ def _lrn(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> tf.Te
     s = node.settings
     x = tf.cast(tf.transpose(x, [0, 2, 3, 1]) if first else x, tf.float32)
     x = tf.nn.local_response_normalization(x, s["radius"], s["bias"], s["alpha"], s["beta"])
-    x = tf.cast(x, model.computes_in)
+    x = tf.cast(x, model.compute_dtype)
     return tf.transpose(x, [0, 3, 1, 2]) if first else x
 
 
@@ -261,7 +263,7 @@ def _flatten(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> t
 
 
 def _dropout(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> tf.Tensor:
-    return tf.nn.dropout(x, node.settings["rate"]) if training and model.drops else x
+    return tf.nn.dropout(x, node.settings["rate"]) if training and model.uses_dropout else x
 
 
 def _global_avg_pool(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> tf.Tensor:
@@ -275,20 +277,20 @@ OPERATIONS: dict[str, Callable[..., tf.Tensor]] = {
     "relu": lambda model, node, x, training: tf.nn.relu(x),
     "dropout": _dropout,
     "lrn": _lrn,
-    "max_pool": _pool(tf.nn.max_pool, -np.inf),
-    "avg_pool": _pool(tf.nn.avg_pool, None),
-    "zero_pad": lambda model, node, x, training: model.padded(x, node.settings["pads"]),
+    "max_pool": _create_pool(tf.nn.max_pool, -np.inf),
+    "avg_pool": _create_pool(tf.nn.avg_pool, None),
+    "zero_pad": lambda model, node, x, training: model.pad(x, node.settings["pads"]),
     "pad_channels": _pad_channels,
     "global_avg_pool": _global_avg_pool,
     "flatten": _flatten,
     "add": lambda model, node, *xs, training: xs[0] + xs[1] if len(xs) == 2 else tf.add_n(xs),
     "concat": lambda model, node, *xs, training: tf.concat(xs, 1 if model.channels_first else -1),
-    **SEQUENCE_LAYERS_OPERATIONS,
+    **SEQUENCE_OPERATIONS,
 }
 
 
-def read_weights(model: NetworkModel | OwnModel, statistics: bool = False) -> dict[str, NDArray[np.float32]]:
+def read_weights(model: NetworkModel | UserModel, statistics: bool = False) -> dict[str, NDArray[np.float32]]:
     """Copies of the trained arrays under their names, and of the moving statistics if asked for."""
-    wanted = {id(variable) for variable in [*model.trained, *(model.moving if statistics else ())]}
-    found = {name: variable for name, variable in model.variable_of.items() if id(variable) in wanted}
+    wanted = {id(variable) for variable in [*model.trained, *(model.moving_statistics if statistics else ())]}
+    found = {name: variable for name, variable in model.variables_by_name.items() if id(variable) in wanted}
     return {name: np.array(variable.value.numpy()) for name, variable in found.items()}

@@ -30,17 +30,20 @@ from scalebench.strategies.base import Loop, NotMeasured, Unsupported
 from scalebench.strategies.tensorflow import central_storage, devices, observed, optimizer
 from scalebench.strategies.tensorflow import optimizer as training
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
-from scalebench.strategies.tensorflow.batches import Part
+from scalebench.strategies.tensorflow.batches import DevicePart
 from scalebench.strategies.tensorflow.model import NetworkModel
-from scalebench.strategies.tensorflow.probes import Share
+from scalebench.strategies.tensorflow.probes import DeviceResult
+from scalebench.strategies.tensorflow.profiling import ReplayLoop
 from scalebench.workloads import partition, user_code
 from scalebench.workloads.network import Network
 from scalebench.workloads.partition import NetworkStage
 
-SENT = "_Send"  # the operation that TensorFlow puts where a tensor leaves a device; it has the tensor's name in front
+SEND_OPERATION = (
+    "_Send"  # the operation that TensorFlow puts where a tensor leaves a device; it has the tensor's name in front
+)
 
 
-def tensors(function: Any) -> list[tf.Tensor]:
+def stage_transfers(function: Any) -> list[tf.Tensor]:
     """The tensors that operations on another device read, one for each such device, in the order of the forward pass
     and then of the backward pass.
 
@@ -48,28 +51,28 @@ def tensors(function: Any) -> list[tf.Tensor]:
     """
     found: dict[tuple[str, tf.DeviceSpec], tf.Tensor] = {}
     for operation in function.graph.get_operations():
-        there = _device(operation)
+        there = _operation_device(operation)
         for tensor in operation.inputs:
-            if _crosses(tensor, there):
+            if _crosses_devices(tensor, there):
                 found.setdefault((tensor.name, there), tensor)
     return list(found.values())
 
 
-def observed_backend(train: Callable[[Loop], None], function: Any, batch: Any) -> str | None:
+def observed_transfer_backend(train: Callable[[Loop], None], function: Any, batch: Any) -> str | None:
     """copy, if two more updates on `batch` were seen to send such a tensor on; None: nothing. Spoils the weights."""
     if batch is None:
         raise RuntimeError("backend_used replays the last batch of the training, and there was no training")
-    names = {tensor.op.name for tensor in tensors(function)}
-    events = observed.profiled(lambda: train(observed.Replay(batch)))
-    return "copy" if names & sent(events) else None
+    names = {tensor.op.name for tensor in stage_transfers(function)}
+    events = observed.record_event_names(lambda: train(ReplayLoop(batch)))
+    return "copy" if names & sent_operations(events) else None
 
 
-def sent(events: set[str]) -> set[str]:
+def sent_operations(events: set[str]) -> set[str]:
     """Names of the operations whose outputs left their device: 'stage/Relu/_29:_Send' is of stage/Relu."""
-    return {event.partition(":")[0].rpartition("/")[0] for event in events if event.endswith(f":{SENT}")}
+    return {event.partition(":")[0].rpartition("/")[0] for event in events if event.endswith(f":{SEND_OPERATION}")}
 
 
-class InTurn:
+class TransferChain:
     """Buffers of these sizes taken from device to device, one after the other: forward, then back, then anew."""
 
     def __init__(self, devices: Sequence[str], sizes_bytes: Sequence[int]) -> None:
@@ -95,14 +98,14 @@ class InTurn:
         return arrived
 
 
-def _crosses(tensor: tf.Tensor, there: tf.DeviceSpec) -> bool:
+def _crosses_devices(tensor: tf.Tensor, there: tf.DeviceSpec) -> bool:
     """What names no device is put where the variable is that it reads, or follows what it is fed."""
-    here = _device(tensor.op)
+    here = _operation_device(tensor.op)
     named = here.device_type is not None and there.device_type is not None
     return named and here != there and tensor.shape.rank != 0 and tensor.dtype != tf.resource
 
 
-def _device(operation: tf.Operation) -> tf.DeviceSpec:
+def _operation_device(operation: tf.Operation) -> tf.DeviceSpec:
     spec = tf.DeviceSpec.from_string(operation.device)
     return tf.DeviceSpec(device_type=spec.device_type, device_index=spec.device_index)
 
@@ -110,9 +113,9 @@ def _device(operation: tf.Operation) -> tf.DeviceSpec:
 class StageOptimizers:
     """What the strategies use of an optimizer, but for a scale of the loss."""
 
-    def __init__(self, make: Callable[[], training.Decaying]) -> None:
+    def __init__(self, make: Callable[[], training.DecayingOptimizer]) -> None:
         self._make = make
-        self.of_device: dict[str, training.Decaying] = {}
+        self.of_device: dict[str, training.DecayingOptimizer] = {}
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -142,56 +145,58 @@ class StageOptimizers:
             training.set_learning_rate(device_optimizer, rate)
 
 
-REPEATS = 5  # after a first one, which traces
-Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+TIMED_RUNS = 5  # after a first one, which traces
+LossFunction = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
-def seconds(model: NetworkModel, cut: Sequence[NetworkStage], part: Part, loss: Loss) -> list[float]:
+def stage_seconds(
+    model: NetworkModel, cut: Sequence[NetworkStage], part: DevicePart, loss: LossFunction
+) -> list[float]:
     """Of each stage in turn, the median; the other devices have nothing to do. Moves moving statistics."""
     inputs, targets = part
-    with model.device(cut[-1].output):
+    with model.device_scope(cut[-1].output):
         targets = tf.identity(targets)
     return [
-        _timed(_alone(model, stage, loss if stage is cut[-1] else None), read, targets)
-        for stage, read in zip(cut, _read(model, cut, inputs), strict=True)
+        _median_seconds(_stage_function(model, stage, loss if stage is cut[-1] else None), read, targets)
+        for stage, read in zip(cut, _stage_inputs(model, cut, inputs), strict=True)
     ]
 
 
-def _read(model: NetworkModel, cut: Sequence[NetworkStage], inputs: tf.Tensor) -> list[tf.Tensor]:
+def _stage_inputs(model: NetworkModel, cut: Sequence[NetworkStage], inputs: tf.Tensor) -> list[tf.Tensor]:
     """What each stage reads, on the device of the stage."""
 
     def forward(inputs: tf.Tensor) -> list[tf.Tensor]:
-        outputs = model.begun(inputs)
-        model.through(model.network.nodes[1:], outputs, training=True)
+        outputs = model.start_forward(inputs)
+        model.run_nodes(model.network.nodes[1:], outputs, training=True)
         return [outputs[stage.source.name] for stage in cut]
 
     here = []
     for stage, read in zip(cut, tf.function(forward, jit_compile=False, autograph=False)(inputs), strict=True):
-        with model.device(stage.nodes[0]):
+        with model.device_scope(stage.nodes[0]):
             here.append(tf.identity(read))
     return here
 
 
-def _alone(model: NetworkModel, stage: NetworkStage, loss: Loss | None) -> Callable[..., Any]:
+def _stage_function(model: NetworkModel, stage: NetworkStage, loss: LossFunction | None) -> Callable[..., Any]:
     """(what the stage reads, targets) -> a number of each gradient that it finds. `loss`: of the last stage; the others
     begin with the gradients of their outputs, for which ones stand."""
     arrays = [array for node in stage.nodes for array in node.arrays if array.trainable]
-    weights = [model.variable_of[array.name].value for array in arrays]
+    weights = [model.variables_by_name[array.name].value for array in arrays]
 
     def run(read: tf.Tensor, targets: tf.Tensor) -> list[tf.Tensor]:
         outputs = {stage.source.name: read}
-        model.through(stage.nodes, outputs, training=True)
-        with model.device(stage.output):
+        model.run_nodes(stage.nodes, outputs, training=True)
+        with model.device_scope(stage.output):
             y = outputs[stage.output.name]
             ends = y if loss is None else tf.reduce_sum(loss(tf.cast(y, tf.float32), targets))
             begins = tf.ones_like(ends)
         wanted = weights if stage.index == 0 else [read, *weights]  # nobody wants those of the samples
-        return one_of_each(found for found in tf.gradients(ends, wanted, grad_ys=begins) if found is not None)
+        return first_elements(found for found in tf.gradients(ends, wanted, grad_ys=begins) if found is not None)
 
     return tf.function(run, jit_compile=False, autograph=False)
 
 
-def one_of_each(arrays: Iterable[tf.Tensor]) -> list[tf.Tensor]:
+def first_elements(arrays: Iterable[tf.Tensor]) -> list[tf.Tensor]:
     """Their first numbers. What a function gives back goes to the first device, which takes time, and what it does not
     give back is not computed."""
     found = []
@@ -201,9 +206,9 @@ def one_of_each(arrays: Iterable[tf.Tensor]) -> list[tf.Tensor]:
     return found
 
 
-def _timed(run: Callable[..., Any], read: tf.Tensor, targets: tf.Tensor) -> float:
+def _median_seconds(run: Callable[..., Any], read: tf.Tensor, targets: tf.Tensor) -> float:
     found = []
-    for _ in range(REPEATS + 1):
+    for _ in range(TIMED_RUNS + 1):
         devices.synchronize()
         start = time.perf_counter()
         run(read, targets)
@@ -219,20 +224,20 @@ COSTS: dict[str, Callable[[Network], list[float]]] = {
 
 
 @dataclass
-class ModelParallelOptions:
+class TensorFlowModelParallelOptions:
     """Where the model is cut."""
 
     split: str = "flops"  # flops | size
 
 
-class ModelParallel(TensorFlowStrategy):
+class TensorFlowModelParallel(TensorFlowStrategy):
     """All devices of one process, each with a stage of the one model. A batch goes through them whole, so that one
     device works while the others wait."""
 
-    Options = ModelParallelOptions
+    Options = TensorFlowModelParallelOptions
     model: NetworkModel
     cut: list[NetworkStage]
-    _exchange: tuple[list[int], InTurn] | None = None
+    _exchange: tuple[list[int], TransferChain] | None = None
 
     def shard(self) -> tuple[int, int]:
         return 0, 1  # whole batches go in at the first stage
@@ -241,7 +246,7 @@ class ModelParallel(TensorFlowStrategy):
         self._refuse()
         super().setup()
 
-    def device_of(self, network: Network) -> dict[str, str]:
+    def node_devices(self, network: Network) -> dict[str, str]:
         try:
             self.cut = partition.split_into_stages(network, len(self.devices), COSTS[self.options.split](network))
         except InputError as reason:
@@ -251,40 +256,42 @@ class ModelParallel(TensorFlowStrategy):
         }
         return {network.input.name: self.devices[0], **found}
 
-    def plain_optimizer(self) -> Any:
-        return StageOptimizers(super().plain_optimizer)
+    def create_base_optimizer(self) -> Any:
+        return StageOptimizers(super().create_base_optimizer)
 
     def set_learning_rate(self, rate: float) -> None:
         self.optimizer.set_learning_rate(rate)
 
-    def feed_devices(self) -> list[str]:
+    def input_devices(self) -> list[str]:
         """Of the samples; their targets go on to the last device within the update."""
         return self.devices[:1]
 
-    def part_loss(self, inputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+    def compute_part_loss(self, inputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
         outputs = self.model(inputs, training=True)
         with tf.device(self.devices[-1]):
             return tf.reduce_sum(self._loss(outputs, targets))
 
-    def part_gradients(
+    def compute_part_gradients(
         self, inputs: tf.Tensor, targets: tf.Tensor, mean_over: tf.Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """By tf.gradients, which leaves each gradient's operations where those of the forward pass are; a tape would
         have them all on the first device."""
-        loss_sum = self.part_loss(inputs, targets)
+        loss_sum = self.compute_part_loss(inputs, targets)
         with tf.device(self.devices[-1]):
             loss = self.optimizer.scale_loss(loss_sum / mean_over)
         weights = [variable.value for variable in self.model.trainable_variables]
         gradients = []
         for weight, found in zip(weights, tf.gradients(loss, weights), strict=True):
             with tf.device(weight.device):
-                gradients += optimizer.dense([found], [weight])
+                gradients += optimizer.dense_gradients([found], [weight])
         return loss_sum, gradients
 
-    def each_device(self, parts: tuple[Part, ...], global_samples: tf.Tensor, back: bool) -> list[Share]:
+    def compute_per_device(
+        self, parts: tuple[DevicePart, ...], global_samples: tf.Tensor, back: bool
+    ) -> list[DeviceResult]:
         """All devices have one share, with what their stages pass on; the gradients stay where they are."""
-        ((loss_sum, gradients),) = super().each_device(parts, global_samples, back)
-        return [Share(loss_sum, one_of_each(gradients))]
+        ((loss_sum, gradients),) = super().compute_per_device(parts, global_samples, back)
+        return [DeviceResult(loss_sum, first_elements(gradients))]
 
     def set_gradient_sync(self, on: bool) -> None:
         raise NotMeasured(
@@ -294,20 +301,20 @@ class ModelParallel(TensorFlowStrategy):
 
     def message_sizes(self) -> list[int]:
         """The activations at the cuts, and behind them their gradients, of a whole global batch."""
-        return [self._bytes(tensor) for tensor in tensors(self._traced())]
+        return [self._bytes(tensor) for tensor in stage_transfers(self._traced())]
 
     def run_isolated_sync(self, sizes: list[int]) -> None:
         if len(self.devices) == 1:  # nobody to pass anything on to
             return
         if self._exchange is None or self._exchange[0] != sizes:
-            self._exchange = sizes, InTurn(self.devices, sizes)
+            self._exchange = sizes, TransferChain(self.devices, sizes)
         self._exchange[1]()
 
     def local_step(self, batch: Any) -> list[float]:
         raise NotMeasured("each stage waits for the one before it; `stages` of the record tells how long each works")
 
     def backend_used(self) -> str | None:
-        return observed_backend(self.train, self._traced(), self.last_batch)
+        return observed_transfer_backend(self.train, self._traced(), self.last_batch)
 
     def stages(self) -> list[StageRecord]:
         """Seconds are of the last batch of the training, whose size it may be that it does not share."""
@@ -315,11 +322,11 @@ class ModelParallel(TensorFlowStrategy):
             return []
         work_s: list[float] | list[None] = [None] * len(self.cut)
         if self.last_batch is not None:
-            work_s = seconds(self.model, self.cut, self.last_batch.parts[0], self._loss)
+            work_s = stage_seconds(self.model, self.cut, self.last_batch.parts[0], self._loss)
         return [self._record(stage, seconds) for stage, seconds in zip(self.cut, work_s, strict=True)]
 
     def _record(self, stage: NetworkStage, work_s: float | None) -> StageRecord:
-        sent_bytes = math.prod(stage.output.shape) * self.model.computes_in.size * self.spec.global_batch
+        sent_bytes = math.prod(stage.output.shape) * self.model.compute_dtype.size * self.spec.global_batch
         held = [array for node in stage.nodes for array in node.arrays if array.trainable]
         return StageRecord(
             index=stage.index,
@@ -334,7 +341,7 @@ class ModelParallel(TensorFlowStrategy):
         )
 
     def _traced(self) -> Any:
-        return self.update_function().get_concrete_function()
+        return self.step_function().get_concrete_function()
 
     def _bytes(self, tensor: tf.Tensor) -> int:
         """Of a tensor over the samples of a global batch."""
@@ -347,7 +354,7 @@ class ModelParallel(TensorFlowStrategy):
             raise Unsupported(
                 f"{name} cuts networks of scalebench's own, and a Keras model of yours does not say where it can be cut"
             )
-        central_storage.refuse_compiler(settings)
+        central_storage.refuse_compile(settings)
         if settings.train.accumulate > 1:
             raise Unsupported(
                 f"{name} passes a batch on whole: the parts of train.accumulate would be added up on the first device, "

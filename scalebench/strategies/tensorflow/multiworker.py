@@ -15,14 +15,14 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from scalebench.core.errors import InputError, no_such
+from scalebench.core.errors import InputError, unknown_name_message
 from scalebench.core.spec import RunSpec
 from scalebench.strategies.tensorflow.mirrored import Replicated
 
 ADDRESSES = "SCALEBENCH_ADDRESSES"  # of all ranks in order, host:port each, from the launcher
 
 
-def addresses() -> list[str]:
+def rank_addresses() -> list[str]:
     """host:port of every rank. RuntimeError outside a launched process."""
     found = os.environ.get(ADDRESSES)
     if not found:
@@ -31,17 +31,17 @@ def addresses() -> list[str]:
 
 
 @contextmanager
-def port_of(rank: int) -> Iterator[None]:
+def explain_port_conflict(rank: int) -> Iterator[None]:
     """Around what starts this rank's server, which says only that it could not."""
     try:
         yield
     except tf.errors.UnknownError as error:
         if "Could not start gRPC server" not in str(error):
             raise
-        raise RuntimeError(f"{addresses()[rank]} was taken by another program; run it again") from None
+        raise RuntimeError(f"{rank_addresses()[rank]} was taken by another program; run it again") from None
 
 
-def resolver(
+def cluster_resolver(
     jobs: dict[str, list[str]], job: str, index: int, devices: Sequence[str]
 ) -> tf.distribute.cluster_resolver.SimpleClusterResolver:
     """What TF_CONFIG would say: the addresses of each job, which task of which job this is, and what it has."""
@@ -57,22 +57,22 @@ def resolver(
 IMPLEMENTATIONS = {"auto": "AUTO", "ring": "RING", "nccl": "NCCL"}
 
 
-class Workers:
+class WorkerGroup:
     """This process's membership. Gradients of a model made under `strategy.scope()` travel by `backend`."""
 
     def __init__(self, spec: RunSpec, rank: int, devices: list[str], backend: str, bytes_per_pack: int = 0) -> None:
         """Join; every process of the run has to. Comes before anything else is done with `devices`."""
         if backend not in IMPLEMENTATIONS:
-            raise InputError(no_such("strategy.backend", backend, IMPLEMENTATIONS))
-        everyone = addresses()
-        _wait_as_long_as(spec.group_timeout_s, len(everyone))
+            raise InputError(unknown_name_message("strategy.backend", backend, IMPLEMENTATIONS))
+        everyone = rank_addresses()
+        _set_group_timeout(spec.group_timeout_s, len(everyone))
         experimental = tf.distribute.experimental
         options = experimental.CommunicationOptions(
             bytes_per_pack=bytes_per_pack,
             implementation=experimental.CommunicationImplementation[IMPLEMENTATIONS[backend]],
         )
-        resolver_ = resolver({"worker": everyone}, "worker", rank, devices)
-        with port_of(rank):
+        resolver_ = cluster_resolver({"worker": everyone}, "worker", rank, devices)
+        with explain_port_conflict(rank):
             self.strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver_, options)
         self._rank, self._device = rank, devices[0]
         self._total = tf.function(self._add_up, input_signature=[tf.TensorSpec((None,), tf.float64)])
@@ -88,15 +88,15 @@ class Workers:
         return [float(total) for total in totals.numpy()]
 
     def _add_up(self, values: tf.Tensor) -> tf.Tensor:
-        return self.strategy.run(_total, (values,))
+        return self.strategy.run(_sum_on_replica, (values,))
 
 
-def _total(mine: tf.Tensor) -> tf.Tensor:
+def _sum_on_replica(mine: tf.Tensor) -> tf.Tensor:
     # The identity gives the tensor a device, without which the all-reduce has no destination.
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(mine))
 
 
-def _wait_as_long_as(limit_s: float, workers: int) -> None:
+def _set_group_timeout(limit_s: float, workers: int) -> None:
     """Have the group's heartbeats and its meeting take so long.
 
     TensorFlow's own 10 s would call a worker dead that a debugger or SIGSTOP holds. One that is really dead is
@@ -126,11 +126,11 @@ class MultiWorker(Replicated):
     """One process per device; `strategy.backend` says what carries the gradients: auto, ring or nccl."""
 
     Options = MultiWorkerOptions
-    workers: Workers
+    workers: WorkerGroup
 
     def join(self) -> None:
         backend = self.spec.config.strategy.backend or "auto"
-        self.workers = Workers(self.spec, self.place.rank, self.devices, backend, self.options.bytes_per_pack)
+        self.workers = WorkerGroup(self.spec, self.place.rank, self.devices, backend, self.options.bytes_per_pack)
         self.strategy = self.workers.strategy
 
     def forward(self, inputs: tf.Tensor) -> tf.Tensor:
@@ -141,5 +141,5 @@ class MultiWorker(Replicated):
     def broadcast(self, value: float) -> float:
         return self.workers.broadcast(value)
 
-    def group_sum(self, values: list[float]) -> list[float]:
+    def sum_over_group(self, values: list[float]) -> list[float]:
         return self.workers.sum(values)

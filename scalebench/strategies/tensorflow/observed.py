@@ -1,44 +1,28 @@
-"""What really carried the gradients, read off the traced graph and the profiler and not off the settings."""
+"""Backend, message sizes, precision, layout and compiler of a step, observed in the traced graph and the profiler
+rather than taken from the settings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from scalebench.strategies.base import Loop, LossPart
-from scalebench.strategies.tensorflow import xplane
-from scalebench.strategies.tensorflow.precision import graphs
+from scalebench.strategies.base import Loop
+from scalebench.strategies.tensorflow import devices, profiling
+from scalebench.strategies.tensorflow.profiling import COLLECTIVES, ReplayLoop, is_event_of
 
-UPDATES = 2  # the first may still set something up
-COLLECTIVES = ("CollectiveReduceV2", "CollectiveReduceV3", "CollectiveReduce", "NcclAllReduce")
-NCCL_SIGNS = ("ncclDevKernel", "ncclKernel", "NcclAllReduce")  # its kernels, or TensorFlow's operation over it
+NCCL_EVENTS = ("ncclDevKernel", "ncclKernel", "NcclAllReduce")  # NCCL's kernels, or TensorFlow's operation on them
 
 
-class Replay:
-    """A Loop that hands out one batch so many times."""
+def reduction_operations(function: Any) -> list[tf.Operation]:
+    """Return the operations of a traced step that sum gradients over devices, one per message.
 
-    def __init__(self, batch: Any, updates: int = UPDATES) -> None:
-        self._batch, self._left = batch, updates
-
-    def __iter__(self) -> Iterator[Any]:
-        while self._left:
-            yield self._batch
-
-    def done(self, part: LossPart | None) -> bool:
-        self._left -= 1
-        return self._left == 0
-
-
-def exchanges(function: Any) -> list[tf.Operation]:
-    """Operations of a traced update that add up over devices, one of each message.
-
-    A collective is one operation on every device, of which the first device's stand for all; without collectives
-    it is an AddN whose addends come from several devices. Single numbers are left out: the sum of the losses, and
-    whether the gradients are finite.
+    A collective has an operation on every device, of which only the first device's are returned; without collectives
+    the reduction is an AddN whose addends come from several devices. Scalars are left out: the sum of the losses, and
+    the flag for finite gradients.
     """
-    operations = [operation for graph in graphs(function.graph) for operation in graph.get_operations()]
+    operations = [operation for graph in nested_graphs(function.graph) for operation in graph.get_operations()]
     operations = [operation for operation in operations if operation.inputs and operation.inputs[0].shape.rank != 0]
     collectives = [operation for operation in operations if operation.type in COLLECTIVES]
     if collectives:
@@ -46,75 +30,82 @@ def exchanges(function: Any) -> list[tf.Operation]:
     return [op for op in operations if op.type == "AddN" and len({addend.device for addend in op.inputs}) > 1]
 
 
-def compiler(function: Any) -> str:
-    """xla where a traced update hands a part of its work to it, else none."""
-    calls = (op for graph in graphs(function.graph) for op in graph.get_operations() if "PartitionedCall" in op.type)
+def compiler_used(function: Any) -> str:
+    """Return 'xla' if XLA compiled a part of the traced step, else 'none'."""
+    calls = (
+        op for graph in nested_graphs(function.graph) for op in graph.get_operations() if "PartitionedCall" in op.type
+    )
     return "xla" if any(_compiled_by_xla(call) for call in calls) else "none"
 
 
 def _compiled_by_xla(call: tf.Operation) -> bool:
     try:
         return bool(call.get_attr("_XlaMustCompile"))
-    except ValueError:  # it has no such attribute
+    except ValueError:  # the operation has no such attribute
         return False
 
 
-def message_bytes(function: Any) -> list[int]:
-    """Bytes of each message of one update, as one device sends it."""
-    addends = [operation.inputs[0] for operation in exchanges(function)]
+def reduction_message_bytes(function: Any) -> list[int]:
+    """Return the bytes of each message of one step, as one device sends it."""
+    addends = [operation.inputs[0] for operation in reduction_operations(function)]
     return [addend.shape.num_elements() * addend.dtype.size for addend in addends]
 
 
 def observed_backend(train: Callable[[Loop], None], function: Any, batch: Any) -> str | None:
-    """nccl, ring or copy, whichever two more updates on `batch` were seen to use; None: nothing. Spoils the weights."""
+    """Train two more steps on `batch` and return the backend that they used: nccl, ring or copy; None: nothing was
+    sent. Spoils the weights."""
     if batch is None:
         raise RuntimeError("backend_used replays the last batch of the training, and there was no training")
-    wanted = {operation.name: operation.type for operation in exchanges(function.get_concrete_function())}
-    events = profiled(lambda: train(Replay(batch)))
-    if any(sign in event for event in events for sign in NCCL_SIGNS):
+    types = {operation.name: operation.type for operation in reduction_operations(function.get_concrete_function())}
+    events = record_event_names(lambda: train(ReplayLoop(batch)))
+    if any(sign in event for event in events for sign in NCCL_EVENTS):
         return "nccl"
-    ran = {wanted[name] for name in wanted if any(is_of(event, name) for event in events)}
-    if ran & set(COLLECTIVES):
+    executed = {types[name] for name in types if any(is_event_of(event, name) for event in events)}
+    if executed & set(COLLECTIVES):
         return "ring"
-    return "copy" if ran else None
+    return "copy" if executed else None
 
 
-def is_of(event: str, name: str) -> bool:
-    """Whether it is that operation's; one of an inlined function has the call's name in front."""
-    ran = event.partition(":")[0]
-    return ran == name or ran.endswith(f"/{name}")
-
-
-def profiled(action: Callable[[], None]) -> set[str]:
-    """Names of all events while `action` ran; those of operations are 'name:type'."""
-    with xplane.recorded() as lines:
+def record_event_names(action: Callable[[], None]) -> set[str]:
+    """Profile `action`; return the names of all events, which are 'name:type' for operations."""
+    with profiling.record_lines() as lines:
         action()
     return {event.name for line in lines for event in line.events}
 
 
-class AllReduce:
-    """The gradients' all-reduce alone, on buffers of the given sizes on every replica."""
-
-    def __init__(self, strategy: tf.distribute.Strategy, sizes_bytes: list[int]) -> None:
-        # Arguments and not constants, which would be added up once, when the function is compiled.
-        self._buffers = [
-            strategy.experimental_distribute_values_from_function(
-                lambda context, size=size: tf.zeros(max(1, size // 4))
-            )
-            for size in sizes_bytes
-        ]
-
-        @tf.function
-        def run(buffers: list[Any]) -> Any:
-            return [strategy.experimental_local_results(one) for one in strategy.run(_summed, (buffers,))]
-
-        self._run = run
-
-    def __call__(self) -> None:
-        self._run(self._buffers)
+COMPUTE_OPERATIONS = ("Conv2D", "MatMul")
 
 
-def _summed(buffers: list[tf.Tensor]) -> list[tf.Tensor]:
-    # The identity gives a tensor that came from outside a device, without which the sum has no destination.
-    here = [tf.identity(buffer) for buffer in buffers]
-    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, here)
+def precision_and_layout(function: Any, device: str, fixed_layout: bool) -> dict[str, str]:
+    """Return 'precision' and 'data_format' of a traced step, from its first matrix product and first convolution.
+
+    Without `fixed_layout` TensorFlow's layout optimizer may change the layout on GPUs, which is then left out.
+    """
+    operations = [operation for graph in nested_graphs(function.graph) for operation in graph.get_operations()]
+    settings = {}
+    product = next((operation for operation in operations if operation.type in COMPUTE_OPERATIONS), None)
+    if product is not None:
+        settings["precision"] = product.outputs[0].dtype.name
+        if settings["precision"] == "float32" and devices.has_tf32(device):
+            settings["precision"] = "tf32" if tf.config.experimental.tensor_float_32_execution_enabled() else "float32"
+    conv = next((op for op in operations if op.type == "Conv2D" and op.inputs[0].shape[1:3].rank == 2), None)
+    if conv is not None and (fixed_layout or "GPU" not in device) and not _is_one_dimensional(conv):
+        settings["data_format"] = conv.get_attr("data_format").decode().lower()
+    return settings
+
+
+def nested_graphs(graph: Any) -> list[Any]:
+    """Return a graph and the graphs of the functions and branches that it calls."""
+    graphs = [graph]
+    for operation in graph.get_operations():
+        names = [value.func.name for value in operation.node_def.attr.values() if value.HasField("func")]
+        called = [graph._get_function(name) for name in names if name]
+        for function in called:
+            if function is not None and getattr(function, "graph", None) is not None:
+                graphs += nested_graphs(function.graph)
+    return graphs
+
+
+def _is_one_dimensional(conv: tf.Operation) -> bool:
+    """Return whether a Conv2D is a convolution over one axis, which TensorFlow runs as one of height 1."""
+    return any(operation.type == "ExpandDims" for operation in (conv.inputs[0].op, conv.inputs[1].op))

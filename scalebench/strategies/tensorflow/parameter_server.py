@@ -27,52 +27,52 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from scalebench.core.result import Profile
-from scalebench.core.spec import Place, RunSpec
+from scalebench.core.spec import RankPlacement, RunSpec
 from scalebench.strategies.base import LossPart, NotMeasured, Unsupported
-from scalebench.strategies.tensorflow import devices, multiworker, observed, precision
+from scalebench.strategies.tensorflow import devices, multiworker, observed
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
-from scalebench.strategies.tensorflow.batches import spans
-from scalebench.strategies.tensorflow.observed import UPDATES
+from scalebench.strategies.tensorflow.batches import split_evenly
+from scalebench.strategies.tensorflow.profiling import REPLAY_STEPS
 from scalebench.workloads import datasets
 from scalebench.workloads.source import Source
 from scalebench.workloads.uncached_rows import UncachedRows
 
-READ, RECORD = "scalebench.read", "scalebench.record"
-_kept: dict[str, Callable[..., Any]] = {}  # TensorFlow's own table holds them weakly
+READ_TOKEN, RECORD_TOKEN = "scalebench.read", "scalebench.record"
+_python_functions: dict[str, Callable[..., Any]] = {}  # TensorFlow's own table holds them weakly
 
 
-def jobs(spec: RunSpec) -> dict[str, list[str]]:
+def addresses_by_job(spec: RunSpec) -> dict[str, list[str]]:
     """Addresses by role."""
-    everyone = multiworker.addresses()
+    everyone = multiworker.rank_addresses()
     roles = dict.fromkeys(place.role for place in spec.places)
     return {role: [everyone[p.rank] for p in spec.places if p.role == role] for role in roles}
 
 
-def serve(spec: RunSpec, place: Place) -> None:
+def run_server(spec: RunSpec, place: RankPlacement) -> None:
     """Run the server of this process; returns only by an exception or a signal."""
     from tensorflow.python.eager import context
 
-    mine = devices.configure(spec.device, place)
-    enough_threads(spec, place)
+    mine = devices.configure_devices(spec.device, place)
+    configure_threads(spec, place)
     if place.role == "worker":
-        precision.choose(spec.config.train.precision, mine[0])
-        _keep(READ, Rows(spec))
-    _keep(RECORD, Recorder())
+        devices.configure_precision(spec.config.train.precision, mine[0])
+        _register_python_function(READ_TOKEN, RowReader(spec))
+    _register_python_function(RECORD_TOKEN, EventRecorder())
     index = sum(p.role == place.role for p in spec.places[: place.rank])
-    everyone, config = tf.train.ClusterSpec(jobs(spec)), context.context().config
-    with multiworker.port_of(place.rank):
+    everyone, config = tf.train.ClusterSpec(addresses_by_job(spec)), context.context().config
+    with multiworker.explain_port_conflict(place.rank):
         server = tf.distribute.Server(everyone, place.role, index, protocol="grpc", config=config)
     while server:  # its join() would keep signals from Python
         signal.pause()
 
 
-def enough_threads(spec: RunSpec, place: Place) -> None:
+def configure_threads(spec: RunSpec, place: RankPlacement) -> None:
     """Threads that run operations: a call from another process keeps one until all of its operations, which need
     others, are done. A worker is called by the chief alone, one call at a time, and the others by all workers."""
     tf.config.threading.set_inter_op_parallelism_threads(2 if place.role == "worker" else spec.gpus + 1)
 
 
-class Rows:
+class RowReader:
     """Samples of the training set by their row, read in this process as `dataset.feed` says."""
 
     def __init__(self, spec: RunSpec) -> None:
@@ -93,7 +93,7 @@ class Rows:
         return [a(rows) if isinstance(a, UncachedRows) else np.take(a, rows, axis=0) for a in self._arrays]
 
 
-class Recorder:
+class EventRecorder:
     """Called with True, profiles this process until it is called with False, which gives the names of all events."""
 
     def __init__(self) -> None:
@@ -105,46 +105,48 @@ class Recorder:
             assert self._events is not None
             self._over.set()
             return np.array([name.encode() for name in sorted(self._events.result())], object)
-        begun = threading.Event()
+        start_forward = threading.Event()
         self._over.clear()
-        self._events = ThreadPoolExecutor(1).submit(observed.profiled, lambda: (begun.set(), self._over.wait()))
-        begun.wait()
+        self._events = ThreadPoolExecutor(1).submit(
+            observed.record_event_names, lambda: (start_forward.set(), self._over.wait())
+        )
+        start_forward.wait()
         return np.array([], object)
 
 
-def read(rows: tf.Tensor, spec: tuple[tf.TensorSpec, tf.TensorSpec]) -> list[tf.Tensor]:
+def read_rows(rows: tf.Tensor, spec: tuple[tf.TensorSpec, tf.TensorSpec]) -> list[tf.Tensor]:
     """Inputs and targets of these rows (int64), read in whichever worker runs the graph that this becomes part of."""
-    parts = tf.raw_ops.PyFunc(input=[rows], token=READ, Tout=[part.dtype for part in spec])
+    parts = tf.raw_ops.PyFunc(input=[rows], token=READ_TOKEN, Tout=[part.dtype for part in spec])
     return [tf.ensure_shape(part, wanted.shape) for part, wanted in zip(parts, spec, strict=True)]
 
 
-def record(job: str, index: int, on: bool) -> set[str]:
+def record_remote_events(job: str, index: int, on: bool) -> set[str]:
     """Begin to profile that process, or end it and get the names of its events; called from the chief."""
     with tf.device(f"/job:{job}/replica:0/task:{index}/device:CPU:0"):
-        (names,) = tf.raw_ops.PyFunc(input=[tf.constant(on)], token=RECORD, Tout=[tf.string])
+        (names,) = tf.raw_ops.PyFunc(input=[tf.constant(on)], token=RECORD_TOKEN, Tout=[tf.string])
     return {name.decode() for name in names.numpy()}
 
 
-def _keep(token: str, function: Callable[..., Any]) -> None:
+def _register_python_function(token: str, function: Callable[..., Any]) -> None:
     """Have PyFunc operations of that token call `function` in this process. tf.numpy_function would choose the token
     itself and bind the operation to the process that made the graph."""
     from tensorflow.python.ops import script_ops
 
-    _kept[token] = function
+    _python_functions[token] = function
     script_ops._py_funcs._funcs[token] = function
 
 
-WRITES = ("Assign", "ResourceApply")  # how the types of operations begin that change a variable
+WRITE_PREFIXES = ("Assign", "ResourceApply")  # how the types of operations begin that change a variable
 
 
-class Dealt(NamedTuple):
+class RowParts(NamedTuple):
     """A global batch as rows of the data set, one part for each worker."""
 
     parts: list[tf.Tensor]
     samples: int
 
 
-class Pending:
+class PendingLoss:
     """The sum of losses that workers are still at."""
 
     def __init__(self, losses: list[Any]) -> None:
@@ -162,16 +164,16 @@ class ParameterServer(TensorFlowStrategy):
     coordinator: tf.distribute.coordinator.ClusterCoordinator
 
     def serve(self) -> None:
-        serve(self.spec, self.place)
+        run_server(self.spec, self.place)
 
     def shard(self) -> tuple[int, int]:
         return 0, 1  # the chief deals out whole global batches
 
     def join(self) -> None:
         self._refuse()
-        enough_threads(self.spec, self.place)
-        resolver = multiworker.resolver(jobs(self.spec), "chief", 0, self.devices)
-        with multiworker.port_of(self.place.rank):
+        configure_threads(self.spec, self.place)
+        resolver = multiworker.cluster_resolver(addresses_by_job(self.spec), "chief", 0, self.devices)
+        with multiworker.explain_port_conflict(self.place.rank):
             self.strategy = tf.distribute.ParameterServerStrategy(resolver)
         self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
 
@@ -183,43 +185,43 @@ class ParameterServer(TensorFlowStrategy):
         # Told with every update: workers may still be at those that were scheduled before the last change.
         self.set_learning_rate(self.spec.learning_rate)
         self.optimizer.learning_rate = lambda: self._traced_rate
-        on_a_worker = self._forward
+        forward_on_worker = self._forward
         self._forward = lambda inputs: tf.constant(
-            self.coordinator.schedule(on_a_worker, args=(tf.constant(inputs),)).fetch()
+            self.coordinator.schedule(forward_on_worker, args=(tf.constant(inputs),)).fetch()
         )
 
-    def feed(self, source: Source) -> Iterator[Dealt]:
+    def feed(self, source: Source) -> Iterator[RowParts]:
         epoch = 0
         while True:
             for update in range(source.steps_per_epoch):
                 rows = source.batch_indices(*((0, 0) if source.feed == "fixed" else (epoch, update)))
-                mine = [rows[span] for span in spans(len(rows), self.spec.gpus)]
-                yield Dealt([tf.constant(part, tf.int64) for part in mine if len(part)], len(rows))
+                mine = [rows[span] for span in split_evenly(len(rows), self.spec.gpus)]
+                yield RowParts([tf.constant(part, tf.int64) for part in mine if len(part)], len(rows))
             epoch += 1
 
-    def step(self, batch: Dealt) -> LossPart | None:
+    def step(self, batch: RowParts) -> LossPart | None:
         self.last_batch = batch
-        function = self.update_function()
+        function = self.step_function()
         losses = [self.coordinator.schedule(function, args=(part, self._rate)) for part in batch.parts]
-        return LossPart(Pending(losses), batch.samples)
+        return LossPart(PendingLoss(losses), batch.samples)
 
-    def update_function(self) -> Callable[..., tf.Tensor]:
+    def step_function(self) -> Callable[..., tf.Tensor]:
         if True not in self._functions:
             rows = tf.TensorSpec((None,), tf.int64)
             signature = [rows, tf.TensorSpec((), tf.float32)]
-            self._functions[True] = tf.function(self.update_rows, input_signature=signature, autograph=False)
+            self._functions[True] = tf.function(self.rows_step, input_signature=signature, autograph=False)
         return self._functions[True]
 
-    def update_rows(self, rows: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
+    def rows_step(self, rows: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
         """One worker's update from its rows of the data set, at that learning rate; the sum of the losses over them."""
         self._traced_rate = rate
-        inputs, targets = read(rows, self._part_spec())
-        return self.strategy.run(self.update_replica, (inputs, targets, tf.zeros(())))
+        inputs, targets = read_rows(rows, self._part_spec())
+        return self.strategy.run(self.replica_step, (inputs, targets, tf.zeros(())))
 
     def set_learning_rate(self, rate: float) -> None:
         self._rate = tf.constant(rate, tf.float32)
 
-    def loss_samples(self, inputs: tf.Tensor, global_samples: tf.Tensor) -> tf.Tensor:
+    def loss_divisor(self, inputs: tf.Tensor, global_samples: tf.Tensor) -> tf.Tensor:
         """Each update follows the mean over its own samples, since nothing is added up."""
         return tf.cast(tf.shape(inputs)[0], tf.float32)
 
@@ -237,18 +239,18 @@ class ParameterServer(TensorFlowStrategy):
         raise NotMeasured("workers of a parameter server exchange while they compute: it cannot be run alone")
 
     def partial_step(self, batch: Any, until: str) -> None:
-        raise self._computes_nothing()
+        raise self._chief_not_measured()
 
     def local_step(self, batch: Any) -> list[float]:
-        raise self._computes_nothing()
+        raise self._chief_not_measured()
 
     def copy_batch(self, batch: Any) -> None:
-        raise self._computes_nothing()
+        raise self._chief_not_measured()
 
     def profile(self, updates: int, trace: Path | None) -> Profile:
-        raise self._computes_nothing()
+        raise self._chief_not_measured()
 
-    def _computes_nothing(self) -> NotMeasured:
+    def _chief_not_measured(self) -> NotMeasured:
         return NotMeasured(
             f"the chief of {self.spec.config.strategy.name} computes nothing: its workers, which do, measure nothing"
         )
@@ -259,13 +261,13 @@ class ParameterServer(TensorFlowStrategy):
         if self.last_batch is None:
             raise RuntimeError("backend_used replays the last batch of the training, and there was no training")
         self.synchronize()
-        record("ps", 0, on=True)
-        for _ in range(UPDATES):
+        record_remote_events("ps", 0, on=True)
+        for _ in range(REPLAY_STEPS):
             self.step(self.last_batch)
         self.synchronize()
-        ran = {event.partition(":")[0] for event in record("ps", 0, on=False)}
-        operations = self.update_function().get_concrete_function().graph.get_operations()
-        return "grpc" if any(o.name in ran for o in operations if o.type.startswith(WRITES)) else None
+        ran = {event.partition(":")[0] for event in record_remote_events("ps", 0, on=False)}
+        operations = self.step_function().get_concrete_function().graph.get_operations()
+        return "grpc" if any(o.name in ran for o in operations if o.type.startswith(WRITE_PREFIXES)) else None
 
     def _refuse(self) -> None:
         """Unsupported for settings that go against where the weights and the samples are."""

@@ -1,7 +1,5 @@
-"""How a TensorFlow strategy answers the probes that come after the headline figures.
-
-An update taken apart: what each device of the process does up to where gradients would be exchanged.
-"""
+"""The probes of TensorFlow strategies: partial steps, the time of each device up to gradient synchronization, batch
+copies and profiles."""
 
 from __future__ import annotations
 
@@ -15,151 +13,155 @@ import tensorflow as tf
 
 from scalebench.core.result import Profile
 from scalebench.strategies.base import BACKWARD, OPTIMIZER, NotMeasured, Probes, Strategy
-from scalebench.strategies.tensorflow import batches, observed, profiling, xplane
-from scalebench.strategies.tensorflow.batches import Part, TfBatch
+from scalebench.strategies.tensorflow import batches, observed, profiling
+from scalebench.strategies.tensorflow.batches import DevicePart, TfBatch
 
 
-class Share(NamedTuple):
-    """What one device found out from its part of a batch."""
+class DeviceResult(NamedTuple):
+    """The results of one device for its part of a batch."""
 
     loss_sum: tf.Tensor
-    gradients: list[tf.Tensor]  # none of the forward pass alone
+    gradients: list[tf.Tensor]  # empty after a forward pass only
 
 
-EachDevice = Callable[[tuple[Part, ...], tf.Tensor, bool], list[Share]]
+PerDeviceFunction = Callable[[tuple[DevicePart, ...], tf.Tensor, bool], list[DeviceResult]]
 
 
-class Pieces:
-    """Compiled functions, traced when first called. All devices work at the same time, as in the training."""
+class PerDeviceStep:
+    """Compiled partial steps, traced when first called. All devices work at the same time, as in training."""
 
-    def __init__(self, each_device: EachDevice, signature: Sequence[Any], feed_devices: Sequence[str]) -> None:
-        """`each_device`: (parts, samples of the global batch, whether to go back) -> the share of each device;
-        `signature` and `feed_devices` as of the update."""
-        self._each_device, self._signature, self._feed_devices = each_device, signature, feed_devices
+    def __init__(self, compute: PerDeviceFunction, signature: Sequence[Any], input_devices: Sequence[str]) -> None:
+        """Wrap `compute`: (parts, samples of the global batch, backward pass too) -> the result of each device;
+        `signature` and `input_devices` are those of the step."""
+        self._compute, self._signature, self._input_devices = compute, signature, input_devices
         self._functions: dict[str, Callable[..., Any]] = {}
 
     def run(self, batch: TfBatch, until: str) -> None:
-        """Forward, or forward and backward."""
-        back = until == BACKWARD
+        """Run the forward pass, or forward and backward pass."""
 
-        def piece(parts: tuple[Part, ...], global_samples: tf.Tensor) -> list[Any]:
-            # The gradients are given back, or TensorFlow would leave out what finds them.
-            return [tuple(share) for share in self._each_device(parts, global_samples, back)]
+        def partial_step(parts: tuple[DevicePart, ...], global_samples: tf.Tensor) -> list[Any]:
+            # The gradients are returned, since TensorFlow prunes operations whose results are unused.
+            return [tuple(result) for result in self._compute(parts, global_samples, until == BACKWARD)]
 
-        self._called(until, piece, batch)
+        self._call(until, partial_step, batch)
 
-    def local_s(self, batch: TfBatch) -> list[float]:
-        """Seconds until each device has its gradients."""
-        seconds, *_ = self._called("local", self._timed, batch)
-        return [float(one) for one in seconds.numpy()]
+    def device_seconds(self, batch: TfBatch) -> list[float]:
+        """Return the seconds until each device has its gradients."""
+        seconds, *_ = self._call("local", self._time_devices, batch)
+        return [float(duration) for duration in seconds.numpy()]
 
-    def _called(self, name: str, piece: Callable[..., Any], batch: TfBatch) -> Any:
+    def _call(self, name: str, function: Callable[..., Any], batch: TfBatch) -> Any:
         if name not in self._functions:
             self._functions[name] = tf.function(
-                piece, input_signature=self._signature, jit_compile=False, autograph=False
+                function, input_signature=self._signature, jit_compile=False, autograph=False
             )
         return self._functions[name](batch.parts, batch.global_samples)
 
-    def _timed(self, parts: tuple[Part, ...], global_samples: tf.Tensor) -> Any:
-        start = _now([])
-        begun = []
+    def _time_devices(self, parts: tuple[DevicePart, ...], global_samples: tf.Tensor) -> Any:
+        start = _timestamp_after([])
+        inputs = []
         with tf.control_dependencies([start]):
-            for device, part in zip(self._feed_devices, parts, strict=True):
+            for device, part in zip(self._input_devices, parts, strict=True):
                 with tf.device(device):
-                    begun.append(tuple(tf.identity(one) for one in part))
-        shares = self._each_device(tuple(begun), global_samples, True)
-        ends = [self._end(share, global_samples) for share in shares]
+                    inputs.append(tuple(tf.identity(tensor) for tensor in part))
+        results = self._compute(tuple(inputs), global_samples, True)
+        ends = [self._end_time(result, global_samples) for result in results]
         with tf.device("/CPU:0"):
             seconds = tf.stack([end for end, _ in ends]) - start
-        return seconds, [arrived for _, arrived in ends], [tuple(share) for share in shares]
+        return seconds, [marker for _, marker in ends], [tuple(result) for result in results]
 
     @staticmethod
-    def _end(share: Share, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """(when the device was through, what that hangs on).
+    def _end_time(result: DeviceResult, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return (time when the device had finished, the marker that this time depends on).
 
-        A GPU's kernels are only queued when their operations are done. So a number is made behind all of them in the
-        device's queue, and the time is taken when it has come to the host. It is given back, like the gradients: what
-        nobody reads but by a control dependency TensorFlow leaves out. `seed` keeps it from being known beforehand.
+        A GPU's kernels are only queued when their operations return. So a marker is computed behind all of them in the
+        device's queue, and the time is taken when the marker has arrived on the host. The marker is returned, like the
+        gradients: TensorFlow prunes a result that is used only as a control dependency. `seed` prevents constant
+        folding.
         """
-        with tf.device(share.loss_sum.device), tf.control_dependencies(share.gradients):
-            behind = share.loss_sum + seed
+        with tf.device(result.loss_sum.device), tf.control_dependencies(result.gradients):
+            on_device = result.loss_sum + seed
         with tf.device("/CPU:0"):
-            arrived = behind * seed
-        return _now([arrived]), arrived
+            on_host = on_device * seed
+        return _timestamp_after([on_host]), on_host
 
 
-def _now(after: list[tf.Tensor]) -> tf.Tensor:
-    """Seconds since the epoch when all of `after` are there. tf.function would have one time taken after the other, in
-    the order of the program, as with all operations that are not functions of their inputs."""
-    with tf.device("/CPU:0"), tf.control_dependencies(after):
+def _timestamp_after(tensors: list[tf.Tensor]) -> tf.Tensor:
+    """Return the seconds since the epoch when all tensors are computed. Without run_independently, tf.function would run
+    the timestamps one after the other in program order, as it does with all stateful operations."""
+    with tf.device("/CPU:0"), tf.control_dependencies(tensors):
         now = tf.timestamp()
     now.graph.experimental_acd_manager.run_independently(now.op)
     return now
 
 
-class Probed(Strategy, Probes):
-    """A strategy whose update is a compiled function of the parts of all devices of its process."""
+class TensorFlowProbes(Strategy, Probes):
+    """A strategy whose step is a compiled function of the batch parts of all devices of its process."""
 
     devices: list[str]
-    last_batch: Any = None  # of the training, as `feed` gave it
-    _host: tuple[Any, list[batches.Arrays]] | None = None  # a batch, and its parts in host memory
+    last_batch: Any = None  # of the training, as `feed` yielded it
+    _host: tuple[Any, list[batches.HostArrays]] | None = None  # a batch, and its parts in host memory
 
     @abstractmethod
-    def update_function(self) -> Callable[..., tf.Tensor]:
-        """The compiled update, with or without the exchange: (parts, samples of the global batch) -> loss sum."""
+    def step_function(self) -> Callable[..., tf.Tensor]:
+        """Return the compiled step, with or without gradient synchronization: (parts, global samples) -> loss sum."""
 
     @abstractmethod
-    def signature(self) -> list[Any]:
-        """What the update takes."""
+    def step_signature(self) -> list[Any]:
+        """Return the signature of the compiled step."""
 
     @abstractmethod
-    def feed_devices(self) -> list[str]:
-        """Where the parts of a batch are put, one on each."""
+    def input_devices(self) -> list[str]:
+        """Return the devices that the parts of a batch are copied to, one part to each."""
 
     @abstractmethod
-    def each_device(self, parts: tuple[Part, ...], global_samples: tf.Tensor, back: bool) -> list[Share]:
-        """What every device of this process finds out by itself: its loss and, if `back`, its gradients."""
+    def compute_per_device(
+        self, parts: tuple[DevicePart, ...], global_samples: tf.Tensor, backward: bool
+    ) -> list[DeviceResult]:
+        """Compute the loss, and with `backward` the gradients, on every device of this process without synchronization."""
 
-    def placed(self, batch: Any) -> TfBatch:
-        """What `feed` gives, as the update takes it."""
-        found: TfBatch = batch
-        return found
+    def to_step_batch(self, batch: Any) -> TfBatch:
+        """Return a batch of `feed` in the form that the step takes."""
+        placed: TfBatch = batch
+        return placed
 
     @cached_property
-    def _pieces(self) -> Pieces:
-        return Pieces(self.each_device, self.signature(), self.feed_devices())
+    def _per_device_step(self) -> PerDeviceStep:
+        return PerDeviceStep(self.compute_per_device, self.step_signature(), self.input_devices())
 
     def partial_step(self, batch: Any, until: str) -> None:
-        """By functions of their own, on all devices of the process, as the plain loop runs them also where Keras' fit
-        trains. Moving statistics move on the forward pass, whose operations TensorFlow fuses more of where no backward
-        pass needs what is between them."""
-        batch = self.placed(batch)
+        """Run a separate compiled function on all devices of the process, as the plain loop does even if Keras' fit
+        trains. The forward pass updates moving statistics, and TensorFlow fuses more of its operations if no backward
+        pass needs the intermediate results."""
+        batch = self.to_step_batch(batch)
         if until == OPTIMIZER:
-            self.update_function()(batch.parts, batch.global_samples)
+            self.step_function()(batch.parts, batch.global_samples)
         else:
-            self._pieces.run(batch, until)
+            self._per_device_step.run(batch, until)
 
     def local_step(self, batch: Any) -> list[float]:
         if len(self.devices) == 1:
             raise NotMeasured(
-                "there is one device in this process: its updates without the exchange tell how long it works"
+                "there is one device in this process: its steps without the exchange measure how long it works"
             )
-        return self._pieces.local_s(self.placed(batch))
+        return self._per_device_step.device_seconds(self.to_step_batch(batch))
 
     def copy_batch(self, batch: Any) -> None:
         if self.spec.device == "cpu":
             super().copy_batch(batch)
         if self._host is None or self._host[0] is not batch:
-            self._host = batch, batches.on_host(self.placed(batch))
-        for device, arrays in zip(self.feed_devices(), self._host[1], strict=True):
-            batches.put(arrays, device)
+            self._host = batch, batches.copy_to_host(self.to_step_batch(batch))
+        for device, arrays in zip(self.input_devices(), self._host[1], strict=True):
+            batches.copy_to_device(arrays, device)
 
-    def carriers(self) -> set[str]:
-        """Names of the operations of an update that add gradients up over devices."""
-        return {operation.name for operation in observed.exchanges(self.update_function().get_concrete_function())}
+    def sync_operations(self) -> set[str]:
+        """Return the names of the operations of a step that sum gradients over devices."""
+        return {
+            operation.name for operation in observed.reduction_operations(self.step_function().get_concrete_function())
+        }
 
-    def profile(self, updates: int, trace: Path | None) -> Profile:
-        lines, step_s = profiling.watched(self.train, self.last_batch, updates)
+    def profile(self, steps: int, trace: Path | None) -> Profile:
+        lines, step_s = profiling.profile_steps(self.train, self.last_batch, steps)
         if trace is not None:
-            xplane.write(trace, lines, f"rank {self.place.rank}")
-        return profiling.profile(lines, updates, step_s, self.carriers())
+            profiling.write_chrome_trace(trace, lines, f"rank {self.place.rank}")
+        return profiling.summarize_profile(lines, steps, step_s, self.sync_operations())

@@ -1,132 +1,297 @@
-"""Where the time of an update goes, by TensorFlow's own profiler."""
+"""TensorFlow's profiler: recordings of this process as lines of events, Chrome traces of them, and the time of a step by
+operation."""
 
 from __future__ import annotations
 
+import gzip
+import json
+import os
 import re
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from scalebench.core.result import Operation, Profile
-from scalebench.strategies.base import Loop, LossPart
-from scalebench.strategies.tensorflow import devices, observed, xplane
-from scalebench.strategies.tensorflow.xplane import Event, Line
+import tensorflow as tf
 
-LARGEST = 20
-ONEDNN = re.compile(r"^_(MklNative|Mkl)")  # its operations are otherwise named as those that they stand for
-OURS = "SyncDevice"
+from scalebench.core.result import Profile, ProfiledOperation
+from scalebench.strategies.base import Loop, LossPart
+from scalebench.strategies.tensorflow import devices
+
+COLLECTIVES = ("CollectiveReduceV2", "CollectiveReduceV3", "CollectiveReduce", "NcclAllReduce")
+REPLAY_STEPS = 2  # the first step may still initialize something
+MAX_OPERATIONS = 20  # in the record of a profile
+ONEDNN = re.compile(r"^_(MklNative|Mkl)")  # prefix of oneDNN's operations, before the name of the replaced operation
+SYNCHRONIZE_OPERATION = "SyncDevice"
 NCCL_KERNEL = re.compile(r"nccl", re.IGNORECASE)
 PEER_COPY = "MemcpyP2P"
-HANDED_OVER = "HorovodAllreduce"  # its event only hands a gradient to Horovod's thread, which is in no profile
+HOROVOD_ENQUEUE = "HorovodAllreduce"  # only hands a gradient to Horovod's thread, which no profile contains
+GPU_PLANE, STREAM = "/device:GPU:", "Stream #"  # the other lines of a GPU's plane repeat the same kernels
+GPU_OPERATION = "tf_op"  # the statistic of a GPU kernel that names its operation
+XLA_OPERATION = "hlo_op"  # a statistic that only operations of XLA programs have
+NUMBER_SUFFIX = re.compile(r"(_\d+)?(\.\d+)?$")  # as in the second MatMul, or the third fusion
+OPERATION = re.compile(r"[^\s:]+:\w+")
+UNTIMED_EVENTS = (
+    "ThreadpoolListener::",
+    "MemoryAllocation",
+    "MemoryDeallocation",
+)  # half of all events, of no duration
 
 
-class Watched(observed.Replay):
-    """One update, at which the ranks meet and loops that have to be set up are, and then those that count."""
+class ReplayLoop:
+    """A Loop that repeats one batch."""
 
-    def __init__(self, batch: Any, updates: int) -> None:
-        super().__init__(batch, updates + 1)
-        self._updates = updates
-        self.begun_s = self.ended_s = 0.0  # since the epoch
+    def __init__(self, batch: Any, steps: int = REPLAY_STEPS) -> None:
+        self._batch, self._left = batch, steps
+
+    def __iter__(self) -> Iterator[Any]:
+        while self._left:
+            yield self._batch
 
     def done(self, part: LossPart | None) -> bool:
-        over = super().done(part)
-        if over or self._left == self._updates:
+        self._left -= 1
+        return self._left == 0
+
+
+def is_event_of(event: str, name: str) -> bool:
+    """Return whether an event belongs to the operation `name`; the name of an inlined call may come before it."""
+    operation = event.partition(":")[0]
+    return operation == name or operation.endswith(f"/{name}")
+
+
+class Event(NamedTuple):
+    """An uninterrupted piece of work on one line; events may be nested."""
+
+    name: str
+    start_ps: int  # picoseconds since the epoch: as float seconds, adjacent events would seem to overlap
+    duration_ps: int
+    operation: str = ""  # 'name:type' of the operation that this event or GPU kernel belongs to; "" if there is none
+
+    @property
+    def start_s(self) -> float:
+        return self.start_ps / 1e12
+
+    @property
+    def duration_s(self) -> float:
+        return self.duration_ps / 1e12
+
+
+class Line(NamedTuple):
+    """The events of a thread, or of a GPU stream."""
+
+    name: str
+    device: str  # cpu | cuda
+    events: list[Event]
+
+
+@contextmanager
+def record_lines() -> Iterator[list[Line]]:
+    """Yield a list that after the block contains all lines recorded in it, including the work that it issued to the
+    devices."""
+    lines: list[Line] = []
+    with tempfile.TemporaryDirectory(prefix="scalebench-profile-") as folder:
+        tf.profiler.experimental.start(folder)
+        try:
+            yield lines
             devices.synchronize()
-            self.begun_s, self.ended_s = self.begun_s or time.time(), time.time()
-        return over
+        finally:
+            tf.profiler.experimental.stop()
+        for path in Path(folder).rglob("*.xplane.pb"):
+            lines += parse_xspace(path.read_bytes())
 
 
-def watched(train: Callable[[Loop], None], batch: Any, updates: int) -> tuple[list[Line], float]:
-    """(what ran in so many updates on `batch`, wall seconds of one). Spoils the weights."""
+def parse_xspace(serialized: bytes) -> list[Line]:
+    """Return the lines of a serialized XSpace."""
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    space = xplane_pb2.XSpace.FromString(serialized)
+    recording_ns = max((_recording_start_ns(plane) for plane in space.planes), default=0)
+    return [
+        _parse_line(plane, line, recording_ns)
+        for plane in space.planes
+        for line in plane.lines
+        if not plane.name.startswith(GPU_PLANE) or line.name.startswith(STREAM)
+    ]
+
+
+def _recording_start_ns(plane: Any) -> int:
+    """Return the start of the recording since the epoch; 0 for a plane that does not contain it."""
+    for stat in plane.stats:
+        if plane.stat_metadata[stat.metadata_id].name == "profile_start_time":
+            return int(stat.uint64_value or stat.int64_value)
+    return 0
+
+
+def _parse_line(plane: Any, line: Any, recording_ns: int) -> Line:
+    # Times of lines are relative to the start of the recording if it is in the file, else to the epoch.
+    from_ns = line.timestamp_ns + (recording_ns if line.timestamp_ns < recording_ns else 0)
+    on_gpu = plane.name.startswith(GPU_PLANE)
+    events = [
+        Event(
+            plane.event_metadata[event.metadata_id].name,
+            from_ns * 1000 + event.offset_ps,
+            event.duration_ps,
+            _gpu_operation(plane, event) if on_gpu else _cpu_operation(plane, event),
+        )
+        for event in line.events
+    ]
+    name = f"GPU {plane.name.removeprefix(GPU_PLANE)} {line.name}" if on_gpu else line.name
+    return Line(name, "cuda" if on_gpu else "cpu", events)
+
+
+def _cpu_operation(plane: Any, event: Any) -> str:
+    name = str(plane.event_metadata[event.metadata_id].name)
+    if OPERATION.fullmatch(name):
+        return name
+    is_xla = any(plane.stat_metadata[stat.metadata_id].name == XLA_OPERATION for stat in event.stats)
+    return f"{name}:{NUMBER_SUFFIX.sub('', name)}" if is_xla else ""
+
+
+def _gpu_operation(plane: Any, event: Any) -> str:
+    for stat in event.stats:
+        if plane.stat_metadata[stat.metadata_id].name == GPU_OPERATION:
+            return stat.str_value or str(plane.stat_metadata[stat.ref_value].name)
+    return ""
+
+
+def write_chrome_trace(path: Path, lines: list[Line], process: str) -> None:
+    """Write the lines as threads of one process, as gzipped JSON; `ts` and `dur` are microseconds, `ts` relative to the
+    file's baseTimeNanoseconds, which count from the epoch.
+
+    https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU (Trace Event Format)
+    """
+    pid = os.getpid()
+    events: list[dict[str, Any]] = [_metadata_event("process_name", process, pid, 0)]
+    used_lines = [line for line in lines if line.events]
+    base_ns = min((event.start_ps for line in used_lines for event in line.events), default=0) // 1000
+    for tid, line in enumerate(sorted(used_lines, key=lambda line: line.device == "cpu"), start=1):
+        events.append(_metadata_event("thread_name", line.name, pid, tid))
+        for event in line.events:
+            if not event.name.startswith(UNTIMED_EVENTS):
+                times = {"ts": (event.start_ps - base_ns * 1000) / 1e6, "dur": event.duration_ps / 1e6}
+                events.append({"ph": "X", "name": event.name, "pid": pid, "tid": tid, **times})
+    content = {"traceEvents": events, "displayTimeUnit": "ms", "baseTimeNanoseconds": base_ns}
+    path.write_bytes(gzip.compress(json.dumps(content).encode(), mtime=0))
+
+
+def _metadata_event(kind: str, name: str, pid: int, tid: int) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+class MeasuredReplay(ReplayLoop):
+    """A warm-up step, in which ranks synchronize and trainers set up their loop, followed by the measured steps."""
+
+    def __init__(self, batch: Any, steps: int) -> None:
+        super().__init__(batch, steps + 1)
+        self._steps = steps
+        self.start_s = self.end_s = 0.0  # since the epoch
+
+    def done(self, part: LossPart | None) -> bool:
+        is_over = super().done(part)
+        if is_over or self._left == self._steps:
+            devices.synchronize()
+            self.start_s, self.end_s = self.start_s or time.time(), time.time()
+        return is_over
+
+
+def profile_steps(train: Callable[[Loop], None], batch: Any, steps: int) -> tuple[list[Line], float]:
+    """Train that many steps on `batch`; return (recorded lines, wall seconds per step). Spoils the weights."""
     if batch is None:
         raise RuntimeError("profile replays the last batch of the training, and there was no training")
-    loop = Watched(batch, updates)
-    with xplane.recorded() as lines:
+    loop = MeasuredReplay(batch, steps)
+    with record_lines() as lines:
         train(loop)
-    within = [
-        line._replace(events=[event for event in line.events if loop.begun_s <= event.start_s <= loop.ended_s])
+    measured = [
+        line._replace(events=[event for event in line.events if loop.start_s <= event.start_s <= loop.end_s])
         for line in lines
     ]
-    return within, (loop.ended_s - loop.begun_s) / updates
+    return measured, (loop.end_s - loop.start_s) / steps
 
 
-def profile(lines: list[Line], updates: int, step_s: float, carriers: Collection[str]) -> Profile:
-    """The kernels of all GPUs, or where there are none the operations of all threads.
+def summarize_profile(lines: list[Line], steps: int, step_s: float, sync_operations: Collection[str]) -> Profile:
+    """Sum up the kernels of all GPUs, or without GPUs the operations of all threads.
 
-    `carriers`: names of operations that add gradients up over the devices of the process. A collective on the CPU runs
-    in a thread in which it also waits for the other devices, as NCCL's kernels do on GPUs. `collective_s` is None
-    where no such time can be seen: nothing is exchanged, or another library does it in threads of its own (Horovod).
+    `sync_operations` are the names of operations that sum gradients over the devices of the process. On the CPU a
+    collective runs in a thread in which it also waits for the other devices, as NCCL kernels do on GPUs.
+    `collective_s` is None if that time is not visible: nothing is synchronized, or another library does it in its own
+    threads (Horovod).
     """
     device = "cuda" if any(line.events for line in lines if line.device == "cuda") else "cpu"
-    sums: dict[Kind, Sum] = defaultdict(Sum)
+    sums: dict[OperationKind, OperationTime] = defaultdict(OperationTime)
     for line in lines:
         if line.device == device:
-            for kind, own_s in own_times(line, carriers):
-                sums[kind].add(own_s)
-    largest = sorted(sums.items(), key=lambda item: -item[1].self_s)[:LARGEST]
-    carried = [one.self_s for kind, one in sums.items() if kind.collective and kind.name != HANDED_OVER]
+            for kind, self_s in exclusive_times(line, sync_operations):
+                sums[kind].add(self_s)
+    largest = sorted(sums.items(), key=lambda item: -item[1].self_s)[:MAX_OPERATIONS]
+    collective_s = [time.self_s for kind, time in sums.items() if kind.collective and kind.name != HOROVOD_ENQUEUE]
     return Profile(
-        steps=updates,
+        steps=steps,
         step_s=step_s,
-        kernel_s=sum(one.self_s for one in sums.values()) / updates if sums else None,
-        collective_s=sum(carried) / updates if carried else None,
+        kernel_s=sum(time.self_s for time in sums.values()) / steps if sums else None,
+        collective_s=sum(collective_s) / steps if collective_s else None,
         operations=[
-            Operation(kind.name, one.calls / updates, one.self_s / updates, kind.collective, device)
-            for kind, one in largest
+            ProfiledOperation(kind.name, time.calls / steps, time.self_s / steps, kind.collective, device)
+            for kind, time in largest
         ],
     )
 
 
-class Kind(NamedTuple):
-    """Type of operation, or name of a kernel; sums over devices are told from the others of their type."""
+class OperationKind(NamedTuple):
+    """The type of an operation or name of a kernel, and whether it sums over devices."""
 
     name: str
     collective: bool
 
 
 @dataclass
-class Sum:
-    """Of the calls of one kind."""
+class OperationTime:
+    """The number of calls of one kind of operation, and their exclusive time."""
 
-    calls: int = field(default=0)
-    self_s: float = field(default=0.0)
+    calls: int = 0
+    self_s: float = 0.0
 
-    def add(self, own_s: float) -> None:
+    def add(self, self_s: float) -> None:
         self.calls += 1
-        self.self_s += own_s
+        self.self_s += self_s
 
 
-def own_times(line: Line, carriers: Collection[str]) -> Iterator[tuple[Kind, float]]:
-    """Kind and own seconds of each operation of a line: without those of the operations within it."""
-    of_line = _kernels(line, carriers) if line.device == "cuda" else _operations(line, carriers)
-    open_: list[tuple[Kind, int, list[int]]] = []  # each within the one before: kind, end, picoseconds left
-    for kind, event in sorted(of_line, key=lambda pair: (pair[1].start_ps, -pair[1].duration_ps)):
-        while open_ and open_[-1][1] <= event.start_ps:
-            done = open_.pop()
-            yield done[0], done[2][0] / 1e12
-        if open_:
-            open_[-1][2][0] -= event.duration_ps
-        open_.append((kind, event.start_ps + event.duration_ps, [event.duration_ps]))
-    for kind, _, left in reversed(open_):
-        yield kind, left[0] / 1e12
+def exclusive_times(line: Line, sync_operations: Collection[str]) -> Iterator[tuple[OperationKind, float]]:
+    """Yield the kind and the exclusive seconds of each operation of a line, that is without nested operations."""
+    operations = (
+        _gpu_kernels(line, sync_operations) if line.device == "cuda" else _cpu_operations(line, sync_operations)
+    )
+    stack: list[tuple[OperationKind, int, list[int]]] = []  # nested operations: kind, end, exclusive picoseconds
+    for kind, event in sorted(operations, key=lambda pair: (pair[1].start_ps, -pair[1].duration_ps)):
+        while stack and stack[-1][1] <= event.start_ps:
+            ended = stack.pop()
+            yield ended[0], ended[2][0] / 1e12
+        if stack:
+            stack[-1][2][0] -= event.duration_ps
+        stack.append((kind, event.start_ps + event.duration_ps, [event.duration_ps]))
+    for kind, _, self_ps in reversed(stack):
+        yield kind, self_ps[0] / 1e12
 
 
-def _operations(line: Line, carriers: Collection[str]) -> Iterable[tuple[Kind, Event]]:
+def _cpu_operations(line: Line, sync_operations: Collection[str]) -> Iterable[tuple[OperationKind, Event]]:
     for event in line.events:
-        type_ = ONEDNN.sub("", event.operation.rpartition(":")[2])
-        if type_ and type_ != OURS:
-            collective = type_ in (*observed.COLLECTIVES, HANDED_OVER) or _carries(event.operation, carriers)
-            yield Kind(type_, collective), event
+        name = ONEDNN.sub("", event.operation.rpartition(":")[2])
+        if name and name != SYNCHRONIZE_OPERATION:
+            collective = name in (*COLLECTIVES, HOROVOD_ENQUEUE) or _is_gradient_sync(event.operation, sync_operations)
+            yield OperationKind(name, collective), event
 
 
-def _kernels(line: Line, carriers: Collection[str]) -> Iterable[tuple[Kind, Event]]:
+def _gpu_kernels(line: Line, sync_operations: Collection[str]) -> Iterable[tuple[OperationKind, Event]]:
     for event in line.events:
-        name = event.name.removeprefix("void ").partition("<")[0].partition("(")[0]  # without its template's arguments
-        collective = bool(NCCL_KERNEL.search(name)) or name == PEER_COPY or _carries(event.operation, carriers)
-        yield Kind(name, collective), event
+        name = event.name.removeprefix("void ").partition("<")[0].partition("(")[0]  # without template arguments
+        collective = (
+            bool(NCCL_KERNEL.search(name)) or name == PEER_COPY or _is_gradient_sync(event.operation, sync_operations)
+        )
+        yield OperationKind(name, collective), event
 
 
-def _carries(event: str, carriers: Collection[str]) -> bool:
-    return any(observed.is_of(event, name) for name in carriers)
+def _is_gradient_sync(event: str, sync_operations: Collection[str]) -> bool:
+    return any(is_event_of(event, name) for name in sync_operations)

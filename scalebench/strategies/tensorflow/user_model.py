@@ -18,17 +18,17 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from scalebench.core.plugins import PluginError
+from scalebench.core.errors import PluginError
 from scalebench.core.spec import Config
 from scalebench.strategies.base import Unsupported
 from scalebench.workloads import user_code
 from scalebench.workloads.datasets.images import PIXEL_SCALE
 
 
-class OwnModel(keras.Model):
+class UserModel(keras.Model):
     """`inner` called with (samples, *input_shape), channels last: floats, or bytes that become -1..1 here.
 
-    Its outputs become float32. Make it, like `inner`, where its variables shall live. `variable_of` has the trained
+    Its outputs become float32. Make it, like `inner`, where its variables shall live. `variables_by_name` has the trained
     ones under names that are the same in every process: the paths that Keras gives them.
     """
 
@@ -37,9 +37,11 @@ class OwnModel(keras.Model):
         super().__init__(name=f"own_{inner.name}", dtype="float32")
         self.inner = inner
         self.trained = list(inner.trainable_variables)
-        self.moving = [variable for variable in changed if _floats(variable)]
-        self.drawing = [variable for variable in changed if not _floats(variable)]  # random layers, and what counts
-        self.variable_of = _named([*self.trained, *self.moving])
+        self.moving_statistics = [variable for variable in changed if _is_float(variable)]
+        self.random_states = [
+            variable for variable in changed if not _is_float(variable)
+        ]  # random layers, and what counts
+        self.variables_by_name = _name_variables([*self.trained, *self.moving_statistics])
         self.built = True
 
     def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
@@ -47,7 +49,7 @@ class OwnModel(keras.Model):
         return tf.cast(self.inner(x, training=training), tf.float32)
 
 
-def replica_variables() -> Any:
+def per_replica_variables() -> Any:
     """A scope in which what is not trained becomes a variable of each replica, as with our own networks.
 
     Keras says nothing of how replicas' moving statistics or states of random layers go together, and tf.distribute
@@ -65,18 +67,18 @@ def replica_variables() -> Any:
     return tf.variable_creator_scope(create)
 
 
-def draw_apart(model: OwnModel, rank: int) -> None:
+def seed_replicas_apart(model: UserModel, rank: int) -> None:
     """Have the replicas' random layers draw different numbers; they were made from one seed.
 
     Devices that share one copy of the variables (central storage) draw the same for different samples.
     """
-    for variable in model.drawing:
+    for variable in model.random_states:
         if tuple(variable.shape) == (2,):  # (seed, draws so far), as Keras has it
             for number, own in enumerate(getattr(variable.value, "values", (variable.value,))):
                 own.assign(own + tf.constant([rank + number, 0], own.dtype))
 
 
-def without_dropout(inner: keras.Model) -> None:
+def disable_dropout(inner: keras.Model) -> None:
     """Switch its dropout layers off, those in recurrent cells and in attention too."""
     layers = keras.layers
     kinds = (layers.Dropout, layers.AlphaDropout, layers.GaussianDropout)
@@ -86,11 +88,11 @@ def without_dropout(inner: keras.Model) -> None:
                 setattr(layer, key, 0.0)
 
 
-def _floats(variable: keras.Variable) -> bool:
+def _is_float(variable: keras.Variable) -> bool:
     return bool(tf.as_dtype(variable.dtype).is_floating)
 
 
-def _named(variables: list[keras.Variable]) -> dict[str, keras.Variable]:
+def _name_variables(variables: list[keras.Variable]) -> dict[str, keras.Variable]:
     found: dict[str, keras.Variable] = {}
     for variable in variables:
         name, number = variable.path, 2
@@ -100,15 +102,15 @@ def _named(variables: list[keras.Variable]) -> dict[str, keras.Variable]:
     return found
 
 
-SAMPLES = 2
-LOSS = "adds a loss of its own (a regularizer or add_loss), which nobody would minimise: leave it out"
+CHECK_SAMPLES = 2
+ADDED_LOSS = "adds a loss of its own (a regularizer or add_loss), which nobody would minimise: leave it out"
 
 
-class Problem(Exception):
+class ModelProblem(Exception):
     """What is wrong with the network, to be said behind the name of its function."""
 
 
-def make_all(inner: keras.Model, config: Config) -> None:
+def build_layers(inner: keras.Model, config: Config) -> None:
     """Have it build what is not built yet; nothing is computed."""
     inner(keras.KerasTensor((None, *config.model.input_shape), "float32"), training=False)
 
@@ -122,43 +124,45 @@ def check_inputs(inner: keras.Model, config: Config) -> None:
     if not inputs:
         return
     if len(inputs) != 1:
-        raise Problem(f"takes {len(inputs)} inputs, and a sample is one array")
+        raise ModelProblem(f"takes {len(inputs)} inputs, and a sample is one array")
     batch, *shape = inputs[0].shape
     wanted = list(config.model.input_shape)
     if batch is not None:
-        raise Problem(f"takes batches of {batch} only: leave the batch out of its Input")
+        raise ModelProblem(f"takes batches of {batch} only: leave the batch out of its Input")
     if len(shape) != len(wanted) or any(a not in (None, b) for a, b in zip(shape, wanted, strict=True)):
-        raise Problem(f"takes samples of {tuple(shape)}; those of dataset={config.dataset.name} are {tuple(wanted)}")
+        raise ModelProblem(
+            f"takes samples of {tuple(shape)}; those of dataset={config.dataset.name} are {tuple(wanted)}"
+        )
     if not tf.as_dtype(inputs[0].dtype).is_floating:
-        raise Problem(
+        raise ModelProblem(
             f"takes {inputs[0].dtype}, and is given floats (pictures from -1 to 1): leave its Input's dtype out"
         )
 
 
-def check(inner: keras.Model, config: Config) -> list[keras.Variable]:
+def check_model(inner: keras.Model, config: Config) -> list[keras.Variable]:
     """Problem for a built network that cannot be trained as config.model says. The variables that a pass in training
     changes: moving statistics, states of random layers."""
     if not inner.trainable_variables:
-        raise Problem("has no weights to train")
+        raise ModelProblem("has no weights to train")
     for variable in inner.trainable_variables:
         if variable.dtype != "float32":
-            raise Problem(
+            raise ModelProblem(
                 f"has '{variable.path}' in {variable.dtype}: what is trained is float32, and train.precision says what "
                 f"it computes in"
             )
         if variable.regularizer is not None:
-            raise Problem(LOSS)
-    _check_outputs(_pass(inner, config, training=False)[0], inner, config)
-    _, changed = _pass(inner, config, training=True)
+            raise ModelProblem(ADDED_LOSS)
+    _check_outputs(_trace_pass(inner, config, training=False)[0], inner, config)
+    _, changed = _trace_pass(inner, config, training=True)
     if not config.train.dropout and not all(tf.as_dtype(variable.dtype).is_floating for variable in changed):
-        raise Problem(
+        raise ModelProblem(
             "draws numbers in training although train.dropout=false, which turns off dropout layers of Keras alone: "
             "make a keras.layers.Dropout of it, or take train.dropout=true"
         )
     return changed
 
 
-def _pass(inner: keras.Model, config: Config, training: bool) -> tuple[Any, list[keras.Variable]]:
+def _trace_pass(inner: keras.Model, config: Config, training: bool) -> tuple[Any, list[keras.Variable]]:
     """(outputs for two samples, what is assigned to), from a graph that nobody runs: no variable is read or changed."""
     variables, scopes = inner.variables, []
 
@@ -170,13 +174,13 @@ def _pass(inner: keras.Model, config: Config, training: bool) -> tuple[Any, list
         scopes.append((before, scope.state_mapping, scope.losses))
         return outputs
 
-    samples = tf.TensorSpec((SAMPLES, *config.model.input_shape), tf.float32)
+    samples = tf.TensorSpec((CHECK_SAMPLES, *config.model.input_shape), tf.float32)
     outputs = tf.function(run, autograph=False).get_concrete_function(samples).structured_outputs
     before, after, losses = scopes[-1]
     if losses:
-        raise Problem(LOSS)
+        raise ModelProblem(ADDED_LOSS)
     if after.keys() - before.keys():
-        raise Problem(
+        raise ModelProblem(
             "draws from a generator of Keras' own: give keras.random a keras.random.SeedGenerator of the layer"
         )
     return outputs, [variable for variable in variables if after[id(variable)] is not before[id(variable)]]
@@ -185,22 +189,22 @@ def _pass(inner: keras.Model, config: Config, training: bool) -> tuple[Any, list
 def _check_outputs(outputs: Any, inner: keras.Model, config: Config) -> None:
     """Problem unless the loss can be made of them and of the targets."""
     if not isinstance(outputs, tf.Tensor):
-        raise Problem(f"should give one tensor, and gives a {type(outputs).__name__}")
+        raise ModelProblem(f"should give one tensor, and gives a {type(outputs).__name__}")
     found, data = tuple(outputs.shape), config.dataset
     if config.model.loss != "cross_entropy":
-        wanted = (SAMPLES, *config.model.target_shape)
+        wanted = (CHECK_SAMPLES, *config.model.target_shape)
         if found != wanted:
-            raise Problem(
-                f"gives outputs of {found} for {SAMPLES} samples; the targets of dataset={data.name} are {wanted}"
+            raise ModelProblem(
+                f"gives outputs of {found} for {CHECK_SAMPLES} samples; the targets of dataset={data.name} are {wanted}"
             )
         return
-    if len(found) != 2 or found[0] != SAMPLES or found[1] is None or found[1] < (data.classes or 2):
+    if len(found) != 2 or found[0] != CHECK_SAMPLES or found[1] is None or found[1] < (data.classes or 2):
         has = f"{data.classes} classes" if data.classes else "classes"
-        raise Problem(
-            f"gives outputs of {found} for {SAMPLES} samples; dataset={data.name} has {has}: give each an output"
+        raise ModelProblem(
+            f"gives outputs of {found} for {CHECK_SAMPLES} samples; dataset={data.name} has {has}: give each an output"
         )
     if _ends_in_softmax(inner):
-        raise Problem("ends in a softmax, and cross_entropy takes what goes into one (logits): leave it out")
+        raise ModelProblem("ends in a softmax, and cross_entropy takes what goes into one (logits): leave it out")
 
 
 def _ends_in_softmax(inner: keras.Model) -> bool:
@@ -213,24 +217,26 @@ def _ends_in_softmax(inner: keras.Model) -> bool:
 
 
 POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
-SAID = 300  # characters of a message of Keras' at the most, which may be pages: the log has it whole
-COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-PASSED_ON = re.compile(r"Exception encountered when calling [^\n]*\n")  # once for each layer around the one that fails
+MAX_MESSAGE_CHARS = 300  # characters of a message of Keras' at the most, which may be pages: the log has it whole
+ANSI_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+KERAS_CALL_PREFIX = re.compile(
+    r"Exception encountered when calling [^\n]*\n"
+)  # once for each layer around the one that fails
 
 
-def refuse(config: Config) -> None:
+def refuse_unsupported(config: Config) -> None:
     """Unsupported for what only networks of ours can do."""
     model, strategy = config.model, config.strategy
     if model.keras is None:
         raise Unsupported(f"model={model.name} has no model.keras=MODULE:FUNCTION, which {strategy.name} needs")
     if config.train.data_format == "nchw":
         raise Unsupported(
-            f"train.data_format=nchw lays out networks of scalebench's own; the layers of {told(config)} are given "
+            f"train.data_format=nchw lays out networks of scalebench's own; the layers of {function_label(config)} are given "
             f"channels last, so leave it out"
         )
 
 
-def build(config: Config, computes_in: str, rank: int, kind: type[OwnModel]) -> OwnModel:
+def build_user_model(config: Config, compute_dtype: str, rank: int, kind: type[UserModel]) -> UserModel:
     """The network of model.keras with the weights that the seed gives, on every rank; call it in the scope in which
     its variables shall live.
 
@@ -238,24 +244,24 @@ def build(config: Config, computes_in: str, rank: int, kind: type[OwnModel]) -> 
     cannot be trained on such samples.
     """
     policy = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(POLICIES[computes_in])
+    keras.config.set_dtype_policy(POLICIES[compute_dtype])
     try:
-        with replica_variables(), blamed(config):
-            inner = _made(config)
+        with per_replica_variables(), attribute_errors_to_user(config):
+            inner = _call_user_function(config)
             check_inputs(inner, config)
-            make_all(inner, config)
+            build_layers(inner, config)
             if not config.train.dropout:
-                without_dropout(inner)
-            changed = check(inner, config)
+                disable_dropout(inner)
+            changed = check_model(inner, config)
     finally:
         keras.config.set_dtype_policy(policy)
     model = kind(inner, changed)
     tf.random.set_seed(config.seed + rank)  # for random operations of TensorFlow's own
-    draw_apart(model, rank)
+    seed_replicas_apart(model, rank)
     return model
 
 
-def check_alike(model: OwnModel, config: Config, broadcast: Callable[[float], float], ranks: Any) -> None:
+def check_equal_weights(model: UserModel, config: Config, broadcast: Callable[[float], float], ranks: Any) -> None:
     """PluginError on all ranks where some rank's weights are not rank 0's; `ranks` adds numbers up over them."""
     checksum = 0
     for variable in model.trained:
@@ -263,48 +269,48 @@ def check_alike(model: OwnModel, config: Config, broadcast: Callable[[float], fl
     (others,) = ranks([float(broadcast(float(checksum)) != checksum)])
     if others:
         raise PluginError(
-            f"{told(config)} gives other weights on every rank: draw them from Keras, numpy.random or random, which "
+            f"{function_label(config)} gives other weights on every rank: draw them from Keras, numpy.random or random, which "
             f"are seeded"
         )
 
 
-def told(config: Config) -> str:
+def function_label(config: Config) -> str:
     """What a fault begins with."""
     return f"model.keras={config.model.keras}"
 
 
 @contextmanager
-def blamed(config: Config) -> Iterator[None]:
+def attribute_errors_to_user(config: Config) -> Iterator[None]:
     """Around the user's code: a fault becomes one line that names the function. Memory that is not enough stays what
     it is."""
     try:
         yield
     except (PluginError, MemoryError, tf.errors.ResourceExhaustedError):
         raise
-    except Problem as problem:
-        raise PluginError(f"{told(config)} {_said(problem)}", traceback.format_exc()) from problem
+    except ModelProblem as problem:
+        raise PluginError(f"{function_label(config)} {_one_line_message(problem)}", traceback.format_exc()) from problem
     except (Exception, SystemExit) as error:
-        line = f"{told(config)} fails: {type(error).__name__}: {_said(error)}"
+        line = f"{function_label(config)} fails: {type(error).__name__}: {_one_line_message(error)}"
         raise PluginError(line, traceback.format_exc()) from error
 
 
-def _said(error: BaseException) -> str:
-    text = PASSED_ON.sub("", COLOURS.sub("", str(error))).partition("Arguments received by")[0]
-    return " ".join(text.split())[:SAID]
+def _one_line_message(error: BaseException) -> str:
+    text = KERAS_CALL_PREFIX.sub("", ANSI_COLOUR.sub("", str(error))).partition("Arguments received by")[0]
+    return " ".join(text.split())[:MAX_MESSAGE_CHARS]
 
 
-def _made(config: Config) -> keras.Model:
+def _call_user_function(config: Config) -> keras.Model:
     """What the function gives. Modules may make networks when they are imported, hence the first seed."""
     keras.utils.set_random_seed(config.seed % 2**32)
     function = user_code.load_function(str(config.model.keras), "model.keras")
     if isinstance(function, keras.Layer) or not callable(function):
-        raise Problem(f"is a {type(function).__name__}: name a function that makes the network")
+        raise ModelProblem(f"is a {type(function).__name__}: name a function that makes the network")
     _check_call(function, config)
     keras.utils.set_random_seed(config.seed % 2**32)
     made = function(**config.model.options)
     if not isinstance(made, keras.Model):
         given = f"the class {made.__name__}" if isinstance(made, type) else f"a {type(made).__name__}"
-        raise Problem(f"gives {given}, and no keras.Model")
+        raise ModelProblem(f"gives {given}, and no keras.Model")
     return made
 
 
@@ -315,4 +321,4 @@ def _check_call(function: Callable[..., Any], config: Config) -> None:
     except ValueError:  # some builtins do not tell what they take
         return
     except TypeError as error:
-        raise Problem(f"cannot be called with model.options={options}: {error}") from None
+        raise ModelProblem(f"cannot be called with model.options={options}: {error}") from None

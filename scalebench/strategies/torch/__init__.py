@@ -1,9 +1,18 @@
-"""PyTorch. This package exports what a plugin's strategy builds upon; docs/plugin-api.md lists it."""
+"""Strategies with PyTorch. The package exports what strategies of plugins build upon; docs/plugin-api.md lists it."""
 
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.ddp import Ddp, DdpOptions
-from scalebench.strategies.torch.group import Group
-from scalebench.strategies.torch.observed import UPDATES, ProfiledReplay, observed_backend
+from scalebench.strategies.torch.group import TorchGroup
+from scalebench.strategies.torch.observed import OBSERVED_STEPS, ProfiledReplay, observe_backend
 
-__all__ = ["UPDATES", "Ddp", "DdpOptions", "Group", "ProfiledReplay", "TorchBatch", "TorchStrategy", "observed_backend"]
+__all__ = [
+    "OBSERVED_STEPS",
+    "Ddp",
+    "DdpOptions",
+    "ProfiledReplay",
+    "TorchBatch",
+    "TorchGroup",
+    "TorchStrategy",
+    "observe_backend",
+]

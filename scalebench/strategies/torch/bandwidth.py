@@ -1,4 +1,4 @@
-"""Transfers between the devices of a group, and between them and host memory, one at a time."""
+"""Single transfers between the devices of a group, and between them and host memory."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ import torch.distributed as dist
 from torch import Tensor
 
 from scalebench.core.spec import RunSpec
-from scalebench.strategies.base import NotMeasured
-from scalebench.strategies.collective_check import Sum, made_by_all
-from scalebench.strategies.torch.group import Group
+from scalebench.strategies.base import GroupSum, NotMeasured, create_on_all_ranks
+from scalebench.strategies.torch.group import TorchGroup
 
 Action = Callable[[], None]
 CPU = torch.device("cpu")
 
 
-class Here:
-    """This rank among the others."""
+class TransferRank:
+    """This rank with its device and its group, and the devices and nodes of the other ranks."""
 
     def __init__(self, spec: RunSpec, rank: int, device: torch.device, group: object) -> None:
-        """`group` is what the strategy talks over: Group, or Horovod's, or None."""
+        """`group` is the strategy's: a TorchGroup, Horovod's group, or None."""
         self.spec, self.rank, self.device, self.group = spec, rank, device, group
-        self.add_up: Sum = (lambda values: values) if group is None else group.sum  # type: ignore[attr-defined]
+        self.sum_over_group: GroupSum = (
+            (lambda values: values) if group is None else group.sum  # type: ignore[attr-defined]
+        )
 
     def device_of(self, rank: int) -> torch.device:
         return torch.device(self.device.type, self.spec.places[rank].devices[0])
@@ -32,150 +33,160 @@ class Here:
         return self.spec.places[rank].node
 
 
-def transfer(here: Here, kind: str, source: int | None, target: int | None, size_bytes: int) -> Action:
-    """This rank's part, or nothing. NotMeasured, on all ranks alike, where there is no such way or no room on a GPU."""
-    alone = kind.removesuffix("_all")
-    _refuse(here, alone, source, target)
-    return made_by_all(
-        lambda: _made(here, alone, source, target, size_bytes),
-        here.add_up,
+def build_transfer(rank: TransferRank, kind: str, source: int | None, target: int | None, size_bytes: int) -> Action:
+    """Build this rank's part of a transfer, or an action that does nothing.
+
+    Raises NotMeasured on all ranks if there is no such path or any rank lacks memory on its GPU.
+    """
+    single = kind.removesuffix("_all")
+    _check_possible(rank, single, source, target)
+    return create_on_all_ranks(
+        lambda: _build_action(rank, single, source, target, size_bytes),
+        rank.sum_over_group,
         (torch.cuda.OutOfMemoryError,),
         f"buffers of {size_bytes} bytes do not fit into the memory that training left on the GPUs",
     )
 
 
-def _made(here: Here, kind: str, source: int | None, target: int | None, size_bytes: int) -> Action:
-    way, _, pattern = kind.partition("_")
-    if way in ("send", "peer", "staged"):
-        to, of = _peers(here, pattern, source, target)
-        if way == "send":
-            return _send(here, to, of, size_bytes)
-        return _copy(here, to, size_bytes, staged=way == "staged")
-    if source not in (None, here.rank):
-        return _nothing
+def _build_action(rank: TransferRank, kind: str, source: int | None, target: int | None, size_bytes: int) -> Action:
+    method, _, pattern = kind.partition("_")
+    if method in ("send", "peer", "staged"):
+        receiver, sender = _find_peers(rank, pattern, source, target)
+        if method == "send":
+            return _build_send(rank, receiver, sender, size_bytes)
+        return _build_copy(rank, receiver, size_bytes, staged=method == "staged")
+    if source not in (None, rank.rank):
+        return _do_nothing
     return {
         "memcpy": _memcpy,
         "host_to_device": _host_to_device,
         "device_to_host": _device_to_host,
         "host_both_ways": _host_both_ways,
-    }[kind](here, size_bytes)
+    }[kind](rank, size_bytes)
 
 
-def _peers(here: Here, pattern: str, source: int | None, target: int | None) -> tuple[int | None, int | None]:
-    """(whom this rank sends to, whom it receives from); None: nobody."""
-    ranks = here.spec.processes
+def _find_peers(
+    rank: TransferRank, pattern: str, source: int | None, target: int | None
+) -> tuple[int | None, int | None]:
+    """Return (the rank to send to, the rank to receive from), each None if there is none."""
+    ranks = rank.spec.processes
     if pattern == "ring":
-        return (here.rank + 1) % ranks, (here.rank - 1) % ranks
+        return (rank.rank + 1) % ranks, (rank.rank - 1) % ranks
     assert source is not None and target is not None
-    ways = {source: target} if pattern == "one_way" else {source: target, target: source}
-    return ways.get(here.rank), {to: of for of, to in ways.items()}.get(here.rank)
+    receivers = {source: target} if pattern == "one_way" else {source: target, target: source}
+    senders = {receiver: sender for sender, receiver in receivers.items()}
+    return receivers.get(rank.rank), senders.get(rank.rank)
 
 
-def _refuse(here: Here, kind: str, source: int | None, target: int | None) -> None:
-    """NotMeasured where there is no such way; every rank comes to the same, or is told."""
-    way, _, pattern = kind.partition("_")
-    if way == "send":
-        _refuse_send(here)
-    if way not in ("peer", "staged"):
+def _check_possible(rank: TransferRank, kind: str, source: int | None, target: int | None) -> None:
+    """Raise NotMeasured if there is no such path. All ranks decide alike: what only one rank knows is summed up."""
+    method, _, pattern = kind.partition("_")
+    if method == "send":
+        _check_send(rank)
+    if method not in ("peer", "staged"):
         return
-    ranks = range(here.spec.processes)
+    ranks = range(rank.spec.processes)
     pairs = [(r, (r + 1) % len(ranks)) for r in ranks] if pattern == "ring" else [(source, target), (target, source)]
     pairs = pairs[:1] if pattern == "one_way" else pairs
-    for one, other in pairs:
-        if here.node_of(one) != here.node_of(other):
+    for first, second in pairs:
+        if rank.node_of(first) != rank.node_of(second):
             raise NotMeasured("a process copies between GPUs of its own node only")
-        asked, of = here.rank == one, here.device_of(other)
-        blind = asked and of.index >= torch.cuda.device_count()
-        apart = asked and not blind and not torch.cuda.can_device_access_peer(here.device, of)
-        blind, apart = map(bool, here.add_up([float(blind), float(apart)]))
-        if blind:
-            raise NotMeasured(f"the process of rank {one} does not see the GPU of rank {other}")
-        if apart and way == "peer":
-            raise NotMeasured(f"CUDA gives the GPU of rank {one} no peer access to that of rank {other}")
+        copies, peer = rank.rank == first, rank.device_of(second)
+        invisible = copies and peer.index >= torch.cuda.device_count()
+        no_access = copies and not invisible and not torch.cuda.can_device_access_peer(rank.device, peer)
+        invisible, no_access = map(bool, rank.sum_over_group([float(invisible), float(no_access)]))
+        if invisible:
+            raise NotMeasured(f"the process of rank {first} does not see the GPU of rank {second}")
+        if no_access and method == "peer":
+            raise NotMeasured(f"CUDA gives the GPU of rank {first} no peer access to that of rank {second}")
 
 
-def _refuse_send(here: Here) -> None:
-    if not isinstance(here.group, Group):
-        name = here.spec.config.strategy.name
+def _check_send(rank: TransferRank) -> None:
+    if not isinstance(rank.group, TorchGroup):
+        name = rank.spec.config.strategy.name
         raise NotMeasured(f"{name} has no group of torch.distributed, which would send from rank to rank")
-    if here.device.type == "cuda" and here.group.backend != "nccl":
-        raise NotMeasured(f"{here.group.backend} sends no buffers of a GPU from rank to rank")
+    if rank.device.type == "cuda" and rank.group.backend != "nccl":
+        raise NotMeasured(f"{rank.group.backend} sends no buffers of a GPU from rank to rank")
 
 
-def _send(here: Here, to: int | None, of: int | None, size_bytes: int) -> Action:
-    """Send and receive by the group's backend, both under way at once."""
-    if to is None and of is None:
-        return _nothing
-    sent, received = (_buffer(size_bytes, here.device) for _ in range(2))
+def _build_send(rank: TransferRank, receiver: int | None, sender: int | None, size_bytes: int) -> Action:
+    """Send and receive through the group's backend, both in flight at once."""
+    if receiver is None and sender is None:
+        return _do_nothing
+    sent, received = (_allocate_bytes(size_bytes, rank.device) for _ in range(2))
 
     def run() -> None:
-        ways = [(dist.isend, sent, to), (dist.irecv, received, of)]
-        operations = [dist.P2POp(way, buffer, peer) for way, buffer, peer in ways if peer is not None]
+        directions = [(dist.isend, sent, receiver), (dist.irecv, received, sender)]
+        operations = [dist.P2POp(operation, buffer, peer) for operation, buffer, peer in directions if peer is not None]
         for work in dist.batch_isend_irecv(operations):
             work.wait()
 
     return run
 
 
-def _copy(here: Here, to: int | None, size_bytes: int, staged: bool) -> Action:
-    """The source's process copies from its GPU to another one, which both of them see: Tensor.copy_, for which PyTorch
-    turns on peer access; or first to pinned host memory, and when it is there, on from it."""
-    if to is None:
-        return _nothing
-    sent, received = _buffer(size_bytes, here.device), _buffer(size_bytes, here.device_of(to))
+def _build_copy(rank: TransferRank, receiver: int | None, size_bytes: int, staged: bool) -> Action:
+    """Copy in the source's process from its GPU to another GPU that the process sees.
+
+    Tensor.copy_ makes PyTorch enable peer access. A staged copy goes to pinned host memory first, and on from there
+    when it is complete.
+    """
+    if receiver is None:
+        return _do_nothing
+    source, target = _allocate_bytes(size_bytes, rank.device), _allocate_bytes(size_bytes, rank.device_of(receiver))
     if not staged:
-        return lambda: _do(received.copy_(sent, non_blocking=True))  # on the source's stream, which is waited for
-    between = _pinned(size_bytes)
+        # On the source's stream, for which `synchronize` waits.
+        return lambda: _discard(target.copy_(source, non_blocking=True))
+    host = _allocate_pinned(size_bytes)
 
     def run() -> None:
-        between.copy_(sent)
-        received.copy_(between)
+        host.copy_(source)
+        target.copy_(host)
 
     return run
 
 
-def _memcpy(here: Here, size_bytes: int) -> Action:
-    """Within host memory, by as many threads as this rank trains with."""
-    sent, received = (_buffer(size_bytes, CPU) for _ in range(2))
-    return lambda: _do(received.copy_(sent))
+def _memcpy(rank: TransferRank, size_bytes: int) -> Action:
+    """Copy within host memory with as many threads as this rank trains with."""
+    source, target = (_allocate_bytes(size_bytes, CPU) for _ in range(2))
+    return lambda: _discard(target.copy_(source))
 
 
-def _host_to_device(here: Here, size_bytes: int) -> Action:
-    host, on_device = _pinned(size_bytes), _buffer(size_bytes, here.device)
-    return lambda: _do(on_device.copy_(host, non_blocking=True))
+def _host_to_device(rank: TransferRank, size_bytes: int) -> Action:
+    host, device = _allocate_pinned(size_bytes), _allocate_bytes(size_bytes, rank.device)
+    return lambda: _discard(device.copy_(host, non_blocking=True))
 
 
-def _device_to_host(here: Here, size_bytes: int) -> Action:
-    host, on_device = _pinned(size_bytes), _buffer(size_bytes, here.device)
-    return lambda: _do(host.copy_(on_device, non_blocking=True))
+def _device_to_host(rank: TransferRank, size_bytes: int) -> Action:
+    host, device = _allocate_pinned(size_bytes), _allocate_bytes(size_bytes, rank.device)
+    return lambda: _discard(host.copy_(device, non_blocking=True))
 
 
-def _host_both_ways(here: Here, size_bytes: int) -> Action:
-    """Each way on a stream of its own: on one they would follow each other."""
-    ways = [way(here, size_bytes) for way in (_host_to_device, _device_to_host)]
-    streams = [torch.cuda.Stream(here.device) for _ in ways]
-    torch.cuda.synchronize(here.device)  # the buffers were filled on another stream
+def _host_both_ways(rank: TransferRank, size_bytes: int) -> Action:
+    """Copy in both directions on a stream each: on one stream they would run one after the other."""
+    copies = [build(rank, size_bytes) for build in (_host_to_device, _device_to_host)]
+    streams = [torch.cuda.Stream(rank.device) for _ in copies]
+    torch.cuda.synchronize(rank.device)  # the buffers were filled on another stream
 
     def run() -> None:
-        for way, stream in zip(ways, streams, strict=True):
+        for copy, stream in zip(copies, streams, strict=True):
             with torch.cuda.stream(stream):
-                way()
+                copy()
 
     return run
 
 
-def _buffer(size_bytes: int, device: torch.device) -> Tensor:
-    # Written to, so that it has memory of its own: pages that nobody wrote to are all the same one.
+def _allocate_bytes(size_bytes: int, device: torch.device) -> Tensor:
+    # Filled, so that it has memory of its own: all pages that were never written map to one zero page.
     return torch.empty(size_bytes, dtype=torch.uint8, device=device).fill_(1)
 
 
-def _pinned(size_bytes: int) -> Tensor:
+def _allocate_pinned(size_bytes: int) -> Tensor:
     return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True).fill_(1)
 
 
-def _nothing() -> None:
-    """A rank that has no part in it waits for the others where the next block begins."""
+def _do_nothing() -> None:
+    """Do nothing: a rank without a part waits for the others at the beginning of the next block."""
 
 
-def _do(done: object) -> None:
-    """An action returns nothing."""
+def _discard(result: object) -> None:
+    """Discard a result: an action returns None."""

@@ -1,7 +1,4 @@
-"""One device, a plain loop, no wrapper: what every PyTorch strategy is compared with.
-
-Replicas that train beside each other and never talk: the control for everything but communication.
-"""
+"""Training without gradient synchronization: the bare baseline on one device, and independent replicas."""
 
 from __future__ import annotations
 
@@ -10,21 +7,21 @@ from scalebench.strategies.torch.batches import TorchBatch
 
 
 class BareTorch(TorchStrategy):
-    """The `bare` baseline. It forms no group and exchanges nothing."""
+    """The `bare` baseline: one device, a plain loop, no wrapper and no group."""
 
     def set_gradient_sync(self, on: bool) -> None:
-        """There is none to turn off."""
+        """Do nothing: there is no gradient synchronization to switch off."""
 
 
-class IndependentTorch(TorchStrategy):
-    """N times bare, each on its own part of the samples. Its Gloo group carries the deadline and the metrics."""
+class IndependentTorch(BareTorch):
+    """N bare replicas, each on its own part of the samples: the control that has everything but communication.
+
+    A Gloo group broadcasts the deadline and sums up the metrics.
+    """
 
     def group_backend(self) -> str:
-        return "gloo"  # also on GPUs: a few numbers, and none of them in a timed block
+        return "gloo"  # also on GPUs: it carries a few numbers, and none of them in a timed block
 
     def loss_weight(self, batch: TorchBatch) -> float:
-        """Each replica follows the mean over its own samples, since its gradients are averaged with no other."""
+        """Return this process's share: each replica follows the mean loss over its own samples alone."""
         return batch.share
-
-    def set_gradient_sync(self, on: bool) -> None:
-        """There is none to turn off."""

@@ -1,4 +1,4 @@
-"""What all PyTorch strategies share: device, model, optimizer, one weighted update, metrics."""
+"""The base of all PyTorch strategies: device, model, optimizer, one weighted step, metrics and probes."""
 
 from __future__ import annotations
 
@@ -13,29 +13,27 @@ from torch import Tensor, nn
 from scalebench.core.result import Profile
 from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import BACKWARD, FORWARD, Loop, LossPart, Probes, Strategy, Unsupported
-from scalebench.strategies.torch import bandwidth, batches, evaluation, profiling, user_module
-from scalebench.strategies.torch import optimizer as training
-from scalebench.strategies.torch import user_module as own_trial
-from scalebench.strategies.torch.batches import HostCopies, TorchBatch
-from scalebench.strategies.torch.group import Group
-from scalebench.strategies.torch.memory import Peak, kept_bytes
+from scalebench.strategies.torch import bandwidth, evaluation, optimizer, profiling, user_module
+from scalebench.strategies.torch.batches import PinnedCopies, TorchBatch, feed_batches
+from scalebench.strategies.torch.group import TorchGroup
+from scalebench.strategies.torch.memory import PeakMemory, count_state_bytes
 from scalebench.strategies.torch.model import NetworkModule, load_weights, read_weights
-from scalebench.strategies.torch.observed import observed_backend, observed_settings
-from scalebench.strategies.torch.precision import Compiled, Precision
+from scalebench.strategies.torch.observed import observe_backend, observe_settings
+from scalebench.strategies.torch.precision import CompiledModel, Precision
 from scalebench.workloads import networks, user_code
 from scalebench.workloads.source import Source
 from scalebench.workloads.weights import initial_weights
 
 
 class TorchStrategy(Strategy, Probes):
-    """One replica of the model on one device. By itself it talks to nobody; subclasses say how they do.
+    """One replica of the model on one device, without any communication, which subclasses add.
 
-    `model` holds the weights, `compiled` is the same or its compiled form, and `net` what is trained: that, or a
-    wrapper around it.
+    `model` holds the weights, `compiled` is the model or its compiled form, and `net` is the module that is trained:
+    `compiled` or a wrapper around it.
     """
 
     device: torch.device
-    model: NetworkModule | user_module.OwnModule
+    model: NetworkModule | user_module.UserModule
     compiled: nn.Module
     net: nn.Module
     optimizer: torch.optim.Optimizer
@@ -43,88 +41,88 @@ class TorchStrategy(Strategy, Probes):
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
-        self.group: Group | None = None
+        self.group: TorchGroup | None = None
         self.last_batch: TorchBatch | None = None
         self.accumulate = spec.config.train.accumulate
-        self._peak = Peak()
-        self._host_copies = HostCopies()
-        self._loss = training.loss(spec.config.model.loss)
+        self._peak = PeakMemory()
+        self._pinned_copies = PinnedCopies()
+        self._loss = optimizer.select_loss(spec.config.model.loss)
 
     def group_backend(self) -> str | None:
-        """Which backend of torch.distributed the processes talk over; None: they do not, and no group is formed."""
+        """Return the backend of torch.distributed that connects the processes; None: no group is formed."""
         return None
 
-    def join(self) -> Group | None:
-        """Meet the other processes, if they are to talk; `device` is known."""
+    def join(self) -> TorchGroup | None:
+        """Join the group of processes, if the strategy has one; `device` is set by then."""
         backend = self.group_backend()
         if backend is None:
             return None
-        return Group(backend, self.device, self.place.rank, self.spec.processes, self.spec.group_timeout_s)
+        return TorchGroup(backend, self.device, self.place.rank, self.spec.processes, self.spec.group_timeout_s)
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """What is trained, around the model that is already on its device."""
+        """Return the module to train: the model, which is already on its device, or a wrapper around it."""
         return model
 
     def setup(self) -> None:
-        settings = self.spec.config
+        train = self.spec.config.train
         set_threads(self.place.threads)
         self.device = choose_device(self.spec.device, self.place.devices[0])
-        self.precision = Precision(settings.train.precision, self.device)
+        self.precision = Precision(train.precision, self.device)
         self.group = self.join()
         self.model = self._build()
-        self._check_params()
-        self.optimizer = training.optimizer(settings.train, self.model.parameters(), self.spec.learning_rate)
-        self.compiled = Compiled(self.model, self.place.threads) if settings.train.compile else self.model
+        self._check_parameter_count()
+        self.optimizer = optimizer.build_optimizer(train, self.model.parameters(), self.spec.learning_rate)
+        self.compiled = CompiledModel(self.model, self.place.threads) if train.compile else self.model
         self.net = self.wrap(self.compiled)
 
     def feed(self, source: Source) -> Iterable[TorchBatch]:
-        settings = self.spec.config.dataset
-        return batches.batches(source, self.device, settings.feed, settings.prefetch)
+        dataset = self.spec.config.dataset
+        return feed_batches(source, self.device, dataset.feed, dataset.prefetch)
 
     def train(self, loop: Loop) -> None:
-        with self.blamed():
+        with self.attribute_errors_to_user():
             super().train(loop)
 
-    def blamed(self) -> AbstractContextManager[None]:
-        """Around a training: faults of a user's own module name it."""
-        return user_module.blamed(self.spec.config.model, idle=getattr(self.model, "idle", ()))
+    def attribute_errors_to_user(self) -> AbstractContextManager[None]:
+        """Return a context for training in which errors of a user's module name the user's function."""
+        unused = getattr(self.model, "unused_parameters", ())
+        return user_module.attribute_errors_to_user(self.spec.config.model, unused_parameters=unused)
 
     def step(self, batch: TorchBatch) -> LossPart | None:
         self.optimizer.zero_grad()
-        part = self.accumulated(batch)
-        self.precision.update(self.optimizer)
+        part = self.accumulate_gradients(batch)
+        self.precision.step_optimizer(self.optimizer)
         return part
 
     def set_learning_rate(self, rate: float) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
 
-    def accumulated(self, batch: TorchBatch) -> LossPart:
-        """Gradients of a whole batch, added up over its parts; with the backward pass of the last one they are
-        exchanged."""
-        found = []
-        for part in filled(self.parts(batch)):
-            with nullcontext() if part.last else self.unsent():
-                loss, told = self.forward(self.net, part)
+    def accumulate_gradients(self, batch: TorchBatch) -> LossPart:
+        """Add up the gradients of all parts of a batch, which are synchronized in the last part's backward pass."""
+        loss_parts = []
+        for part in drop_empty_parts(self.split_batch(batch)):
+            with nullcontext() if part.last else self.without_sync():
+                loss, loss_part = self.forward(self.net, part)
                 self.precision.backward(loss)
-            found.append(told)
-        return training.summed(found)
+            loss_parts.append(loss_part)
+        return optimizer.sum_loss_parts(loss_parts)
 
-    def parts(self, batch: TorchBatch) -> list[TorchBatch]:
-        """What an update computes a batch in. A batch is remembered here for whoever wants to train on it again."""
+    def split_batch(self, batch: TorchBatch) -> list[TorchBatch]:
+        """Split a batch into the parts that a step computes one by one, and keep it for probes that train on it."""
         parts = batch.split(self.accumulate)
-        if self.last_batch is None and isinstance(self.compiled, Compiled):
+        if self.last_batch is None and isinstance(self.compiled, CompiledModel):
             self.compiled.shapes = {part.inputs.shape for part in parts}
         if self.last_batch is None or batch.samples >= self.last_batch.samples:
-            self.last_batch = batch  # a whole one: the last of an epoch may take another way than all others
+            self.last_batch = batch  # a full one: an epoch's last, smaller batch may run through other code
         return parts
 
-    def unsent(self) -> AbstractContextManager[Any]:
-        """Around the passes of a part whose gradients are not exchanged yet."""
+    def without_sync(self) -> AbstractContextManager[Any]:
+        """Return a context for the passes of a part whose gradients are not synchronized yet."""
         return nullcontext()
 
     def forward(self, net: nn.Module, batch: TorchBatch) -> tuple[Tensor, LossPart]:
-        """(what to differentiate, what to report) for a batch or a part; nothing here waits for the device."""
+        """Return (loss to differentiate, loss to report) of a batch or a part, without waiting for the device."""
         with self.precision.autocast():
             outputs = net(batch.inputs)
         mean = self._loss(outputs.float(), batch.targets)
@@ -133,34 +131,34 @@ class TorchStrategy(Strategy, Probes):
         return (mean if weight == 1 else mean * weight), part
 
     def loss_weight(self, batch: TorchBatch) -> float:
-        """So that gradients averaged over the replicas are those of the mean over the global batch."""
-        return training.shard_weight(batch.samples, batch.global_samples, self.shard()[1])
+        """Return the factor with which the gradients' average over replicas is that of the global batch's mean."""
+        return optimizer.compute_loss_weight(batch.samples, batch.global_samples, self.shard()[1])
 
     def partial_step(self, batch: TorchBatch, until: str) -> None:
-        self.model.zero_grad()  # not the optimizer: Horovod's believes that an exchange is under way
-        for part in filled(self.parts(batch)):
-            self._passes(part, until)
+        self.model.zero_grad()  # not the optimizer's: Horovod's refuses while it expects a synchronization
+        for part in drop_empty_parts(self.split_batch(batch)):
+            self._run_passes(part, until)
         if until not in (FORWARD, BACKWARD):
-            self.precision.update(self.optimizer)
+            self.precision.step_optimizer(self.optimizer)
 
     def copy_batch(self, batch: TorchBatch) -> None:
         if self.device.type == "cpu":
             return super().copy_batch(batch)
-        self._host_copies.of(batch).to(self.device)
+        self._pinned_copies.copy_of(batch).to(self.device)
 
-    def profile(self, updates: int, trace: Path | None) -> Profile:
-        """After a few updates more, which are not in it."""
+    def profile(self, steps: int, trace: Path | None) -> Profile:
+        """Profile steps on the last batch, after a few more that are left out of the profile."""
         if self.last_batch is None:
             raise RuntimeError("the profile is of the last batch of the training, and there was no training")
-        return profiling.profiled(self.train, self.synchronize, self.last_batch, updates, trace)
+        return profiling.profile_steps(self.train, self.synchronize, self.last_batch, steps, trace)
 
     def synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def transfer(self, kind: str, source: int | None, target: int | None, size_bytes: int) -> Callable[[], None]:
-        here = bandwidth.Here(self.spec, self.place.rank, self.device, self.group)
-        return bandwidth.transfer(here, kind, source, target, size_bytes)
+        rank = bandwidth.TransferRank(self.spec, self.place.rank, self.device, self.group)
+        return bandwidth.build_transfer(rank, kind, source, target, size_bytes)
 
     def broadcast(self, value: float) -> float:
         return value if self.group is None else self.group.broadcast(value)
@@ -168,21 +166,21 @@ class TorchStrategy(Strategy, Probes):
     def backend_used(self) -> str | None:
         return None
 
-    def seen_carrier(self) -> str | None:
-        """Who carries what updates exchange, by two more of them under the profiler, which spoil the weights."""
+    def observe_backend(self) -> str | None:
+        """Train two more steps under the profiler and return the backend that communicated. Spoils the weights."""
         if self.last_batch is None:
             raise RuntimeError("backend_used replays the last batch of the training, and there was no training")
-        return observed_backend(self.train, self.last_batch)
+        return observe_backend(self.train, self.last_batch)
 
     def settings_used(self) -> dict[str, str]:
-        """One more update under the profiler, which spoils the weights."""
-        return {} if self.last_batch is None else observed_settings(self.train, self.last_batch)
+        """Observe the settings of one more step under the profiler, which spoils the weights."""
+        return {} if self.last_batch is None else observe_settings(self.train, self.last_batch)
 
     def evaluate(self, source: Source) -> dict[str, float]:
-        """Each replica's model judges its own part of the samples, in the precision of the training."""
-        over_group = (lambda values: values) if self.group is None else self.group.sum
+        """Evaluate each replica's part of the samples with its own model, in the precision of training."""
+        sum_over_group = (lambda values: values) if self.group is None else self.group.sum
         with self._peak.paused(self.device), self.precision.autocast():
-            return evaluation.metrics(self.model, self.spec.config.model, source, self.device, over_group)
+            return evaluation.compute_metrics(self.model, self.spec.config.model, source, self.device, sum_over_group)
 
     def num_params(self) -> int:
         return count_parameters(self.model)
@@ -191,88 +189,90 @@ class TorchStrategy(Strategy, Probes):
         return read_weights(self.model)
 
     def peak_memory_bytes(self) -> list[int | None]:
-        return [self._peak.of(self.device)]
+        return [self._peak.read_bytes(self.device)]
 
     def state_bytes(self) -> list[int | None]:
-        """As memory.kept_bytes counts them."""
-        return [kept_bytes(self.model, self.optimizer_state(), self.device)]
+        """Return the bytes that memory.count_state_bytes counts on this process's device."""
+        return [count_state_bytes(self.model, self.optimizer_state(), self.device)]
 
     def optimizer_state(self) -> Mapping[Any, Mapping[str, Any]]:
-        """What this process' optimizer knows, by parameter."""
+        """Return the optimizer's state in this process, by parameter."""
         return self.optimizer.state
 
     def versions(self) -> dict[str, str]:
-        found = {"torch": str(torch.__version__)}
+        versions = {"torch": str(torch.__version__)}
         if torch.version.cuda is not None:
-            found["cuda"] = str(torch.version.cuda)
+            versions["cuda"] = str(torch.version.cuda)
         if torch.backends.cudnn.is_available():
-            found["cudnn"] = str(torch.backends.cudnn.version())
+            versions["cudnn"] = str(torch.backends.cudnn.version())
         if torch.cuda.is_available() and torch.distributed.is_nccl_available():
-            found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-        return found
+            versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        return versions
 
     def close(self) -> None:
         if self.group is not None:
             self.group.leave()
             self.group = None
 
-    def _passes(self, part: TorchBatch, until: str) -> None:
-        """A method of its own, so that nothing of a part is kept while the next one is computed."""
+    def _run_passes(self, part: TorchBatch, until: str) -> None:
+        """Run the passes of one part. As a method of its own it keeps no tensor of a part alive during the next."""
         loss, _ = self.forward(self.net, part)
         if until != FORWARD:
             self.precision.backward(loss)
 
-    def _build(self) -> NetworkModule | user_module.OwnModule:
-        """The model on its device, with the weights that every rank and every framework starts from."""
+    def _build(self) -> NetworkModule | user_module.UserModule:
+        """Build the model on its device, with the weights that every rank and every framework starts from."""
         config = self.spec.config
-        wanted = config.model
-        model = self._own() if user_code.is_user_model(wanted) else self._ours()
-        torch.manual_seed(config.seed + self.shard()[0])  # of dropout: those that share samples draw alike
+        model = self._build_user_module() if user_code.is_user_model(config.model) else self._build_network()
+        torch.manual_seed(config.seed + self.shard()[0])  # for dropout: processes that share samples draw the same
         return model
 
-    def _check_params(self) -> None:
-        wanted, found = self.spec.config.model, self.num_params()
-        if wanted.params is not None and found != wanted.params:
-            raise RuntimeError(f"{wanted.name} has {found} parameters here and {wanted.params} in its YAML")
+    def _check_parameter_count(self) -> None:
+        model, built = self.spec.config.model, self.num_params()
+        if model.params is not None and built != model.params:
+            raise RuntimeError(f"{model.name} has {built} parameters here and {model.params} in its YAML")
 
-    def _ours(self) -> NetworkModule:
+    def _build_network(self) -> NetworkModule:
         config, network = self.spec.config, networks.build_network(self.spec.config.model)
         model = NetworkModule(network, config.train.data_format, config.train.dropout)
         arrays = ((array.name, array.shape, array.init) for array in network.arrays)
         load_weights(model, initial_weights(arrays, config.seed))
         return model.to(self.device)
 
-    def _own(self) -> user_module.OwnModule:
+    def _build_user_module(self) -> user_module.UserModule:
         config = self.spec.config
-        model = user_module.built(config, self.device)
-        own_trial.check(model, config, self.device, self.precision, self.group)
+        model = user_module.build_user_module(config, self.device)
+        user_module.check_user_module(model, config, self.device, self.precision, self.group)
         return model
 
 
-def filled(parts: list[TorchBatch]) -> list[TorchBatch]:
-    """Those with samples: the last batch of an epoch may have too few for all parts."""
+def drop_empty_parts(parts: list[TorchBatch]) -> list[TorchBatch]:
+    """Return the parts that have samples: the last batch of an epoch may have too few for all of them."""
     return [part for part in parts if part.samples]
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Trainable ones."""
+    """Count the trainable parameters of a model."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def choose_device(kind: str, index: int) -> torch.device:
-    """The CPU, or the GPU of that number, made this process's current one. Unsupported if PyTorch sees none."""
+    """Return the CPU, or the GPU with that index as this process's current device.
+
+    Raises Unsupported if PyTorch does not see that GPU.
+    """
     if kind == "cpu":
         return torch.device("cpu")
-    seen = torch.cuda.device_count()
-    if index >= seen:
-        raise Unsupported(f"PyTorch {torch.__version__} sees {seen} GPUs and this rank wants number {index}")
+    visible = torch.cuda.device_count()
+    if index >= visible:
+        raise Unsupported(f"PyTorch {torch.__version__} sees {visible} GPUs and this rank wants number {index}")
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)
     return device
 
 
 def set_threads(threads: int) -> None:
-    """Threads inside an operation; operations themselves run one after the other."""
+    """Set the number of threads within an operation; operations themselves run one after the other."""
     torch.set_num_threads(threads)
     if torch.get_num_interop_threads() != 1:  # can be set once per process only
         torch.set_num_interop_threads(1)

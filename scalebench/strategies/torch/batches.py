@@ -1,4 +1,4 @@
-"""numpy batches -> tensors on the device, as `dataset.feed` and `dataset.prefetch` ask for."""
+"""Feeding numpy batches to the device as tensors, according to `dataset.feed` and `dataset.prefetch`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from scalebench.workloads.prefetch import prefetch
 from scalebench.workloads.source import Batch, Source
 
-CHUNK = 4096  # samples
+CHUNK_SAMPLES = 4096
 
 
 class TorchBatch(NamedTuple):
@@ -23,19 +23,22 @@ class TorchBatch(NamedTuple):
     inputs: Tensor
     targets: Tensor
     global_samples: int
-    share: float = 1.0  # of this process's samples of the update
-    last: bool = True  # no other part of the update follows
+    share: float = 1.0  # this part's share of the process's samples in the step
+    last: bool = True  # no other part of the step follows
 
     @property
     def samples(self) -> int:
         return len(self.inputs)
 
     def split(self, parts: int) -> list[TorchBatch]:
-        """So many views of it, whose samples differ by at most one; the first ones are empty if there are too few."""
+        """Split the batch into views whose sizes differ by at most one sample.
+
+        With fewer samples than parts the first parts are empty.
+        """
         if parts == 1:
             return [self]
-        share, rest = divmod(self.samples, parts)
-        sizes = [share] * (parts - rest) + [share + 1] * rest
+        size, rest = divmod(self.samples, parts)
+        sizes = [size] * (parts - rest) + [size + 1] * rest
         pairs = zip(self.inputs.split(sizes), self.targets.split(sizes), strict=True)
         return [
             TorchBatch(*pair, self.global_samples, size / self.samples, number == parts)
@@ -43,19 +46,19 @@ class TorchBatch(NamedTuple):
         ]
 
     def to(self, device: torch.device) -> TorchBatch:
-        """On the device; from pinned memory the copy runs beside the host's work."""
+        """Copy the batch to the device; from pinned memory the copy overlaps with the host's work."""
         inputs, targets = (tensor.to(device, non_blocking=True) for tensor in self[:2])
         return self._replace(inputs=inputs, targets=targets)
 
 
-class HostCopies:
-    """Batches in pinned host memory, as the feed holds them before it copies: one of each shape, made once."""
+class PinnedCopies:
+    """Copies of batches in pinned host memory, where the feed holds batches before copying: one for each shape."""
 
     def __init__(self) -> None:
         self._copies: dict[tuple[Any, ...], TorchBatch] = {}
 
-    def of(self, batch: TorchBatch) -> TorchBatch:
-        """Its copy, or that of the first batch of the same shape."""
+    def copy_of(self, batch: TorchBatch) -> TorchBatch:
+        """Return the pinned copy of the batch, or of the first batch of the same shape."""
         key = tuple((tensor.shape, tensor.dtype) for tensor in (batch.inputs, batch.targets))
         if key not in self._copies:
             inputs, targets = (tensor.cpu().pin_memory() for tensor in (batch.inputs, batch.targets))
@@ -66,94 +69,92 @@ class HostCopies:
 TorchBatches = Generator[TorchBatch, None, None]
 
 
-def batches(source: Source, device: torch.device, feed: str, ahead: str) -> TorchBatches:
-    """Batches on `device`, in the order of `source` whatever the feed; closing it ends the threads behind it.
+def feed_batches(source: Source, device: torch.device, feed: str, prefetch_mode: str) -> TorchBatches:
+    """Yield batches on `device` in the order of `source` under every feed; closing the generator ends its threads.
 
-    `feed`: host and disk take each batch from the source; fixed makes the first one once and gives it for
-    ever; device keeps the whole data set on the device. The last two have nothing left to do in advance, so
-    that `ahead` (none, queue, device) concerns the others only.
+    `feed`: host and disk take each batch from the source; fixed yields the first batch for ever; device keeps the
+    whole dataset on the device. The last two have nothing to prepare, so that `prefetch_mode` (none, queue, device)
+    concerns the others only.
     """
     if feed == "device":
-        return _resident(source, device)
+        return _resident_batches(source, device)
     if feed == "fixed":
-        return _repeated(source, device)
-    ready = _host(source, device) if ahead == "none" else prefetch(_host(source, device))
+        return _repeat_first_batch(source, device)
+    ready = _host_batches(source, device)
+    if prefetch_mode != "none":
+        ready = prefetch(ready)
     if device.type == "cpu":
-        return ready  # they are where they are wanted
-    return _copied_ahead(ready, device) if ahead == "device" else _placed(ready, device)
+        return ready
+    return _copy_ahead(ready, device) if prefetch_mode == "device" else _copy_batches(ready, device)
 
 
-def as_tensors(batch: Batch) -> TorchBatch:
-    """The batch's arrays as tensors, without a copy."""
+def to_tensors(batch: Batch) -> TorchBatch:
+    """Wrap the batch's arrays in tensors without copying."""
     return TorchBatch(torch.from_numpy(batch.inputs), torch.from_numpy(batch.targets), batch.global_samples)
 
 
-def _host(source: Source, device: torch.device) -> TorchBatches:
-    """Tensors in host memory, pinned for a GPU. Runs in the prefetching thread where there is one."""
+def _host_batches(source: Source, device: torch.device) -> TorchBatches:
+    """Yield tensors in host memory, pinned for a GPU. Runs in the prefetching thread if there is one."""
     cuda = device.type == "cuda"
     if cuda:
-        torch.cuda.set_device(device)  # is per thread; pinning would otherwise open a context on GPU 0
-    for batch in source:
-        made = as_tensors(batch)
-        if cuda:
-            made = made._replace(inputs=made.inputs.pin_memory(), targets=made.targets.pin_memory())
-        yield made
+        torch.cuda.set_device(device)  # a per-thread setting; pinning would otherwise open a context on GPU 0
+    for batch in map(to_tensors, source):
+        yield batch._replace(inputs=batch.inputs.pin_memory(), targets=batch.targets.pin_memory()) if cuda else batch
 
 
-def _placed(host: TorchBatches, device: torch.device) -> TorchBatches:
+def _copy_batches(host: TorchBatches, device: torch.device) -> TorchBatches:
     with closing(host):
         for batch in host:
             yield batch.to(device)
 
 
-def _repeated(source: Source, device: torch.device) -> TorchBatches:
-    batch = as_tensors(next(iter(source))).to(device)
+def _repeat_first_batch(source: Source, device: torch.device) -> TorchBatches:
+    batch = to_tensors(next(iter(source))).to(device)
     while True:
         yield batch
 
 
-def _copied_ahead(host: TorchBatches, device: torch.device) -> TorchBatches:
-    """Double buffer: while the GPU works on one batch, the next is copied on a stream of its own."""
-    copying = torch.cuda.Stream(device)
+def _copy_ahead(host: TorchBatches, device: torch.device) -> TorchBatches:
+    """Double-buffer: copy the next batch on a stream of its own while the GPU works on the current one."""
+    copy_stream = torch.cuda.Stream(device)
 
     def start_copy() -> TorchBatch | None:
         batch = next(host, None)
-        with torch.cuda.stream(copying):
+        with torch.cuda.stream(copy_stream):
             return None if batch is None else batch.to(device)
 
     with closing(host):
-        following = start_copy()
-        while following is not None:
-            batch, working = following, torch.cuda.current_stream(device)
-            working.wait_stream(copying)  # for this batch only: the next copy is not issued yet
+        next_batch = start_copy()
+        while next_batch is not None:
+            batch, compute_stream = next_batch, torch.cuda.current_stream(device)
+            compute_stream.wait_stream(copy_stream)  # waits for this batch only: the next copy is not issued yet
             for tensor in (batch.inputs, batch.targets):
-                tensor.record_stream(working)  # or its memory could be copied over while it is still read
-            following = start_copy()
+                tensor.record_stream(compute_stream)  # or its memory could be overwritten while it is still read
+            next_batch = start_copy()
             yield batch
 
 
-def _resident(source: Source, device: torch.device) -> TorchBatches:
-    """Every batch picked on the device from the whole training set, which is copied there once.
+def _resident_batches(source: Source, device: torch.device) -> TorchBatches:
+    """Select every batch on the device from the whole training set, which is copied there once.
 
-    All of it and not one replica's part, since each epoch deals the samples anew.
+    One replica's part would not suffice, since each epoch distributes the samples anew.
     """
-    inputs, targets = (_on_device(array, device) for array in source.arrays())
+    inputs, targets = (_copy_to_device(array, device) for array in source.arrays())
     epoch = 0
     while True:
-        updates = range(source.steps_per_epoch)
-        rows = [source.batch_indices(epoch, update) - source.first for update in updates]
-        # One copy of indices per epoch: one per update would make the GPU wait for the host.
-        on_device = torch.from_numpy(np.concatenate(rows)).to(device)
-        picked = on_device.split([len(part) for part in rows])
-        for update, index in zip(updates, picked, strict=True):
-            chosen = inputs.index_select(0, index), targets.index_select(0, index)
-            yield TorchBatch(*chosen, source.global_samples(update))
+        steps = range(source.steps_per_epoch)
+        rows = [source.batch_indices(epoch, step) - source.first for step in steps]
+        # The indices are copied once per epoch: a copy in each step would make the GPU wait for the host.
+        row_tensor = torch.from_numpy(np.concatenate(rows)).to(device)
+        row_tensors = row_tensor.split([len(part) for part in rows])
+        for step, index in zip(steps, row_tensors, strict=True):
+            yield TorchBatch(inputs.index_select(0, index), targets.index_select(0, index), source.global_samples(step))
         epoch += 1
 
 
-def _on_device(array: NDArray[Any], device: torch.device) -> Tensor:
-    """The whole array on the device, through host memory chunk by chunk: a file may be larger than that."""
+def _copy_to_device(array: NDArray[Any], device: torch.device) -> Tensor:
+    """Copy an array to the device chunk by chunk, since a file may be larger than host memory."""
     tensor = torch.from_numpy(np.empty((0, *array.shape[1:]), array.dtype)).new_empty(array.shape, device=device)
-    for start in range(0, len(array), CHUNK):
-        tensor[start : start + CHUNK].copy_(torch.from_numpy(np.array(array[start : start + CHUNK])))
+    for start in range(0, len(array), CHUNK_SAMPLES):
+        tensor[start : start + CHUNK_SAMPLES].copy_(torch.from_numpy(np.array(array[start : start + CHUNK_SAMPLES])))
     return tensor

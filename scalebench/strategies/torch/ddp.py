@@ -1,7 +1,4 @@
-"""DistributedDataParallel in a plain loop.
-
-DistributedDataParallel without its overlap: the same buckets, all of them exchanged once backward is over.
-"""
+"""DistributedDataParallel in a plain loop, with gradient synchronization during the backward pass or after it."""
 
 from __future__ import annotations
 
@@ -21,39 +18,39 @@ from scalebench.strategies.torch import collectives
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch
 
-Send = Callable[[dist.GradBucket], "Future[Tensor]"]
+SendBucket = Callable[[dist.GradBucket], "Future[Tensor]"]
 
 
-def averaged(bucket: dist.GradBucket) -> Future[Tensor]:
-    """What DistributedDataParallel does by itself: the mean of a bucket over the ranks, in place, begun at once."""
+def average_bucket(bucket: dist.GradBucket) -> Future[Tensor]:
+    """Start averaging a bucket over the ranks in place, which is what DistributedDataParallel does without a hook."""
     return allreduce_hook(dist.group.WORLD, bucket)
 
 
-class AfterBackward:
-    """A communication hook that keeps buckets until the last of an update is full, which is when backward has made its
-    last gradient, and then sends them all at once, in their order.
+class SyncAfterBackward:
+    """A communication hook that holds the buckets of a step until the last one is full, when the backward pass has
+    computed its last gradient, and then sends all of them at once, in their order.
 
-    On a GPU, where all this is only queued, the exchange waits for the kernels that fill the last bucket.
+    On a GPU, where all of this is only queued, communication waits for the kernels that fill the last bucket.
     """
 
-    def __init__(self, send: Send) -> None:
-        """`send` begins the exchange of a bucket; its result is the bucket's own buffer."""
+    def __init__(self, send: SendBucket) -> None:
+        """`send` starts the synchronization of a bucket; its future holds the bucket's own buffer."""
         self._send = send
-        self._kept: list[dist.GradBucket] = []
+        self._held: list[dist.GradBucket] = []
 
     def __call__(self, bucket: dist.GradBucket) -> Future[Tensor]:
         if bucket.index() == 0:
-            self._kept.clear()  # of a backward pass that failed half way
-        self._kept.append(bucket)
+            self._held.clear()  # left over from a backward pass that failed half way
+        self._held.append(bucket)
         if bucket.is_last():
-            kept, self._kept = self._kept, []
-            for pending in [self._send(one) for one in kept]:
+            held, self._held = self._held, []
+            for pending in [self._send(each) for each in held]:
                 pending.wait()
-        return _done(bucket.buffer())
+        return _completed_future(bucket.buffer())
 
 
-def _done(buffer: Tensor) -> Future[Tensor]:
-    """Others read a bucket's buffer only when the last one's future is there too."""
+def _completed_future(buffer: Tensor) -> Future[Tensor]:
+    """Return a future that is done already: the reducer reads no bucket's buffer before the last one's future."""
     future: Future[Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
     future.set_result(buffer)
     return future
@@ -61,20 +58,20 @@ def _done(buffer: Tensor) -> Future[Tensor]:
 
 @dataclass
 class DdpOptions:
-    """Passed on to DistributedDataParallel, but for `overlap`."""
+    """The arguments of DistributedDataParallel, and `overlap`."""
 
-    bucket_cap_mb: float = 25.0  # gradients are exchanged in buckets of this size
+    bucket_cap_mb: float = 25.0  # gradients are synchronized in buckets of this size
     static_graph: bool = False
     gradient_as_bucket_view: bool = False
     find_unused_parameters: bool = False
-    # DistributedDataParallel's own default is true: moving statistics of rank 0 to all, before each forward pass.
-    # Here each replica keeps its own, as under MirroredStrategy, and message_sizes tells all that is sent.
+    # DistributedDataParallel's own default is true: it broadcasts rank 0's moving statistics before each forward pass.
+    # Here each replica keeps its own, as under MirroredStrategy, and message_sizes covers everything that is sent.
     broadcast_buffers: bool = False
-    overlap: bool = True  # false: buckets are exchanged when backward is over, all of them at once
+    overlap: bool = True  # false: all buckets are sent at once after the backward pass
 
 
 class Ddp(TorchStrategy):
-    """One process per device; gradients are averaged bucket by bucket while backward still runs, or with overlap=false
+    """One process per device. Gradients are averaged bucket by bucket during the backward pass, or with overlap=false
     after it."""
 
     Options = DdpOptions
@@ -86,45 +83,46 @@ class Ddp(TorchStrategy):
         return requested
 
     def ddp_arguments(self) -> dict[str, Any]:
-        """Keyword arguments of DistributedDataParallel, but for the device."""
+        """Return the keyword arguments of DistributedDataParallel except the device."""
         arguments = {key: value for key, value in asdict(self.options).items() if key != "overlap"}
-        known = inspect.signature(DistributedDataParallel).parameters
-        if "forward_sync_buffers" in known:  # as newer PyTorch calls it, which warns of the old name
+        accepted = inspect.signature(DistributedDataParallel).parameters
+        if "forward_sync_buffers" in accepted:  # the name in newer PyTorch, which warns about the old one
             arguments["forward_sync_buffers"] = arguments.pop("broadcast_buffers")
         return arguments
 
     def wrap(self, model: nn.Module) -> nn.Module:
         device_ids = [self.device.index] if self.device.type == "cuda" else None
         net = DistributedDataParallel(model, device_ids=device_ids, **self.ddp_arguments())
-        self.hook(net)
+        self.register_hook(net)
         return net
 
-    def hook(self, net: DistributedDataParallel) -> None:
-        """Give it a communication hook where buckets are not sent as it sends them by itself."""
+    def register_hook(self, net: DistributedDataParallel) -> None:
+        """Register a communication hook where buckets are sent differently from DistributedDataParallel's way."""
         if not self.options.overlap:
-            later = AfterBackward(self.send)
-            net.register_comm_hook(
-                None, lambda _, bucket: later(bucket)
-            )  # torch looks at annotations, if there are any
+            hook = SyncAfterBackward(self.send_bucket)
+            net.register_comm_hook(None, lambda _, bucket: hook(bucket))  # torch checks a hook's annotations, if any
 
-    def send(self, bucket: dist.GradBucket) -> Future[Tensor]:
-        """Begin the exchange of a bucket, where a communication hook does it; gives the bucket's own buffer."""
-        return averaged(bucket)
+    def send_bucket(self, bucket: dist.GradBucket) -> Future[Tensor]:
+        """Start the synchronization of a bucket for a communication hook; the future holds the bucket's own buffer."""
+        return average_bucket(bucket)
 
     def set_gradient_sync(self, on: bool) -> None:
         self.net.require_backward_grad_sync = on
 
-    def unsent(self) -> AbstractContextManager[Any]:
-        return no_sync(self.net)
+    def without_sync(self) -> AbstractContextManager[Any]:
+        return skip_sync(self.net)
 
     def partial_step(self, batch: TorchBatch, until: str) -> None:
-        """Without the exchange also where it is on: a forward pass would make the reducer wait for its backward."""
-        self.net.require_forward_param_sync = False  # moving statistics, which the first pass would broadcast still
+        """Train up to one part of a step without synchronization, even where it is on.
+
+        Otherwise a forward pass would make the reducer wait for its backward pass.
+        """
+        self.net.require_forward_param_sync = False  # the first pass would still broadcast moving statistics
         with self.net.no_sync():
             super().partial_step(batch, until)
 
     def message_sizes(self) -> list[int]:
-        return bucket_bytes(self.net)
+        return read_bucket_bytes(self.net)
 
     def run_isolated_sync(self, sizes: list[int]) -> None:
         assert self.group is not None, "setup comes first"
@@ -132,33 +130,36 @@ class Ddp(TorchStrategy):
 
     def collective(self, name: str, size_bytes: int) -> Callable[[], None]:
         assert self.group is not None, "setup comes first"
-        return collectives.collective(self.group, name, size_bytes)
+        return collectives.build_torch_collective(self.group, name, size_bytes)
 
     def backend_used(self) -> str | None:
-        """Two more updates under the profiler, so it comes last: it spoils the weights."""
-        return self.seen_carrier()
+        """Observe the backend in two more steps under the profiler, which spoil the weights."""
+        return self.observe_backend()
 
     def close(self) -> None:
-        """The wrapper goes first: were it the last to know the group, it would wait for the group's threads, and they
-        for the interpreter."""
+        """Drop the wrapper before the group: holding the last reference to the group, it would wait for the group's
+        threads, and these for the interpreter lock."""
         self.__dict__.pop("net", None)
         super().close()
 
 
-def no_sync(net: DistributedDataParallel) -> AbstractContextManager[Any]:
-    """Without an exchange, but for the first pass with static_graph: torch learns the graph from it, and fails where it
-    does without one. Averages that other parts are added to are the same on all replicas, and stay so."""
+def skip_sync(net: DistributedDataParallel) -> AbstractContextManager[Any]:
+    """Return a context without synchronization, except for the first pass with static_graph.
+
+    torch records the graph in that pass, and fails if it does not synchronize in it. Averages to which other parts'
+    gradients are added are the same on all replicas, and stay the same.
+    """
     if net.static_graph and not net._static_graph_delay_allreduce_enqueued:
         return nullcontext()
     return net.no_sync()
 
 
-def bucket_bytes(net: DistributedDataParallel) -> list[int]:
-    """Sizes of the buckets as they are exchanged.
+def read_bucket_bytes(net: DistributedDataParallel) -> list[int]:
+    """Read the sizes of the buckets that are sent.
 
-    They are rebuilt after the first update in the order in which gradients got ready; with
+    They are rebuilt after the first step in the order in which gradients become ready; with
     find_unused_parameters they stay as they were.
     """
-    known = net._get_ddp_logging_data()
-    text = known.get("rebuilt_bucket_sizes") or known.get("bucket_sizes") or ""
+    logged = net._get_ddp_logging_data()
+    text = logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes") or ""
     return [int(size) for size in text.split(",") if size.strip()]

@@ -1,4 +1,4 @@
-"""Validation: sums on every process, put together over the group."""
+"""Validation metrics: sums on every process, added up over the group."""
 
 from __future__ import annotations
 
@@ -10,60 +10,60 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from scalebench.core.spec import ModelSpec
-from scalebench.strategies.torch.batches import as_tensors
+from scalebench.strategies.base import GroupSum
+from scalebench.strategies.torch.batches import to_tensors
 from scalebench.workloads.source import Source
 
-Sum = Callable[[list[float]], list[float]]
 
-
-def metrics(
-    model: nn.Module, wanted: ModelSpec, source: Source, device: torch.device, over_group: Sum
+def compute_metrics(
+    model: nn.Module, spec: ModelSpec, source: Source, device: torch.device, sum_over_group: GroupSum
 ) -> dict[str, float]:
-    """Means over every sample of every replica's part.
+    """Compute the mean metrics over all samples of all replicas.
 
-    Of a classifier {'cross_entropy': mean, 'accuracy': share that is right}, else {'mse': over all outputs,
-    'mse_<target>': of one, where they have names}. `over_group` adds up numbers over the processes, all of
-    which have to call this. A model that gives None leaves the samples to another process. It is left in training mode.
+    A classifier has {'cross_entropy': mean, 'accuracy': share of correct answers}, other models {'mse': over all
+    outputs, 'mse_<target>': of one output, where outputs have names}. `sum_over_group` adds up numbers over the
+    processes, all of which have to call this. A model that returns None leaves its samples to another process. The
+    model is left in training mode.
     """
-    if wanted.loss == "cross_entropy":
-        loss, right = _means(model, source, device, 2, _classified, over_group)
-        return {"cross_entropy": loss, "accuracy": right}
-    width = math.prod(wanted.target_shape)
-    means = _means(model, source, device, width, _squared_errors, over_group)
-    named = {f"mse_{name}": mean for name, mean in zip(wanted.targets, means, strict=True)} if wanted.targets else {}
-    return {"mse": sum(means) / len(means), **named}
+    if spec.loss == "cross_entropy":
+        loss, accuracy = _mean_over_samples(model, source, device, 2, _sum_classification, sum_over_group)
+        return {"cross_entropy": loss, "accuracy": accuracy}
+    width = math.prod(spec.target_shape)
+    means = _mean_over_samples(model, source, device, width, _sum_squared_errors, sum_over_group)
+    per_target = {f"mse_{name}": mean for name, mean in zip(spec.targets, means, strict=True)} if spec.targets else {}
+    return {"mse": sum(means) / len(means), **per_target}
 
 
-def _means(
+def _mean_over_samples(
     model: nn.Module,
     source: Source,
     device: torch.device,
     width: int,
-    sums_of: Callable[[Tensor, Tensor], Tensor],
-    over_group: Sum,
+    sum_batch: Callable[[Tensor, Tensor], Tensor],
+    sum_over_group: GroupSum,
 ) -> list[float]:
-    """Over all samples, of `width` quantities whose sums over a batch `sums_of` gives from (outputs, targets)."""
+    """Average `width` quantities over all samples; `sum_batch` returns their sums for (outputs, targets)."""
     sums = torch.zeros(width, dtype=torch.float64, device=device)
     samples = 0
     model.eval()
     with torch.inference_mode():
-        for batch in map(as_tensors, source.in_order()):
+        for batch in map(to_tensors, source.in_order()):
             outputs = model.forward(batch.inputs.to(device))
             if outputs is not None:
-                sums += sums_of(outputs.float(), batch.targets.to(device))
+                sums += sum_batch(outputs.float(), batch.targets.to(device))
                 samples += batch.samples
     model.train()
-    *totals, count = over_group([*sums.tolist(), float(samples)])
+    *totals, count = sum_over_group([*sums.tolist(), float(samples)])
     return [total / count for total in totals]
 
 
-def _squared_errors(outputs: Tensor, targets: Tensor) -> Tensor:
+def _sum_squared_errors(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs - targets).square().double().reshape(len(outputs), -1).sum(0)
 
 
-def _classified(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Of a sample with several labels the mean over them."""
+def _sum_classification(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Sum up losses and correct answers over the samples; a sample with several labels counts with their mean."""
     labels = labels.long()
     losses = functional.cross_entropy(outputs, labels, reduction="none")
-    right = outputs.argmax(1) == labels
-    return torch.stack([each.double().reshape(len(labels), -1).mean(1).sum() for each in (losses, right)])
+    correct = outputs.argmax(1) == labels
+    return torch.stack([each.double().reshape(len(labels), -1).mean(1).sum() for each in (losses, correct)])

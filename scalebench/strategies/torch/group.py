@@ -1,4 +1,4 @@
-"""The group of processes that talk to each other through torch.distributed."""
+"""The process group of torch.distributed, and the small messages that strategies send through it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch import Tensor
 
 from scalebench.strategies.base import Unsupported
 
-PORT_TAKEN = ("EADDRINUSE", "address already in use")
+PORT_TAKEN_MESSAGES = ("EADDRINUSE", "address already in use")
 
 
-class Group:
-    """This process's membership in the default process group, which meets at MASTER_ADDR:MASTER_PORT."""
+class TorchGroup:
+    """This process's membership in the default process group, whose rendezvous is at MASTER_ADDR:MASTER_PORT."""
 
     def __init__(self, backend: str, device: torch.device, rank: int, size: int, timeout_s: float) -> None:
-        """Join; every process of the run has to. `device` is where gradients live."""
+        """Join the group, as every process of the run has to. `device` holds the gradients."""
         if not dist.is_backend_available(backend):
             raise Unsupported(f"this PyTorch {torch.__version__} was built without {backend.upper()}")
         self.backend, self.device = backend, device
-        # NCCL carries tensors of the GPU only; over Gloo a number need not leave the CPU.
-        self._numbers_on = device if backend == "nccl" else torch.device("cpu")
+        # NCCL takes GPU tensors only; over Gloo a number can stay on the CPU.
+        self._number_device = device if backend == "nccl" else torch.device("cpu")
         self._buffers: dict[tuple[int, ...], list[Tensor]] = {}
         try:
             dist.init_process_group(
@@ -32,10 +32,10 @@ class Group:
                 rank=rank,
                 world_size=size,
                 timeout=timedelta(seconds=timeout_s),
-                device_id=device if backend == "nccl" else None,  # one communicator, made here and not in step 1
+                device_id=device if backend == "nccl" else None,  # creates the one communicator now, not in step 1
             )
         except RuntimeError as error:
-            if any(words in str(error) for words in PORT_TAKEN):
+            if any(message in str(error) for message in PORT_TAKEN_MESSAGES):
                 port = os.environ.get("MASTER_PORT")
                 raise RuntimeError(
                     f"port {port} of the rendezvous was taken by another program; run it again"
@@ -43,17 +43,20 @@ class Group:
             raise
 
     def broadcast(self, value: float) -> float:
-        """Rank 0's value on every rank, when all have called this. A sum: the root of a broadcast waits for nobody."""
+        """Return rank 0's value on every rank once all ranks have called this.
+
+        It is a sum, because the root of a broadcast does not wait for the others.
+        """
         return self.sum([value if dist.get_rank() == 0 else 0.0])[0]
 
     def sum(self, values: list[float]) -> list[float]:
-        """Sums over the ranks."""
-        numbers = torch.tensor(values, dtype=torch.float64, device=self._numbers_on)
+        """Return the sums of the values over all ranks."""
+        numbers = torch.tensor(values, dtype=torch.float64, device=self._number_device)
         dist.all_reduce(numbers)
         return [float(number) for number in numbers.cpu()]
 
     def all_reduce_buffers(self, sizes_bytes: list[int]) -> None:
-        """All-reduce one float32 buffer of each size, all of them under way at once, as DDP does with buckets."""
+        """All-reduce one float32 buffer of each size, all of them in flight at once, as DDP does with its buckets."""
         key = tuple(sizes_bytes)
         if key not in self._buffers:
             self._buffers[key] = [torch.zeros(max(1, size // 4), device=self.device) for size in sizes_bytes]

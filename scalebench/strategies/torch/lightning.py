@@ -1,4 +1,4 @@
-"""pytorch_lightning.Trainer in processes that scalebench started, and its DDP strategy."""
+"""Training by pytorch_lightning.Trainer in processes that scalebench started, and Lightning's DDP strategy."""
 
 from __future__ import annotations
 
@@ -27,74 +27,74 @@ from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import Loop, LossPart, Unsupported
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.ddp import Ddp, bucket_bytes, no_sync
-from scalebench.strategies.torch.observed import Replay
-from scalebench.strategies.torch.optimizer import summed
+from scalebench.strategies.torch.ddp import Ddp, read_bucket_bytes, skip_sync
+from scalebench.strategies.torch.observed import BatchReplay
+from scalebench.strategies.torch.optimizer import sum_loss_parts
 
-HALF_PRECISIONS = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}
-ENDLESS = 1 << 40  # updates; far enough, and its sum over all ranks still fits 64 bits
+MIXED_PRECISIONS = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}
+MAX_PARTS = 1 << 40  # the length of an endless training, whose sum over all ranks still fits 64 bits
 
-# Beginnings of warnings that say nothing new to anybody here, each with its reason.
+# The beginnings of warnings that are expected, each with its reason.
 EXPECTED_WARNINGS = (
-    "GPU available but not used",  # hardware=cpu on a machine with GPUs is what the user asked for
-    "The `srun` command is available on your system",  # whoever starts the ranks knows
-    r"`isinstance\(treespec, LeafSpec\)` is deprecated",  # between Lightning and torch; nothing that we call
+    "GPU available but not used",  # hardware=cpu on a machine with GPUs is the user's choice
+    "The `srun` command is available on your system",  # the launcher has decided how ranks are started
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated",  # Lightning's own call of torch
 )
 
 
-class WithTrainer(TorchStrategy):
-    """Trainer.fit once per `train`. The group is ours, so that it outlives every Trainer; Lightning joins it.
+class TrainerStrategy(TorchStrategy):
+    """One Trainer.fit per `train`. The group is created before Lightning, which joins it, and outlives every Trainer.
 
-    Model and optimizer are those of the base class. What Lightning does on top in each update (it asks all
-    ranks for SIGTERM with a broadcast, for one) is part of what is measured here.
+    Model and optimizer are those of the base class. Lightning's additional work in each step (such as a broadcast that
+    checks all ranks for SIGTERM) is part of what is measured.
     """
 
     def setup(self) -> None:
-        # Without it Lightning would choose a number of threads, and overrule ours.
+        # Otherwise Lightning would set a number of threads of its own choice.
         os.environ.setdefault("OMP_NUM_THREADS", str(self.place.threads))
-        logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)  # no advice and no banners
+        logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)  # no tips and no banners
         for beginning in EXPECTED_WARNINGS:
             warnings.filterwarnings("ignore", message=beginning)
         super().setup()
 
     @abstractmethod
     def trainer_arguments(self) -> dict[str, Any]:
-        """Devices and strategy of a Trainer."""
+        """Return the Trainer's arguments for its devices and its strategy."""
 
     def callbacks(self) -> list[pl.Callback]:
-        """Of a Trainer, beside the one that reports to the loop."""
+        """Return the Trainer's callbacks besides the one that reports to the loop."""
         return []
 
     def train(self, loop: Loop) -> None:
-        with self.blamed():
-            self._trainer(_Reporter(self, loop)).fit(_Module(self), train_dataloaders=_Endless(self, loop))
+        with self.attribute_errors_to_user():
+            self._build_trainer(_LoopReporter(self, loop)).fit(_TrainerModule(self), train_dataloaders=_LoopParts(self, loop))
         self.model.to(self.device)  # Lightning leaves it on the CPU, and the optimizer's state
-        move_state(self.optimizer, self.device)
+        move_optimizer_state(self.optimizer, self.device)
 
     def step(self, batch: TorchBatch) -> LossPart | None:
-        """One update by a whole fit. For checks; whoever wants to measure calls `train`."""
-        once = Replay(batch, 1)
-        self.train(once)
-        return once.parts[0]
+        """Train one step by a fit of its own, for checks only; measured steps are those of `train`."""
+        replay = BatchReplay(batch, 1)
+        self.train(replay)
+        return replay.parts[0]
 
     def versions(self) -> dict[str, str]:
         return {**super().versions(), "pytorch_lightning": pl.__version__}
 
-    def fit_begins(self, trainer: pl.Trainer) -> None:
-        """Called between Lightning's set-up and its first update."""
+    def on_fit_start(self, trainer: pl.Trainer) -> None:
+        """Prepare the fit; called between Lightning's set-up and its first step."""
 
-    def fit_ends(self) -> None:
-        """Called after the last update, before Lightning takes its wrapper away."""
+    def on_fit_end(self) -> None:
+        """Finish the fit; called after the last step, before Lightning removes its wrapper."""
 
-    def _trainer(self, reporter: pl.Callback) -> pl.Trainer:
+    def _build_trainer(self, reporter: pl.Callback) -> pl.Trainer:
         return pl.Trainer(
             accelerator="cpu" if self.device.type == "cpu" else "gpu",
             **self.trainer_arguments(),
             plugins=self.plugins(),
             callbacks=[reporter, *self.callbacks()],
             accumulate_grad_batches=self.accumulate,
-            max_epochs=1,  # one that never ends by itself
-            use_distributed_sampler=False,  # batches come sharded
+            max_epochs=1,  # an epoch of MAX_PARTS, which the loop stops
+            use_distributed_sampler=False,  # batches are sharded already
             limit_val_batches=0,
             num_sanity_val_steps=0,
             logger=False,
@@ -104,18 +104,18 @@ class WithTrainer(TorchStrategy):
         )
 
     def plugins(self) -> list[Any]:
-        """What Trainer(precision=...) would choose. The scaler is ours, so that its scale outlives every Trainer."""
-        name = HALF_PRECISIONS.get(self.spec.config.train.precision)
+        """Return the plugins that Trainer(precision=...) would choose, with our scaler, whose scale outlives a fit."""
+        name = MIXED_PRECISIONS.get(self.spec.config.train.precision)
         return [] if name is None else [MixedPrecision(name, self.device.type, self.precision.scaler)]
 
 
-class LightningDdp(WithTrainer, Ddp):
-    """Lightning wraps the model in DistributedDataParallel anew in each fit."""
+class LightningDdp(TrainerStrategy, Ddp):
+    """Lightning's DDP strategy, which wraps the model in a new DistributedDataParallel in each fit."""
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
-        self._exchanging = True
-        self._wrapper: DistributedDataParallel | None = None  # lives as long as a fit
+        self._sync_on = True
+        self._wrapper: DistributedDataParallel | None = None  # exists during a fit
         self._message_sizes: list[int] = []
 
     def setup(self) -> None:
@@ -128,12 +128,12 @@ class LightningDdp(WithTrainer, Ddp):
         return model
 
     def trainer_arguments(self) -> dict[str, Any]:
-        here = [p.devices[0] for p in self.spec.places if p.node == self.place.node]
+        devices = [p.devices[0] for p in self.spec.places if p.node == self.place.node]
         return {
-            "devices": len(here) if self.device.type == "cpu" else here,
+            "devices": len(devices) if self.device.type == "cpu" else devices,
             "num_nodes": self.spec.nodes,
-            "strategy": _DdpInParts(
-                cluster_environment=Environment(),
+            "strategy": _AccumulatingDdp(
+                cluster_environment=LauncherEnvironment(),
                 process_group_backend=self.group_backend(),
                 timeout=timedelta(seconds=self.spec.group_timeout_s),
                 **self.ddp_arguments(),
@@ -143,112 +143,112 @@ class LightningDdp(WithTrainer, Ddp):
     def train(self, loop: Loop) -> None:
         super().train(loop)
         self._wrapper = None
-        gc.collect()  # cycles would keep the wrapper alive, and its hooks on our parameters
+        gc.collect()  # reference cycles would keep the wrapper alive, and its hooks on the parameters
 
     def set_gradient_sync(self, on: bool) -> None:
-        self._exchanging = on
+        self._sync_on = on
         if self._wrapper is not None:
             self._wrapper.require_backward_grad_sync = on
 
     def partial_step(self, batch: TorchBatch, until: str) -> None:
-        """Of the model without Lightning: its wrapper is gone, and what it does around an update is not in here."""
+        """Train up to one part of a step without Lightning, whose wrapper exists during a fit only."""
         TorchStrategy.partial_step(self, batch, until)
 
     def message_sizes(self) -> list[int]:
-        return self._message_sizes if self._wrapper is None else bucket_bytes(self._wrapper)
+        return self._message_sizes if self._wrapper is None else read_bucket_bytes(self._wrapper)
 
-    def fit_begins(self, trainer: pl.Trainer) -> None:
+    def on_fit_start(self, trainer: pl.Trainer) -> None:
         self._wrapper = trainer.strategy.model
-        self._wrapper.require_backward_grad_sync = self._exchanging
-        self.hook(self._wrapper)
+        self._wrapper.require_backward_grad_sync = self._sync_on
+        self.register_hook(self._wrapper)
 
-    def fit_ends(self) -> None:
+    def on_fit_end(self) -> None:
         self._message_sizes = self.message_sizes()
 
 
-def move_state(optimizer: Optimizer, device: torch.device) -> None:
-    """What it knows of each parameter, but for its count of steps, which Lightning leaves where it is."""
+def move_optimizer_state(optimizer: Optimizer, device: torch.device) -> None:
+    """Move an optimizer's state to a device, except for the step counts, which Lightning leaves where they are."""
     for state in optimizer.state.values():
         for name, value in state.items():
             if name != "step" and isinstance(value, Tensor):
                 state[name] = value.to(device)
 
 
-class Environment(LightningEnvironment):
-    """Ranks as our launcher set them. Given always: under SLURM Lightning would pick its own, and break."""
+class LauncherEnvironment(LightningEnvironment):
+    """The ranks as our launcher set them, always passed on: under SLURM Lightning would choose its own, and fail."""
 
     def teardown(self) -> None:
-        """Keep WORLD_SIZE, which Lightning would delete: the processes outlive a fit."""
+        """Keep WORLD_SIZE, which Lightning would delete, since the processes outlive a fit."""
 
 
-class _DdpInParts(DDPStrategy):
-    """Leaves out the exchange of all parts of an update but the last."""
+class _AccumulatingDdp(DDPStrategy):
+    """Lightning's DDP, which synchronizes in the last part of a step only."""
 
     def block_backward_sync(self) -> AbstractContextManager[Any]:
-        return no_sync(self.model)
+        return skip_sync(self.model)
 
 
-class _Module(pl.LightningModule):
-    """The base class's model, loss and optimizer, as Lightning wants to see them."""
+class _TrainerModule(pl.LightningModule):
+    """The strategy's model, loss and optimizer as a LightningModule."""
 
-    def __init__(self, owner: WithTrainer) -> None:
+    def __init__(self, strategy: TrainerStrategy) -> None:
         super().__init__()
-        self.model = owner.compiled
-        self._owner = owner
-        self._parts: list[LossPart] = []  # of the update that is under way
-        self.last = True  # of its parts
+        self.model = strategy.compiled
+        self._strategy = strategy
+        self._loss_parts: list[LossPart] = []  # of the current step
+        self.is_last_part = True
 
     def training_step(self, batch: TorchBatch, batch_idx: int) -> Tensor:
-        self.last = batch.last
-        if not batch.samples:  # Lightning counts parts, and this update has fewer samples than that
-            return sum(parameter.sum() for parameter in self._owner.model.parameters()) * 0.0
-        loss, part = self._owner.forward(self.model, batch)
-        self._parts.append(part)
-        # Parts of a sum, which Lightning takes for means and takes the mean of.
-        return loss if self._owner.accumulate == 1 else loss * self._owner.accumulate
+        self.is_last_part = batch.last
+        if not batch.samples:  # Lightning counts parts, and this step has fewer samples than parts
+            return sum(parameter.sum() for parameter in self._strategy.model.parameters()) * 0.0
+        loss, loss_part = self._strategy.forward(self.model, batch)
+        self._loss_parts.append(loss_part)
+        # The losses of parts add up, whereas Lightning averages them.
+        return loss if self._strategy.accumulate == 1 else loss * self._strategy.accumulate
 
-    def taken(self) -> LossPart:
-        """What the update that has ended adds to the loss."""
-        parts, self._parts = self._parts, []
-        return summed(parts)
+    def take_loss(self) -> LossPart:
+        """Return the loss of the step that has ended, and start with the next one."""
+        parts, self._loss_parts = self._loss_parts, []
+        return sum_loss_parts(parts)
 
     def configure_optimizers(self) -> Optimizer:
-        return self._owner.optimizer
+        return self._strategy.optimizer
 
 
-class _Reporter(pl.Callback):
-    """Tells the loop of each update, and Lightning when the loop is over."""
+class _LoopReporter(pl.Callback):
+    """Reports each step to the loop, and stops Lightning when the loop is over."""
 
-    def __init__(self, owner: WithTrainer, loop: Loop) -> None:
-        self._owner, self._loop = owner, loop
+    def __init__(self, strategy: TrainerStrategy, loop: Loop) -> None:
+        self._strategy, self._loop = strategy, loop
         self._on_sigterm = signal.getsignal(signal.SIGTERM)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # Lightning's own handler broadcasts from within, and would wait for ranks that hang or are gone.
+        # Lightning's handler broadcasts, and would wait for ranks that hang or have ended.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._on_sigterm)
-        self._owner.fit_begins(trainer)
+        self._strategy.on_fit_start(trainer)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if pl_module.last and self._loop.done(pl_module.taken()):
+        if pl_module.is_last_part and self._loop.done(pl_module.take_loss()):
             trainer.should_stop = True
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._owner.fit_ends()
+        self._strategy.on_fit_end()
 
 
-class _Endless:
-    """The parts of the loop's batches, with a length: without one Lightning draws a batch ahead, to know which is the
+class _LoopParts:
+    """The parts of the loop's batches, with a length: otherwise Lightning fetches one batch ahead, to detect the
     last."""
 
-    def __init__(self, owner: WithTrainer, loop: Loop) -> None:
-        self._owner, self._loop = owner, loop
+    def __init__(self, strategy: TrainerStrategy, loop: Loop) -> None:
+        self._strategy, self._loop = strategy, loop
 
     def __len__(self) -> int:
-        return ENDLESS
+        return MAX_PARTS
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self._loop:  # a generator, so that the loop begins with the first batch and not before
-            yield from self._owner.parts(batch)
+            yield from self._strategy.split_batch(batch)

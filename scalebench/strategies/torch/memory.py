@@ -1,8 +1,8 @@
-"""Memory of a device: the most that training took of a GPU, and what it keeps there from update to update."""
+"""Memory of a device: the peak of training on a GPU, and the state that is kept from step to step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
@@ -11,20 +11,20 @@ import torch
 from torch import Tensor, nn
 
 
-class Peak:
-    """Of one device, as torch's allocator counts it; what happens within `paused` is not in it."""
+class PeakMemory:
+    """The peak memory of a device by torch's allocator, without the time within `paused`."""
 
     def __init__(self) -> None:
-        self._before = 0
+        self._before_pause = 0
 
-    def of(self, device: torch.device) -> int | None:
-        """Bytes; None on a CPU, where torch does not count them."""
-        return max(self._before, torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else None
+    def read_bytes(self, device: torch.device) -> int | None:
+        """Return the peak in bytes; None on a CPU, where torch does not count them."""
+        return max(self._before_pause, torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else None
 
     @contextmanager
     def paused(self, device: torch.device) -> Iterator[None]:
-        """Evaluation may look at more samples at once than an update does."""
-        self._before = self.of(device) or 0
+        """Leave evaluation out of the peak: it may process more samples at once than a step does."""
+        self._before_pause = self.read_bytes(device) or 0
         try:
             yield
         finally:
@@ -32,24 +32,21 @@ class Peak:
                 torch.cuda.reset_peak_memory_stats(device)
 
 
-def kept_bytes(model: nn.Module, optimizer_state: Mapping[Any, Mapping[str, Any]], device: torch.device) -> int:
-    """Bytes of a model's parameters, their gradients and its buffers, and of the tensors in an optimizer's state, as
-    far as they are on that device. Of a DTensor its local shard alone counts, and what several share once.
+def count_state_bytes(model: nn.Module, optimizer_state: Mapping[Any, Mapping[str, Any]], device: torch.device) -> int:
+    """Count the bytes of parameters, gradients, buffers and the optimizer's tensors that are on a device.
 
-    Buffers of an exchange, as the buckets of DistributedDataParallel, are no part of it, nor is what an update makes
-    and frees: activations, weights that FSDP gathers. After an update, whose gradients are there until the next one.
+    Only the local shard of a DTensor counts, and a shared tensor counts once. Communication buffers such as the buckets
+    of DistributedDataParallel are left out, and so is everything that a step allocates and frees: activations, and
+    weights that FSDP gathers. Gradients are included after a step, since they stay until the next one.
     """
-    weights = list(model.parameters())
-    gradients = [one.grad for one in weights if one.grad is not None]
+    parameters = list(model.parameters())
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     states = [value for state in optimizer_state.values() for value in state.values() if isinstance(value, Tensor)]
-    found = {id(one): one for one in chain(weights, gradients, model.buffers(), states)}.values()
-    return sum(one.numel() * one.element_size() for one in map(_local, found) if one.device == device)
+    tensors = {id(tensor): tensor for tensor in chain(parameters, gradients, model.buffers(), states)}.values()
+    return sum(
+        tensor.numel() * tensor.element_size() for tensor in map(_local_tensor, tensors) if tensor.device == device
+    )
 
 
-def _local(tensor: Tensor) -> Tensor:
+def _local_tensor(tensor: Tensor) -> Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
-def peaks(devices: Iterable[torch.device]) -> list[int | None]:
-    """Of each device since the beginning; None on a CPU."""
-    return [Peak().of(device) for device in devices]

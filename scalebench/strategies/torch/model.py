@@ -24,12 +24,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import skip_init
 
-from scalebench.strategies.torch.user_module import OwnModule
+from scalebench.strategies.torch.user_module import UserModule
 from scalebench.workloads.datasets.images import PIXEL_SCALE
 from scalebench.workloads.network import Network, Node, Pads
 
 
-class Positions(nn.Module):
+class PositionEmbedding(nn.Module):
     """Adds what is learnt of each position."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
@@ -54,13 +54,13 @@ class CausalAttention(nn.Module):
 
 SEQUENCE_LAYERS_MAKERS: dict[str, Callable[[Node], nn.Module]] = {
     "embedding": lambda node: skip_init(nn.Embedding, *node.arrays[0].shape),
-    "positions": lambda node: Positions(node.shape),
+    "positions": lambda node: PositionEmbedding(node.shape),
     "layer_norm": lambda node: nn.LayerNorm(node.shape[-1], node.settings["epsilon"]),
     "gelu": lambda node: nn.GELU(approximate="tanh"),
     "attention": lambda node: CausalAttention(node.settings["head_width"]),
 }
 
-FUNCTIONS = {1: functional.conv1d, 2: functional.conv2d}
+CONV_FUNCTIONS = {1: functional.conv1d, 2: functional.conv2d}
 MAX_POOL = {1: nn.MaxPool1d, 2: nn.MaxPool2d}
 AVG_POOL = {1: functional.avg_pool1d, 2: functional.avg_pool2d}
 
@@ -111,7 +111,7 @@ class AvgPool(nn.Module):
         super().__init__()
         self.window, self.strides = node.settings["window"], node.settings["strides"]
         pads, self.pool = node.settings["pads"], AVG_POOL[len(spatial)]
-        self.inside = _inside(pads, self.window)
+        self.inside = _symmetric_padding(pads, self.window)
         self.pad = None if self.inside is not None else Pad(pads)
         self.register_buffer("share", None, persistent=False)
         if self.pad is not None:  # torch would count zeros of an uneven padding
@@ -135,7 +135,7 @@ class LocalResponseNorm(nn.Module):
         self.register_buffer("band", band.view(channels, channels, *[1] * len(spatial)), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * (self.bias + self.alpha * FUNCTIONS[x.dim() - 2](x.square(), self.band)).pow(-self.beta)
+        return x * (self.bias + self.alpha * CONV_FUNCTIONS[x.dim() - 2](x.square(), self.band)).pow(-self.beta)
 
 
 class GlobalAvgPool(nn.Module):
@@ -167,7 +167,7 @@ class Add(nn.Module):
         return total
 
 
-class Moved(nn.Module):
+class MoveChannels(nn.Module):
     """A view in the other order of axes: channels to the last place, or from there to where torch has them."""
 
     def __init__(self, to_last: bool) -> None:
@@ -183,11 +183,11 @@ class Concat(nn.Module):
         return torch.cat(xs, 1)
 
 
-def modules_of(node: Node, spatial: tuple[int, ...]) -> list[nn.Module]:
+def build_modules(node: Node, spatial: tuple[int, ...]) -> list[nn.Module]:
     """What computes a node, one after the other; `spatial` is the shape of its first input without channels."""
     if node.op in SEQUENCE_LAYERS_MAKERS:
         return [SEQUENCE_LAYERS_MAKERS[node.op](node)]
-    made = MAKERS[node.op](node, spatial)
+    made = MODULE_BUILDERS[node.op](node, spatial)
     return made if isinstance(made, list) else [made]
 
 
@@ -196,7 +196,7 @@ def _conv(node: Node, spatial: tuple[int, ...]) -> list[nn.Module]:
     pads, strides = node.settings["pads"], node.settings["strides"]
     even = all(before == after for before, after in pads)
     inside = tuple(before for before, _ in pads) if even else 0
-    kind = CONV[len(window)]
+    kind = CONV_MODULES[len(window)]
     conv = skip_init(kind, inputs, outputs, tuple(window), strides, inside, bias=len(node.arrays) > 1)
     return [conv] if even else [Pad(pads), conv]
 
@@ -211,12 +211,12 @@ def _batch_norm(node: Node, spatial: tuple[int, ...]) -> nn.Module:
 
 def _max_pool(node: Node, spatial: tuple[int, ...]) -> list[nn.Module]:
     window, strides, pads = (node.settings[key] for key in ("window", "strides", "pads"))
-    inside = _inside(pads, window)
+    inside = _symmetric_padding(pads, window)
     pool = MAX_POOL[len(window)](window, strides, 0 if inside is None else inside)
     return [pool] if inside is not None else [Pad(pads, -math.inf), pool]
 
 
-def _inside(pads: Pads, window: tuple[int, ...]) -> tuple[int, ...] | None:
+def _symmetric_padding(pads: Pads, window: tuple[int, ...]) -> tuple[int, ...] | None:
     """The padding that a pooling of torch can do by itself: the same on both sides, at most half a window."""
     fits = all(before == after <= width // 2 for (before, after), width in zip(pads, window, strict=True))
     return tuple(before for before, _ in pads) if fits else None
@@ -224,10 +224,10 @@ def _inside(pads: Pads, window: tuple[int, ...]) -> tuple[int, ...] | None:
 
 CHANNELS_LAST = ("dense", "embedding", "positions", "layer_norm", "attention")
 EITHER_ORDER = ("relu", "gelu", "dropout", "add")
-CONV = {1: nn.Conv1d, 2: nn.Conv2d}
+CONV_MODULES = {1: nn.Conv1d, 2: nn.Conv2d}
 
 # `input` has no module: NetworkModule itself takes the batch in.
-MAKERS: dict[str, Callable[[Node, tuple[int, ...]], nn.Module | list[nn.Module]]] = {
+MODULE_BUILDERS: dict[str, Callable[[Node, tuple[int, ...]], nn.Module | list[nn.Module]]] = {
     "conv": _conv,
     "dense": _dense,
     "batch_norm": _batch_norm,
@@ -249,7 +249,7 @@ OVERWRITABLE = ("conv", "dense", "batch_norm", "add", "concat")
 
 
 @dataclass(frozen=True)
-class Step:
+class ForwardStep:
     """One module of the forward pass: what it reads, what its output is called, what nobody reads after it."""
 
     module: str
@@ -274,14 +274,14 @@ class NetworkModule(nn.Module):
         self.channels_first = self.images and data_format == "nchw"
         self._shapes = {node.name: node.shape for node in network.nodes}
         self._last: set[str] = set()  # values whose channels stand behind the positions
-        steps: list[Step] = []
-        for node in _overwriting(_padding_inside(network.nodes)):
+        steps: list[ForwardStep] = []
+        for node in _mark_overwrites(_merge_padding(network.nodes)):
             if node.op == "dropout" and not dropout:
                 node = dataclasses.replace(node, settings={"rate": 0.0})
             if node.op != "input":
                 steps += self._add(node)
         steps += self._moved([network.output.name], to_last=False)[1]
-        self.plan = _with_spent(steps)
+        self.plan = _mark_last_reads(steps)
         if self.images and not self.channels_first:
             self.to(memory_format=torch.channels_last)
 
@@ -296,9 +296,12 @@ class NetworkModule(nn.Module):
                 del values[name]
         return values[self.plan[-1].output]
 
-    def keep_outputs(self, modules: Collection[str]) -> None:
-        """From now on nobody overwrites what these give: for outputs that are views, which autograd either does not let
-        be overwritten, or forgets the hooks of."""
+    def protect_outputs(self, modules: Collection[str]) -> None:
+        """Let no later module overwrite the outputs of these modules.
+
+        This is needed for outputs that are views, which autograd either protects from being overwritten, or whose hooks
+        it loses.
+        """
         for step in self.plan:
             if not set(modules).isdisjoint(step.inputs):
                 reader = getattr(self, step.module)
@@ -306,20 +309,20 @@ class NetworkModule(nn.Module):
                     if hasattr(reader, setting):
                         setattr(reader, setting, off)
 
-    def _add(self, node: Node) -> list[Step]:
+    def _add(self, node: Node) -> list[ForwardStep]:
         """Registers the modules of a node; the last one, which holds its arrays, bears its name."""
         to_last = node.inputs[0] in self._last if node.op in EITHER_ORDER else node.op in CHANNELS_LAST
         read, steps = self._moved(node.inputs, to_last)
         if to_last and len(node.shape) > 1:
             self._last.add(node.name)
-        modules = modules_of(node, self._shapes[node.inputs[0]][:-1])
+        modules = build_modules(node, self._shapes[node.inputs[0]][:-1])
         names = [f"{node.name}/{i}" for i in range(len(modules) - 1)] + [node.name]
         for name, module in zip(names, modules, strict=True):
             self.add_module(name, module)
         inputs = [tuple(read)] + [(name,) for name in names[:-1]]
-        return steps + [Step(name, read, name) for name, read in zip(names, inputs, strict=True)]
+        return steps + [ForwardStep(name, read, name) for name, read in zip(names, inputs, strict=True)]
 
-    def _moved(self, names: Sequence[str], to_last: bool) -> tuple[list[str], list[Step]]:
+    def _moved(self, names: Sequence[str], to_last: bool) -> tuple[list[str], list[ForwardStep]]:
         """What these values are called where their channels stand last, or not, and the steps that bring them there."""
         called, steps = [], []
         for name in names:
@@ -327,13 +330,13 @@ class NetworkModule(nn.Module):
             if len(self._shapes[name]) > 1 and (name in self._last) != to_last:
                 moved = f"{name}/{'last' if to_last else 'first'}"
                 if moved not in self._modules:
-                    self.add_module(moved, Moved(to_last))
-                    steps.append(Step(moved, (name,), moved))
+                    self.add_module(moved, MoveChannels(to_last))
+                    steps.append(ForwardStep(moved, (name,), moved))
             called.append(moved)
         return called, steps
 
 
-def _padding_inside(nodes: Sequence[Node]) -> list[Node]:
+def _merge_padding(nodes: Sequence[Node]) -> list[Node]:
     """The nodes with each zero_pad that a convolution alone reads drawn into it: no padded copy is made."""
     readers = Counter(name for node in nodes for name in node.inputs)
     by_name = {node.name: node for node in nodes}
@@ -349,7 +352,7 @@ def _padding_inside(nodes: Sequence[Node]) -> list[Node]:
     return [node for node in made if node.name not in gone]
 
 
-def _overwriting(nodes: Sequence[Node]) -> list[Node]:
+def _mark_overwrites(nodes: Sequence[Node]) -> list[Node]:
     """The nodes with each relu and sum told which input it may overwrite: what it is the only reader of."""
     readers = Counter(name for node in nodes for name in node.inputs)
     free = {node.name for node in nodes if node.op in OVERWRITABLE and readers[node.name] == 1}
@@ -362,7 +365,7 @@ def _overwriting(nodes: Sequence[Node]) -> list[Node]:
     return made
 
 
-def _with_spent(steps: Sequence[Step]) -> list[Step]:
+def _mark_last_reads(steps: Sequence[ForwardStep]) -> list[ForwardStep]:
     """The steps, each with the values that it is the last to read."""
     seen = {steps[-1].output}
     made = []
@@ -374,7 +377,7 @@ def _with_spent(steps: Sequence[Step]) -> list[Step]:
 
 
 # Last part of a neutral name -> torch's.
-_TORCH = {
+_TORCH_NAMES = {
     "kernel": "weight",
     "embeddings": "weight",
     "bias": "bias",
@@ -397,39 +400,39 @@ def load_weights(model: NetworkModule, arrays: dict[str, NDArray[np.float32]]) -
 
     ValueError if an array has no place in the model, a place no array, or the two differ in shape.
     """
-    places = _places(model, statistics=True)
+    places = _named_tensors(model, statistics=True)
     if places.keys() != arrays.keys():
         odd = sorted(places.keys() ^ arrays.keys())
         raise ValueError(f"model and arrays disagree about {', '.join(odd)}")
     for name, place in places.items():
-        array = np.ascontiguousarray(arrays[name].transpose(_axes(name, arrays[name].ndim)))
+        array = np.ascontiguousarray(arrays[name].transpose(_torch_axes(name, arrays[name].ndim)))
         if array.shape != tuple(place.shape):
             raise ValueError(f"{name} is {array.shape} as torch has it, the model's is {tuple(place.shape)}")
         with torch.no_grad():
             place.copy_(torch.from_numpy(array))
 
 
-def read_weights(model: NetworkModule | OwnModule, statistics: bool = False) -> dict[str, NDArray[np.float32]]:
+def read_weights(model: NetworkModule | UserModule, statistics: bool = False) -> dict[str, NDArray[np.float32]]:
     """Copies of what is trained, and with `statistics` of the moving ones, by neutral name; a user's own as
     OwnModule.arrays has them. What is split over processes is put together, so that all of them have to call this."""
-    if isinstance(model, OwnModule):
+    if isinstance(model, UserModule):
         return model.arrays(statistics)
     arrays = {}
-    for name, place in _places(model, statistics).items():
+    for name, place in _named_tensors(model, statistics).items():
         place = place.full_tensor() if hasattr(place, "full_tensor") else place
         array = place.detach().cpu().clone().numpy()  # numpy fixes the memory that it looks at, which FSDP frees
-        arrays[name] = array.transpose(np.argsort(_axes(name, array.ndim))).copy(order="C")
+        arrays[name] = array.transpose(np.argsort(_torch_axes(name, array.ndim))).copy(order="C")
     return arrays
 
 
-def _places(model: NetworkModule, statistics: bool) -> dict[str, Tensor]:
+def _named_tensors(model: NetworkModule, statistics: bool) -> dict[str, Tensor]:
     places = {}
     for array in model.network.arrays:
         if array.trainable or statistics:
             layer, _, last = array.name.rpartition("/")
-            places[array.name] = getattr(getattr(model, layer), _TORCH[last])
+            places[array.name] = getattr(getattr(model, layer), _TORCH_NAMES[last])
     return places
 
 
-def _axes(name: str, ndim: int) -> tuple[int, ...]:
+def _torch_axes(name: str, ndim: int) -> tuple[int, ...]:
     return _KERNEL_AXES[ndim] if name.endswith("/kernel") else tuple(range(ndim))

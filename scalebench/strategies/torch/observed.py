@@ -1,5 +1,5 @@
-"""What updates really did, read off the profiler and not off the settings: who carried the gradients, in which
-precision and layout convolutions ran, who compiled them."""
+"""Observation of steps with the profiler instead of trust in settings: the backend that synchronized gradients, and
+the precision, the memory layout and the compiler that were really used."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from scalebench.strategies.base import Loop, LossPart
 
-UPDATES = 2  # the first may still set something up
-# Names of events -> backend. NCCL's kernels show where the profiler sees the GPU, its call also where it does not.
-SIGNS = {
+OBSERVED_STEPS = 2  # the first one may still set something up
+# Names of events -> backend. NCCL's kernels appear where the profiler sees the GPU, its calls also where it does not.
+BACKEND_EVENTS = {
     "gloo:all_reduce": "gloo",
     "gloo:send": "gloo",
     "gloo:recv": "gloo",
@@ -27,16 +27,16 @@ SIGNS = {
     "ncclDevKernel": "nccl",
     "ncclKernel": "nccl",
 }
-COPIES = ("Memcpy PtoP", "Memcpy DtoD")  # from one GPU's memory to another's; the latter also within one
-# Operations that do the multiplying, compiled or not, whose first input is an activation.
+DEVICE_COPY_EVENTS = ("Memcpy PtoP", "Memcpy DtoD")  # between the memories of GPUs; DtoD also within one GPU
+# Operators that multiply, compiled or not, whose first input is an activation.
 CONVOLUTIONS = ("aten::convolution", "mkldnn::_convolution_pointwise")
-PRODUCTS = ("aten::addmm", "aten::mm", "mkldnn::_linear_pointwise")
+MATRIX_PRODUCTS = ("aten::addmm", "aten::mm", "mkldnn::_linear_pointwise")
 PRECISIONS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
-COMPILED = "Torch-Compiled Region"  # that ran, not only was compiled
+COMPILED_REGION = "Torch-Compiled Region"  # appears where compiled code ran, not where it was only compiled
 
 
-class Operation(NamedTuple):
-    """One call of an operator: of its first input."""
+class OperatorCall(NamedTuple):
+    """One call of an operator with the type and layout of its first input."""
 
     name: str
     dtype: torch.dtype
@@ -44,30 +44,30 @@ class Operation(NamedTuple):
     strides: tuple[int, ...]
 
 
-class Replay:
-    """A Loop that hands out one batch so many times, and keeps what the updates gave."""
+class BatchReplay:
+    """A Loop that yields one batch for a number of steps and collects their losses in `parts`."""
 
-    def __init__(self, batch: Any, updates: int) -> None:
+    def __init__(self, batch: Any, steps: int) -> None:
         self.parts: list[LossPart | None] = []
-        self._batch, self._updates = batch, updates
+        self._batch, self._steps = batch, steps
 
     def __iter__(self) -> Iterator[Any]:
-        while len(self.parts) < self._updates:
+        while len(self.parts) < self._steps:
             yield self._batch
 
     def done(self, part: LossPart | None) -> bool:
         self.parts.append(part)
-        return len(self.parts) >= self._updates
+        return len(self.parts) >= self._steps
 
 
-class ProfiledReplay(Replay):
-    """Profiles from its first batch to its last update, and nothing that a trainer does before or after."""
+class ProfiledReplay(BatchReplay):
+    """A replay that is profiled from its first batch to its last step, without a trainer's work before and after."""
 
-    def __init__(self, batch: Any, updates: int, shapes: bool = False) -> None:
-        super().__init__(batch, updates)
+    def __init__(self, batch: Any, steps: int, shapes: bool = False) -> None:
+        super().__init__(batch, steps)
         self._cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
-        seen = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if self._cuda else [])
-        self._profiler = profile(activities=seen, record_shapes=shapes)
+        activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if self._cuda else [])
+        self._profiler = profile(activities=activities, record_shapes=shapes)
 
     def __iter__(self) -> Iterator[Any]:
         self._profiler.start()
@@ -81,63 +81,63 @@ class ProfiledReplay(Replay):
             self._profiler.stop()
         return over
 
-    def names(self) -> set[str]:
-        """Of all events seen."""
+    def event_names(self) -> set[str]:
+        """Return the names of all profiled events."""
         return {event.name for event in self._profiler.events()}
 
-    def operations(self) -> list[Operation]:
-        """Those seen with a tensor before their other inputs."""
-        found, left = [], list(self._profiler.profiler.kineto_results.experimental_event_tree())
-        while left:
-            event = left.pop()
-            left += event.children
+    def operator_calls(self) -> list[OperatorCall]:
+        """Return all profiled calls of operators whose first input is a tensor."""
+        calls, pending = [], list(self._profiler.profiler.kineto_results.experimental_event_tree())
+        while pending:
+            event = pending.pop()
+            pending += event.children
             first = next(iter(getattr(event.extra_fields, "inputs", None) or ()), None)
             if hasattr(first, "strides"):
-                found.append(Operation(event.name, first.dtype, tuple(first.sizes), tuple(first.strides)))
-        return found
+                calls.append(OperatorCall(event.name, first.dtype, tuple(first.sizes), tuple(first.strides)))
+        return calls
 
 
-def backend_of(names: Iterable[str]) -> str | None:
-    """The backend whose collective operations, or sending and receiving, are among these names of events."""
-    found = {backend for name in names for sign, backend in SIGNS.items() if name.startswith(sign)}
-    return "+".join(sorted(found)) or None
+def identify_backend(names: Iterable[str]) -> str | None:
+    """Return the backend whose collective operations, sends or receives are among the names of events."""
+    backends = {backend for name in names for prefix, backend in BACKEND_EVENTS.items() if name.startswith(prefix)}
+    return "+".join(sorted(backends)) or None
 
 
-def settings_of(names: Iterable[str], operations: Iterable[Operation]) -> dict[str, str]:
-    """precision, data_format and compiler of profiled updates; what they do not show is left out."""
+def identify_settings(names: Iterable[str], operations: Iterable[OperatorCall]) -> dict[str, str]:
+    """Return precision, data_format and compiler of profiled steps; settings that they do not show are left out."""
     names, operations = set(names), list(operations)
-    found = {"compiler": "inductor" if any(name.startswith(COMPILED) for name in names) else "none"}
-    products = [one for one in operations if one.name in CONVOLUTIONS + PRODUCTS]
-    precisions = {PRECISIONS[one.dtype] for one in products if one.dtype in PRECISIONS}
-    if "float32" in precisions and any("tf32" in name for name in names):  # names of the GPU's kernels
+    settings = {"compiler": "inductor" if any(name.startswith(COMPILED_REGION) for name in names) else "none"}
+    products = [call for call in operations if call.name in CONVOLUTIONS + MATRIX_PRODUCTS]
+    precisions = {PRECISIONS[call.dtype] for call in products if call.dtype in PRECISIONS}
+    if "float32" in precisions and any("tf32" in name for name in names):  # in the names of GPU kernels
         precisions = precisions - {"float32"} | {"tf32"}
     if precisions:
-        found["precision"] = "+".join(sorted(precisions))
-    layouts = {layout for one in operations if one.name in CONVOLUTIONS and (layout := layout_of(one))}
+        settings["precision"] = "+".join(sorted(precisions))
+    layouts = {layout for call in operations if call.name in CONVOLUTIONS and (layout := identify_layout(call))}
     if layouts:
-        found["data_format"] = "+".join(sorted(layouts))
-    return found
+        settings["data_format"] = "+".join(sorted(layouts))
+    return settings
 
 
-def layout_of(one: Operation) -> str | None:
-    """How a batch of images lies in memory; None where it is none, or where both ways are the same."""
-    if len(one.sizes) != 4:
+def identify_layout(call: OperatorCall) -> str | None:
+    """Return the memory layout of a batch of images; None for other inputs, or where both layouts are the same."""
+    if len(call.sizes) != 4:
         return None
-    _, channels, height, width = one.sizes
+    _, channels, height, width = call.sizes
     if channels == 1 or height * width == 1:
         return None
-    return "nhwc" if one.strides[1] == 1 else "nchw"
+    return "nhwc" if call.strides[1] == 1 else "nchw"
 
 
-def observed_backend(train: Callable[[Loop], None], batch: Any) -> str | None:
-    """Train on a batch for two updates under the profiler. Spoils the weights."""
-    replay = ProfiledReplay(batch, UPDATES)
+def observe_backend(train: Callable[[Loop], None], batch: Any) -> str | None:
+    """Train on a batch for OBSERVED_STEPS under the profiler and return the backend. Spoils the weights."""
+    replay = ProfiledReplay(batch, OBSERVED_STEPS)
     train(replay)
-    return backend_of(replay.names())
+    return identify_backend(replay.event_names())
 
 
-def observed_settings(train: Callable[[Loop], None], batch: Any) -> dict[str, str]:
-    """As above, for one update."""
+def observe_settings(train: Callable[[Loop], None], batch: Any) -> dict[str, str]:
+    """Train on a batch for one step under the profiler and return its settings. Spoils the weights."""
     replay = ProfiledReplay(batch, 1, shapes=True)
     train(replay)
-    return settings_of(replay.names(), replay.operations())
+    return identify_settings(replay.event_names(), replay.operator_calls())

@@ -1,6 +1,6 @@
-"""`train.precision`: what convolutions and matrix products compute in. Weights and losses stay float32.
+"""The numeric precision of convolutions and matrix products (`train.precision`) and torch.compile (`train.compile`).
 
-`train.compile`: the network through torch.compile.
+Weights and losses stay float32 in every precision.
 """
 
 from __future__ import annotations
@@ -14,34 +14,38 @@ from torch.optim import Optimizer
 
 from scalebench.strategies.base import Unsupported
 
-HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+HALF_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 TF32_CAPABILITY = (8, 0)  # compute capability of the first GPUs with TF32 units (NVIDIA Ampere)
 
 
 class Precision:
-    """Autocasting for the forward pass, and for float16 a scaled loss, so that small gradients survive."""
+    """Autocast for the forward pass, and for float16 a scaled loss, so that small gradients do not underflow."""
 
     def __init__(self, name: str, device: torch.device) -> None:
-        """Sets PyTorch's switches for TF32. Raises Unsupported where the device cannot do it."""
+        """Set PyTorch's TF32 switches. Raises Unsupported where the device lacks that precision."""
         if name == "tf32":
             _check_tf32(device)
         torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
-        torch.backends.cudnn.allow_tf32 = name == "tf32"  # PyTorch's own default is True: float32 means it here
-        self._device, self._half = device, HALF.get(name)
+        torch.backends.cudnn.allow_tf32 = name == "tf32"  # PyTorch's default is True; here float32 is really float32
+        self._device, self._half = device, HALF_DTYPES.get(name)
         self.scaler = torch.amp.GradScaler(device.type) if name == "float16" else None
 
     def autocast(self) -> AbstractContextManager[None]:
-        """Around the forward pass."""
+        """Return the context for the forward pass."""
         if self._half is None:
             return nullcontext()
         return torch.autocast(self._device.type, dtype=self._half)
 
     def backward(self, loss: Tensor) -> None:
+        """Run the backward pass of a loss, scaled under float16."""
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()
 
-    def update(self, optimizer: Optimizer) -> None:
-        """One step of the optimizer. With gradients that overflowed float16 the weights stay as they are, and
-        the next loss is scaled by less; gradients are averaged by then, so that all replicas see the same."""
+    def step_optimizer(self, optimizer: Optimizer) -> None:
+        """Step the optimizer.
+
+        If gradients overflowed float16, the weights stay as they are and the next loss is scaled by less. Gradients
+        have been averaged before, so that all replicas see the same overflow.
+        """
         if self.scaler is None:
             optimizer.step()
         else:
@@ -54,24 +58,24 @@ def _check_tf32(device: torch.device) -> None:
         raise Unsupported("train.precision=tf32 is a mode of GPUs: take float32 or bfloat16 on the CPU")
     capability = torch.cuda.get_device_capability(device)
     if capability < TF32_CAPABILITY:
-        name, has = torch.cuda.get_device_name(device), ".".join(map(str, capability))
-        raise Unsupported(f"train.precision=tf32 wants compute capability 8.0 or newer, and {name} has {has}")
+        name, version = torch.cuda.get_device_name(device), ".".join(map(str, capability))
+        raise Unsupported(f"train.precision=tf32 wants compute capability 8.0 or newer, and {name} has {version}")
 
 
-class Compiled(nn.Module):
-    """A model, compiled for the shape of its first batch, or for those of its parts, which `shapes` is told.
+class CompiledModel(nn.Module):
+    """A model compiled for the input shapes in `shapes`: those of the first batch or of its parts.
 
-    Batches of another shape, as the last one of an epoch, take the plain way: compiling once more would stop a
-    timed block for seconds or minutes.
+    Batches of another shape, such as the last one of an epoch, run uncompiled: compiling again would stall a timed
+    block for seconds or minutes.
     """
 
     def __init__(self, model: nn.Module, threads: int) -> None:
-        """`threads`: that may compile at the same time. Raises Unsupported without a compiler for the device."""
+        """Compile with that many threads. Raises Unsupported without a compiler for the device."""
         super().__init__()
         from torch._inductor import config
 
         if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
-            config.compile_threads = threads  # by itself it starts a process for each core, in every rank
+            config.compile_threads = threads  # by default every rank starts one compiler process per core
         check_compiler(next(model.parameters()).device)
         self.model = model
         self.shapes: set[torch.Size] = set()
@@ -84,7 +88,7 @@ class Compiled(nn.Module):
 
 
 def check_compiler(device: torch.device) -> None:
-    """Raises Unsupported if inductor could not turn its code into a program for the device."""
+    """Raise Unsupported if inductor has no compiler for the code that it generates for the device."""
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
     from torch.utils._triton import has_triton

@@ -1,4 +1,4 @@
-"""ZeRO, stage 1: DistributedDataParallel whose optimizer's state is shared out over the processes."""
+"""ZeRO, stage 1: DistributedDataParallel with the optimizer's state divided among the processes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from scalebench.strategies.base import BACKWARD, FORWARD, NotMeasured, Unsupported
-from scalebench.strategies.torch import optimizer as training
+from scalebench.strategies.torch import optimizer
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.ddp import Ddp, DdpOptions, bucket_bytes
+from scalebench.strategies.torch.ddp import Ddp, DdpOptions, read_bucket_bytes
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # what PyTorch thinks of its own optimizers beside this one
+    warnings.simplefilter("ignore", DeprecationWarning)  # PyTorch's import here warns about its own other optimizers
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
 FLOAT_BYTES = 4
@@ -25,41 +25,43 @@ FLOAT_BYTES = 4
 
 @dataclass
 class Zero1Options(DdpOptions):
-    """Those of DistributedDataParallel, and what of ZeroRedundancyOptimizer matters. Its overlap_with_ddp is left out:
-    it takes no part in the first updates."""
+    """The options of DistributedDataParallel and the relevant one of ZeroRedundancyOptimizer.
 
-    parameters_as_bucket_view: bool = False  # true: each process sends its weights as one message, not one each
+    Its overlap_with_ddp is left out, since it skips the first steps.
+    """
+
+    parameters_as_bucket_view: bool = False  # true: each process sends its weights in one message, not one per tensor
 
 
 class Zero1(Ddp):
-    """Gradients are averaged as under DistributedDataParallel; each process then updates the weights that are its own,
-    whole tensors of about as many numbers in all, and broadcasts them."""
+    """Gradients are averaged as under DistributedDataParallel; each process then steps the tensors that it owns, about
+    the same number of elements on each, and broadcasts them."""
 
     Options = Zero1Options
     optimizer: ZeroRedundancyOptimizer
 
     def ddp_arguments(self) -> dict[str, Any]:
-        own = asdict(self.options).keys() - asdict(DdpOptions()).keys()
-        return {key: value for key, value in super().ddp_arguments().items() if key not in own}
+        added = asdict(self.options).keys() - asdict(DdpOptions()).keys()
+        return {key: value for key, value in super().ddp_arguments().items() if key not in added}
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        parameters = [one for one in self.model.parameters() if one.requires_grad]
+        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         train, views = self.spec.config.train, self.options.parameters_as_bucket_view
         if len(parameters) < self.spec.processes:
             raise Unsupported(
                 f"zero1 gives whole tensors to each process, and {self.spec.config.model.name} has "
                 f"{len(parameters)} for {self.spec.processes} processes"
             )
-        for one in parameters if views else ():
-            one.data = one.data.contiguous()  # as it will lie in its bucket, and its gradient beside it
+        for parameter in parameters if views else ():
+            parameter.data = parameter.data.contiguous()  # the layout in its bucket, which its gradient needs as well
         net = super().wrap(model)
 
-        def local(groups: list[dict[str, Any]], lr: float) -> Optimizer:
-            return training.optimizer(train, [one for group in groups for one in group["params"]], lr)
+        def build_local(groups: list[dict[str, Any]], lr: float) -> Optimizer:
+            return optimizer.build_optimizer(train, [each for group in groups for each in group["params"]], lr)
 
         self.optimizer = ZeroRedundancyOptimizer(
             parameters,
-            local,  # type: ignore[arg-type]  # called as a class would be
+            build_local,  # type: ignore[arg-type]  # called like a class
             parameters_as_bucket_view=views,
             lr=self.spec.learning_rate,
         )
@@ -68,25 +70,26 @@ class Zero1(Ddp):
 
     def set_gradient_sync(self, on: bool) -> None:
         if not on:
-            raise NotMeasured("zero1 updates only some weights on each process, and needs those of the others")
+            raise NotMeasured("zero1 steps only some weights on each process, and needs those of the others")
 
     def partial_step(self, batch: TorchBatch, until: str) -> None:
-        """With the optimizer's step of this process' own weights alone; the next whole update sends them."""
+        """Train up to one part of a step; the optimizer steps only this process's weights, which the next full step
+        sends."""
         super().partial_step(batch, BACKWARD if until not in (FORWARD, BACKWARD) else until)
         if until not in (FORWARD, BACKWARD):
-            self.precision.update(self.optimizer.optim)
+            self.precision.step_optimizer(self.optimizer.optim)
 
     def optimizer_state(self) -> dict[Any, Any]:
         return self.optimizer.optim.state
 
     def message_sizes(self) -> list[int]:
-        """The buckets of gradients, then the broadcasts of weights, in the order in which they are sent."""
-        return [*bucket_bytes(self.net), *(size for _, size in self._broadcasts())]
+        """Return the buckets of gradients, then the broadcasts of weights, in the order of sending."""
+        return [*read_bucket_bytes(self.net), *(size for _, size in self._broadcasts())]
 
     def run_isolated_sync(self, sizes: list[int]) -> None:
-        """Buckets first, all under way at once, then the broadcasts, as in an update."""
+        """All-reduce the buckets, all in flight at once, and then broadcast, as in a step."""
         assert self.group is not None, "setup comes first"
-        buckets = bucket_bytes(self.net)
+        buckets = read_bucket_bytes(self.net)
         if sizes != self.message_sizes():
             return self.group.all_reduce_buffers(sizes)
         self.group.all_reduce_buffers(buckets)
@@ -108,9 +111,9 @@ class Zero1(Ddp):
         super().close()
 
     def _broadcasts(self) -> list[tuple[int, int]]:
-        """(whose they are, bytes) of the messages that weights are sent in, as ZeroRedundancyOptimizer deals them."""
+        """Return (owner, bytes) of each message of weights, as ZeroRedundancyOptimizer assigns tensors to owners."""
         owned = [
-            (owner, [one.numel() * one.element_size() for group in groups for one in group["params"]])
+            (owner, [each.numel() * each.element_size() for group in groups for each in group["params"]])
             for owner, groups in enumerate(self.optimizer._partition_parameters())
         ]
         if self.options.parameters_as_bucket_view:

@@ -10,9 +10,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from scalebench.core.errors import InputError, no_such
+from scalebench.core.errors import InputError, unknown_name_message
 from scalebench.core.machine.machine import cache_folder
-from scalebench.core.spec import Config, DatasetSpec, RunSpec, goes_to_stop
+from scalebench.core.spec import Config, DatasetSpec, RunSpec, has_stop
 from scalebench.workloads import user_code
 from scalebench.workloads.datasets import (
     cache,
@@ -124,7 +124,7 @@ def _check_name(dataset: DatasetSpec) -> None:
         raise InputError(
             f"dataset={CUSTOM} has samples of your own: set dataset.builder=MODULE:FUNCTION, which makes them"
         )
-    raise InputError(no_such("dataset", dataset.name, [*DATASETS, *user_function.plugin_datasets(), CUSTOM]))
+    raise InputError(unknown_name_message("dataset", dataset.name, [*DATASETS, *user_function.plugin_datasets(), CUSTOM]))
 
 
 def _native_shape(config: Config) -> SampleShape:
@@ -280,7 +280,7 @@ def open_training_subset(spec: RunSpec, replica: int, replicas: int) -> Source |
 def _evaluation_samples(spec: RunSpec, samples: int) -> int:
     """Return how many validation samples are evaluated: a training to a stop may evaluate only some of them."""
     train = spec.config.train
-    return min(samples, train.evaluate_samples or samples) if goes_to_stop(train.stop) else samples
+    return min(samples, train.evaluate_samples or samples) if has_stop(train.stop) else samples
 
 
 def _common_arguments(spec: RunSpec, replica: int, replicas: int) -> dict[str, Any]:

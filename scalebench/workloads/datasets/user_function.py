@@ -24,8 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scalebench.core import plugins
-from scalebench.core.errors import InputError
-from scalebench.core.plugins import PluginError
+from scalebench.core.errors import InputError, PluginError
 from scalebench.core.spec import Config, DatasetSpec
 from scalebench.workloads import user_code
 from scalebench.workloads.datasets import cache
@@ -76,12 +75,12 @@ def has_function(dataset: DatasetSpec) -> bool:
 
 def plugin_datasets() -> list[str]:
     """Return the names of the datasets that plugins add."""
-    return [point.name for point in plugins.points("datasets")]
+    return [point.name for point in plugins.plugin_entries("datasets")]
 
 
 def find_function(dataset: DatasetSpec) -> UserFunction:
     """Return the function that makes the dataset. Raises InputError if both a plugin and dataset.builder name one."""
-    point = next((point for point in plugins.points("datasets") if point.name == dataset.name), None)
+    point = next((point for point in plugins.plugin_entries("datasets") if point.name == dataset.name), None)
     if point is None:
         assert dataset.builder is not None  # has_function holds
         return UserFunction(dataset.builder, f"dataset.builder={dataset.builder}", "dataset.builder")

@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalebench.core import plugins
-from scalebench.core.errors import InputError
-from scalebench.core.plugins import PluginError
+from scalebench.core.errors import InputError, PluginError, describe_exception
 from scalebench.workloads import user_code
 from scalebench.workloads.datasets import cache
 from scalebench.workloads.datasets.images import LABEL_DTYPE
@@ -66,7 +65,7 @@ def handle_request(request: dict[str, Any]) -> dict[str, Any]:
     except MemoryError:
         return {"problem": f"{label} ran out of memory: lower dataset.size", "log": traceback.format_exc()}
     except (Exception, SystemExit) as error:
-        return {"problem": f"{label} fails: {plugins.said(error)}", "log": traceback.format_exc()}
+        return {"problem": f"{label} fails: {describe_exception(error)}", "log": traceback.format_exc()}
     return {}
 
 
@@ -74,7 +73,7 @@ def _load(request: dict[str, Any]) -> Callable[..., Any]:
     if request["from_user"]:
         key, _, reference = request["label"].partition("=")
         return user_code.load_function(reference, key)
-    function: Callable[..., Any] = plugins.load(request["reference"], request["label"])
+    function: Callable[..., Any] = plugins.load_object(request["reference"], request["label"])
     return function
 
 

@@ -7,8 +7,8 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from scalebench.core.errors import InputError, no_such
-from scalebench.core.plugins import Point
+from scalebench.core.errors import InputError, unknown_name_message
+from scalebench.core.plugins import PluginEntry
 from scalebench.core.spec import ModelSpec
 from scalebench.workloads.network import Network
 from scalebench.workloads.networks import plugin_networks
@@ -131,14 +131,14 @@ def is_known(name: str) -> bool:
     return name in NETWORKS or _plugin_point(name) is not None
 
 
-def _plugin_point(name: str) -> Point | None:
+def _plugin_point(name: str) -> PluginEntry | None:
     """Return the entry point of that name, unless it is a built-in network."""
     return None if name in NETWORKS else plugin_networks.find_point(name)
 
 
 def _entry(name: str) -> NetworkEntry:
     if name not in NETWORKS:
-        raise InputError(no_such("model", name, [*NETWORKS, *plugin_networks.names(), "custom"]))
+        raise InputError(unknown_name_message("model", name, [*NETWORKS, *plugin_networks.names(), "custom"]))
     return NETWORKS[name]
 
 
@@ -161,7 +161,7 @@ def _check_options(name: str, options: dict[str, Any], defaults: dict[str, Any])
             raise InputError(f"model={name} needs an option '{key}': set +model.options.{key}")
     for key, value in options.items():
         if key not in defaults and ANY_OPTION not in defaults:
-            raise InputError(no_such(f"option of model '{name}'", key, defaults))
+            raise InputError(unknown_name_message(f"option of model '{name}'", key, defaults))
         if defaults.get(key) is None or defaults[key] is NO_DEFAULT:  # there is no type to compare with
             continue
         expected = type(defaults[key])

@@ -10,29 +10,29 @@ from contextlib import redirect_stdout
 from typing import Any
 
 from scalebench.core import plugins
-from scalebench.core.errors import InputError
-from scalebench.core.plugins import PluginError, Point
+from scalebench.core.errors import InputError, PluginError, describe_exception
+from scalebench.core.plugins import PluginEntry
 from scalebench.workloads.network import Network
 
 BuildFunction = Callable[..., Any]
 
 
-def find_point(name: str) -> Point | None:
+def find_point(name: str) -> PluginEntry | None:
     """Return the entry point of that name, or None where no plugin has it."""
-    return next((point for point in plugins.points("models") if point.name == name), None)
+    return next((point for point in plugins.plugin_entries("models") if point.name == name), None)
 
 
 def names() -> list[str]:
     """Return the names of the networks that plugins add."""
-    return [point.name for point in plugins.points("models")]
+    return [point.name for point in plugins.plugin_entries("models")]
 
 
-def load_function(point: Point) -> BuildFunction:
+def load_function(point: PluginEntry) -> BuildFunction:
     """Return the function(network, outputs, **options) of a plugin, which adds its nodes to an empty network.
 
     Raises PluginError if it cannot be loaded or called like that.
     """
-    function = plugins.load(point.target, _label(point))
+    function = plugins.load_object(point.target, _label(point))
     if not callable(function):
         raise PluginError(f"{_label(point)}: {point.target} is no function")
     try:
@@ -45,7 +45,7 @@ def load_function(point: Point) -> BuildFunction:
     return build
 
 
-def add_nodes(point: Point, network: Network, outputs: int, options: dict[str, Any]) -> None:
+def add_nodes(point: PluginEntry, network: Network, outputs: int, options: dict[str, Any]) -> None:
     """Have a plugin's function add its nodes to the network.
 
     Raises PluginError, with the traceback as its log, where the function fails or does not end in that number of
@@ -59,7 +59,7 @@ def add_nodes(point: Point, network: Network, outputs: int, options: dict[str, A
     except InputError:
         raise
     except (Exception, SystemExit) as error:
-        raise PluginError(f"{label} fails: {plugins.said(error)}", traceback.format_exc()) from error
+        raise PluginError(f"{label} fails: {describe_exception(error)}", traceback.format_exc()) from error
     per_token = (*network.input.shape, outputs) if network.count("embedding") else (outputs,)
     if network.output.shape not in ((outputs,), per_token):
         raise PluginError(
@@ -70,7 +70,7 @@ def add_nodes(point: Point, network: Network, outputs: int, options: dict[str, A
         raise PluginError(f"{label} has nothing to train: no convolution, dense layer or normalization")
 
 
-def _label(point: Point) -> str:
+def _label(point: PluginEntry) -> str:
     return f"model '{point.name}' of {point.origin}"
 
 

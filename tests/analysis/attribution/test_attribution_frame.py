@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 
 import scalebench
-from scalebench.analysis.attribution import COLUMNS, Baseline, ladders
-from scalebench.analysis.attribution.components import PARTS
+from scalebench.analysis.attribution import ATTRIBUTION_COLUMNS, ReferenceRunFinder, attribute_runs
+from scalebench.analysis.attribution.components import LOSS_PARTS
 from scalebench.core.errors import InputError
 from tests.builders import sweeps
-from tests.builders.attribution_runs import alone, strong, weak
+from tests.builders.attribution_runs import one_device_run, strong_scaling_runs, weak_scaling_runs
 
 
 def test_a_row_for_each_part_of_each_configuration(tmp_path: Path) -> None:
     sweeps.sweep(tmp_path, repeats=3)
     found = scalebench.attribution(tmp_path)
-    assert list(found.columns) == COLUMNS
-    assert len(found) == 6 * len(PARTS) and set(found["strategy"]) == {"ddp_gloo", "horovod_gloo"}
+    assert list(found.columns) == ATTRIBUTION_COLUMNS
+    assert len(found) == 6 * len(LOSS_PARTS) and set(found["strategy"]) == {"ddp_gloo", "horovod_gloo"}
     assert (found["repeats"] == 3).all() and (found["against"] == "bare").all()
     for _, rows in found.groupby("run_id"):
         assert rows["share"].sum() == pytest.approx(rows["lost"].iloc[0], abs=1e-12)
@@ -31,7 +31,7 @@ def test_it_stays_callable_once_its_module_is_loaded(tmp_path: Path) -> None:
     import scalebench.analysis.attribution
 
     sweeps.sweep(tmp_path, gpus=(1, 2))
-    assert callable(scalebench.attribution) and len(scalebench.attribution([str(tmp_path)])) == 4 * len(PARTS)
+    assert callable(scalebench.attribution) and len(scalebench.attribution([str(tmp_path)])) == 4 * len(LOSS_PARTS)
 
 
 def test_the_rows_are_those_of_the_pooled_frame(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_the_rows_are_those_of_the_pooled_frame(tmp_path: Path) -> None:
 
 
 def test_merged_parts_and_absent_ones(tmp_path: Path) -> None:
-    result, full, bare, _ = strong(probes={"local_step_s": [], "reasons": {"imbalance": "told so"}})
+    result, full, bare, _ = strong_scaling_runs(probes={"local_step_s": [], "reasons": {"imbalance": "told so"}})
     sweeps.write(tmp_path, [result, full, bare])
     found = scalebench.attribution(tmp_path).set_index("part")
     assert list(found.index) == ["batch", "overhead + contention", "data", "straggler + transfer", "drift"]
@@ -51,7 +51,7 @@ def test_merged_parts_and_absent_ones(tmp_path: Path) -> None:
 
 
 def test_parts_that_there_cannot_be_have_a_reason_and_no_figures(tmp_path: Path) -> None:
-    sweeps.write(tmp_path, list(weak()))
+    sweeps.write(tmp_path, list(weak_scaling_runs()))
     found = scalebench.attribution(tmp_path)
     batch = found[(found["gpus"] == 2) & (found["part"] == "batch")].iloc[0]
     assert str(batch["share"]) == "<NA>" and "batch of a device" in batch["missing"]
@@ -64,33 +64,33 @@ def test_a_path_without_results(tmp_path: Path) -> None:
 
 def test_nothing_to_compare_with_is_an_empty_frame(tmp_path: Path) -> None:
     sweeps.sweep(tmp_path, strategies=("ddp_gloo",), gpus=(2,))
-    assert list(scalebench.attribution(tmp_path).columns) == COLUMNS and scalebench.attribution(tmp_path).empty
+    assert list(scalebench.attribution(tmp_path).columns) == ATTRIBUTION_COLUMNS and scalebench.attribution(tmp_path).empty
 
 
 def test_each_launch_stands_on_the_baselines_of_its_repeat() -> None:
-    first, second = weak(), weak(repeat=1)
-    slow = [alone(name, step_s, repeat=1) for name, step_s in (("bare_torch", 0.02), ("ddp", 0.0205))]
+    first, second = weak_scaling_runs(), weak_scaling_runs(repeat=1)
+    slow = [one_device_run(name, step_s, repeat=1) for name, step_s in (("bare_torch", 0.02), ("ddp", 0.0205))]
     of_repeat = {one.scale.repeat: one for one in (first[0], second[0])}
-    baselines = Baseline([*first, second[0], *slow])
+    baselines = ReferenceRunFinder([*first, second[0], *slow])
     assert [baselines.of(of_repeat[n]).bare_full for n in (0, 1)] == [first[1], slow[0]]
-    (found,) = [one for one in ladders([*first, second[0], *slow]) if one.gpus == 2]
+    (found,) = [one for one in attribute_runs([*first, second[0], *slow]) if one.gpus == 2]
     assert found.launches == 2 and found.ideal_s == pytest.approx(0.015)
 
 
 def test_copies_of_a_run_are_one_launch() -> None:
-    result, bare, own = weak()
-    (_, found) = ladders([own, result, bare, result, bare])
+    result, bare, own = weak_scaling_runs()
+    (_, found) = attribute_runs([own, result, bare, result, bare])
     assert (found.run_id, found.launches) == (result.run_id, 1)
 
 
 def test_baselines_may_lie_elsewhere() -> None:
-    result, full, bare, own = strong()
-    (found,) = ladders([result], among=[full, bare, own])
-    assert [part.names for part in found.parts] == [(name,) for name in PARTS]
+    result, full, bare, own = strong_scaling_runs()
+    (found,) = attribute_runs([result], among=[full, bare, own])
+    assert [part.names for part in found.parts] == [(name,) for name in LOSS_PARTS]
 
 
 def test_the_launch_that_began_first_names_the_configuration() -> None:
-    result, bare, own = weak()
+    result, bare, own = weak_scaling_runs()
     later = dataclasses.replace(result, run_id="later", started_at="2027-01-01T00:00:00.000+00:00")
-    assert [one.run_id for one in ladders([later, result, bare]) if one.gpus == 2] == [result.run_id]
+    assert [one.run_id for one in attribute_runs([later, result, bare]) if one.gpus == 2] == [result.run_id]
     assert own.scale.gpus == 1

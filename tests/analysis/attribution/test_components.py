@@ -1,123 +1,126 @@
-"""How the lost time divides among the parts, whatever was measured; and what the probes tell."""
+"""Splitting lost time into parts, whatever was measured, and the estimates that come from probes."""
 
 from __future__ import annotations
 
 import itertools
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from scalebench.analysis import update_breakdown
-from scalebench.analysis.attribution.components import PARTS, of_probes, of_updates, share_of_device, split
-from tests.builders.attribution_runs import STEPS, alone, series, together
+from scalebench.analysis import step_breakdown
+from scalebench.analysis.attribution.components import (
+    LOSS_PARTS,
+    estimate_from_probes,
+    estimate_step_s,
+    split_lost_time,
+)
+from tests.builders.attribution_runs import one_device_run, probe_series, two_device_run
 
-EVERYTHING = ("ideal", "update", "bare", "own", "own_data", "held", "data", "imbalance", "exposed", "probed")
-OPTIONAL = ("bare", "own", "own_data", "imbalance", "exposed")
-LEVELS: tuple[tuple[str, ...], ...] = (("held", "data", "probed"), ("fed", "probed"), ())
-APART = tuple(name for name in PARTS if name not in ("imbalance", "transfer"))
-
-
-def known_sets() -> list[frozenset[str]]:
-    """All that can be known together: exposed sync only where there is a level to stand on."""
-    some = [names for n in range(6) for names in itertools.combinations(OPTIONAL, n)]
-    sets = [frozenset({"ideal", "update", *names, *level}) for names in some for level in LEVELS]
-    return [one for one in sets if "probed" in one or not one & {"exposed", "own_data"}]
+ALL = ("ideal", "step", "bare", "self", "self_data", "fixed_batch", "data", "imbalance", "exposed", "probed")
+OPTIONAL = ("bare", "self", "self_data", "imbalance", "exposed")
+LEVELS: tuple[tuple[str, ...], ...] = (("fixed_batch", "data", "probed"), ("fed", "probed"), ())
+INDEPENDENT = tuple(name for name in LOSS_PARTS if name not in ("imbalance", "transfer"))
 
 
-def test_everything_measured_gives_each_part_by_its_definition() -> None:
-    assert split(PARTS, EVERYTHING) == [
+def possible_measurements() -> list[frozenset[str]]:
+    """Return all sets of names that can be measured together: exposed sync only with a level that it adds to."""
+    optional = [names for n in range(6) for names in itertools.combinations(OPTIONAL, n)]
+    sets = [frozenset({"ideal", "step", *names, *level}) for names in optional for level in LEVELS]
+    return [names for names in sets if "probed" in names or not names & {"exposed", "self_data"}]
+
+
+def test_each_part_has_its_definition_if_everything_was_measured() -> None:
+    assert split_lost_time(LOSS_PARTS, ALL) == [
         (("batch",), {"bare": 1, "ideal": -1}),
-        (("overhead",), {"own": 1, "bare": -1}),
-        (("contention",), {"held": 1, "own_data": 1, "own": -1}),
-        (("data",), {"data": 1, "own_data": -1}),
+        (("overhead",), {"self": 1, "bare": -1}),
+        (("contention",), {"fixed_batch": 1, "self_data": 1, "self": -1}),
+        (("data",), {"data": 1, "self_data": -1}),
         (("imbalance",), {"imbalance": 1}),
         (("transfer",), {"exposed": 1, "imbalance": -1}),
-        (("drift",), {"update": 1, "probed": -1}),
+        (("drift",), {"step": 1, "probed": -1}),
     ]
 
 
 @pytest.mark.parametrize(
-    ("lacking", "merged"),
+    ("missing", "merged"),
     [
         ({"bare"}, ("batch", "overhead")),
-        ({"own"}, ("overhead", "contention")),
-        ({"bare", "own"}, ("batch", "overhead", "contention")),
+        ({"self"}, ("overhead", "contention")),
+        ({"bare", "self"}, ("batch", "overhead", "contention")),
         ({"imbalance"}, ("imbalance", "transfer")),
         ({"exposed"}, ("contention", "transfer")),
         ({"exposed", "imbalance"}, ("contention", "imbalance", "transfer")),
-        ({"held", "data", "imbalance", "exposed", "probed"}, ("contention", "data", "imbalance", "transfer", "drift")),
+        (set(ALL) - {"ideal", "step", "bare", "self"}, ("contention", "data", "imbalance", "transfer", "drift")),
     ],
 )
-def test_neighbours_of_a_rung_that_is_missing_merge(lacking: set[str], merged: tuple[str, ...]) -> None:
-    names = [part for part, _ in split(PARTS, set(EVERYTHING) - lacking)]
-    assert merged in names and sum(len(part) for part in names) == len(PARTS)
+def test_parts_merge_if_what_separates_them_was_not_measured(missing: set[str], merged: tuple[str, ...]) -> None:
+    names = [part for part, _ in split_lost_time(LOSS_PARTS, set(ALL) - missing)]
+    assert merged in names and sum(len(part) for part in names) == len(LOSS_PARTS)
 
 
-def test_samples_read_within_the_update_are_in_contention() -> None:
-    known = (set(EVERYTHING) - {"held", "data", "own_data"}) | {"fed"}
-    assert (("contention", "data"), {"fed": 1, "own": -1}) in split(PARTS, known)
+def test_samples_read_within_the_step_count_as_contention() -> None:
+    measured = (set(ALL) - {"fixed_batch", "data", "self_data"}) | {"fed"}
+    assert (("contention", "data"), {"fed": 1, "self": -1}) in split_lost_time(LOSS_PARTS, measured)
 
 
-def test_loading_of_one_device_that_is_not_known_gives_the_plain_rungs() -> None:
-    found = dict(split(PARTS, set(EVERYTHING) - {"own_data"}))
-    assert found["contention",] == {"held": 1, "own": -1} and found["data",] == {"data": 1}
-
-
-@pytest.mark.parametrize("wanted", [PARTS, PARTS[1:], PARTS[2:], APART, ("batch", *PARTS[2:]), ("overhead",)])
-def test_parts_are_each_named_once_and_add_up(wanted: tuple[str, ...]) -> None:
-    """Whatever is known: all sets of it."""
-    told = {"ideal", "update"} if wanted == ("overhead",) else {*EVERYTHING, "fed"}
-    told -= {"exposed", "imbalance"} if wanted == APART else set()
-    for known in {one & told for one in known_sets()}:
-        values = {name: 1.37 * n**1.5 + 0.1 for n, name in enumerate(sorted(known))}
-        if "probed" in known:  # the level that these make up
-            values["probed"] = sum(values[name] for name in ("held", "fed", "data", "exposed") if name in known)
-        found = split(wanted, known)
-        assert sorted(name for names, _ in found for name in names) == sorted(wanted)
-        total = sum(factor * values[name] for _, terms in found for name, factor in terms.items())
-        assert total == pytest.approx(values["update"] - values["ideal"], abs=1e-9)
-
-
-@given(st.sampled_from(known_sets()))
-def test_parts_stand_in_their_order(known: frozenset[str]) -> None:
-    firsts = [PARTS.index(names[0]) for names, _ in split(PARTS, known)]
-    assert firsts == sorted(firsts)
-
-
-def test_what_probes_tell_is_what_the_frame_has() -> None:
-    result = together()
-    found, columns = of_probes(result), update_breakdown.cells(result, 0.01)
-    for name, column in {"data": "data_s", "imbalance": "imbalance_s", "exposed": "sync_exposed_s"}.items():
-        one = found[name]
-        assert (one.value, one.low, one.high) == tuple(columns[f"{column}{end}"] for end in ("", "_low", "_high"))
-    assert found["probed"].value == pytest.approx(
-        sum(found[name].value for name in ("held", "data", "exposed")), abs=1e-12
-    )
-
-
-def test_the_level_of_all_probes_has_the_interval_of_their_blocks_together() -> None:
-    """Blocks of which one condition is slow when another is quick: their sum hardly scatters."""
-    slow, quick = [series(0.010, 0.01), series(0.010, -0.01)]
-    found = of_probes(together(probes={"sync_on_s": slow, "sync_off_s": quick, "fixed_batch_s": slow}))
-    assert found["probed"].value == pytest.approx(0.010)
-    low, high = found["data"].low, found["data"].high
-    assert low is not None and high is not None and high - low > 1e-5
-    assert found["probed"].high == pytest.approx(of_probes(together(probes={"sync_on_s": slow}))["probed"].high)
-
-
-def test_a_level_is_that_of_the_median_rank() -> None:
-    result = together()
-    for number, one in enumerate(result.ranks):
-        assert one.probes is not None
-        one.probes.fixed_batch_s = series(0.01 + 0.002 * number)
-    assert of_probes(result)["held"].value == pytest.approx(0.011)
+def test_contention_is_less_by_the_loading_of_one_device_if_that_was_not_measured() -> None:
+    parts = dict(split_lost_time(LOSS_PARTS, set(ALL) - {"self_data"}))
+    assert parts["contention",] == {"fixed_batch": 1, "self": -1} and parts["data",] == {"data": 1}
 
 
 @pytest.mark.parametrize(
-    ("changes", "names"),
+    "possible",
+    [LOSS_PARTS, LOSS_PARTS[1:], LOSS_PARTS[2:], INDEPENDENT, ("batch", *LOSS_PARTS[2:]), ("overhead",)],
+)
+def test_parts_are_in_order_and_add_up_for_all_measurements(possible: tuple[str, ...]) -> None:
+    measurable = {"ideal", "step"} if possible == ("overhead",) else {*ALL, "fed"}
+    measurable -= {"exposed", "imbalance"} if possible == INDEPENDENT else set()
+    for measured in {names & measurable for names in possible_measurements()}:
+        values = {name: 1.37 * n**1.5 + 0.1 for n, name in enumerate(sorted(measured))}
+        if "probed" in measured:
+            values["probed"] = sum(values.get(name, 0.0) for name in ("fixed_batch", "fed", "data", "exposed"))
+        parts = split_lost_time(possible, measured)
+        firsts = [LOSS_PARTS.index(names[0]) for names, _ in parts]
+        assert firsts == sorted(firsts)
+        assert sorted(name for names, _ in parts for name in names) == sorted(possible)
+        total = sum(factor * values[name] for _, terms in parts for name, factor in terms.items())
+        assert total == pytest.approx(values["step"] - values["ideal"], abs=1e-9)
+
+
+def test_estimates_from_probes_are_those_of_the_frame() -> None:
+    result = two_device_run()
+    estimates, columns = estimate_from_probes(result), step_breakdown.breakdown_cells(result, 0.01)
+    for name, column in {"data": "data_s", "imbalance": "imbalance_s", "exposed": "sync_exposed_s"}.items():
+        one = estimates[name]
+        assert (one.value, one.low, one.high) == tuple(columns[f"{column}{end}"] for end in ("", "_low", "_high"))
+    total = sum(estimates[name].value for name in ("fixed_batch", "data", "exposed"))
+    assert estimates["probed"].value == pytest.approx(total, abs=1e-12)
+
+
+def test_the_sum_of_all_probes_has_the_interval_of_its_own_blocks() -> None:
+    """Blocks of which one variant is slow when another is quick: their sum hardly scatters."""
+    slow, quick = [probe_series(0.010, wobble) for wobble in (0.01, -0.01)]
+    estimates = estimate_from_probes(
+        two_device_run(probes={"sync_on_s": slow, "sync_off_s": quick, "fixed_batch_s": slow})
+    )
+    assert estimates["probed"].value == pytest.approx(0.010)
+    assert estimates["data"].high - estimates["data"].low > 1e-5
+    only_slow = estimate_from_probes(two_device_run(probes={"sync_on_s": slow}))
+    assert estimates["probed"].high == pytest.approx(only_slow["probed"].high)
+
+
+def test_the_level_is_that_of_the_median_rank() -> None:
+    result = two_device_run()
+    for number, rank in enumerate(result.ranks):
+        assert rank.probes is not None
+        rank.probes.fixed_batch_s = probe_series(0.01 + 0.002 * number)
+    assert estimate_from_probes(result)["fixed_batch"].value == pytest.approx(0.011)
+
+
+@pytest.mark.parametrize(
+    ("probes", "names"),
     [
-        ({"sync_off_s": []}, {"held", "data", "imbalance", "probed"}),
+        (None, set()),
+        ({"sync_off_s": []}, {"fixed_batch", "data", "imbalance", "probed"}),
         ({"fixed_batch_s": []}, {"fed", "imbalance", "exposed", "probed"}),
         ({"sync_off_s": [], "fixed_batch_s": [], "local_step_s": []}, {"fed", "probed"}),
         ({"sync_on_s": [], "sync_off_s": [], "fixed_batch_s": []}, {"imbalance"}),
@@ -125,38 +128,33 @@ def test_a_level_is_that_of_the_median_rank() -> None:
         ({"steps": None, "local_step_s": []}, set()),
     ],
 )
-def test_what_was_not_probed_is_not_told(changes: dict[str, object], names: set[str]) -> None:
-    assert set(of_probes(together(probes=changes))) == names
+def test_there_is_no_estimate_of_what_was_not_probed(probes: dict[str, object] | None, names: set[str]) -> None:
+    assert set(estimate_from_probes(two_device_run(probes=probes))) == names
 
 
-def test_without_the_switch_the_level_is_that_with_the_exchange_on() -> None:
-    on, fixed = series(0.012), series(0.010)
-    found = of_probes(together(probes={"sync_off_s": [], "sync_on_s": on, "fixed_batch_s": fixed}))
-    assert found["held"].value == pytest.approx(0.010) and found["probed"].value == pytest.approx(0.012)
-    found = of_probes(together(probes={"fixed_batch_s": []}))
-    assert found["fed"].value == pytest.approx(found["probed"].value - found["exposed"].value)
-
-
-def test_blocks_that_only_some_conditions_have_count_in_their_own() -> None:
-    found = of_probes(together(probes={"sync_on_s": series(0.02, 0.05)[:3]}))
-    one = found["probed"]
-    assert one.value == pytest.approx(sum(found[name].value for name in ("held", "data", "exposed")), abs=1e-12)
-    assert one.low is not None and one.high is not None and one.low + one.high == pytest.approx(2 * one.value)
-
-
-def test_a_rank_without_probes() -> None:
-    result = together()
+def test_there_are_no_estimates_if_one_rank_has_no_probes() -> None:
+    result = two_device_run()
     result.ranks[1].probes = None
-    assert of_probes(result) == {}
+    assert estimate_from_probes(result) == {}
 
 
-def test_no_probes_tell_nothing() -> None:
-    assert of_probes(together(probes=None)) == {}
+def test_the_level_includes_sync_if_that_cannot_be_switched_off() -> None:
+    series = {"sync_on_s": probe_series(0.012), "fixed_batch_s": probe_series(0.010)}
+    estimates = estimate_from_probes(two_device_run(probes={"sync_off_s": [], **series}))
+    assert estimates["fixed_batch"].value == pytest.approx(0.010)
+    assert estimates["probed"].value == pytest.approx(0.012)
+    estimates = estimate_from_probes(two_device_run(probes={"fixed_batch_s": []}))
+    assert estimates["fed"].value == pytest.approx(estimates["probed"].value - estimates["exposed"].value)
 
 
-def test_seconds_of_a_devices_share() -> None:
-    result = alone("ddp", 0.01, batch=8)
-    found = of_updates(result, 4)
-    assert share_of_device(result) == 8 and found is not None
-    assert found.value == pytest.approx(0.005) and found.low is not None and found.low < 0.005
-    assert result.ranks[0].block_steps == STEPS
+def test_blocks_that_only_some_variants_have_count_in_their_own_estimates() -> None:
+    estimates = estimate_from_probes(two_device_run(probes={"sync_on_s": probe_series(0.02, 0.05)[:3]}))
+    probed = estimates["probed"]
+    total = sum(estimates[name].value for name in ("fixed_batch", "data", "exposed"))
+    assert probed.value == pytest.approx(total, abs=1e-12)
+    assert probed.low + probed.high == pytest.approx(2 * probed.value)
+
+
+def test_a_share_of_a_step_takes_its_share_of_the_seconds() -> None:
+    estimate = estimate_step_s(one_device_run("ddp", 0.01, batch=8), 4)
+    assert estimate is not None and estimate.value == pytest.approx(0.005) and 0 < estimate.low < 0.005

@@ -12,7 +12,7 @@ from scalebench.analysis.comparison.baseline_store import load_folder, no_baseli
 from scalebench.analysis.comparison.pairing import launches
 from scalebench.core.errors import InputError
 from scalebench.core.machine.gpus import Gpu
-from scalebench.core.machine.machine_class import Kind, kind_of
+from scalebench.core.machine.machine_class import MachineClass, classify_machine
 from scalebench.core.result import write_result
 from tests.builders.comparisons import folder, machine, results
 from tests.builders.runs import MACHINE, record
@@ -22,8 +22,8 @@ GPU = Gpu(0, "Tesla K80", "GPU-1", 2**33, 875, 2505, 149.0, 0, None)
 GIB = 2**30
 
 
-def kind(**changes: object) -> Kind:
-    return kind_of(machine(**changes)["machine"])
+def kind(**changes: object) -> MachineClass:
+    return classify_machine(machine(**changes)["machine"])
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from scalebench.analysis.comparison.labels import Labels, differences, short
 from scalebench.analysis.comparison.pairing import Row, rows
-from scalebench.core.result import Monitor
+from scalebench.core.result import MonitorRecord
 from tests.builders.comparisons import machine, made, train
 from tests.builders.runs import MODEL
 
@@ -88,5 +88,5 @@ def test_neither_the_key_itself_nor_options_of_another_strategy() -> None:
     ("clock", "told"), [(1405.0, []), (1300.0, [("sm_clock_mhz_mean", "1400", "1300", 1)]), (None, [])]
 )
 def test_clocks_that_differ_by_more_than_a_hundredth(clock: float | None, told: list[Any]) -> None:
-    a, b = row("a", monitor=Monitor(sm_clock_mhz_mean=1400.0)), row("b", monitor=Monitor(sm_clock_mhz_mean=clock))
+    a, b = row("a", monitor=MonitorRecord(sm_clock_mhz_mean=1400.0)), row("b", monitor=MonitorRecord(sm_clock_mhz_mean=clock))
     assert differences([(a, b)], None) == told

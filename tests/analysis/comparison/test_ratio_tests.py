@@ -9,7 +9,7 @@ import pytest
 import scipy.stats
 
 from scalebench.analysis.comparison.tests import blocks_test, holm, launches_test, median_interval, paired_test
-from scalebench.core.stats.estimates import BATCHES, Interval, ratio_interval
+from scalebench.core.stats.estimates import BATCHES, Estimate, divide_estimates
 
 A, B = [100.0, 103.0, 99.0, 101.0], [92.0, 97.0, 95.0]
 
@@ -65,20 +65,20 @@ def test_what_pairs_have_in_common_cancels() -> None:
     assert found.test == "paired t, 4 interleaved repeats"
 
 
-def blocks(value: float, share: float) -> tuple[float, Interval]:
-    return value, Interval(value, value * (1 - share), value * (1 + share))
+def blocks(value: float, share: float) -> tuple[float, Estimate]:
+    return value, Estimate(value, value * (1 - share), value * (1 + share))
 
 
 @pytest.mark.parametrize("value", [90.0, 97.9, 98.7, 99.3, 101.0, 103.0])
 def test_p_of_blocks_agrees_with_their_interval(value: float) -> None:
     found = blocks_test(blocks(100.0, 0.01), blocks(value, 0.01))
-    assert found.interval == ratio_interval(blocks(value, 0.01)[1], blocks(100.0, 0.01)[1])
+    assert found.interval == divide_estimates(blocks(value, 0.01)[1], blocks(100.0, 0.01)[1])
     assert (found.p <= 0.05) == (not found.interval.low <= 1 <= found.interval.high)
     assert found.test == "blocks of one launch each"
 
 
 def test_p_of_blocks_is_students() -> None:
-    found = blocks_test((100.0, Interval(100.0, 100.0, 100.0)), blocks(98.0, 0.01))
+    found = blocks_test((100.0, Estimate(100.0, 100.0, 100.0)), blocks(98.0, 0.01))
     t = math.log(1 / 0.98) / math.log(1.01) * scipy.stats.t.ppf(0.975, BATCHES - 1)
     assert found.p == pytest.approx(2 * scipy.stats.t.sf(t, BATCHES - 1))
 
@@ -86,14 +86,14 @@ def test_p_of_blocks_is_students() -> None:
 @pytest.mark.parametrize(
     ("b", "p"),
     [
-        (Interval(90.0, 80.0, math.inf), 1.0),
-        (Interval(100.0, 99.0, 101.0), 1.0),
-        (Interval(110.0, 0.0, 120.0), 1.0),
-        (Interval(90.0, 90.0, 90.0), 0.0),
+        (Estimate(90.0, 80.0, math.inf), 1.0),
+        (Estimate(100.0, 99.0, 101.0), 1.0),
+        (Estimate(110.0, 0.0, 120.0), 1.0),
+        (Estimate(90.0, 90.0, 90.0), 0.0),
     ],
 )
-def test_p_at_the_ends(b: Interval, p: float) -> None:
-    assert blocks_test((100.0, Interval(100.0, 100.0, 100.0)), (b.value, b)).p == p
+def test_p_at_the_ends(b: Estimate, p: float) -> None:
+    assert blocks_test((100.0, Estimate(100.0, 100.0, 100.0)), (b.value, b)).p == p
 
 
 def test_too_few_blocks_give_a_ratio() -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from scalebench.analysis.comparison.run_facts import canonical, check_key, describe, flat, main_key, under, with_bound
+from scalebench.analysis.comparison.run_facts import canonical, check_key, describe, flat, main_key, with_bound
+from scalebench.analysis.identity import is_under
 from scalebench.core.machine.gpus import Gpu
 from scalebench.core.spec import HardwareSpec, MeasureSpec
 from tests.builders.comparisons import machine, made, train
@@ -109,7 +110,7 @@ def test_one_value_for_one_meaning(value: Any, same: Any) -> None:
 
 def test_keys() -> None:
     assert flat({"a": {"b": {"c": 1}, "d": {}}, "e": [1]}) == {"a.b.c": 1, "e": "[1]"}
-    assert under("train.precision", ["train"]) and under("train", ["train"]) and not under("trainer", ["train"])
+    assert is_under("train.precision", ["train"]) and is_under("train", ["train"]) and not is_under("trainer", ["train"])
     assert with_bound("hardware")[0] == "hardware" and "machine.gpus" in with_bound("hardware")
     assert with_bound("seed") == ("seed",)
     assert (main_key("model"), main_key("gpus")) == ("model.name", "gpus")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalebench.analysis.pipeline_stages import bubble_share_expected
+from scalebench.analysis.pipeline_stages import expected_bubble_share
 from scalebench.analysis.prediction.cost_model import (
     Rates,
     Stage,
@@ -80,7 +80,7 @@ def test_equal_stages_stand_idle_for_the_bubble(
     held = [Stage(1 / stages, 1.0, 1.0) for _ in range(stages)]
     found = model_parallel(work, held, quiet, micro_batches)
     ideal_s = work.flops_per_sample / given_rates.flops_per_s / stages
-    assert found.per_sample_s == pytest.approx(ideal_s / (1 - bubble_share_expected(stages, micro_batches)))
+    assert found.per_sample_s == pytest.approx(ideal_s / (1 - expected_bubble_share(stages, micro_batches)))
     assert imbalance(held) == pytest.approx(1)
 
 

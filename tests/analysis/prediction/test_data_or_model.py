@@ -8,8 +8,8 @@ import pytest
 
 from scalebench.analysis.prediction.calibration import Row
 from scalebench.analysis.prediction.data_or_model import Comparison, comparisons
-from scalebench.analysis.repeats import pool
-from scalebench.analysis.scaling_curves import cells
+from scalebench.analysis.repeats import pool_results
+from scalebench.analysis.scaling_curves import plain_row
 from scalebench.core.errors import InputError
 from scalebench.core.result import Result
 from tests.builders.parallelism_runs import (
@@ -31,7 +31,7 @@ from tests.builders.parallelism_runs import (
 
 def compared(*runs: Result) -> list[Comparison]:
     by_id = {run.run_id: run for run in runs}
-    rows = [cells(row) for row in pool(runs, folders(*runs)).to_dict("records")]
+    rows = [plain_row(row) for row in pool_results(runs, folders(*runs)).to_dict("records")]
     return comparisons(rows, lambda row: by_id[row["run_id"]])
 
 
@@ -160,7 +160,7 @@ def test_only_the_same_work_stands_beside_each_other() -> None:
 
 def test_a_record_that_has_gone_is_left_out() -> None:
     runs = [bare(8), ddp(8, 0.1), made("model_parallel", 8, 0.05)]
-    rows = [cells(row) for row in pool(runs, folders(*runs)).to_dict("records")]
+    rows = [plain_row(row) for row in pool_results(runs, folders(*runs)).to_dict("records")]
 
     def gone(row: Row) -> Result:
         raise InputError(f"{row['path']}: gone")

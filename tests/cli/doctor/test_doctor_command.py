@@ -13,7 +13,7 @@ import pytest
 from scalebench.__main__ import main
 from scalebench.cli.commands import doctor
 from scalebench.config import horovod_build
-from scalebench.config.horovod_build import Build
+from scalebench.config.horovod_build import HorovodBuild
 from scalebench.core.machine import machine
 from scalebench.core.machine.gpus import Gpu
 from scalebench.core.machine.machine import Machine
@@ -27,19 +27,19 @@ GPUS = [
     Gpu(1, None, None, None, None, None, None, None, None),
 ]
 BUILDS = {
-    "torch": Build("0.28.1", "2.13.0+cpu", ("mpi", "gloo"), None),
-    "tensorflow": Build("0.28.1", "2.20.0", (), "it was built for tensorflow 2.20.0"),
+    "torch": HorovodBuild("0.28.1", "2.13.0+cpu", ("mpi", "gloo"), None),
+    "tensorflow": HorovodBuild("0.28.1", "2.20.0", (), "it was built for tensorflow 2.20.0"),
 }
 
 
 @pytest.fixture
 def tell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Tell:
     """The doctor's lines for a machine where some packages are missing, without mpirun and sbatch."""
-    monkeypatch.setattr(horovod_build, "find", BUILDS.__getitem__)
-    monkeypatch.setattr(horovod_build, "framework_version", lambda name: "1")
+    monkeypatch.setattr(horovod_build, "inspect_horovod", BUILDS.__getitem__)
+    monkeypatch.setattr(horovod_build, "detect_framework_version", lambda name: "1")
 
     def told(here: Machine = HERE, missing: tuple[str, ...] = (), programs: str = "/nowhere") -> list[str]:
-        monkeypatch.setattr(machine, "detect", lambda: here)
+        monkeypatch.setattr(machine, "detect_machine", lambda: here)
         monkeypatch.setattr(registry, "missing_packages", lambda names: [name for name in names if name in missing])
         monkeypatch.setenv("PATH", programs)
         assert main(["doctor"]) == 0
@@ -89,7 +89,7 @@ def test_what_is_missing_comes_with_its_command(tell: Tell) -> None:
 
 
 def test_horovod_is_told_for_installed_frameworks_only(tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(horovod_build, "framework_version", {"torch": "1"}.get)
+    monkeypatch.setattr(horovod_build, "detect_framework_version", {"torch": "1"}.get)
     assert [line for line in tell() if "Horovod 0.28.1 with" in line] == [
         "Horovod Horovod 0.28.1 with PyTorch 2.13.0+cpu: MPI, Gloo (no NCCL)"
     ]
@@ -107,7 +107,7 @@ def test_horovod_is_told_for_installed_frameworks_only(tell: Tell, monkeypatch: 
 def test_launchers_say_what_they_are(
     tell: Tell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, told: str
 ) -> None:
-    monkeypatch.setattr(doctor, "ANSWER_LIMIT_S", 0.5 if "sleep" in script else 30.0)
+    monkeypatch.setattr(doctor, "MAX_ANSWER_S", 0.5 if "sleep" in script else 30.0)
     program = tmp_path / "mpirun"
     program.write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\n{script.replace('sleep', 'exec sleep')}\n")
     program.chmod(0o755)

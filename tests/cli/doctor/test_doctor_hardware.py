@@ -24,14 +24,14 @@ NODES = [NumaNode(0, [0, 1, 2, 3], 64 * 2**30, {}), NumaNode(1, [4, 5, 6, 7], No
 
 
 def rows(**changes: object) -> dict[str, str]:
-    found = doctor.machine_rows(dataclasses.replace(MACHINE, **changes))  # type: ignore[arg-type]
+    found = doctor.list_machine_rows(dataclasses.replace(MACHINE, **changes))  # type: ignore[arg-type]
     assert len({name for name, _ in found}) == len(found)
     return dict(found)
 
 
 def drawn(here: Machine) -> list[str]:
     console = Console(width=200, record=True, color_system=None, file=io.StringIO())
-    table = doctor.link_table(here)
+    table = doctor.make_link_table(here)
     assert table is not None
     console.print(table)
     return [" ".join(line.split()) for line in console.export_text().splitlines() if line.strip()]
@@ -126,7 +126,7 @@ def test_the_doctor_with_the_stand_in(
     put_in(monkeypatch, nvml_library, NVLINKS=0, ANCESTOR=30, P2P=1, MIG_1=1)
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(machine, "numa_nodes", lambda: NODES)
-    monkeypatch.setattr(doctor, "horovod", list)  # takes a second, and is told elsewhere
+    monkeypatch.setattr(doctor, "list_horovod_builds", list)  # takes a second, and is told elsewhere
     assert main(["doctor"]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines() if line.strip()]
     told = {line.partition(",")[0]: line for line in lines}

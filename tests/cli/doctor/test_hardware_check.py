@@ -12,15 +12,15 @@ import psutil
 import pytest
 
 from scalebench.__main__ import main
-from scalebench.cli.commands.doctor.check_result import DIFFERS, OK, UNCHECKED, CheckResult, is_near, unchecked
+from scalebench.cli.commands.doctor.check_result import DIFFERS, OK, UNCHECKED, CheckResult, is_near, mark_unchecked
 from scalebench.cli.commands.doctor.hardware_check import (
     check_container,
     check_node,
     check_shared_folders,
     compose_hardware,
-    file_system,
+    find_file_system,
     is_same_model,
-    srun_hint,
+    make_srun_hint,
 )
 from scalebench.core.machine import machine
 from scalebench.core.machine.gpus import Gpu
@@ -126,7 +126,7 @@ def test_sizes_are_compared_loosely(here: int, same: bool) -> None:
 
 
 def test_lines_of_another_host_are_told_and_not_judged() -> None:
-    (line,) = unchecked([CheckResult("gpus_per_node", "8", "0", DIFFERS)], "not a node")
+    (line,) = mark_unchecked([CheckResult("gpus_per_node", "8", "0", DIFFERS)], "not a node")
     assert line == CheckResult("gpus_per_node", "8", "0 (not a node)", UNCHECKED)
 
 
@@ -170,8 +170,8 @@ def test_the_folder_to_copy_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_the_file_system_of_a_path(path: str, kind: str) -> None:
-    assert file_system(Path(path), MOUNTS) == kind
-    assert file_system(Path(path), []) is None
+    assert find_file_system(Path(path), MOUNTS) == kind
+    assert find_file_system(Path(path), []) is None
 
 
 def test_folders_that_all_nodes_have_to_see(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def tell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
         (tmp_path / name).chmod(0o755)
 
     def told(words: str = ALPHA, here: machine.Machine = NODE) -> tuple[int, dict[str, list[str]], str]:
-        monkeypatch.setattr(machine, "detect", lambda: here)
+        monkeypatch.setattr(machine, "detect_machine", lambda: here)
         status = main(["doctor", *words.split(), f"hardware.slurm.bin={tmp_path}"])
         lines = [line.strip() for line in capsys.readouterr().out.splitlines() if line.strip()]
         cells = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in lines]
@@ -331,6 +331,6 @@ def test_the_command_names_whom_to_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     config = compose_hardware(
         ["hardware=alpha", "hardware.slurm.account=p_a", "hardware.devices=cpu", "hardware.slurm.exclusive=false"]
     )
-    assert srun_hint(config.hardware, ["hardware=alpha"]).endswith(
+    assert make_srun_hint(config.hardware, ["hardware=alpha"]).endswith(
         ": srun --nodes=1 --ntasks=1 --partition=alpha --account=p_a python -m scalebench doctor hardware=alpha"
     )

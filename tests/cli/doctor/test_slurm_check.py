@@ -11,15 +11,15 @@ import pytest
 from scalebench.cli.commands.doctor.check_result import DIFFERS, OK, UNCHECKED, CheckResult
 from scalebench.cli.commands.doctor.slurm_check import (
     SINFO_FORMAT,
-    Node,
+    PartitionNode,
     check_partition,
     check_slurm,
     count_gpus,
-    limit_minutes,
+    parse_limit_minutes,
     parse_sinfo,
 )
 from scalebench.core.spec import Config, HardwareSpec, MeasureSpec, SlurmSpec
-from scalebench.slurm.commands import Slurm, SlurmError, Unreachable
+from scalebench.slurm.commands import Slurm, SlurmError, SlurmUnreachable
 
 # As SLURM 22.05 prints it, but for the names.
 SINFO = """\
@@ -37,7 +37,7 @@ ALPHA = HardwareSpec(
 
 
 def partition_results(
-    hardware: dict[str, Any] | None = None, nodes: list[Node] = NODES, **slurm: Any
+    hardware: dict[str, Any] | None = None, nodes: list[PartitionNode] = NODES, **slurm: Any
 ) -> dict[str, CheckResult]:
     wants = dataclasses.replace(ALPHA.slurm, **slurm)
     config = Config(hardware=dataclasses.replace(ALPHA, slurm=wants, **(hardware or {})), measure=MeasureSpec())
@@ -45,7 +45,9 @@ def partition_results(
 
 
 def test_lines_of_sinfo() -> None:
-    assert NODES[0] == Node("taurusi8001", "alpha", False, "mixed", 96, 48, 990000 * 2**20, "gpu:8(S:0-1)", 10080, ())
+    assert NODES[0] == PartitionNode(
+        "taurusi8001", "alpha", False, "mixed", 96, 48, 990000 * 2**20, "gpu:8(S:0-1)", 10080, ()
+    )
     assert (NODES[3].partition, NODES[3].default, NODES[3].features) == ("main", True, ("ssd", "big"))
     assert [node.usable for node in NODES] == [True, True, False, True, False]
     assert parse_sinfo("\nslurm_load_partitions: Unable to contact\nh1|main|idle|8+|1:8:1|8000|x|1:00|y\n") == []
@@ -56,7 +58,7 @@ def test_lines_of_sinfo() -> None:
     [("1:00:00", 60), ("7-00:00:00", 10080), ("30:00", 30), ("1:30", 1.5), ("infinite", None), ("n/a", None)],
 )
 def test_time_limits(limit: str, expected: float | None) -> None:
-    assert limit_minutes(limit) == expected
+    assert parse_limit_minutes(limit) == expected
 
 
 @pytest.mark.parametrize(
@@ -170,7 +172,9 @@ class FakeSlurm(Slurm):
 
 
 def slurm_results(slurm: FakeSlurm, **wants: Any) -> dict[str, tuple[str, str]]:
-    hardware = HardwareSpec("alpha", devices="cuda", this_machine=False, scheduler="slurm", slurm=SlurmSpec("alpha", **wants))
+    hardware = HardwareSpec(
+        "alpha", devices="cuda", this_machine=False, scheduler="slurm", slurm=SlurmSpec("alpha", **wants)
+    )
     results, _ = check_slurm(slurm, Config(hardware=hardware))
     return {line.key: (line.actual, line.verdict) for line in results}
 
@@ -201,7 +205,7 @@ def test_without_sbatch() -> None:
 
 def test_a_controller_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     def away(*words: str, **more: Any) -> str:
-        raise Unreachable("Unable to contact slurm controller")
+        raise SlurmUnreachable("Unable to contact slurm controller")
 
     slurm = FakeSlurm()
     monkeypatch.setattr(slurm, "run", away)

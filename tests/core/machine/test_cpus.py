@@ -53,17 +53,17 @@ def test_governors_frequencies_sockets_and_threads(root: Path) -> None:
         put(root, f"sys/devices/system/cpu/cpu{cpu}/cpufreq/cpuinfo_max_freq", f"{khz}\n")
         put(root, f"sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id", f"{package}\n")
     put(root, "sys/devices/system/cpu/cpufreq/boost", "1\n")
-    assert processors.governors([0, 2]) == ["performance"]
-    assert processors.governors([2, 3]) == ["performance", "powersave"]
-    assert processors.frequency_max_mhz([0, 2]) == 2900.0
-    assert processors.sockets() == 2
-    assert processors.smt() is None
+    assert processors.cpu_governors([0, 2]) == ["performance"]
+    assert processors.cpu_governors([2, 3]) == ["performance", "powersave"]
+    assert processors.max_frequency_mhz([0, 2]) == 2900.0
+    assert processors.count_sockets() == 2
+    assert processors.has_smt() is None
     put(root, "sys/devices/system/cpu/smt/active", "0\n")
-    assert processors.smt() is False
+    assert processors.has_smt() is False
 
 
 def test_what_the_kernel_does_not_tell_is_none(root: Path) -> None:
     put(root, "sys/devices/system/cpu/cpu0/topology/physical_package_id", "-1\n")  # so say some virtual machines
-    found = processors.governors([0]), processors.frequency_max_mhz([0]), processors.sockets(), processors.smt()
+    found = processors.cpu_governors([0]), processors.max_frequency_mhz([0]), processors.count_sockets(), processors.has_smt()
     assert found == (None, None, None, None)
     assert processors.numa_nodes() == []

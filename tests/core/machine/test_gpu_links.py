@@ -35,7 +35,7 @@ def test_peer_access_is_told_in_the_words_of_nvidia_smi() -> None:
         assert name == "nvmlDeviceGetP2PStatus"
         return said[a, b] if kind == 1 else 6 if kind == 0 else None
 
-    assert gpu_links.peer_access(ask, [0, 1, 2]) == {
+    assert gpu_links.detect_peer_access(ask, [0, 1, 2]) == {
         "read": [["X", "U", "U"], ["U", "X", "U"], ["U", "U", "X"]],
         "write": [["X", "OK", "GNS"], ["CNS", "X", "DR"], ["TNS", "NS", "X"]],
     }
@@ -45,8 +45,8 @@ def test_peer_access_that_nobody_tells() -> None:
     def ask(*_: Any) -> None:
         return None
 
-    assert gpu_links.peer_access(ask, [0, 1]) is None
-    assert gpu_links.peer_access(ask, []) is None
+    assert gpu_links.detect_peer_access(ask, [0, 1]) is None
+    assert gpu_links.detect_peer_access(ask, []) is None
 
 
 def test_the_words_are_the_librarys() -> None:
@@ -56,7 +56,7 @@ def test_the_words_are_the_librarys() -> None:
     assert {kind: n[0] if isinstance(n, tuple) else n for kind, n in kinds.items()} == gpu_links.PEER_KINDS
     names = ["OK", "CHIPSET_NOT_SUPPORTED", "GPU_NOT_SUPPORTED", "IOH_TOPOLOGY_NOT_SUPPORTED", "DISABLED_BY_REGKEY"]
     numbers = [getattr(pynvml, f"NVML_P2P_STATUS_{name}") for name in [*names, "NOT_SUPPORTED", "UNKNOWN"]]
-    assert numbers == list(gpu_links.PEER_WORDS)
+    assert numbers == list(gpu_links.PEER_STATES)
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def test_an_nvml_that_misbehaves(nvml: SimpleNamespace) -> None:
     nvml.nvmlDeviceGetHandleByIndex = refuse  # lost GPUs stay counted
     assert len(gpus.detect_gpus().gpus) == 4
     nvml.nvmlInit = nvml.nvmlShutdown = refuse
-    assert (gpus.detect_gpus().gpus, gpus.gpu_count()) == ([], 0)
+    assert (gpus.detect_gpus().gpus, gpus.count_gpus()) == ([], 0)
 
 
 def test_topology(nvml: SimpleNamespace) -> None:
@@ -180,10 +180,10 @@ VISIBLE |= {"GPU-": []}  # fits more than one
 
 
 def test_the_visible_gpus_are_those_of_cuda(nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (gpus.visible_gpus(), gpus.gpu_count()) == ([0, 1, 2, 3], 4)
+    assert (gpus.visible_gpus(), gpus.count_gpus()) == ([0, 1, 2, 3], 4)
     for visible, found in VISIBLE.items():
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert (gpus.visible_gpus(), gpus.gpu_count()) == (found, len(found)), visible
+        assert (gpus.visible_gpus(), gpus.count_gpus()) == (found, len(found)), visible
 
 
 def test_facts_of_the_visible_gpus_are_in_their_order(

@@ -26,7 +26,7 @@ A100 = "NVIDIA A100-SXM4-40GB"
 @pytest.fixture
 def root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """An empty file system in place of /proc, /sys and the like."""
-    monkeypatch.setattr(cpus, "ROOT", tmp_path)
+    monkeypatch.setattr(cpus, "SYSTEM_ROOT", tmp_path)
     for name in ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER", "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
@@ -39,7 +39,7 @@ def put(root: Path, path: str, text: str = "") -> None:
 
 
 def test_detect_tells_of_this_machine_fast_and_as_json() -> None:
-    found = machine.detect()  # the first call pays for imports
+    found = machine.detect_machine()  # the first call pays for imports
     assert json.loads(json.dumps(dataclasses.asdict(found))) == dataclasses.asdict(found)
     assert found.cpus == len(os.sched_getaffinity(0))
     assert found.memory_bytes is not None and found.memory_bytes > 2**28
@@ -47,7 +47,7 @@ def test_detect_tells_of_this_machine_fast_and_as_json() -> None:
     seconds = []
     for _ in range(3):
         start = time.perf_counter()
-        machine.detect()
+        machine.detect_machine()
         seconds.append(time.perf_counter() - start)
     assert min(seconds) < 0.25  # 0.15 for all but git, 0.1 for git
 
@@ -64,12 +64,12 @@ def test_a_machine_that_tells_nothing(root: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.setenv("PATH", "")
     monkeypatch.delattr(os, "sysconf")
-    found = dataclasses.asdict(machine.detect())
+    found = dataclasses.asdict(machine.detect_machine())
     told = {"hostname", "cpus", "gpus", "os", "python", "versions", "environment", "cpus_allowed", "kernel"}
     assert {name for name, value in found.items() if value is not None} == told
     assert found["gpus"] == []
-    assert (machine.oom_kills(), machine.gpu_count()) == (None, 0)
-    assert machine.describe(machine.detect()).endswith("unknown cores, no GPU")
+    assert (machine.oom_kills(), machine.count_gpus()) == (None, 0)
+    assert machine.describe_machine(machine.detect_machine()).endswith("unknown cores, no GPU")
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_machine_that_tells_nothing(root: Path, monkeypatch: pytest.MonkeyPatc
 def test_processors_and_oom_kills_from_proc(root: Path, cpuinfo: str, model: str | None) -> None:
     put(root, "proc/cpuinfo", cpuinfo)
     put(root, "proc/vmstat", "oom_kill_other 3\noom_kill 12\n")
-    found = machine.detect()
+    found = machine.detect_machine()
     assert (found.cpu_model, machine.oom_kills()) == (model, 12)
 
 
@@ -97,7 +97,7 @@ def test_what_the_processors_and_cgroups_say_is_in_the_record(root: Path, monkey
     put(root, "sys/devices/system/node/node0/cpulist", "0-3\n")
     put(root, "proc/self/cgroup", "0::/\n")
     put(root, "sys/fs/cgroup/memory.max", f"{2**31}\n")
-    found = machine.detect()
+    found = machine.detect_machine()
     assert (found.cpus, found.cpus_allowed, found.cpu_sockets, found.smt) == (2, [1, 3], 2, True)
     assert (found.cpu_governors, found.cpu_max_mhz) == (["performance", "schedutil"], 3300.0)
     assert (found.numa_nodes, found.numa) == (1, [NumaNode(0, [0, 1, 2, 3], None, {})])
@@ -115,7 +115,7 @@ def test_what_the_processors_and_cgroups_say_is_in_the_record(root: Path, monkey
 def test_mpi_says_its_version_once_and_quickly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, version: str | None
 ) -> None:
-    monkeypatch.setattr(machine, "ASK_MPI_S", 0.5 if "sleep" in script else 30.0)
+    monkeypatch.setattr(machine, "MPI_VERSION_TIMEOUT_S", 0.5 if "sleep" in script else 30.0)
     program, asked = tmp_path / "mpirun", tmp_path / "asked"
     program.write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\necho x >> '{asked}'\n{script}\n")
     program.chmod(0o755)
@@ -127,15 +127,15 @@ def test_mpi_says_its_version_once_and_quickly(
 
 
 def test_container_is_the_innermost_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert machine.detect().container is None
+    assert machine.detect_machine().container is None
     put(root, ".dockerenv")
-    assert machine.detect().container == "docker"
+    assert machine.detect_machine().container == "docker"
     put(root, "run/.containerenv")
-    assert machine.detect().container == "podman"
+    assert machine.detect_machine().container == "podman"
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
-    assert machine.detect().container == "kubernetes"
+    assert machine.detect_machine().container == "kubernetes"
     monkeypatch.setenv("APPTAINER_CONTAINER", "image.sif")
-    assert machine.detect().container == "apptainer"
+    assert machine.detect_machine().container == "apptainer"
 
 
 def test_environment_keeps_what_matters_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ def test_environment_keeps_what_matters_and_no_secret(monkeypatch: pytest.Monkey
     hidden += ("SLURM_JWT", "SLURM_JOB_COMMENT", "SLURM_JOB_ACCOUNT", "SLURM_CPUS_TOKEN", "UCX_API_KEY", "MY_UCX_TLS")
     for name in (*kept, *hidden):
         monkeypatch.setenv(name, "1")
-    found = machine.detect().environment
+    found = machine.detect_machine().environment
     assert found.keys() >= set(kept)
     assert not found.keys() & set(hidden)
 
@@ -185,7 +185,7 @@ def test_git_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_gpus_are_those_of_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = GpuFacts([Gpu(0, A100, *[None] * 7)], [["X"]], "550.54.15", "12.4", {"read": [["X"]]})
     monkeypatch.setattr(machine, "detect_gpus", lambda: facts)
-    found = machine.detect()
+    found = machine.detect_machine()
     told = found.gpus, found.topology, found.driver_version, found.cuda_driver_version, found.peer_access
     assert GpuFacts(*told) == facts
 
@@ -203,9 +203,9 @@ def test_the_gpus_are_those_of_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_describe(names: list[str | None], cpu: str | None, quota: float | None, line: str) -> None:
     gpus = [Gpu(i, name, None, None, None, None, None, None, None) for i, name in enumerate(names)]
     found = dataclasses.replace(
-        machine.detect(), cpus=48, memory_bytes=1000 * 2**30, gpus=gpus, cpu_model=cpu, cpu_quota=quota
+        machine.detect_machine(), cpus=48, memory_bytes=1000 * 2**30, gpus=gpus, cpu_model=cpu, cpu_quota=quota
     )
-    assert machine.describe(found) == line
+    assert machine.describe_machine(found) == line
 
 
 @pytest.mark.parametrize(
@@ -229,13 +229,13 @@ def test_records_of_before_read_as_not_known_and_new_ones_read_back(
     nvml_library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_in(monkeypatch, nvml_library)
-    found = machine.detect()
+    found = machine.detect_machine()
     tree = json.loads(json.dumps(dataclasses.asdict(found)))
-    assert json_files.from_dict(Machine, tree) == found and found.peer_access is not None and len(found.gpus) == 2
+    assert json_files.build_record(Machine, tree) == found and found.peer_access is not None and len(found.gpus) == 2
     for kind, part in ((Machine, tree), *((Gpu, gpu) for gpu in tree["gpus"])):
         for added in (f.name for f in dataclasses.fields(kind) if f.default is not dataclasses.MISSING):
             del part[added]
     assert {"cpu_sockets", "numa", "mpi", "peer_access"}.isdisjoint(tree) and "ecc" not in tree["gpus"][0]
-    old = json_files.from_dict(Machine, tree)
+    old = json_files.build_record(Machine, tree)
     assert (old.numa, old.mpi, old.gpus[0].ecc, old.gpus[0].name) == (None, None, None, found.gpus[0].name)
     assert old.versions == found.versions

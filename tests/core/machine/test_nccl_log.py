@@ -33,17 +33,17 @@ LINES = {
 
 @pytest.mark.parametrize("line", LINES)
 def test_a_line(line: str) -> None:
-    assert nccl_log.transports([line]) == LINES[line]
-    assert nccl_log.transports([f"{line}\r"]) == LINES[line]
+    assert nccl_log.parse_transports([line]) == LINES[line]
+    assert nccl_log.parse_transports([f"{line}\r"]) == LINES[line]
 
 
 def test_pairs_are_sorted_and_several_ways_of_one_are_all_told() -> None:
     ways = [(10, 2, "SHM/direct/direct"), (0, 1, "NET/IB/1"), (2, 3, "P2P/IPC"), (1, 0, "NET/IB/0"), (0, 1, "NET/IB/1")]
     lines = [f"a [0] NCCL INFO Channel 00/0 : {a}[0] -> {b}[1] via {way}" for a, b, way in ways]
-    found = nccl_log.transports(lines)
+    found = nccl_log.parse_transports(lines)
     assert list(found.items()) == [("0-1", "NET/IB/0 + NET/IB/1"), ("2-3", "P2P/IPC"), ("2-10", "SHM/direct/direct")]
-    assert nccl_log.summary(found) == "NET/IB/0 + NET/IB/1 + P2P/IPC + SHM/direct/direct"
-    assert nccl_log.summary(None) is None
+    assert nccl_log.summarize_transports(found) == "NET/IB/0 + NET/IB/1 + P2P/IPC + SHM/direct/direct"
+    assert nccl_log.summarize_transports(None) is None
 
 
 def test_logs_are_read_together_and_not_beyond_a_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_logs_are_read_together_and_not_beyond_a_limit(monkeypatch: pytest.Monke
     line = b"a [0] NCCL INFO Channel 00/0 : %d[0] -> %d[1] via P2P/IPC\n"
     logs[0].write_bytes(b"\xff\xfe no text\n" + line % (0, 1))
     logs[1].write_bytes(line % (1, 2) + b"x" * 1000 + b"\n" + line % (2, 3))
-    assert nccl_log.read(logs) == {"0-1": "P2P/IPC", "1-2": "P2P/IPC", "2-3": "P2P/IPC"}
-    monkeypatch.setattr(nccl_log, "MAX_BYTES", 1000)
-    assert nccl_log.read(logs) == {"0-1": "P2P/IPC", "1-2": "P2P/IPC"}
-    assert nccl_log.read([logs[2], tmp_path]) is None
+    assert nccl_log.read_transports(logs) == {"0-1": "P2P/IPC", "1-2": "P2P/IPC", "2-3": "P2P/IPC"}
+    monkeypatch.setattr(nccl_log, "MAX_LOG_BYTES", 1000)
+    assert nccl_log.read_transports(logs) == {"0-1": "P2P/IPC", "1-2": "P2P/IPC"}
+    assert nccl_log.read_transports([logs[2], tmp_path]) is None

@@ -41,7 +41,7 @@ def test_a_warm_up_of_known_length_is_found(noise: object, length: int, height: 
     for _ in range(TRIALS):
         series = np.abs(1 + noise(rng))  # type: ignore[operator]
         series[:length] += height
-        found = steady_state.warmup_length(series)
+        found = steady_state.find_warmup_length(series)
         good += found is not None and abs(found - length) <= max(1, length // 10)
     assert good / TRIALS >= 0.93
 
@@ -49,34 +49,34 @@ def test_a_warm_up_of_known_length_is_found(noise: object, length: int, height: 
 def test_a_warm_up_that_decays_is_cut_where_it_has_sunk_into_the_noise() -> None:
     rng = np.random.default_rng(2)
     at = np.arange(BLOCKS)
-    found = [steady_state.warmup_length(1 + 2 * np.exp(-at / 8) + white(rng)) for _ in range(50)]
+    found = [steady_state.find_warmup_length(1 + 2 * np.exp(-at / 8) + white(rng)) for _ in range(50)]
     left = [2 * np.exp(-length / 8) for length in found if length is not None]
-    assert len(left) == 50 and max(left) < steady_state.BEYOND * NOISE
+    assert len(left) == 50 and max(left) < steady_state.MAX_DEVIATIONS * NOISE
 
 
 @pytest.mark.parametrize("kind", ["ramp", "late"])
 def test_a_series_that_still_changes_has_no_warm_up(kind: str) -> None:
     at = np.arange(BLOCKS)
     series = 2 - at / BLOCKS if kind == "ramp" else np.where(at < 0.6 * BLOCKS, 2.0, 1.0)
-    assert steady_state.warmup_length(series + white(np.random.default_rng(3))) is None
+    assert steady_state.find_warmup_length(series + white(np.random.default_rng(3))) is None
 
 
 @pytest.mark.parametrize("blocks", [0, 1, 15])
 def test_too_few_blocks_say_nothing(blocks: int) -> None:
     series = [0.1] * blocks
     assert (
-        steady_state.warmup_length(series),
-        steady_state.drift(series),
-        steady_state.unsteadiness(series, 0.01),
+        steady_state.find_warmup_length(series),
+        steady_state.estimate_drift(series),
+        steady_state.find_unsteadiness(series, 0.01),
     ) == (None, None, None)
 
 
 def test_a_constant_series() -> None:
     series = [0.1] * 64
-    assert steady_state.warmup_length(series) == 0
-    found = steady_state.drift(series)
+    assert steady_state.find_warmup_length(series) == 0
+    found = steady_state.estimate_drift(series)
     assert found is not None and found.value == pytest.approx(0, abs=1e-12)
-    assert steady_state.unsteadiness(series, 0.0) == []
+    assert steady_state.find_unsteadiness(series, 0.0) == []
 
 
 @pytest.mark.parametrize("noise", [white, correlated])
@@ -86,7 +86,7 @@ def test_the_interval_of_a_known_drift(noise: object, change: float) -> None:
     rng, inside = np.random.default_rng(4), 0
     for _ in range(TRIALS):
         line = 1 + change * (np.arange(BLOCKS) / BLOCKS - 0.5)
-        found = steady_state.drift(line + noise(rng))  # type: ignore[operator]
+        found = steady_state.estimate_drift(line + noise(rng))  # type: ignore[operator]
         assert found is not None
         inside += found.low <= change <= found.high
     assert inside / TRIALS >= 0.90
@@ -94,10 +94,10 @@ def test_the_interval_of_a_known_drift(noise: object, change: float) -> None:
 
 @given(st.lists(st.floats(0.001, 1000.0), min_size=16, max_size=80), st.floats(0.001, 1000.0))
 def test_units_do_not_matter(series: list[float], factor: float) -> None:
-    once, again = steady_state.drift(series), steady_state.drift([factor * value for value in series])
+    once, again = steady_state.estimate_drift(series), steady_state.estimate_drift([factor * value for value in series])
     assert once is not None and again is not None
     assert again.value == pytest.approx(once.value, rel=1e-6, abs=1e-9)
-    length = steady_state.warmup_length(series)
+    length = steady_state.find_warmup_length(series)
     assert length is None or 0 <= length <= len(series) // 2
 
 
@@ -113,8 +113,8 @@ def test_units_do_not_matter(series: list[float], factor: float) -> None:
 )
 def test_what_a_row_is_told(series: list[float], against: list[str] | None, flags: list[str]) -> None:
     result = record(ranks=[rank(0, series)])
-    assert throughput.unsteady(result, 0.01) == against
-    told = throughput.flags(result, None, None, 0.01)
+    assert throughput.find_drift(result, 0.01) == against
+    told = throughput.evaluate_blocks(result).flags
     assert [word for word in told if word in ("warmup_left", "drifts")] == flags
 
 
@@ -122,28 +122,28 @@ def test_what_a_row_is_told(series: list[float], against: list[str] | None, flag
 def test_a_coarse_clock_shows_a_warm_up_too(noise_s: float) -> None:
     """Two values in turn: half of the blocks are alike, and the median of the differences is next to nothing."""
     series = [0.01 + 0.05 * (at < 30) + noise_s * (-1) ** at for at in range(400)]
-    assert steady_state.warmup_length(series) == 30
+    assert steady_state.find_warmup_length(series) == 30
 
 
 def test_blocks_that_are_still_warm_up_do_not_count() -> None:
     slow_first = record(ranks=[rank(0, [2.0] * 8 + [0.1] * 56), rank(1, [0.05] * 64)])
-    assert throughput.steady_blocks(slow_first.ranks, 0.01)[0] == [0.1] * 56
+    assert throughput.count_blocks(slow_first.ranks, 0.01).seconds == [0.1] * 56
     assert throughput.step_s(slow_first) == pytest.approx(0.05)
     assert throughput.throughput(slow_first)[0] == pytest.approx(2 * 20 / 0.1)
-    assert len(throughput.steady_blocks(slow_first.ranks, None)[0]) == 64
+    assert len(throughput.count_blocks(slow_first.ranks, None).seconds) == 64
     few = record(ranks=[rank(0, [0.2] * 6 + [0.1] * 14)])
-    assert len(throughput.steady_blocks(few.ranks, 0.01)[0]) == 20, "of what would be left nothing could be said"
-    assert throughput.unsteady(few, 0.01) == ["drifts"]
+    assert len(throughput.count_blocks(few.ranks, 0.01).seconds) == 20, "of what would be left nothing could be said"
+    assert throughput.find_drift(few, 0.01) == ["drifts"]
     late = record(ranks=[rank(0, [0.2] * 20 + [0.1] * 44)])
-    assert len(throughput.steady_blocks(late.ranks, 0.01)[0]) == 64, "that is no warm-up, but a machine that changed"
-    assert throughput.unsteady(late, 0.01) == ["drifts"]
-    assert "warmup_left" not in throughput.flags(late, None, None, 0.01)
+    assert len(throughput.count_blocks(late.ranks, 0.01).seconds) == 64, "that is no warm-up, but a machine that changed"
+    assert throughput.find_drift(late, 0.01) == ["drifts"]
+    assert "warmup_left" not in throughput.evaluate_blocks(late).flags
 
 
 def test_runs_without_a_series_or_a_target_are_told_nothing() -> None:
-    assert throughput.unsteady(record(status="failed"), 0.01) is None
-    assert throughput.unsteady(record(ranks=[]), 0.01) is None
-    assert throughput.unsteady(record(ranks=[rank(0, [0.1] * 64)]), None) is None
+    assert throughput.find_drift(record(status="failed"), 0.01) is None
+    assert throughput.find_drift(record(ranks=[]), 0.01) is None
+    assert throughput.find_drift(record(ranks=[rank(0, [0.1] * 64)]), None) is None
 
 
 SERIES = st.lists(st.floats(0, 1e3), min_size=1, max_size=40)
@@ -156,7 +156,7 @@ def test_medians_are_those_of_numpy(values: list[float]) -> None:
     last = len(values) - 1
     reaches = [min(at, last - at, 2) for at in range(len(values))]
     smooth = [np.median(series[at - reach : at + reach + 1]) for at, reach in enumerate(reaches)]
-    assert steady_state._median(series) == np.median(series) and steady_state._smoothed(series).tolist() == smooth
+    assert steady_state._median(series) == np.median(series) and steady_state._running_median(series).tolist() == smooth
 
 
 @settings(deadline=None)  # the first one imports scipy
@@ -164,6 +164,6 @@ def test_medians_are_those_of_numpy(values: list[float]) -> None:
 def test_the_drift_is_the_slope_through_the_means_of_sixteen_batches(values: list[float]) -> None:
     starts = np.arange(17) * len(values) // 16
     means = [np.mean(part) for part in np.split(np.array(values), starts[1:-1])]
-    found = steady_state.drift(values)
+    found = steady_state.estimate_drift(values)
     slope = np.polyfit((starts[:-1] + starts[1:]) / 2 / len(values), np.array(means) / np.mean(values), 1)[0]
     assert found is not None and found.value == pytest.approx(slope, rel=1e-6, abs=1e-9)

@@ -8,11 +8,11 @@ import sys
 import pytest
 from scipy.special import stdtrit
 
-from scalebench.core.stats.estimates import TABLE, student_t
+from scalebench.core.stats.estimates import T_QUANTILES, student_t
 
 
 @pytest.mark.parametrize("confidence", [0.5, 0.95, 0.99])
-@pytest.mark.parametrize("freedom", [*range(1, len(TABLE) + 3), 1000, 2.5, 4.0, 30.5, math.inf])
+@pytest.mark.parametrize("freedom", [*range(1, len(T_QUANTILES) + 3), 1000, 2.5, 4.0, 30.5, math.inf])
 def test_quantiles_are_those_of_scipy(freedom: float, confidence: float) -> None:
     assert student_t(freedom, confidence) == pytest.approx(float(stdtrit(freedom, (1 + confidence) / 2)), rel=1e-12)
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from scalebench.analysis import load
-from scalebench.core.result import Monitor, Result, read_result
+from scalebench.core.result import MonitorRecord, Result, read_result
 from scalebench.core.run_folder import MONITOR_FILE
-from scalebench.core.spec import Place, RunSpec
+from scalebench.core.spec import RankPlacement, RunSpec
 from scalebench.measure.monitor import aggregate
-from scalebench.measure.monitor.aggregate import MonitorPart, monitor_part, used_gpus
-from scalebench.runner.parent import run
+from scalebench.measure.monitor.aggregate import MonitorPart, make_monitor_part, list_used_gpus
+from scalebench.runner.parent import run_spec
 from tests.builders.runs import MACHINE, rank, simulated_spec
 from tests.nvml_stand_in import put_in
 
@@ -38,7 +38,7 @@ def flags(result: Result) -> set[str]:
 @pytest.mark.slow
 def test_a_run_on_cores(tmp_path: Path) -> None:
     spec = simulated_spec(options={"step_s": 0.002}, measure={"monitor": True, "min_s": 1.0, "max_s": 1.0})
-    result = run(spec, tmp_path / "run")
+    result = run_spec(spec, tmp_path / "run")
     m = result.monitor
     assert (result.status, m.file, m.reason) == ("ok", MONITOR_FILE, None)
     assert (tmp_path / "run" / MONITOR_FILE).exists()
@@ -55,7 +55,7 @@ def test_a_run_on_cores(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_run_on_gpus(tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_in(monkeypatch, nvml_library, PROCESSES_0=os.getpid())  # which is ours, and so not foreign
-    result = run(gpu_spec(setup_s=1.0), tmp_path / "run")
+    result = run_spec(gpu_spec(setup_s=1.0), tmp_path / "run")
     m, seconds = result.monitor, result.phases.measure_s
     assert flags(result) == set() and m.reason is None and seconds is not None
     assert m.gpu_util_mean == pytest.approx(0.6) and m.gpu_power_w_mean == pytest.approx(400.0)
@@ -71,7 +71,7 @@ def test_a_run_on_gpus(tmp_path: Path, nvml_library: Path, monkeypatch: pytest.M
 def test_devices_in_trouble(tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trouble = {"TEMPERATURE_0": 88, "REASONS_0": 0x4, "SM_CLOCK_1": 1300, "PROCESSES_1": os.getppid()}
     put_in(monkeypatch, nvml_library, **trouble)
-    result = run(gpu_spec(setup_s=2.0), tmp_path / "run")
+    result = run_spec(gpu_spec(setup_s=2.0), tmp_path / "run")
     assert flags(result) == {"hot_at_start", "throttled", "unequal_clocks", "foreign_process"}
     assert result.monitor.throttle_reasons == ["sw_power_cap"]
     (row,) = load.load(tmp_path / "run").to_dict("records")
@@ -81,7 +81,7 @@ def test_devices_in_trouble(tmp_path: Path, nvml_library: Path, monkeypatch: pyt
 @pytest.mark.slow
 def test_a_gpu_that_is_lost_half_way(tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_in(monkeypatch, nvml_library, LOST_AFTER=60)
-    result = run(gpu_spec(setup_s=1.0), tmp_path / "run")
+    result = run_spec(gpu_spec(setup_s=1.0), tmp_path / "run")
     assert result.status == "ok" and flags(result) == {"gpu_lost"}
     assert (result.monitor.energy_j, result.monitor.gpu_util_mean) == (None, None)
     here, lost = result.monitor.devices
@@ -92,34 +92,34 @@ def test_a_monitor_that_fails_is_no_failed_run(tmp_path: Path, monkeypatch: pyte
     def broken(*args: object) -> None:
         raise ValueError("two\nlines")
 
-    monkeypatch.setattr(aggregate, "summarise", broken)
-    result = run(simulated_spec(measure={"monitor": True}), tmp_path / "run")
+    monkeypatch.setattr(aggregate, "summarize_monitor", broken)
+    result = run_spec(simulated_spec(measure={"monitor": True}), tmp_path / "run")
     assert result.status == "ok"
-    assert result.monitor == Monitor(reason="the series could not be read: ValueError: two lines")
+    assert result.monitor == MonitorRecord(reason="the series could not be read: ValueError: two lines")
 
 
 def test_why_there_is_no_series(tmp_path: Path) -> None:
-    part = monitor_part(simulated_spec(), tmp_path, [], MACHINE, "measure.monitor=false")
-    assert part == MonitorPart(Monitor(reason="measure.monitor=false"), [])
+    part = make_monitor_part(simulated_spec(), tmp_path, [], MACHINE, "measure.monitor=false")
+    assert part == MonitorPart(MonitorRecord(reason="measure.monitor=false"), [])
     (tmp_path / MONITOR_FILE).write_bytes(b"half")
-    part = monitor_part(simulated_spec(), tmp_path, [], MACHINE, None)
+    part = make_monitor_part(simulated_spec(), tmp_path, [], MACHINE, None)
     assert part.monitor.file is None and (part.monitor.reason or "").startswith("the series could not be read")
 
 
 def test_a_run_that_measured_nothing(tmp_path: Path) -> None:
-    result = run(
+    result = run_spec(
         simulated_spec(options={"fault": "raise", "fault_phase": "setup"}, measure={"monitor": True}), tmp_path / "r"
     )
-    assert (result.status, result.monitor) == ("failed", Monitor(file=MONITOR_FILE, reason="nothing was measured"))
+    assert (result.status, result.monitor) == ("failed", MonitorRecord(file=MONITOR_FILE, reason="nothing was measured"))
 
 
 def test_the_gpus_of_a_run() -> None:
-    spec = dataclasses.replace(gpu_spec(0.0), places=[Place(r, r, 0, [r], [], 1) for r in range(3)])
+    spec = dataclasses.replace(gpu_spec(0.0), places=[RankPlacement(r, r, 0, [r], [], 1) for r in range(3)])
     here = [rank(r, hostname=os.uname().nodename) for r in range(3)]
-    assert used_gpus(spec, here, lambda: [5, 2, 0]) == [0, 2, 5]
-    assert used_gpus(spec, here, lambda: [5, None, 0]) == [0, 5]  # one is a part of a GPU
-    assert used_gpus(spec, here, lambda: [5]) == [5]  # the others are gone by now
+    assert list_used_gpus(spec, here, lambda: [5, 2, 0]) == [0, 2, 5]
+    assert list_used_gpus(spec, here, lambda: [5, None, 0]) == [0, 5]  # one is a part of a GPU
+    assert list_used_gpus(spec, here, lambda: [5]) == [5]  # the others are gone by now
     elsewhere = [here[0], rank(1, hostname="another"), here[2]]
-    assert used_gpus(spec, elsewhere, lambda: [5, 2, 0]) == [0, 5]
-    assert used_gpus(spec, [], lambda: [5, 2, 0]) == [0, 2, 5]  # no rank has left a word
-    assert used_gpus(dataclasses.replace(spec, device="cpu"), here, lambda: [5, 2, 0]) == []
+    assert list_used_gpus(spec, elsewhere, lambda: [5, 2, 0]) == [0, 5]
+    assert list_used_gpus(spec, [], lambda: [5, 2, 0]) == [0, 2, 5]  # no rank has left a word
+    assert list_used_gpus(dataclasses.replace(spec, device="cpu"), here, lambda: [5, 2, 0]) == []

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from scalebench.core.machine.gpus import Gpu
-from scalebench.core.result import Monitor, RankRecord
+from scalebench.core.result import MonitorRecord, RankRecord
 from scalebench.core.run_folder import monitor_path
-from scalebench.core.spec import Place, RunSpec
+from scalebench.core.spec import RankPlacement, RunSpec
 from scalebench.measure.monitor import aggregate
 from scalebench.measure.monitor.aggregate import MonitorPart
-from scalebench.measure.monitor.time_series import Series
+from scalebench.measure.monitor.time_series import TimeSeries
 from scalebench.measure.nodes import NodeReport
 from tests.builders.runs import MACHINE, rank, simulated_spec
 from tests.measure.monitor.builders import BEGIN_S, Curve, series
@@ -51,7 +51,7 @@ def measured_rank(number: int) -> RankRecord:
 
 
 def spec_of(device: str = "cuda") -> RunSpec:
-    places = [Place(r, r % 2, r // 2, [r % 2], [], 1) for r in range(4)]
+    places = [RankPlacement(r, r % 2, r // 2, [r % 2], [], 1) for r in range(4)]
     spec = dataclasses.replace(simulated_spec(), nodes=2, places=places, device=device)
     spec.config.hardware.hosts = ["n0:2", "n1:2"]
     return spec
@@ -66,7 +66,7 @@ TOLD = [
 def filled(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    made: list[Series | None],
+    made: list[TimeSeries | None],
     told: list[NodeReport | None] | None = None,
     device: str = "cuda",
 ) -> MonitorPart:
@@ -78,10 +78,10 @@ def filled(
             found[path] = one
     monkeypatch.setattr(aggregate, "read_series", found.__getitem__)
     ranks = [measured_rank(number) for number in range(4)]
-    return aggregate.monitor_part(spec_of(device), tmp_path, ranks, MACHINE, None, TOLD if told is None else told)
+    return aggregate.make_monitor_part(spec_of(device), tmp_path, ranks, MACHINE, None, TOLD if told is None else told)
 
 
-def both(**changes: float) -> list[Series | None]:
+def both(**changes: float) -> list[TimeSeries | None]:
     return [series(columns(0, 0.9), end_s=60.0), series(columns(1, 0.5, **changes), end_s=60.0)]
 
 
@@ -110,7 +110,7 @@ def test_a_part_never_stands_for_the_whole(tmp_path: Path, monkeypatch: pytest.M
         m = filled(tmp_path, monkeypatch, both(), [TOLD[0], None]).monitor
         assert m.reason == "node 1: the agent of its first rank reported no machine"
     assert [(d.node, d.index, d.sm_clock_mhz_min) for d in m.devices] == [(0, 1, 1400.0), (0, 2, 1400.0)]
-    assert Monitor(file=m.file, reason=m.reason, devices=m.devices) == m
+    assert MonitorRecord(file=m.file, reason=m.reason, devices=m.devices) == m
 
 
 def test_a_node_whose_gpus_nobody_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_a_run_on_cores_has_no_devices(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_one_reason_of_all_nodes_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = [dataclasses.replace(facts, monitor_reason="measure.monitor=false") for facts in TOLD]
-    assert filled(tmp_path, monkeypatch, [None, None], told).monitor == Monitor(reason="measure.monitor=false")
+    assert filled(tmp_path, monkeypatch, [None, None], told).monitor == MonitorRecord(reason="measure.monitor=false")
 
 
 def test_flags_of_any_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.measure.monitor.gpu_sampler import Gpus
-from scalebench.measure.monitor.time_series import Rows, Series, Window, read_series
+from scalebench.measure.monitor.gpu_sampler import GpuSampler
+from scalebench.measure.monitor.time_series import SampleRows, TimeSeries, TimeWindow, read_series
 from tests.nvml_stand_in import put_in
 
 
-def sampled(rows: Rows, folder: Path) -> Series:
+def sampled(rows: SampleRows, folder: Path) -> TimeSeries:
     rows.write(folder / "monitor.parquet")
     return read_series(folder / "monitor.parquet")
 
 
 def test_everything_that_nvml_tells(nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_in(monkeypatch, nvml_library, REASONS_1=0x24, NVLINKS=2, SM_CLOCK_1=1200)
-    rows = Rows()
-    gpus = Gpus(rows)
+    rows = SampleRows()
+    gpus = GpuSampler(rows)
     assert len(gpus) == 2 and gpus.missing is None
     gpus.sample()
     for _ in range(2):
@@ -44,8 +44,8 @@ def test_everything_that_nvml_tells(nvml_library: Path, tmp_path: Path, monkeypa
 
 def test_an_unsupported_counter_has_no_row(nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_in(monkeypatch, nvml_library)
-    rows = Rows()
-    gpus = Gpus(rows)
+    rows = SampleRows()
+    gpus = GpuSampler(rows)
     gpus.sample()
     gpus.sample()
     found = sampled(rows, tmp_path)
@@ -58,8 +58,8 @@ def test_the_energy_counter_and_the_power_agree(
     nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_in(monkeypatch, nvml_library)
-    rows = Rows()
-    gpus = Gpus(rows)
+    rows = SampleRows()
+    gpus = GpuSampler(rows)
     gpus.sample()
     gpus.sample()
     found = sampled(rows, tmp_path)
@@ -74,8 +74,8 @@ def test_a_lost_gpu_is_noted_once_and_its_rows_stop(
 ) -> None:
     lost = tmp_path / "lost"
     put_in(monkeypatch, nvml_library, LOST_FILE=lost)
-    rows = Rows()
-    gpus = Gpus(rows)
+    rows = SampleRows()
+    gpus = GpuSampler(rows)
     gpus.sample()
     lost.touch()
     for _ in range(2):
@@ -89,20 +89,20 @@ def test_a_lost_gpu_is_noted_once_and_its_rows_stop(
 
 def test_a_gpu_that_is_lost_from_the_start(nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_in(monkeypatch, nvml_library, LOST_AFTER=0)
-    rows = Rows()
-    assert len(Gpus(rows)) == 1
-    assert sampled(rows, tmp_path).values("gpu1", "lost", Window(0.0, 2e9)) == [1.0]
+    rows = SampleRows()
+    assert len(GpuSampler(rows)) == 1
+    assert sampled(rows, tmp_path).values("gpu1", "lost", TimeWindow(0.0, 2e9)) == [1.0]
 
 
 def test_compute_processes(nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_in(monkeypatch, nvml_library, PROCESSES_1="17 18")
-    assert list(Gpus(Rows()).processes()) == [(0, []), (1, [17, 18])]
+    assert list(GpuSampler(SampleRows()).processes()) == [(0, []), (1, [17, 18])]
 
 
 def test_without_a_driver_there_is_a_reason(nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_in(monkeypatch, nvml_library, INIT=9)
-    rows = Rows()
-    gpus = Gpus(rows)
+    rows = SampleRows()
+    gpus = GpuSampler(rows)
     gpus.sample()
     gpus.sample_slow()
     assert (len(gpus), len(rows), list(gpus.processes())) == (0, 0, [])

@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from scalebench.measure.monitor import host_sampler
-from scalebench.measure.monitor.host_sampler import Host
-from scalebench.measure.monitor.time_series import Rows, Series, read_series
+from scalebench.measure.monitor.host_sampler import HostSampler
+from scalebench.measure.monitor.time_series import SampleRows, TimeSeries, read_series
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -25,9 +25,9 @@ def root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-def sampled(folder: Path) -> Series:
-    rows = Rows()
-    Host(rows).sample()
+def sampled(folder: Path) -> TimeSeries:
+    rows = SampleRows()
+    HostSampler(rows).sample()
     rows.write(folder / "monitor.parquet")
     return read_series(folder / "monitor.parquet")
 

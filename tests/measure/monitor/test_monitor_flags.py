@@ -8,8 +8,8 @@ import pytest
 
 from scalebench.core.machine.gpus import Gpu
 from scalebench.measure.monitor import flags as guards
-from scalebench.measure.monitor.summary import summarise
-from scalebench.measure.monitor.time_series import Series, Window
+from scalebench.measure.monitor.summary import summarize_monitor
+from scalebench.measure.monitor.time_series import TimeSeries, TimeWindow
 from tests.measure.monitor.builders import BEGIN_S, WINDOW, Curve, joined, series
 
 GPUS = [Gpu(index, "made up", f"GPU-{index}", 2**35, 1410, 1215, 400.0, 0, None) for index in range(2)]
@@ -26,20 +26,20 @@ QUIET: dict[str, Curve] = {
 
 def flags(
     changes: dict[str, Curve] | None = None,
-    *more: Series,
+    *more: TimeSeries,
     used: tuple[int, ...] = (0, 1),
-    window: Window | None = WINDOW,
+    window: TimeWindow | None = WINDOW,
     gpus: list[Gpu] = GPUS,
 ) -> list[str]:
     made = joined(series({**QUIET, **(changes or {})}), *more)
-    found = summarise(made, window or WINDOW, used)
-    return guards.flags(made, window, WARMUP_S, found, [gpus[index] for index in used])
+    found = summarize_monitor(made, window or WINDOW, used)
+    return guards.detect_flags(made, window, WARMUP_S, found, [gpus[index] for index in used])
 
 
 def test_a_quiet_machine_has_none() -> None:
     assert flags() == []
-    assert guards.flags(Series({}), WINDOW, WARMUP_S, summarise(Series({}), WINDOW, [0, 1]), GPUS) == []
-    assert guards.flags(Series({}), None, None, summarise(Series({}), WINDOW, []), []) == []
+    assert guards.detect_flags(TimeSeries({}), WINDOW, WARMUP_S, summarize_monitor(TimeSeries({}), WINDOW, [0, 1]), GPUS) == []
+    assert guards.detect_flags(TimeSeries({}), None, None, summarize_monitor(TimeSeries({}), WINDOW, []), []) == []
 
 
 @pytest.mark.parametrize(("begin_s", "flagged"), [(0.0, True), (12.0, True), (21.0, False)])
@@ -59,7 +59,7 @@ def test_busy_machine(cores: float, flagged: bool) -> None:
     """Eight cores: from 0.18 of a core on."""
     changes: dict[str, Curve] = {"cpu/programs_s": lambda t: (3.0 + cores) * t}
     assert flags(changes) == ["busy_machine"] * flagged
-    assert flags(changes, window=Window(BEGIN_S + 10.0, BEGIN_S + 10.5)) == []  # too short to say
+    assert flags(changes, window=TimeWindow(BEGIN_S + 10.0, BEGIN_S + 10.5)) == []  # too short to say
     assert flags(changes, window=None) == []
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from scalebench.core.spec import write_spec
 from scalebench.measure.monitor import __main__ as sampling
-from scalebench.measure.monitor.__main__ import Monitor
+from scalebench.measure.monitor.__main__ import Sampler
 from tests.builders.runs import simulated_spec
 from tests.nvml_stand_in import put_in
 
@@ -37,11 +37,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def counts(
     tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
-) -> tuple[Monitor, dict[str, int]]:
+) -> tuple[Sampler, dict[str, int]]:
     """A monitor, and how often it took each kind of sample."""
     put_in(monkeypatch, nvml_library)
     write_spec(simulated_spec(), tmp_path)
-    monitor = Monitor(tmp_path, os.getpid())
+    monitor = Sampler(tmp_path, os.getpid())
     found: dict[str, int] = {}
 
     def counted(name: str):
@@ -57,7 +57,7 @@ def counts(
     return monitor, found
 
 
-def go(monitor: Monitor, clock: Clock, seconds: float) -> None:
+def go(monitor: Sampler, clock: Clock, seconds: float) -> None:
     end_s = clock.now_s + seconds
     while clock.now_s < end_s:
         monitor.sample()
@@ -66,7 +66,7 @@ def go(monitor: Monitor, clock: Clock, seconds: float) -> None:
         clock.now_s += rest_s
 
 
-def test_each_at_its_own_pace(counts: tuple[Monitor, dict[str, int]], clock: Clock) -> None:
+def test_each_at_its_own_pace(counts: tuple[Sampler, dict[str, int]], clock: Clock) -> None:
     monitor, found = counts
     go(monitor, clock, 10.0)
     assert {name: pytest.approx(n, abs=2) for name, n in found.items()} == {
@@ -74,7 +74,7 @@ def test_each_at_its_own_pace(counts: tuple[Monitor, dict[str, int]], clock: Clo
     }  # fmt: skip
 
 
-def test_after_a_stall_nothing_is_made_up_for(counts: tuple[Monitor, dict[str, int]], clock: Clock) -> None:
+def test_after_a_stall_nothing_is_made_up_for(counts: tuple[Sampler, dict[str, int]], clock: Clock) -> None:
     monitor, found = counts
     monitor.sample()
     clock.now_s += 60.0
@@ -83,11 +83,11 @@ def test_after_a_stall_nothing_is_made_up_for(counts: tuple[Monitor, dict[str, i
 
 
 def test_a_long_run_is_sampled_less_and_less_often(
-    counts: tuple[Monitor, dict[str, int]], clock: Clock, monkeypatch: pytest.MonkeyPatch
+    counts: tuple[Sampler, dict[str, int]], clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monitor, found = counts
     monitor._many = 200
-    monkeypatch.setattr(sampling, "MANY_ROWS", 200)
+    monkeypatch.setattr(sampling, "ROWS_BEFORE_SLOWING", 200)
     taken = []
     for _ in range(4):
         before = found.get("sample", 0)
@@ -96,7 +96,7 @@ def test_a_long_run_is_sampled_less_and_less_often(
     assert len(monitor.rows) < 1500 and taken[0] > 200 and taken[-1] < taken[0] / 2
 
 
-def test_the_last_sample_is_of_everything(counts: tuple[Monitor, dict[str, int]], clock: Clock) -> None:
+def test_the_last_sample_is_of_everything(counts: tuple[Sampler, dict[str, int]], clock: Clock) -> None:
     monitor, found = counts
     monitor.sample()
     clock.now_s += 0.01

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.measure.monitor.time_series import Rows, Window, read_series
+from scalebench.measure.monitor.time_series import SampleRows, TimeWindow, read_series
 
 
 def test_what_was_added_is_read_again_in_the_order_of_time(tmp_path: Path) -> None:
-    rows = Rows()
+    rows = SampleRows()
     rows.add(2.0, "gpu0", "power_w", 20.0)
     rows.add(1.0, "cpu", "busy_s", 7.0)
     rows.add(1.0, "gpu0", "power_w", 10)
@@ -21,14 +21,14 @@ def test_what_was_added_is_read_again_in_the_order_of_time(tmp_path: Path) -> No
     assert found.names == [("cpu", "busy_s"), ("gpu0", "power_w")]
     assert found.values("gpu0", "power_w") == [10.0, 20.0]
     assert found.times_s("gpu0", "power_w") == [1.0, 2.0]
-    assert found.values("gpu0", "power_w", Window(1.5, 2.5)) == [20.0]
+    assert found.values("gpu0", "power_w", TimeWindow(1.5, 2.5)) == [20.0]
     assert os.listdir(tmp_path) == ["monitor.parquet"]
 
 
 def test_long_format_for_other_readers(tmp_path: Path) -> None:
     import pandas as pd
 
-    rows = Rows()
+    rows = SampleRows()
     rows.add(1.0, "gpu0", "power_w", 10.0)
     rows.write(tmp_path / "monitor.parquet")
     table = pd.read_parquet(tmp_path / "monitor.parquet")
@@ -37,7 +37,7 @@ def test_long_format_for_other_readers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [None, math.nan, math.inf])
 def test_what_is_no_figure_is_no_row(value: float | None, tmp_path: Path) -> None:
-    rows = Rows()
+    rows = SampleRows()
     rows.add(1.0, "gpu0", "power_w", value)
     assert len(rows) == 0
     rows.write(tmp_path / "monitor.parquet")
@@ -50,5 +50,5 @@ def test_a_file_that_cannot_be_finished_leaves_none(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OSError, match="No space"):
-        Rows().write(tmp_path / "monitor.parquet")
+        SampleRows().write(tmp_path / "monitor.parquet")
     assert os.listdir(tmp_path) == []

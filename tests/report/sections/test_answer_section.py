@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from scalebench.analysis import load as frames
-from scalebench.analysis.columns import COLUMNS, typed
-from scalebench.analysis.repeats import pool
+from scalebench.analysis.columns import FRAME_COLUMNS, make_frame
+from scalebench.analysis.repeats import pool_results
 from scalebench.core.result import Result
 from scalebench.core.spec import TrainSpec
 from scalebench.report.document import Block, Code, Table, Words
@@ -174,7 +174,7 @@ def test_one_row_only_failed_rows_and_none(tmp_path: Path) -> None:
     assert words(of(tmp_path / "failed", sweeps.failed()), "warning") == [
         "No run went well, so there is no answer: the problems say why."
     ]
-    nothing = typed([], [*COLUMNS, "repeats"])
+    nothing = make_frame([], [*FRAME_COLUMNS, "repeats"])
     assert section(Evidence([tmp_path], nothing, nothing)) is None
 
 
@@ -183,7 +183,7 @@ def test_a_sweep_of_many_groups_is_short(tmp_path: Path) -> None:
     runs = [sweeps.run("bare_torch", 1, run_id=f"{n}", train=TrainSpec(n)) for n in batches]
     for number, run in zip(batches, runs, strict=True):
         run.scale.batch_per_device = number
-    evidence = Evidence([tmp_path], frames.frame(runs, [tmp_path] * len(runs)), pool(runs, [tmp_path] * len(runs)))
+    evidence = Evidence([tmp_path], frames.frame_of_results(runs, [tmp_path] * len(runs)), pool_results(runs, [tmp_path] * len(runs)))
     blocks = blocks_of(evidence)
     assert len(words(blocks)) == MOST_GROUPS
     (rest,) = tables(blocks)

@@ -11,7 +11,7 @@ from scalebench.report import report_data as evidences
 from scalebench.report.document import Chart, Section, Table, Words
 from scalebench.report.sections.attribution import MOST_BARS, section
 from tests.builders import sweeps
-from tests.builders.attribution_runs import strong, together, weak
+from tests.builders.attribution_runs import strong_scaling_runs, two_device_run, weak_scaling_runs
 
 
 def told(folder: Path) -> Section:
@@ -57,7 +57,7 @@ def test_a_bar_adds_up_to_all(tmp_path: Path) -> None:
 
 
 def test_weak_and_strong_scaling_have_charts_of_their_own(tmp_path: Path) -> None:
-    sweeps.write(tmp_path, [*weak(), *strong()])
+    sweeps.write(tmp_path, [*weak_scaling_runs(), *strong_scaling_runs()])
     charts, tables, _ = blocks(told(tmp_path))
     assert [("strong" in one.title, "weak" in one.title) for one in charts] == [(False, True), (True, False)]
     assert len({one.id for one in (*charts, *tables)}) == 4
@@ -65,7 +65,7 @@ def test_weak_and_strong_scaling_have_charts_of_their_own(tmp_path: Path) -> Non
 
 
 def test_merged_parts_are_named_and_told_why(tmp_path: Path) -> None:
-    result, full, bare, _ = strong()
+    result, full, bare, _ = strong_scaling_runs()
     sweeps.write(tmp_path, [result, full, bare])
     (chart,), (table,), words = blocks(told(tmp_path))
     assert "overhead + contention" in [one.name for one in chart.series]
@@ -88,7 +88,7 @@ def test_a_sweep_without_causes_says_nothing_of_them(tmp_path: Path) -> None:
 
 
 def test_nothing_to_tell(tmp_path: Path) -> None:
-    sweeps.write(tmp_path, [together(), sweeps.failed()])
+    sweeps.write(tmp_path, [two_device_run(), sweeps.failed()])
     assert section(evidences.gather([tmp_path])) is None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scalebench.analysis.batch_size import fit, step_points
+from scalebench.analysis.batch_size import fit_step_time, batch_and_step_s
 from scalebench.core.result import Result
 from scalebench.core.spec import HardwareSpec
 from scalebench.report.document import Chart, Table, Words
@@ -86,7 +86,7 @@ def test_the_knee_is_marked_and_named(tmp_path: Path) -> None:
     assert column(table, "knee") == {"ddp_gloo, 1 device": 100, "ddp_gloo, 2 devices": 1000}
     assert column(table, "of the highest")["ddp_gloo, 1 device"] > 0.99
     half = column(table, "n_1/2 (95 %)")["ddp_gloo, 1 device"]
-    line = fit(step_points([row for curve in found.curves for row in curve.rows if row["gpus"] == 1]))
+    line = fit_step_time(batch_and_step_s([row for curve in found.curves for row in curve.rows if row["gpus"] == 1]))
     assert line is not None and half == line.half_batch
 
 

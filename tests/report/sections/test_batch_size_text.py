@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from scalebench.analysis.batch_size import StepFit
-from scalebench.analysis.repeats import pool
+from scalebench.analysis.repeats import pool_results
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.core.result import Result
 from scalebench.report.sections.batch_size import MOST, half, sentence, sentences
@@ -89,7 +89,7 @@ def batched(batch: int, strategy: str = "ddp_gloo", **changes: Any) -> Result:
 
 
 def pooled(*results: Result) -> pd.DataFrame:
-    return pool(results, [Path(str(number)) for number in range(len(results))])
+    return pool_results(results, [Path(str(number)) for number in range(len(results))])
 
 
 def test_a_sweep_over_batches_has_a_line_for_each_curve() -> None:
@@ -103,7 +103,7 @@ def test_a_sweep_over_batches_has_a_line_for_each_curve() -> None:
 
 def test_the_terminal_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweeps.write(tmp_path, [batched(10), batched(20)])
-    Console().table([tmp_path])
+    Console().print_table([tmp_path])
     lines = capsys.readouterr().out.splitlines()
     (told,) = [line for line in lines if line.startswith("knee: 10 per device or less (ddp_gloo, 1 device)")]
     assert lines.index(told) < next(i for i, line in enumerate(lines) if line.startswith("results:"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scalebench.analysis.prediction.calibration import PROBES
 from scalebench.analysis.prediction.data_or_model import Comparison
-from scalebench.analysis.repeats import pool
+from scalebench.analysis.repeats import pool_results
 from scalebench.core.result import Result
 from scalebench.report.document import Table
 from scalebench.report.sections import data_or_model
@@ -13,7 +13,7 @@ from tests.builders.parallelism_runs import bare, ddp, folders, made
 
 def found(*runs: Result) -> list[Comparison]:
     by_id = {run.run_id: run for run in runs}
-    return data_or_model.found(pool(runs, folders(*runs)), lambda row: by_id[row["run_id"]])
+    return data_or_model.found(pool_results(runs, folders(*runs)), lambda row: by_id[row["run_id"]])
 
 
 def pairs() -> list[Result]:

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from rich.console import Console as Rich
 
-from scalebench.analysis.repeats import pool
+from scalebench.analysis.repeats import pool_results
 from scalebench.core.result import Result
 from scalebench.report.sections.memory import MOST, sentences, summary
 from scalebench.sweeps.console import Console
@@ -23,7 +23,7 @@ ALL = kept("ddp_gloo", 2, WHOLE)
 
 
 def rows(*results: Result) -> pd.DataFrame:
-    return pool(results, [Path(str(number)) for number in range(len(results))])
+    return pool_results(results, [Path(str(number)) for number in range(len(results))])
 
 
 def lines(*results: Result, width: int = 160) -> list[list[str]]:
@@ -124,8 +124,8 @@ def test_no_more_sentences_than_a_window_holds() -> None:
 
 def test_below_the_table_of_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweeps.write(tmp_path / "1", [BARE, SHARDED])
-    Console().table([tmp_path / "1"])
+    Console().print_table([tmp_path / "1"])
     assert "50 % under fsdp_gloo" in " ".join(capsys.readouterr().out.split())
     sweeps.write(tmp_path / "2", [BARE, ALL])
-    Console().table([tmp_path / "2"])
+    Console().print_table([tmp_path / "2"])
     assert "state of a device" not in capsys.readouterr().out

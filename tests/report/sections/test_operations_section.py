@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.core.result import Operation, Profile, Result, read_result, write_result
+from scalebench.core.result import ProfiledOperation, Profile, Result, read_result, write_result
 from scalebench.report.document import Chart, Section, Table, Words
 from scalebench.report.report_data import gather
 from scalebench.report.sections import operations
@@ -66,7 +66,7 @@ def test_names_of_operations_stay_text_and_lines(tmp_path: Path) -> None:
     result = read_result(tmp_path / "0" / "result.json")
     name = "<script>alert(1)</script>" + "x" * 100
     assert result.ranks[0].probes is not None
-    result.ranks[0].probes.profile = Profile(3, 0.02, None, None, [Operation(name, 1.0, 0.001)] * 50)
+    result.ranks[0].probes.profile = Profile(3, 0.02, None, None, [ProfiledOperation(name, 1.0, 0.001)] * 50)
     write_result(result, tmp_path / "0")
     (table,) = tables(told(tmp_path))
     assert len(table.rows) == 10

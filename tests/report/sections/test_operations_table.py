@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 from rich.table import Table
 
-from scalebench.core.result import Operation, Profile
+from scalebench.core.result import ProfiledOperation, Profile
 from scalebench.report.sections.operations import MOST_OPERATIONS, collectives, operations, top_operations
 from tests.builders.sweeps import probed_run, probes
 
@@ -30,7 +30,7 @@ def test_calls_and_own_time_of_an_update() -> None:
 
 
 def test_only_the_largest_and_no_share_of_what_is_not_known() -> None:
-    many = Profile(1, 1.0, None, None, [Operation(f"op{number}", 1.0, 0.1) for number in range(MOST_OPERATIONS + 1)])
+    many = Profile(1, 1.0, None, None, [ProfiledOperation(f"op{number}", 1.0, 0.1) for number in range(MOST_OPERATIONS + 1)])
     found = lines(top_operations(many))
     assert len(found) == MOST_OPERATIONS and {cells[-1] for cells in found} == {"-"}
 

@@ -38,7 +38,7 @@ def strong(strategy: str, gpus: int) -> Result:
 
 
 def told(folder: Path, *studies: str) -> Section:
-    evidence = dataclasses.replace(gather([folder]), published=published.rows(studies))
+    evidence = dataclasses.replace(gather([folder]), published=published.load_published(studies))
     found = section(evidence)
     assert found is not None
     return found
@@ -63,7 +63,7 @@ def test_nothing_where_no_study_was_asked_for(tmp_path: Path) -> None:
     sweeps.sweep(tmp_path)
     evidence: Evidence = gather([tmp_path])
     assert section(evidence) is None
-    assert section(dataclasses.replace(evidence, published=published.rows([]))) is None
+    assert section(dataclasses.replace(evidence, published=published.load_published([]))) is None
 
 
 def test_strong_scaling_beside_strong(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_slopes_of_the_thesis(tmp_path: Path) -> None:
     assert all(row["over devices"] == "1, 2, 4" and float(row["slope here"].split()[0]) > 0.5 for row in rows)
 
 
-@pytest.mark.parametrize("study", [name for name, _ in published.names()])
+@pytest.mark.parametrize("study", [name for name, _ in published.list_studies()])
 def test_all_of_a_study_is_told_with_where_it_stands(tmp_path: Path, study: str) -> None:
     sweeps.sweep(tmp_path)
     found = told(tmp_path, study)
@@ -152,17 +152,17 @@ def test_all_of_a_study_is_told_with_where_it_stands(tmp_path: Path, study: str)
         for block in found.blocks
         if isinstance(block, Table) and block.id == f"published-{study}".replace("_", "-")
     ]
-    assert len(block.rows) == len(published.rows([study]))
-    assert published.study(study).source in block.caption
+    assert len(block.rows) == len(published.load_published([study]))
+    assert published.load_study(study).source in block.caption
     assert all(row.cells[-1].text for row in block.rows)
     said = " ".join(block.text for block in found.blocks if isinstance(block, Words))
-    assert published.study(study).source.rstrip(".") in said
+    assert published.load_study(study).source.rstrip(".") in said
 
 
 def test_no_measured_figure_knows_of_them(tmp_path: Path) -> None:
     measured(tmp_path, "resnet50_v2", ["mirrored_nccl"])
     evidence = gather([tmp_path])
     before = evidence.pooled.copy()
-    evidence.published = published.rows(["parallel_strategies"])
+    evidence.published = published.load_published(["parallel_strategies"])
     section(evidence)
     assert evidence.pooled.equals(before)

@@ -7,8 +7,8 @@ import io
 from rich.console import Console
 from rich.table import Table
 
-from scalebench.analysis.collectives import collectives, transfers
-from scalebench.core.result import Collective, ProbeRecord, Result, Transfer
+from scalebench.analysis.collectives import make_collective_table, make_bandwidth_table
+from scalebench.core.result import CollectiveRecord, ProbeRecord, Result, TransferRecord
 from scalebench.report.sections.sync import bandwidth_table, rate_words, sentences, tables, time_words
 from tests.builders.runs import rank, record
 
@@ -18,7 +18,7 @@ KIBIBYTE = 2**10
 def run(strategy: str, **times_s: dict[int, float]) -> Result:
     """One operation took so long by size, within 1 %."""
     measured = [
-        Collective(name, size, 1, [0.99 * taken_s, 1.01 * taken_s, taken_s])
+        CollectiveRecord(name, size, 1, [0.99 * taken_s, 1.01 * taken_s, taken_s])
         for name, by_size in times_s.items()
         for size, taken_s in by_size.items()
     ]
@@ -36,7 +36,7 @@ def test_tables() -> None:
         run("ddp_gloo", all_reduce={KIBIBYTE: 1e-3, 4 * KIBIBYTE: 1.024e-3}, reduce={KIBIBYTE: 1e-3}),
         run("horovod_mpi", all_reduce={KIBIBYTE: 2e-5, 16 * KIBIBYTE: 2.0}),
     ]
-    first, second = tables(collectives(results))
+    first, second = tables(make_collective_table(results))
     lines = printed(first)
     assert lines[0] == "all_reduce on 2 devices (torch, cpu)"
     assert lines[1].split() == ["size", "ddp_gloo", "(95", "%)", "busbw", "horovod_mpi", "(95", "%)", "busbw"]
@@ -48,7 +48,7 @@ def test_tables() -> None:
 
 
 def test_sentences() -> None:
-    frame = collectives([
+    frame = make_collective_table([
         run("ddp_gloo", all_reduce={KIBIBYTE: 1e-3, 4 * KIBIBYTE: 1e-3}),
         run("horovod_mpi", all_reduce={KIBIBYTE: 5e-4, 4 * KIBIBYTE: 2e-3}),
     ])  # fmt: skip
@@ -57,13 +57,13 @@ def test_sentences() -> None:
 
 def test_bandwidth() -> None:
     measured = [
-        Transfer("send_both_ways", 0, 1, 10**9, 1, [1.0, 1.0]),
-        Transfer("send_one_way", 1, 0, 10**9, 1, [0.5, 0.5]),
-        Transfer("memcpy", 1, 1, 10**9, 1, [1.0, 1.0]),
-        Transfer("memcpy_all", None, None, 10**9, 1, [0.1, 1.0]),
+        TransferRecord("send_both_ways", 0, 1, 10**9, 1, [1.0, 1.0]),
+        TransferRecord("send_one_way", 1, 0, 10**9, 1, [0.5, 0.5]),
+        TransferRecord("memcpy", 1, 1, 10**9, 1, [1.0, 1.0]),
+        TransferRecord("memcpy_all", None, None, 10**9, 1, [0.1, 1.0]),
     ]
     result = record("ddp_gloo", 2, ranks=[rank(k, probes=ProbeRecord(bandwidth=measured)) for k in range(2)])
-    lines = printed(bandwidth_table(transfers([result])))
+    lines = printed(bandwidth_table(make_bandwidth_table([result])))
     assert [line.split()[2:4] for line in lines[-4:]] == [
         ["send_both_ways", "0"], ["send_one_way", "1"], ["memcpy", "1"], ["memcpy_all", "all"],
     ]  # fmt: skip

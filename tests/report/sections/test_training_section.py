@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scalebench.analysis.time_to_target import outcomes
+from scalebench.analysis.time_to_target import summarize_trainings
 from scalebench.core.result import Result
 from scalebench.core.spec import HardwareSpec
 from scalebench.report import markdown, training_tables
@@ -108,7 +108,7 @@ def test_rules_and_rates_are_names(tmp_path: Path) -> None:
         for rule in ("none", "sqrt")
     ]
     made.append(trained(settings={"schedule": "cosine", "base_batch": 10}, run_id="c"))
-    found = training_tables.names(outcomes(evidence(tmp_path, made).frame))
+    found = training_tables.names(summarize_trainings(evidence(tmp_path, made).frame))
     assert sorted(found.values()) == [
         "ddp_gloo on 2 devices, learning rate rule none",
         "ddp_gloo on 2 devices, learning rate rule sqrt",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from pathlib import Path
 
-from scalebench.core.sweep_file import SWEEP_FILE, PlannedRun, SweepRecord, beginning, write_sweep
+from scalebench.core.sweep_file import SWEEP_FILE, PlannedRun, SweepRecord, new_sweep_record, write_sweep
 from scalebench.report.document import Code, Words
 from scalebench.report.report_data import gather
 from scalebench.report.sections import problems
@@ -15,7 +15,7 @@ from tests.builders.sweeps import sweep
 def made(folder: Path, runs: int = 6, **changes: object) -> SweepRecord:
     """Two strategies at 1 and 2 devices, and a bare one: five of `runs` rows."""
     sweep(folder, gpus=(1, 2))
-    record = beginning(["--multirun", "strategy=a b", "resume=true"], "", platform.node(), None)
+    record = new_sweep_record(["--multirun", "strategy=a b", "resume=true"], "", platform.node(), None)
     record.runs = [PlannedRun(number, f"run {number}", "", 0) for number in range(runs)]
     for name, value in changes.items():
         setattr(record, name, value)

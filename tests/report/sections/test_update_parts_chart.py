@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.analysis.scaling_curves import curves
+from scalebench.analysis.scaling_curves import make_curves
 from scalebench.report import update_breakdown
 from scalebench.report.document import Chart, Table, Words
 from scalebench.report.report_data import gather
@@ -17,7 +17,7 @@ from tests.builders.sweeps import probed_run, probes, run, sweep, write
 def test_figures_are_the_frame_s(tmp_path: Path) -> None:
     sweep(tmp_path, ["bare_torch", "ddp_gloo"], gpus=(1, 2, 4))
     evidence = gather([tmp_path])
-    blocks = operations.blocks(evidence, curves(evidence.pooled))
+    blocks = operations.blocks(evidence, make_curves(evidence.pooled))
     (table,) = (block for block in blocks if isinstance(block, Table))
     charts = [block for block in blocks if isinstance(block, Chart)]
     assert [chart.kind for chart in charts] == ["stacked", "stacked"] and charts[1].series[0].x == ["1", "2", "4"]
@@ -39,7 +39,7 @@ def test_figures_are_the_frame_s(tmp_path: Path) -> None:
 def test_the_rest_is_the_terminal_s(tmp_path: Path) -> None:
     write(tmp_path, [probed_run(probes(), probes())])
     evidence = gather([tmp_path])
-    (curve,) = curves(evidence.pooled)
+    (curve,) = make_curves(evidence.pooled)
     result = evidence.result(curve.rows[0]["run_id"])
     known, _ = update_breakdown.rest(result, update_breakdown.step_interval(result))
     assert known is not None
@@ -49,7 +49,7 @@ def test_the_rest_is_the_terminal_s(tmp_path: Path) -> None:
 def test_what_was_not_measured_has_its_reason(tmp_path: Path) -> None:
     sweep(tmp_path, ["ddp_gloo"], gpus=(1,))
     evidence = gather([tmp_path])
-    table, _ = operations.blocks(evidence, curves(evidence.pooled))
+    table, _ = operations.blocks(evidence, make_curves(evidence.pooled))
     assert isinstance(table, Table)
     said = table.rows[0].cells[-1].text
     assert "exposed sync: one device has nobody to exchange with" in said
@@ -63,5 +63,5 @@ def test_without_probes_there_is_a_sentence(tmp_path: Path) -> None:
         rank.probes = None
     write(tmp_path, [made])
     evidence = gather([tmp_path])
-    (said,) = operations.blocks(evidence, curves(evidence.pooled))
+    (said,) = operations.blocks(evidence, make_curves(evidence.pooled))
     assert isinstance(said, Words) and "measure.probes" in said.text

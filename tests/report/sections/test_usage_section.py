@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.core.result import Monitor, Result
+from scalebench.core.result import MonitorRecord, Result
 from scalebench.report.document import Chart, Words
 from scalebench.report.sections.usage import section
 from tests.builders import sweeps
@@ -28,7 +28,7 @@ def test_bars_are_the_frames_figures_and_what_nobody_measured_is_no_chart(tmp_pa
 
 def busy(gpus: int, share: float | None, seconds: float, noise: float = 0.001, strategy: str = "ddp_gloo") -> Result:
     """A run whose updates take `seconds`."""
-    monitor = Monitor(gpu_util_mean=share, gpu_power_w_mean=50.0 * gpus)
+    monitor = MonitorRecord(gpu_util_mean=share, gpu_power_w_mean=50.0 * gpus)
     made = sweeps.run(strategy, gpus, noise=noise, monitor=monitor)
     mean = sum(made.ranks[0].block_s) / len(made.ranks[0].block_s)
     for rank in made.ranks:
@@ -71,7 +71,7 @@ def test_a_bar_is_missing_where_a_figure_is(tmp_path: Path) -> None:
 
 
 def test_no_monitor(tmp_path: Path) -> None:
-    runs = [sweeps.run("ddp_gloo", n, monitor=Monitor()) for n in (1, 2)]
+    runs = [sweeps.run("ddp_gloo", n, monitor=MonitorRecord()) for n in (1, 2)]
     assert [one.id.split("-1-")[0] for one in of_kind(section(evidence(tmp_path / "1", runs)), Chart)] == [
         "usage-rss-peak-bytes"  # which ranks say of themselves
     ]
@@ -83,7 +83,7 @@ def test_no_monitor(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("sent", "drawn"), [((0.0, 0.0), False), ((0.0, 5.0), True)])
 def test_bars_that_are_all_0_are_no_chart(sent: tuple[float, float], drawn: bool, tmp_path: Path) -> None:
-    monitors = [Monitor(gpu_util_mean=0.5, net_sent_bytes_per_s=one) for one in sent]
+    monitors = [MonitorRecord(gpu_util_mean=0.5, net_sent_bytes_per_s=one) for one in sent]
     runs = [sweeps.run("ddp_gloo", gpus, monitor=monitor) for gpus, monitor in zip((1, 2), monitors, strict=True)]
     found = [chart.id for chart in of_kind(section(evidence(tmp_path, runs)), Chart)]
     assert any("net-sent" in name for name in found) == drawn and "gpu-util" in found[0]

@@ -10,8 +10,8 @@ from typing import Any
 from scalebench.core.result import Result, write_result
 from scalebench.core.run_folder import JOB_LOG
 from scalebench.core.spec import RunSpec
-from scalebench.runner.jobs import Cluster, JobRequest, Queue
-from scalebench.slurm.commands import SlurmError, Unreachable
+from scalebench.runner.jobs import JobFollower, JobRequest, QueueState
+from scalebench.slurm.commands import SlurmError, SlurmUnreachable
 from scalebench.slurm.job_states import JobState
 from scalebench.slurm.submit import Submission, write_submission
 from tests.builders.runs import record, simulated_spec
@@ -107,7 +107,7 @@ class Scheduler:
     def run(self, name: str, *words: str, limit_s: float = 20.0) -> str:
         self.commands.append((name, *words))
         if name in self.deaf:
-            raise Unreachable(f"{name}: Unable to contact slurm controller (connect failure)")
+            raise SlurmUnreachable(f"{name}: Unable to contact slurm controller (connect failure)")
         if name == "scancel":
             for job_id in words:
                 self.end(job_id, "CANCELLED")
@@ -135,11 +135,11 @@ class Sweep:
     folder: Path
     scheduler: Scheduler
     max_jobs: int | None = None
-    told: list[Queue] = field(default_factory=list)
+    told: list[QueueState] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         s = self.scheduler
-        self.cluster = Cluster(
+        self.cluster = JobFollower(
             s,
             self.max_jobs,
             self.told.append,

@@ -10,7 +10,7 @@ from scalebench.core import process
 from scalebench.core.result import read_result
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.runner.jobs import follow
-from scalebench.slurm.job_states import JobState, never
+from scalebench.slurm.job_states import JobState, why_never_starts
 from tests.runner.jobs.fake_scheduler import GOOD, Play, Scheduler, Sweep, end_of, forgotten, row, runs, state
 
 NEVER: Play = [(1.0, state("PENDING", "PartitionConfig"))]
@@ -20,7 +20,7 @@ def test_a_job_that_can_never_start_is_unsupported_and_leaves_the_queue(tmp_path
     sweep = Sweep(tmp_path, Scheduler([NEVER, GOOD]))
     rows = sweep.ends()
     assert [(number, result.status) for number, result in rows] == [(0, "unsupported"), (1, "ok")]
-    assert rows[0][1].reason == never(JobState("101", "PENDING", "PartitionConfig"))
+    assert rows[0][1].reason == why_never_starts(JobState("101", "PENDING", "PartitionConfig"))
     assert sweep.scheduler.commands == [("scancel", "101")]
     assert read_result(tmp_path / "0" / RESULT_FILE) == rows[0][1]
 

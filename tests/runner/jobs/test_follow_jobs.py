@@ -17,8 +17,8 @@ from scalebench.core.result import SchedulerRecord, read_result, write_result
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.spec import read_spec
 from scalebench.runner import parent as run_module
-from scalebench.runner.jobs import Cluster, follow, outcome
-from scalebench.slurm.job_states import JobState, Watcher
+from scalebench.runner.jobs import JobFollower, follow, outcome
+from scalebench.slurm.job_states import JobState, JobStatePoller
 from tests.runner.jobs.fake_scheduler import GOOD, Scheduler, Sweep, end_of, leaves, row, runs, state
 
 
@@ -97,8 +97,8 @@ def test_with_the_real_watcher_one_command_in_five_seconds_is_run_for_all(tmp_pa
 
     asked_s: list[float] = []
     scheduler = Queue([[(60.0, row())]] * 100)
-    s, watcher = scheduler, Watcher(scheduler, clock=scheduler.clock)  # type: ignore[arg-type]
-    cluster = Cluster(s, submit=s.submit, watcher=watcher, clock=s.clock, pause=s.pause)  # type: ignore[arg-type]
+    s, watcher = scheduler, JobStatePoller(scheduler, clock=scheduler.clock)  # type: ignore[arg-type]
+    cluster = JobFollower(s, submit=s.submit, watcher=watcher, clock=s.clock, pause=s.pause)  # type: ignore[arg-type]
     assert len(list(cluster.follow(Sweep(tmp_path, scheduler).asked()))) == 100
     assert len(asked_s) > 10 and min(b - a for a, b in itertools.pairwise(asked_s)) >= 5.0
 
@@ -220,7 +220,7 @@ def test_a_full_disk_costs_one_row_and_not_the_sweep(tmp_path: Path, monkeypatch
 
 def test_waiting_hears_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "cancelled", process.threading.Event())
-    follow.pause(0.001)
+    follow.sleep_until_cancelled(0.001)
     process.cancelled.set()
     with pytest.raises(KeyboardInterrupt):
-        follow.pause(60.0)
+        follow.sleep_until_cancelled(60.0)

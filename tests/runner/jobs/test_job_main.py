@@ -19,7 +19,7 @@ from scalebench.core.spec import write_spec
 from scalebench.runner.jobs import job_main
 from tests.builders.runs import alive, ranks_of, record, simulated_spec, wait_until
 
-BATCH = "import sys; from scalebench.runner.jobs.job_main import run_spec_of; run_spec_of(sys.argv[1])"
+BATCH = "import sys; from scalebench.runner.jobs.job_main import run_job; run_job(sys.argv[1])"
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def handlers() -> Iterator[None]:
 
 
 def replaced(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
-    monkeypatch.setattr(job_main, "run", run)
+    monkeypatch.setattr(job_main, "run_spec", run)
 
 
 def test_it_runs_what_the_folder_says(
@@ -48,7 +48,7 @@ def test_it_runs_what_the_folder_says(
         return record("simulated", gpus=2, status="failed", reason="told to fail")
 
     replaced(monkeypatch, run)
-    job_main.run_spec_of(str(tmp_path))
+    job_main.run_job(str(tmp_path))
     assert asked == [(spec, tmp_path)]
     assert capsys.readouterr().out == "scalebench: simulated gpus=2 failed: told to fail\n"
 
@@ -60,7 +60,7 @@ def test_sigterm_is_an_interrupt(
     write_spec(simulated_spec(), tmp_path)
     signal.signal(signal.SIGTERM, lambda *_: None)
     replaced(monkeypatch, lambda *_: os.kill(os.getpid(), signal.SIGTERM) or process.wait_until(lambda: False, 10.0))
-    job_main.run_spec_of(str(tmp_path))
+    job_main.run_job(str(tmp_path))
     assert capsys.readouterr().out == "scalebench: cancelled\n"
     assert process.cancelled.is_set()
 
@@ -71,7 +71,7 @@ def test_a_folder_that_cannot_be_run(lacking: str, tmp_path: Path, capsys: pytes
     if lacking == RESULT_FILE:
         write_spec(simulated_spec(), tmp_path)
         (tmp_path / RESULT_FILE).write_text("{}")
-    job_main.run_spec_of(str(tmp_path))
+    job_main.run_job(str(tmp_path))
     assert str(tmp_path) in capsys.readouterr().out
 
 

@@ -11,7 +11,7 @@ from scalebench.core.json_files import write_json
 from scalebench.core.result import read_result
 from scalebench.core.run_folder import JOB_LOG, RESULT_FILE, UNREADABLE_RESULT_FILE, rank_record_path
 from scalebench.runner.jobs import outcome
-from scalebench.slurm.job_states import JobState, judge
+from scalebench.slurm.job_states import JobState, classify_end
 from tests.builders.runs import rank
 from tests.runner.jobs.fake_scheduler import (
     BEGUN_S,
@@ -44,7 +44,7 @@ def says(number: int, reason: str, at_s: float = 1.0) -> Happening:
 
 
 def word_of(ending: str) -> str | None:
-    return judge(JobState("101", ending, node_list="h1"))[1]
+    return classify_end(JobState("101", ending, node_list="h1"))[1]
 
 
 @pytest.mark.parametrize(("ending", "status"), ENDINGS)
@@ -136,7 +136,7 @@ def test_one_that_never_ran_left_nothing_for_another_reason(tmp_path: Path) -> N
 
 def test_one_that_the_scheduler_gives_up_before_we_do_is_unsupported(tmp_path: Path) -> None:
     result = end_of(tmp_path, [(2.0, state("FAILED", "BadConstraints"))])
-    assert (result.status, result.reason) == judge(JobState("101", "FAILED", "BadConstraints"))
+    assert (result.status, result.reason) == classify_end(JobState("101", "FAILED", "BadConstraints"))
     assert result.status == "unsupported"
 
 
@@ -165,6 +165,6 @@ def test_a_file_that_only_a_listing_shows_is_found(tmp_path: Path, monkeypatch: 
     """As over NFS, which remembers for a minute that there was none."""
     row()(Scheduler(), "1", tmp_path)
     monkeypatch.setattr(outcome.os.path, "exists", lambda path: False)
-    assert outcome.read_left_result(tmp_path, fresh=False) is None
-    assert outcome.read_left_result(tmp_path, fresh=True) is not None
-    assert outcome.read_left_result(tmp_path / "gone", fresh=True) is None
+    assert outcome.read_job_result(tmp_path, fresh=False) is None
+    assert outcome.read_job_result(tmp_path, fresh=True) is not None
+    assert outcome.read_job_result(tmp_path / "gone", fresh=True) is None

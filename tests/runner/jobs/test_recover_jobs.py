@@ -10,7 +10,7 @@ from scalebench.core.errors import InputError
 from scalebench.core.result import read_result
 from scalebench.core.run_folder import JOB_FILE, RESULT_FILE
 from scalebench.core.spec import write_spec
-from scalebench.runner.jobs import find_running
+from scalebench.runner.jobs import find_running_jobs
 from scalebench.slurm.submit import Submission, write_submission
 from tests.builders.runs import simulated_spec
 from tests.runner.jobs.fake_scheduler import BEGUN_S, Play, Scheduler, forgotten, leaves, row, runs, state
@@ -32,7 +32,7 @@ def killed(root: Path, plays: list[Play], scheduler: Scheduler) -> list[Path]:
 
 
 def find(root: Path, scheduler: Scheduler) -> dict[int, Path]:
-    found = find_running(root, scheduler, watcher=scheduler, pause=scheduler.pause)  # type: ignore[arg-type]
+    found = find_running_jobs(root, scheduler, watcher=scheduler, pause=scheduler.pause)  # type: ignore[arg-type]
     assert {key[0] for key in found} <= {simulated_spec().fingerprint}
     return {repeat: folder for (_, repeat), folder in found.items()}
 

@@ -10,12 +10,12 @@ import pytest
 from scalebench.core.errors import InputError
 from scalebench.core.result import read_result
 from scalebench.core.run_folder import JOB_FILE, JOB_LOG, RESULT_FILE
-from scalebench.runner.jobs.submit import PAUSES_S
-from scalebench.slurm.commands import Refused, SlurmError, Unreachable
+from scalebench.runner.jobs.submit import RETRY_PAUSES_S
+from scalebench.slurm.commands import JobRefused, SlurmError, SlurmUnreachable
 from scalebench.slurm.submit import read_submission
 from tests.runner.jobs.fake_scheduler import GOOD, Scheduler, Sweep
 
-GONE = Unreachable("sbatch: Unable to contact slurm controller (connect failure)")
+GONE = SlurmUnreachable("sbatch: Unable to contact slurm controller (connect failure)")
 
 
 def test_a_job_leaves_its_number_in_the_folder(tmp_path: Path) -> None:
@@ -28,7 +28,7 @@ def test_a_job_leaves_its_number_in_the_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("error", "status", "reason"),
     [
-        (Refused("invalid partition specified: gpux"), "unsupported", "invalid partition specified: gpux"),
+        (JobRefused("invalid partition specified: gpux"), "unsupported", "invalid partition specified: gpux"),
         (SlurmError("sbatch made no sense"), "failed", "it could not be submitted: sbatch made no sense"),
         (InputError("no such image"), "failed", "it could not be submitted: no such image"),
     ],
@@ -55,12 +55,12 @@ def test_a_controller_that_starts_anew_is_waited_for(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path, Scheduler([GONE, GONE, GONE, GOOD, GOOD]))
     rows = sweep.ends(sweep.asked(2))
     assert [result.status for _, result in rows] == ["ok", "ok"]
-    assert sweep.scheduler.now_s >= sum(PAUSES_S[:3])
+    assert sweep.scheduler.now_s >= sum(RETRY_PAUSES_S[:3])
 
 
 def test_one_that_does_not_come_back_costs_each_run_one_row(tmp_path: Path) -> None:
     """It has its time once; from then on each run has one try."""
-    sweep = Sweep(tmp_path, Scheduler([GONE] * (len(PAUSES_S) + 3) + [GOOD] + [GONE, GOOD]))
+    sweep = Sweep(tmp_path, Scheduler([GONE] * (len(RETRY_PAUSES_S) + 3) + [GOOD] + [GONE, GOOD]))
     rows = sweep.ends(sweep.asked(5))
     assert [(number, result.status) for number, result in rows[:3]] == [(0, "failed"), (1, "failed"), (2, "failed")]
     assert rows[0][1].reason == f"it could not be submitted: {GONE}"
@@ -70,7 +70,7 @@ def test_one_that_does_not_come_back_costs_each_run_one_row(tmp_path: Path) -> N
 def test_rows_come_in_while_a_controller_is_waited_for(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path, Scheduler([GOOD, *[GONE] * 5]))
     (first, _), (second, result) = list(sweep.ends(sweep.asked(2)))
-    assert {first, second} == {0, 1} and sweep.scheduler.now_s <= sum(PAUSES_S) + 1.0 and result is not None
+    assert {first, second} == {0, 1} and sweep.scheduler.now_s <= sum(RETRY_PAUSES_S) + 1.0 and result is not None
 
 
 def test_what_an_earlier_job_left_is_removed(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_what_an_earlier_job_left_is_removed(tmp_path: Path) -> None:
     old = [JOB_FILE, JOB_LOG, "rank3.json", "progress0.json"]
     for name in [*old, "multirun.yaml"]:
         (folder / name).write_text("old")
-    sweep = Sweep(tmp_path, Scheduler([Refused("no")]))
+    sweep = Sweep(tmp_path, Scheduler([JobRefused("no")]))
     sweep.ends()
     assert sorted(path.name for path in folder.iterdir()) == ["multirun.yaml", "result.json", "spec.json"]
 

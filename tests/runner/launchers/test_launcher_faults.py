@@ -22,10 +22,10 @@ from scalebench.core import process
 from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import MPIRUN_LOG, RESULT_FILE, TRANSIENT_FILES
 from scalebench.core.spec import write_spec
-from scalebench.measure.progress import Progress, read_progress
+from scalebench.measure.progress import RankProgress, read_progress
 from scalebench.runner.launchers import local, supervise
 from scalebench.runner.launchers.supervise import LaunchRequest
-from scalebench.runner.parent import run
+from scalebench.runner.parent import run_spec
 from scalebench.testing import FaultContract
 from tests.builders.launching import NEEDS_MPIRUN
 from tests.builders.runs import alive, in_parallel, ranks_of, simulated_spec, wait_until
@@ -74,7 +74,7 @@ def expected(case: Case) -> tuple[str, str, str | None]:
     stuck = f"no rank made progress for {HANG_S:g} s (measure.hang_s)"
     return {
         "raise": ("failed", f"{said}RuntimeError: told to fail", log),
-        "exit": ("failed", f"{where} ended with exit status 7 and no word of why", log),
+        "exit": ("failed", f"{where} ended with exit status 7 and without a reason", log),
         "kill": ("failed", f"{where} was killed by SIGKILL", log),
         "stop": ("timeout", f"{stuck}; {where} is stopped", log),
         "hang": ("timeout", stuck, log if case.phase in ("evaluate", "close") else None),
@@ -90,7 +90,7 @@ def gone_wrong(case: Case, folder: Path) -> tuple[Result, float]:
     )
     spec.config.strategy.launcher = case.launcher
     begin_s = time.monotonic()
-    return run(spec, folder), time.monotonic() - begin_s
+    return run_spec(spec, folder), time.monotonic() - begin_s
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def gone_wrong(case: Case, folder: Path) -> tuple[Result, float]:
     ids=["common", "rare", "mpi"],
 )
 def test_a_rank_that_goes_wrong(cases: list[Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervise, "FOLLOW_S", 2.0)
+    monkeypatch.setattr(supervise, "FOLLOW_LIMIT_S", 2.0)
     assert len(set(cases)) == len(cases)
     done = in_parallel(lambda case: gone_wrong(case, tmp_path / str(case).replace("/", " of ")), cases)
     seen, wanted = {}, {}
@@ -222,7 +222,7 @@ def test_an_interrupt_whose_exception_got_lost_still_ends_the_run(
     monkeypatch.setattr(supervise, "PROGRESS_INTERVAL_S", 0.02)
     pids: list[int] = []
 
-    def on_look(progress: list[Progress]) -> None:
+    def on_look(progress: list[RankProgress]) -> None:
         pids.extend(p.pid for p in progress)
         if pids:
             process.cancelled.set()

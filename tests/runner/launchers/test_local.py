@@ -18,7 +18,7 @@ from scalebench.core.machine import machine
 from scalebench.core.result import RankRecord
 from scalebench.core.run_folder import rank_log_name, rank_record_path
 from scalebench.runner.launchers import local, supervise
-from scalebench.runner.parent import run
+from scalebench.runner.parent import run_spec
 from tests.builders.launching import FOREVER, Interrupted, launched
 from tests.builders.runs import alive, ranks_of, simulated_spec, wait_until
 
@@ -98,7 +98,7 @@ def test_a_signal_during_a_start_does_not_lose_the_process(
 
 def test_no_interpreter_is_a_failed_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/missing/python")
-    result = run(simulated_spec(gpus=2), tmp_path / "run")
+    result = run_spec(simulated_spec(gpus=2), tmp_path / "run")
     assert result.status == "failed"
     assert result.reason == "the processes could not be started: No such file or directory"
     assert result.ranks == [] and (tmp_path / "run" / "result.json").exists()
@@ -133,11 +133,11 @@ def test_debugging_knows_no_limits_and_keeps_rank_0_in_the_foreground(
 
 
 def test_a_port_in_use_is_a_failed_row_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervise, "FOLLOW_S", 0.5)
+    monkeypatch.setattr(supervise, "FOLLOW_LIMIT_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        monkeypatch.setattr(local, "free_ports", lambda count: [port] * count)
-        result = run(simulated_spec(gpus=2), tmp_path / "run")
+        monkeypatch.setattr(local, "find_free_ports", lambda count: [port] * count)
+        result = run_spec(simulated_spec(gpus=2), tmp_path / "run")
     assert result.status == "failed" and result.log == "rank0.log"
     words = f"cannot listen on port {port} of 127.0.0.1 (Address already in use); run it again"
     assert result.reason == f"rank 0: OSError: {words}"

@@ -16,11 +16,11 @@ import pytest
 from scalebench.config.resolve import resolve
 from scalebench.core.run_folder import MPIRUN_LOG, rank_log_name
 from scalebench.core.spec import RunSpec, write_spec
-from scalebench.measure.progress import Progress
+from scalebench.measure.progress import RankProgress
 from scalebench.runner import launchers
 from scalebench.runner.launchers import mpi
 from scalebench.runner.launchers.supervise import GroupExit
-from scalebench.runner.parent import run
+from scalebench.runner.parent import run_spec
 from tests.builders.launching import NEEDS_MPIRUN
 from tests.builders.runs import alive, in_parallel, simulated_config
 
@@ -56,14 +56,14 @@ def test_ranks_run_in_their_places(hosts: list[str], tmp_path: Path, program: Ca
 
 @NEEDS_MPIRUN
 def test_a_run_leaves_what_every_run_leaves(tmp_path: Path) -> None:
-    result = run(spec_of(), tmp_path / "run")
+    result = run_spec(spec_of(), tmp_path / "run")
     ranks = [name for k in range(2) for name in (f"rank{k}.json", f"rank{k}.log")]
     assert sorted(os.listdir(tmp_path / "run")) == sorted(["spec.json", "result.json", *ranks])
     assert (result.status, result.reason, result.log) == ("ok", None, None)
 
 
 def test_addresses_on_this_machine_and_on_others() -> None:
-    names = [[address.rpartition(":")[0] for address in mpi.addresses(spec_of(3, hosts))] for hosts in (
+    names = [[address.rpartition(":")[0] for address in mpi.choose_rank_addresses(spec_of(3, hosts))] for hosts in (
         [], ["localhost:2", f"{os.uname().nodename}:1"], ["a:2", "b:2"]
     )]  # fmt: skip
     assert names == [["127.0.0.1"] * 3, ["127.0.0.1"] * 3, ["a", "a", "b"]]
@@ -73,7 +73,7 @@ def test_no_mpirun_is_a_failed_row(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PATH", str(tmp_path))
     spec = spec_of()
     spec.unsupported = None  # it was there when the run was resolved
-    result = run(spec, tmp_path / "run")
+    result = run_spec(spec, tmp_path / "run")
     assert (result.status, result.log) == ("failed", None)
     assert result.reason == (
         "the processes could not be started: there is no mpirun on the PATH; "
@@ -85,11 +85,11 @@ def test_no_mpirun_is_a_failed_row(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @NEEDS_MPIRUN
 def test_what_mpirun_says_is_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """More ranks than slots, which it was not told to allow."""
-    monkeypatch.setattr(mpi, "local_slots", lambda found: None)
+    monkeypatch.setattr(mpi, "count_local_slots", lambda found: None)
     monkeypatch.setenv("OMPI_MCA_rmaps_base_oversubscribe", "0")
     ranks = 2 * (os.cpu_count() or 1) + 1
     begin_s = time.monotonic()
-    result = run(spec_of(ranks, size=40 * ranks), tmp_path / "run")
+    result = run_spec(spec_of(ranks, size=40 * ranks), tmp_path / "run")
     assert time.monotonic() - begin_s < LIMIT_S
     assert (result.status, result.log, result.ranks) == ("failed", MPIRUN_LOG, [])
     assert result.reason == (
@@ -101,7 +101,7 @@ def test_what_mpirun_says_is_the_reason(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_the_first_thing_it_says(tmp_path: Path) -> None:
     log = tmp_path / MPIRUN_LOG
-    assert mpi.failure_reason(log) is None
+    assert mpi.find_mpirun_failure(log) is None
     for text, said in {
         "": None,
         "------\n\n": None,
@@ -113,13 +113,13 @@ def test_the_first_thing_it_says(tmp_path: Path) -> None:
         "x" * 1000: "mpirun: " + "x" * 300,
     }.items():
         log.write_text(text)
-        assert mpi.failure_reason(log) == said
+        assert mpi.find_mpirun_failure(log) == said
 
 
 # (who gets it, the signal, what the row says): of a rank what its own end would have said
 VICTIMS = [
     ("mpirun", signal.SIGKILL, "mpirun was killed by SIGKILL"),
-    ("mpirun", signal.SIGTERM, "mpirun told rank "),
+    ("mpirun", signal.SIGTERM, "mpirun ended rank "),
     ("keeper", signal.SIGKILL, "rank 1 was killed by SIGKILL"),
     ("worker", signal.SIGTERM, "rank 1 was killed by SIGTERM"),
 ]
@@ -138,14 +138,14 @@ def test_whoever_is_killed_is_named_and_nobody_is_left(tmp_path: Path) -> None:
     def killed(victim: tuple[str, signal.Signals, str]) -> tuple[str, float, list[int]]:
         folder, pids = tmp_path / f"{victim[0]} {victim[1].name}", []
 
-        def on_look(progress: list[Progress]) -> None:
+        def on_look(progress: list[RankProgress]) -> None:
             if not pids and {p.phase for p in progress} == {"measure"} and len(progress) == 2:
                 found = processes_of(folder)
                 pids.extend(process.pid for process in [*found["mpirun"].children(recursive=True), found["mpirun"]])
                 found[victim[0]].send_signal(victim[1])
 
         begin_s = time.monotonic()
-        result = run(spec_of(measure=LONG), folder, on_look)
+        result = run_spec(spec_of(measure=LONG), folder, on_look)
         assert len(pids) == 5, "mpirun, two keepers, two workers"
         assert result.status == "failed" and not list(folder.glob("pid*")) and not list(folder.glob("exit*"))
         return str(result.reason), time.monotonic() - begin_s, alive(pids)

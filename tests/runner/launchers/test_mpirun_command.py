@@ -27,8 +27,8 @@ VERSIONS = {
 @pytest.fixture(autouse=True)
 def nobody_special(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    mpi.identify.cache_clear()
-    mpi.local_slots.cache_clear()
+    mpi.identify_mpirun.cache_clear()
+    mpi.count_local_slots.cache_clear()
 
 
 def words(found: Mpirun, ranks: int = 2, **more: Any) -> str:
@@ -81,22 +81,22 @@ def stand_in(tmp_path: Path) -> Any:
 @pytest.mark.parametrize("said", VERSIONS)
 def test_which_one_it_is(said: str, stand_in: Any) -> None:
     path = stand_in(f"cat <<'END'\n{said}\nEND")
-    found = mpi.identify(path)
+    found = mpi.identify_mpirun(path)
     assert (found.path, found.kind, found.major) == (path, *VERSIONS[said])
 
 
 def test_it_is_asked_once(stand_in: Any, tmp_path: Path) -> None:
     path = stand_in(f"echo asked >>{tmp_path}/asked; echo 'mpirun (Open MPI) 4.1.4'")
-    assert mpi.identify(path) == mpi.identify(path) == Mpirun(path, OPEN_MPI, 4)
+    assert mpi.identify_mpirun(path) == mpi.identify_mpirun(path) == Mpirun(path, OPEN_MPI, 4)
     assert (tmp_path / "asked").read_text() == "asked\n"
 
 
 def test_one_that_does_not_answer(stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mpi, "QUERY_LIMIT_S", 0.2)
     begin_s = time.monotonic()
-    assert mpi.identify(path := stand_in("exec sleep 60")) == Mpirun(path, UNKNOWN)
+    assert mpi.identify_mpirun(path := stand_in("exec sleep 60")) == Mpirun(path, UNKNOWN)
     assert time.monotonic() - begin_s < 30
-    assert mpi.identify("/missing/mpirun").kind == UNKNOWN
+    assert mpi.identify_mpirun("/missing/mpirun").kind == UNKNOWN
 
 
 ALLOCATION = """
@@ -108,11 +108,11 @@ ALLOCATION = """
 
 def test_slots_are_those_that_open_mpi_shows(stand_in: Any, tmp_path: Path) -> None:
     path = stand_in(f"echo \"$@\" >>{tmp_path}/asked\ncat <<'END'\n{ALLOCATION}\nEND")
-    assert mpi.local_slots(Mpirun(path, OPEN_MPI, 4)) == 5
-    assert mpi.local_slots(Mpirun(path, OPEN_MPI, 5)) == 5
+    assert mpi.count_local_slots(Mpirun(path, OPEN_MPI, 4)) == 5
+    assert mpi.count_local_slots(Mpirun(path, OPEN_MPI, 5)) == 5
     assert (tmp_path / "asked").read_text() == "--display-allocation -n 1 true\n--display allocation -n 1 true\n"
-    assert mpi.local_slots(Mpirun(path, HYDRA)) is None
-    assert mpi.local_slots(Mpirun(stand_in("exit 1"), OPEN_MPI)) is None
+    assert mpi.count_local_slots(Mpirun(path, HYDRA)) is None
+    assert mpi.count_local_slots(Mpirun(stand_in("exit 1"), OPEN_MPI)) is None
 
 
 def test_waiting_for_an_answer_leaves_no_process(stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,5 +126,5 @@ def test_waiting_for_an_answer_leaves_no_process(stand_in: Any, monkeypatch: pyt
 
     monkeypatch.setattr(subprocess, "Popen", noted)
     monkeypatch.setattr(mpi, "QUERY_LIMIT_S", 0.2)
-    mpi.identify(stand_in("exec sleep 60"))
+    mpi.identify_mpirun(stand_in("exec sleep 60"))
     assert len(started) == 1 and started[0].poll() is not None

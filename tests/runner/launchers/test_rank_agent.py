@@ -17,7 +17,7 @@ from scalebench.core.errors import InputError
 from scalebench.core.run_folder import STOP_FILE, TORCHRUN_FILE
 from scalebench.core.spec import RunSpec, write_spec
 from scalebench.runner.launchers import rank_agent
-from scalebench.runner.launchers.rank_agent import torchrun_rank
+from scalebench.runner.launchers.rank_agent import read_torchrun_rank
 from tests.builders.runs import alive, simulated_spec, wait_until
 
 # With less patience than the real one has, where a test wants that.
@@ -176,13 +176,13 @@ def test_who_is_not_started_by_mpirun_is_told(tmp_path: Path) -> None:
 
 
 def test_ranks_by_the_variables_of_each_mpirun() -> None:
-    assert rank_agent.mpi_rank({"OMPI_COMM_WORLD_RANK": "3", "PMIX_RANK": "4"}) == 3
-    assert rank_agent.mpi_rank({"PMIX_RANK": "4"}) == 4
-    assert rank_agent.mpi_rank({"PMI_RANK": "5"}) == 5
-    assert rank_agent.mpi_rank({"SLURM_PROCID": "6"}) == 6
-    assert rank_agent.mpi_rank({"SLURM_PROCID": "0", "OMPI_COMM_WORLD_RANK": "2"}) == 2, "mpirun within a job"
+    assert rank_agent.read_mpi_rank({"OMPI_COMM_WORLD_RANK": "3", "PMIX_RANK": "4"}) == 3
+    assert rank_agent.read_mpi_rank({"PMIX_RANK": "4"}) == 4
+    assert rank_agent.read_mpi_rank({"PMI_RANK": "5"}) == 5
+    assert rank_agent.read_mpi_rank({"SLURM_PROCID": "6"}) == 6
+    assert rank_agent.read_mpi_rank({"SLURM_PROCID": "0", "OMPI_COMM_WORLD_RANK": "2"}) == 2, "mpirun within a job"
     with pytest.raises(LookupError):
-        rank_agent.mpi_rank({"RANK": "6"})
+        rank_agent.read_mpi_rank({"RANK": "6"})
 
 
 ADDRESSES = ["127.0.0.1:5000", "127.0.0.1:5001"]
@@ -310,8 +310,8 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 def test_variables_that_do_not_fit_the_run(changes: dict[str, str | None], told: str | None) -> None:
     variables = {name: value for name, value in (RANK_1 | changes).items() if value is not None}
     if told is None:
-        assert torchrun_rank(variables, spec_of()) == 1
+        assert read_torchrun_rank(variables, spec_of()) == 1
         return
     with pytest.raises(InputError) as caught:
-        torchrun_rank(variables, spec_of())
+        read_torchrun_rank(variables, spec_of())
     assert str(caught.value).startswith(told) and "\n" not in str(caught.value)

@@ -28,11 +28,11 @@ from scalebench.core.run_folder import (
     worker_exit_path,
 )
 from scalebench.core.spec import RunSpec, write_spec
-from scalebench.measure.progress import Progress
+from scalebench.measure.progress import RankProgress
 from scalebench.runner import launchers
 from scalebench.runner.launchers import mpi, srun, supervise
 from scalebench.runner.launchers.supervise import GroupExit
-from scalebench.runner.parent import run
+from scalebench.runner.parent import run_spec
 from scalebench.slurm.commands import SlurmError
 from scalebench.slurm.submit import Submission, write_submission
 from tests.builders.runs import alive, simulated_spec, wait_until
@@ -77,7 +77,7 @@ def test_ranks_get_cores_of_their_node(job: StandIn, tmp_path: Path, program: Pr
     spec.config.hardware.bind = "numa"
     assert launched(spec, tmp_path, module=program("print(os.environ['SCALEBENCH_CPUS'])")).exit_codes == [0, 0]
     told = [(tmp_path / rank_log_name(rank)).read_text().strip() for rank in range(2)]
-    assert told == [placement.variable(spec, rank)[placement.CPUS] for rank in range(2)]
+    assert told == [placement.make_cpus_variable(spec, rank)[placement.CPUS_VARIABLE] for rank in range(2)]
 
 
 def test_a_job_with_other_tasks_on_its_nodes(job: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +95,7 @@ def test_the_jobs_own_options_are_not_those_of_the_step(
     monkeypatch.setenv("SLURM_HOSTFILE", "/of/the/job")
     found = srun._variables(["n1", "n2"], "an id", tmp_path)
     assert "SLURM_NTASKS_PER_NODE" not in found
-    assert found[exit_with_parent.LAUNCHER] == exit_with_parent.REMOTE, (
+    assert found[exit_with_parent.LAUNCHER_VARIABLE] == exit_with_parent.REMOTE_LAUNCHER, (
         "ranks descend from a daemon of SLURM, and not from srun"
     )
     assert (found["SLURM_HOSTFILE"], found["SLURM_JOB_ID"]) == (str(tmp_path / SRUN_HOSTS_FILE), "12")
@@ -103,7 +103,7 @@ def test_the_jobs_own_options_are_not_those_of_the_step(
 
 def test_a_run_in_a_job_leaves_the_jobs_record(job: StandIn, tmp_path: Path) -> None:
     spec = job.spec(2, measure={"min_s": 0.0, "max_s": 0.1})
-    result = run(spec, tmp_path / "run")
+    result = run_spec(spec, tmp_path / "run")
     assert (result.status, result.reason, result.log) == ("ok", None, None)
     assert result.scheduler is not None
     assert (result.scheduler.job_id, result.scheduler.nodes, result.scheduler.queued_s) == ("12", ["n1"], None)
@@ -118,7 +118,7 @@ FAILURES = {
     ),
     "srun says nothing": (
         f"printf '{NOISE}' >&2; exit 3",
-        ("failed", "srun ended with exit status 3 and no word of why"),
+        ("failed", "srun ended with exit status 3 and without a reason"),
     ),
     "srun is killed": ("kill -9 $$", ("failed", "srun was killed by SIGKILL")),
     "memory": (
@@ -145,17 +145,17 @@ FAILURES = {
 def test_a_step_that_goes_wrong(case: str, job: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(srun, "FS_DELAY_S", 0.2)
     monkeypatch.setattr("scalebench.runner.launchers.remote_ranks.FS_DELAY_S", 0.2)
-    monkeypatch.setattr("scalebench.runner.launchers.supervise.FOLLOW_S", 0.2)
+    monkeypatch.setattr("scalebench.runner.launchers.supervise.FOLLOW_LIMIT_S", 0.2)
     script, row = FAILURES[case]
     job.script("srun", script)
-    result = run(job.spec(2), tmp_path / "run")
+    result = run_spec(job.spec(2), tmp_path / "run")
     assert (result.status, result.reason) == row
     assert not (tmp_path / "run" / SRUN_HOSTS_FILE).exists()
 
 
 def test_no_srun_is_a_failed_row(job: StandIn, tmp_path: Path) -> None:
     (job.bin / "srun").unlink()
-    result = run(job.spec(2), tmp_path / "run")
+    result = run_spec(job.spec(2), tmp_path / "run")
     assert (result.status, result.log) == ("failed", None)
     assert result.reason == f"the processes could not be started: there is no srun in {job.bin}"
 
@@ -176,7 +176,7 @@ def test_a_rank_that_slurm_puts_elsewhere(
 @pytest.mark.slow
 def test_a_folder_that_a_node_does_not_see(job: StandIn, tmp_path: Path) -> None:
     job.script("srun", "touch $SLURM_HOSTFILE; mv $(dirname $SLURM_HOSTFILE)/spec.json $(dirname $0)\n" + _body(job))
-    result = run(job.spec(2), tmp_path / "run")
+    result = run_spec(job.spec(2), tmp_path / "run")
     assert result.status == "failed" and result.log == SRUN_LOG
     assert result.reason == (
         f"{os.uname().nodename} cannot read {tmp_path}/run/spec.json (No such file or directory); "
@@ -192,7 +192,7 @@ def _body(job: StandIn) -> str:
 def test_whoever_is_killed_nobody_is_left(victim: str, job: StandIn, tmp_path: Path) -> None:
     folder, pids = tmp_path / "run", []
 
-    def on_look(progress: list[Progress]) -> None:
+    def on_look(progress: list[RankProgress]) -> None:
         if not pids and {p.phase for p in progress} == {"measure"} and len(progress) == 2:
             found = json.loads((folder / "pid1.json").read_text())
             srun = psutil.Process(found["agent"]).parent()
@@ -200,7 +200,7 @@ def test_whoever_is_killed_nobody_is_left(victim: str, job: StandIn, tmp_path: P
             pids.extend(process.pid for process in [*srun.children(recursive=True), srun])
             os.kill(found.get(victim, srun.pid), signal.SIGKILL)
 
-    result = run(job.spec(2, measure=LONG), folder, on_look)
+    result = run_spec(job.spec(2, measure=LONG), folder, on_look)
     assert len(pids) >= 5, "srun, two keepers, two workers"
     wait_until(lambda: not alive(pids), 10.0)
     assert (result.status, result.reason) == (
@@ -223,7 +223,7 @@ class Srun:
 
 
 def test_ranks_elsewhere_get_the_request_for_stacks_from_srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(srun, "STACK_S", 0.0)
+    monkeypatch.setattr(srun, "STACK_LIMIT_S", 0.0)
     group: Any = srun.StepRanks(tmp_path, 2)
     group.starter = Srun()
     group.request_stacks()
@@ -247,7 +247,7 @@ def test_the_killed_are_the_cause_of_lost_connections(
     )
     assert group.first([0]) == [2]
     assert [member.poll() for member in group.members] == [1, None, -9]
-    monkeypatch.setattr(supervise, "FOLLOW_S", 0.0)
+    monkeypatch.setattr(supervise, "FOLLOW_LIMIT_S", 0.0)
     request = supervise.LaunchRequest(job.spec(3), tmp_path, "an id")
     assert supervise._watch(request, group) == ([2], None, None)
 
@@ -264,12 +264,12 @@ def test_mpirun_in_a_job_goes_to_the_nodes_of_the_places(
     )
     job.script("mpirun", said)
     monkeypatch.setenv("PATH", f"{job.bin}{os.pathsep}{os.environ['PATH']}")
-    assert [address.partition(":")[0] for address in mpi.addresses(spec)] == ["n1", "n1", "n2"]
-    assert run(spec, tmp_path / "uneven").status == "failed"
+    assert [address.partition(":")[0] for address in mpi.choose_rank_addresses(spec)] == ["n1", "n1", "n2"]
+    assert run_spec(spec, tmp_path / "uneven").status == "failed"
     words = (tmp_path / "uneven" / "mpirun.log").read_text()
     assert "-n 3 " in words and "--host n1:2,n2:1 " in words
     assert words.endswith("tasks=2,1\n"), "the job has two on each"
-    run(job.spec(4, size=160, strategy=spec.config.strategy), tmp_path / "even")
+    run_spec(job.spec(4, size=160, strategy=spec.config.strategy), tmp_path / "even")
     words = (tmp_path / "even" / "mpirun.log").read_text()
     assert "--host n1:2,n2:2 " in words and words.endswith("tasks=2(x2)\n")
 
@@ -331,43 +331,43 @@ def test_where_slurm_deals_as_the_places_are(
 def test_tasks_of_a_job_as_the_ranks_are_to_stand(job: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of its nodes has some, also those that this run leaves alone."""
     monkeypatch.setenv("SLURM_TASKS_PER_NODE", "3,1")
-    assert srun.task_layout(["n1", "n1", "n2", "n2"], str(job.bin)) == {"SLURM_TASKS_PER_NODE": "2,2"}
-    assert srun.task_layout(["n1", "n1"], str(job.bin)) == {"SLURM_TASKS_PER_NODE": "2,1"}
-    assert srun.task_layout(["n1", "n1", "n1", "n2"], "/missing") == {}
+    assert srun.task_layout_variables(["n1", "n1", "n2", "n2"], str(job.bin)) == {"SLURM_TASKS_PER_NODE": "2,2"}
+    assert srun.task_layout_variables(["n1", "n1"], str(job.bin)) == {"SLURM_TASKS_PER_NODE": "2,1"}
+    assert srun.task_layout_variables(["n1", "n1", "n1", "n2"], "/missing") == {}
 
 
 def test_who_starts_the_ranks(job: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = job.spec(2)
-    assert launchers.launcher_of(spec) == "slurm"
+    assert launchers.choose_launcher(spec) == "slurm"
     spec.config.strategy.launcher = "mpi"
-    assert launchers.launcher_of(spec) == "mpi"
+    assert launchers.choose_launcher(spec) == "mpi"
     spec.config.hardware.slurm.mpi = "pmix"
-    assert launchers.launcher_of(spec) == "slurm"
-    assert launchers.launcher_of(simulated_spec(gpus=2)) == "local", (
+    assert launchers.choose_launcher(spec) == "slurm"
+    assert launchers.choose_launcher(simulated_spec(gpus=2)) == "local", (
         "the hardware is this machine, whatever job this is"
     )
     monkeypatch.delenv("SLURM_JOB_ID")
-    assert launchers.launcher_of(job.spec(2)) == "local"
+    assert launchers.choose_launcher(job.spec(2)) == "local"
 
 
 def test_the_record_of_a_job(job: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = SchedulerRecord("slurm", "12", "main", ["n1", "n2"])
-    assert srun.scheduler_record(job.spec(3), tmp_path) == here, "by hand: nobody knows how long it was queued"
+    assert srun.describe_current_job(job.spec(3), tmp_path) == here, "by hand: nobody knows how long it was queued"
     write_submission(Submission("12", 990.5), tmp_path)
-    assert srun.scheduler_record(job.spec(3), tmp_path) == SchedulerRecord("slurm", "12", "main", ["n1", "n2"], 9.0)
+    assert srun.describe_current_job(job.spec(3), tmp_path) == SchedulerRecord("slurm", "12", "main", ["n1", "n2"], 9.0)
     write_submission(Submission("11", 990.5), tmp_path)
-    assert srun.scheduler_record(job.spec(3), tmp_path) == here, "an earlier job of this folder"
+    assert srun.describe_current_job(job.spec(3), tmp_path) == here, "an earlier job of this folder"
     (tmp_path / JOB_FILE).write_text("{")
-    assert srun.scheduler_record(job.spec(3), tmp_path) == here
-    assert srun.scheduler_record(simulated_spec(), tmp_path) is None
+    assert srun.describe_current_job(job.spec(3), tmp_path) == here
+    assert srun.describe_current_job(simulated_spec(), tmp_path) is None
     monkeypatch.delenv("SLURM_JOB_ID")
-    assert srun.scheduler_record(job.spec(3), tmp_path) is None
+    assert srun.describe_current_job(job.spec(3), tmp_path) is None
 
 
 def test_slurm_that_does_not_say_when_a_job_started(job: StandIn, tmp_path: Path) -> None:
     job.script("scontrol", "exit 1")
     write_submission(Submission("12", 990.5), tmp_path)
-    found = srun.scheduler_record(job.spec(3), tmp_path)
+    found = srun.describe_current_job(job.spec(3), tmp_path)
     assert found is not None and found.queued_s is None
 
 
@@ -415,9 +415,9 @@ CGROUP = (
 )  # fmt: skip
 def test_the_reason(text: str, said: str | None, tmp_path: Path) -> None:
     log = tmp_path / SRUN_LOG
-    assert srun.failure_reason(log) is None
+    assert srun.find_srun_failure(log) is None
     log.write_text(text)
-    assert srun.failure_reason(log) == said
+    assert srun.find_srun_failure(log) == said
 
 
 @pytest.mark.parametrize(
@@ -452,11 +452,11 @@ def test_memory_is_the_only_thing_that_counts_after_the_end() -> None:
 def test_which_tasks_ended_badly_and_how() -> None:
     text = NOISE + "srun: error: h1: tasks 0-1,4: Killed\nsrun: error: h2: task 3: Exited with exit code 2\n"
     killed = dict.fromkeys((0, 1, 4), "Killed")
-    assert srun.ended_tasks(text) == {**killed, 3: "Exited with exit code 2"}
-    assert srun.ended_tasks(NOISE) == {}
-    assert [bool(srun.EXITED.match(how)) for how in ("Exited with exit code 2", "Killed")] == [True, False]
+    assert srun.parse_ended_tasks(text) == {**killed, 3: "Exited with exit code 2"}
+    assert srun.parse_ended_tasks(NOISE) == {}
+    assert [bool(srun.EXITED_BY_ITSELF.match(how)) for how in ("Exited with exit code 2", "Killed")] == [True, False]
 
 
 def test_what_is_of_no_account() -> None:
-    assert srun.only_noise("") and srun.only_noise(NOISE + ENDED)
-    assert not srun.only_noise(NOISE + "srun: error: h2: task 3: Killed\n")
+    assert srun.is_only_noise("") and srun.is_only_noise(NOISE + ENDED)
+    assert not srun.is_only_noise(NOISE + "srun: error: h2: task 3: Killed\n")

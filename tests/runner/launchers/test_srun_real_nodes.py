@@ -17,7 +17,7 @@ from tests.builders.runs import alive, simulated_spec, wait_until
 from tests.cluster.cluster import Cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
-BATCH = "import sys; from scalebench.runner.jobs.job_main import run_spec_of; run_spec_of(sys.argv[1])"
+BATCH = "import sys; from scalebench.runner.jobs.job_main import run_job; run_job(sys.argv[1])"
 LONG = {"min_s": 600.0, "max_s": 600.0, "timeout_s": 600.0}
 LIMIT_S = 90.0
 

@@ -43,8 +43,8 @@ def test_an_exception_while_watching_ends_the_group(error: BaseException, tmp_pa
 def test_a_worker_that_ignores_sigterm_is_killed(
     tmp_path: Path, program: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervise, "GRACE_S", 0.5)
-    monkeypatch.setattr(supervise, "FOLLOW_S", 0.2)
+    monkeypatch.setattr(supervise, "GRACE_PERIOD_S", 0.5)
+    monkeypatch.setattr(supervise, "FOLLOW_LIMIT_S", 0.2)
     module = program("""
         if rank == 0:
             signal.signal(signal.SIGTERM, lambda *_: print("told to end", flush=True))
@@ -67,7 +67,7 @@ def test_the_second_ctrl_c_kills_at_once(
     tmp_path: Path, program: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who presses it again does not want to wait for a worker that is slow to end."""
-    monkeypatch.setattr(supervise, "GRACE_S", 60.0)
+    monkeypatch.setattr(supervise, "GRACE_PERIOD_S", 60.0)
     wait = process.wait_until
     module = program("""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -155,6 +155,6 @@ def test_a_service_that_ends_before_the_chief_ends_the_run(
     """)
     begin_s = time.monotonic()
     ended = launched(with_services(simulated_spec(gpus=3)), tmp_path, module=module)
-    assert time.monotonic() - begin_s < supervise.FOLLOW_S
+    assert time.monotonic() - begin_s < supervise.FOLLOW_LIMIT_S
     assert (ended.exit_codes[1:], ended.died_first) == ([None, code], [2])
     assert not alive(ended.pids)

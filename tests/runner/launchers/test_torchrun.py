@@ -18,7 +18,7 @@ from scalebench.core.run_folder import STOP_FILE, TORCHRUN_FILE
 from scalebench.core.spec import RunSpec, write_spec
 from scalebench.runner import launchers
 from scalebench.runner.launchers import torchrun
-from scalebench.runner.parent import run
+from scalebench.runner.parent import run_spec
 from tests.builders.launching import Hands
 from tests.builders.runs import ranks_of, simulated_config, simulated_spec, wait_until
 
@@ -33,7 +33,7 @@ def spec_of(gpus: int, hosts: list[str], **measure: float) -> RunSpec:
 
 def test_a_command_for_each_node(tmp_path: Path) -> None:
     spec = spec_of(3, ["a:2", "b:2"])
-    assert [(host, shlex.join(words)) for host, words in torchrun.commands(spec, tmp_path / "a run", "a:4711")] == [
+    assert [(host, shlex.join(words)) for host, words in torchrun.node_commands(spec, tmp_path / "a run", "a:4711")] == [
         (
             host,
             f"{sys.executable} -m torch.distributed.run --nnodes=2 --node-rank={node} --nproc-per-node={ranks} "
@@ -45,7 +45,7 @@ def test_a_command_for_each_node(tmp_path: Path) -> None:
 
 def test_a_command_for_this_machine(tmp_path: Path) -> None:
     spec = simulated_spec(2)
-    ((host, words),) = torchrun.commands(spec, tmp_path, torchrun.addresses(spec, "an id")[-1])
+    ((host, words),) = torchrun.node_commands(spec, tmp_path, torchrun.choose_addresses(spec, "an id")[-1])
     assert host == "localhost" and "--master-addr=127.0.0.1" in words and "--nproc-per-node=2" in words
 
 
@@ -53,20 +53,20 @@ def test_processes_without_a_device_are_started_too(tmp_path: Path) -> None:
     made = simulated_config(gpus=2)
     made.strategy.processes = {"roles": {"chief": 1, "ps": 1, "worker": "gpus"}}
     made.hardware.hosts = ["a:1", "b:1"]
-    words = [words for _, words in torchrun.commands(resolve(made), tmp_path, "a:1")]
+    words = [words for _, words in torchrun.node_commands(resolve(made), tmp_path, "a:1")]
     assert ["--nproc-per-node=3" in words[0], "--nproc-per-node=1" in words[1]] == [True, True]
 
 
 def test_addresses_of_ranks_and_one_for_torchrun() -> None:
-    found = [address.rpartition(":") for address in torchrun.addresses(spec_of(3, ["a:2", "b:2"]), "an id")]
+    found = [address.rpartition(":") for address in torchrun.choose_addresses(spec_of(3, ["a:2", "b:2"]), "an id")]
     assert [host for host, _, _ in found] == ["a", "a", "b", "a"]
     assert len({(host, port) for host, _, port in found}) == 4
-    here = torchrun.addresses(spec_of(2, ["localhost:1", "127.0.0.1:1"]), "an id")
+    here = torchrun.choose_addresses(spec_of(2, ["localhost:1", "127.0.0.1:1"]), "an id")
     assert len(set(here)) == 3 and {address.rpartition(":")[0] for address in here} == {"127.0.0.1"}
 
 
 def test_nobody_starts_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    result = run(spec_of(2, ["a:1", "b:1"], timeout_s=0.2), tmp_path / "run")
+    result = run_spec(spec_of(2, ["a:1", "b:1"], timeout_s=0.2), tmp_path / "run")
     reason = "the processes could not be started: nobody started one within 0.2 s (measure.timeout_s)"
     assert (result.status, result.reason, result.log) == ("failed", reason, None)
     assert sorted(os.listdir(tmp_path / "run")) == ["result.json", "spec.json"]
@@ -127,7 +127,7 @@ def test_what_is_ended_takes_the_others_along(victim: str, tmp_path: Path) -> No
         process.send_signal(signal.SIGINT if victim == "program" else signal.SIGTERM)
         assert hands.end() == (1, [1, 1]), hands.said
     result = read_result(folder / "result.json")
-    told = "rank 2 was told to end where it runs; was its torchrun ended?"
+    reason = "rank 2 was terminated on its own host; was its torchrun ended?"
     expected = ("cancelled", "cancelled while it ran") if victim == "program" else ("failed", told)
     assert (result.status, result.reason) == expected
     assert not ranks_of(folder)

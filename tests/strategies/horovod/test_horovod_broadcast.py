@@ -11,7 +11,7 @@ import pytest
 from scalebench.core.json_files import write_json
 from scalebench.core.spec import RunSpec, write_spec
 from scalebench.runner import launchers
-from scalebench.runner.parent import run
+from scalebench.runner.parent import run_spec
 from scalebench.workloads import datasets
 
 ODD = "tests.strategies.horovod.broadcast_rank"
@@ -42,5 +42,5 @@ def test_a_rank_that_dies_before_the_broadcast(strategy: str, spec_of: Callable[
     folder = tmp_path / "run"
     folder.mkdir()
     write_json(folder / "odd.json", "dies")
-    result = run(spec, folder, module=ODD)
-    assert (result.status, result.reason) == ("failed", "rank 1 ended with exit status 7 and no word of why")
+    result = run_spec(spec, folder, module=ODD)
+    assert (result.status, result.reason) == ("failed", "rank 1 ended with exit status 7 and without a reason")

@@ -12,8 +12,8 @@ from tests.builders.runs import simulated_spec
 
 pytest.importorskip("horovod")
 
-from scalebench.core.spec import Place
-from scalebench.runner.launchers.rank_environment import free_port
+from scalebench.core.spec import RankPlacement
+from scalebench.runner.launchers.rank_environment import find_free_port
 from scalebench.strategies.horovod import group
 
 
@@ -28,7 +28,7 @@ def test_port_of_the_rendezvous_taken() -> None:
 
 
 def test_waiting_for_a_rank_0_that_comes_late() -> None:
-    port, arrived = free_port(), []
+    port, arrived = find_free_port(), []
 
     def wait() -> None:
         group._wait_for_server("127.0.0.1", port, 30.0)
@@ -44,7 +44,7 @@ def test_waiting_for_a_rank_0_that_comes_late() -> None:
 
 
 def test_waiting_for_a_rank_0_that_never_comes() -> None:
-    port = free_port()
+    port = find_free_port()
     with pytest.raises(
         RuntimeError, match=f"^rank 0 did not open its rendezvous at 127.0.0.1:{port}: Connection refused"
     ):
@@ -59,8 +59,8 @@ def test_where_a_rank_stands(
     monkeypatch.setenv("MASTER_ADDR", "node1")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
     spec = simulated_spec(gpus=2)
-    spec.places = [Place(k, k % 3, k // 3, [k % 3], [], 1) for k in range(5)]
-    found = group._place(spec, rank, 7.0)
+    spec.places = [RankPlacement(k, k % 3, k // 3, [k % 3], [], 1) for k in range(5)]
+    found = group._rank_variables(spec, rank, 7.0)
     numbers = {name.removeprefix("HOROVOD_"): value for name, value in found.items()}
     assert (numbers["RANK"], numbers["SIZE"]) == (str(rank), "5")
     assert (numbers["LOCAL_RANK"], numbers["LOCAL_SIZE"]) == tuple(map(str, local))

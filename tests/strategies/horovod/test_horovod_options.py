@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scalebench.config.resolve import resolve
-from scalebench.core.config_files import option_defaults
+from scalebench.core.config_files import strategy_option_defaults
 from scalebench.core.spec import RunSpec, StrategySpec
 from scalebench.strategies.base import Unsupported
 from scalebench.strategies.horovod import group
@@ -33,13 +33,13 @@ NAMES = [f"horovod_{of}" for of in "nccl mpi gloo tensorflow_nccl tensorflow_mpi
 
 @pytest.mark.parametrize("name", [*NAMES, "lightning_horovod"])
 def test_the_yaml_has_all_of_them(name: str) -> None:
-    assert option_defaults(name) == dataclasses.asdict(HorovodOptions())
+    assert strategy_option_defaults(name) == dataclasses.asdict(HorovodOptions())
 
 
 def test_defaults_are_left_to_horovod() -> None:
     """A value set by hand is one that autotune leaves alone, also when it is Horovod's own."""
     transport = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
-    found = group.environment(GLOO, HorovodOptions())
+    found = group.horovod_variables(GLOO, HorovodOptions())
     assert {name: value for name, value in found.items() if value is not None} == transport
     assert {"HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME", "HOROVOD_AUTOTUNE"} < set(found)
 
@@ -55,11 +55,11 @@ def test_defaults_are_left_to_horovod() -> None:
     ],
 )
 def test_what_is_chosen_reaches_horovod(chosen: dict[str, Any], name: str, value: str) -> None:
-    assert group.environment(GLOO, HorovodOptions(**chosen))[name] == value
+    assert group.horovod_variables(GLOO, HorovodOptions(**chosen))[name] == value
 
 
 def test_under_mpirun_everything_travels_over_mpi() -> None:
-    found = group.environment(spec(), HorovodOptions())
+    found = group.horovod_variables(spec(), HorovodOptions())
     assert (found["HOROVOD_CONTROLLER"], found["HOROVOD_CPU_OPERATIONS"]) == ("mpi", "mpi")
 
 
@@ -76,12 +76,12 @@ def test_under_mpirun_everything_travels_over_mpi() -> None:
 )
 def test_what_does_not_go_together(run: RunSpec, chosen: dict[str, Any], told: str) -> None:
     with pytest.raises(Unsupported, match=told) as caught:
-        group.options_check(run, HorovodOptions(**chosen))
+        group.check_horovod_options(run, HorovodOptions(**chosen))
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("run", [GLOO, spec(), spec("horovod_nccl", "local", "nccl")])
 def test_what_does(run: RunSpec) -> None:
-    group.options_check(run, HorovodOptions())
-    group.options_check(spec(), HorovodOptions(op="adasum", compression="fp16", fusion_threshold_mb=0.0))
-    group.options_check(spec("horovod_nccl", "mpi", "nccl"), HorovodOptions(hierarchical_allreduce=True))
+    group.check_horovod_options(run, HorovodOptions())
+    group.check_horovod_options(spec(), HorovodOptions(op="adasum", compression="fp16", fusion_threshold_mb=0.0))
+    group.check_horovod_options(spec("horovod_nccl", "mpi", "nccl"), HorovodOptions(hierarchical_allreduce=True))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scalebench.core.spec import RunSpec
-from scalebench.runner.parent import run
+from scalebench.runner.parent import run_spec
 from scalebench.workloads import datasets
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
@@ -32,7 +32,7 @@ CHOICES = [
 def test_options(strategy: str, word: str, backend: str, spec_of: Callable[..., RunSpec], tmp_path: Path) -> None:
     spec = spec_of(strategy, word, f"dataset.cache={tmp_path / 'data'}")
     datasets.prepare(spec.config)
-    result = run(spec, tmp_path / "run")
+    result = run_spec(spec, tmp_path / "run")
     assert (result.status, result.reason) == ("ok", None)
     assert result.scale.backend_used == backend
     sent = sum(result.sync.message_bytes)
@@ -46,7 +46,7 @@ def test_a_cycle_time_leaves_the_messages_untold(spec_of: Callable[..., RunSpec]
     words = ["strategy.options.cycle_time_ms=5.0", "measure.timeline=true", f"dataset.cache={tmp_path / 'data'}"]
     spec = spec_of(GLOO, *words)
     datasets.prepare(spec.config)
-    result = run(spec, tmp_path / "run")
+    result = run_spec(spec, tmp_path / "run")
     assert (result.status, result.scale.backend_used, result.sync.message_bytes) == ("ok", "gloo", [])
     assert result.sync.timeline is not None and result.sync.timeline.file is None
     assert "forgets its fusion threshold" in (result.sync.timeline.reason or "")
@@ -56,7 +56,7 @@ def test_a_cycle_time_leaves_the_messages_untold(spec_of: Callable[..., RunSpec]
 def test_timeline(strategy: str, spec_of: Callable[..., RunSpec], tmp_path: Path) -> None:
     spec = spec_of(strategy, "measure.timeline=true", f"dataset.cache={tmp_path / 'data'}")
     datasets.prepare(spec.config)
-    result = run(spec, tmp_path / "run")
+    result = run_spec(spec, tmp_path / "run")
     found = result.sync.timeline
     assert (result.status, result.reason) == ("ok", None) and found is not None
     assert (found.file, found.reason, found.updates) == ("timeline.json", None, 20)
@@ -70,5 +70,5 @@ def test_timeline(strategy: str, spec_of: Callable[..., RunSpec], tmp_path: Path
 def test_strategies_without_a_timeline_say_so(spec_of: Callable[..., RunSpec], tmp_path: Path) -> None:
     spec = spec_of("ddp_gloo", "measure.timeline=true", f"dataset.cache={tmp_path / 'data'}")
     datasets.prepare(spec.config)
-    found = run(spec, tmp_path / "run").sync.timeline
+    found = run_spec(spec, tmp_path / "run").sync.timeline
     assert found is not None and (found.file, found.reason) == (None, "ddp_gloo has no timeline of its own")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.strategies.horovod import timeline
-from scalebench.strategies.horovod.timeline import CARRIERS, PHASES, union_length
+from scalebench.strategies.horovod.timeline import CARRIER_BACKENDS, PHASES, union_length
 
 SHAPES = {"weight": "[100, 100]", "bias": "[100]"}
 UPDATE_S = 1.0
@@ -62,9 +62,9 @@ def events(updates: int, carrier: str = "GLOO_ALLREDUCE", last_fused: bool = Tru
     return found
 
 
-@pytest.mark.parametrize(("carrier", "backend"), CARRIERS.items())
+@pytest.mark.parametrize(("carrier", "backend"), CARRIER_BACKENDS.items())
 def test_what_carried_the_messages(carrier: str, backend: str) -> None:
-    assert timeline.parse(events(3, carrier)).backend() == backend
+    assert timeline.parse_timeline(events(3, carrier)).backend() == backend
 
 
 def test_adasum_holds_a_plain_all_reduce() -> None:
@@ -74,39 +74,39 @@ def test_adasum_holds_a_plain_all_reduce() -> None:
         found.append(event)
         if event.get("name") == "MPI_ADASUM_ALLREDUCE":
             found += [{**event, "name": "MPI_ALLREDUCE"}, {"ph": "E", "ts": event["ts"] + 1, "pid": event["pid"]}]
-    assert timeline.parse(found).message_bytes() == [40_400]
+    assert timeline.parse_timeline(found).message_bytes() == [40_400]
 
 
 def test_two_carriers_are_both_told() -> None:
     both = events(2, "MPI_ALLREDUCE") + update(9.0, "NCCL_ALLREDUCE", True)
-    assert timeline.parse(both).backend() == "mpi+nccl"
+    assert timeline.parse_timeline(both).backend() == "mpi+nccl"
 
 
 def test_a_timeline_without_an_exchange() -> None:
-    found = timeline.parse(HEAD)
+    found = timeline.parse_timeline(HEAD)
     assert (found.backend(), found.message_bytes(), found.phases_s(3)) == (None, [], dict.fromkeys(PHASES, 0.0))
 
 
 def test_messages_are_those_of_the_last_update() -> None:
-    assert timeline.parse(events(3)).message_bytes() == [40_400]
-    assert timeline.parse(events(3, last_fused=False)).message_bytes() == [40_000, 400]
-    assert timeline.parse(events(1)).message_bytes() == [40_000, 400]
+    assert timeline.parse_timeline(events(3)).message_bytes() == [40_400]
+    assert timeline.parse_timeline(events(3, last_fused=False)).message_bytes() == [40_000, 400]
+    assert timeline.parse_timeline(events(1)).message_bytes() == [40_000, 400]
 
 
 def test_phases_of_an_update_without_the_first() -> None:
-    found = timeline.parse(events(5)).phases_s(5)
+    found = timeline.parse_timeline(events(5)).phases_s(5)
     assert found == pytest.approx({"negotiate_s": 0.1, "queue_s": 0.0, "memcpy_s": 0.02, "allreduce_s": 0.2})
 
 
 def test_what_an_earlier_timeline_left_is_passed_over() -> None:
     """Horovod writes events that were waiting when it stopped into the next file."""
     left = [{"ph": "E", "ts": 1, "pid": 1}, {"ph": "E", "ts": 2, "pid": 1, "args": {}}]
-    assert timeline.parse(HEAD + left + events(3)[len(HEAD) :]) == timeline.parse(events(3))
+    assert timeline.parse_timeline(HEAD + left + events(3)[len(HEAD) :]) == timeline.parse_timeline(events(3))
 
 
 def test_half_precision_is_half_as_long() -> None:
     text = json.dumps(events(3)).replace("float32", "float16")
-    assert timeline.parse(json.loads(text)).message_bytes() == [20_200]
+    assert timeline.parse_timeline(json.loads(text)).message_bytes() == [20_200]
 
 
 @pytest.mark.parametrize("text", ["", "[", "{}", '[{"ph": "B"'])
@@ -114,7 +114,7 @@ def test_files_that_are_no_timeline(text: str, tmp_path: Path) -> None:
     path = tmp_path / "timeline.json"
     path.write_text(text)
     with pytest.raises(ValueError):
-        timeline.read(path)
+        timeline.read_timeline(path)
 
 
 spans = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)).map(lambda pair: (min(pair), max(pair))))

@@ -15,7 +15,7 @@ from absl import logging as absl_logging
 
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
-from scalebench.core.spec import Place, RunSpec
+from scalebench.core.spec import RankPlacement, RunSpec
 from scalebench.strategies import registry
 from scalebench.strategies.tensorflow import devices
 from scalebench.workloads.source import Source
@@ -26,7 +26,7 @@ import tensorflow as tf  # isort: skip  # after what the adapter sets for it
 absl_logging.get_absl_handler().python_handler.setStream(sys.__stderr__)
 
 # TensorFlow has to be told before it begins, and once for all tests of the process; hence while they are collected.
-DEVICES = devices.configure("cpu", Place(0, 0, 0, [0, 1], [], 2))
+DEVICES = devices.configure_devices("cpu", RankPlacement(0, 0, 0, [0, 1], [], 2))
 MIRRORED: Any = tf.distribute.MirroredStrategy
 SAMPLES = 101  # prime, so that no batch divides it
 
@@ -89,12 +89,12 @@ def spec_of(*words: str) -> RunSpec:
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch, settings_kept: None) -> Any:
     """made(*overrides) -> the strategy of rank 0, not set up; it takes the devices that there are."""
-    monkeypatch.setattr(devices, "configure", lambda kind, place: DEVICES[: len(place.devices)])
+    monkeypatch.setattr(devices, "configure_devices", lambda kind, place: DEVICES[: len(place.devices)])
     monkeypatch.setattr(tf.distribute, "MirroredStrategy", mirrored)
 
     def make(*words: str) -> Any:
         spec = spec_of(*words)
-        return registry.load(spec.config.strategy.name)(spec, 0)
+        return registry.load_strategy(spec.config.strategy.name)(spec, 0)
 
     return make
 

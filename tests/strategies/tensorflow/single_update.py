@@ -38,7 +38,7 @@ class Update:
     def devices(self, name: str, type: str = "") -> set[str]:
         """Where the operations are whose names match the pattern `name`."""
         wanted = re.compile(name)
-        return {one.device for one in self.placed if wanted.search(one.name) and type in ("", one.type)}
+        return {one.device for one in self.place if wanted.search(one.name) and type in ("", one.type)}
 
 
 def one_update(*overrides: str) -> Update:
@@ -63,7 +63,7 @@ def main(overrides: list[str]) -> None:
     from scalebench.workloads import datasets
 
     spec = resolve(compose_config(overrides))
-    strategy: Any = registry.load(spec.config.strategy.name)(spec, 0)
+    strategy: Any = registry.load_strategy(spec.config.strategy.name)(spec, 0)
     join = strategy.join
 
     def join_on_reversed_devices() -> None:
@@ -79,8 +79,8 @@ def main(overrides: list[str]) -> None:
     print(MARK, file=sys.stderr, flush=True)
     strategy.step(batch)
     print(MARK, file=sys.stderr, flush=True)
-    function = strategy.update_function().get_concrete_function()
-    found = [variable.numpy() for variable in strategy.model.moving]
+    function = strategy.step_function().get_concrete_function()
+    found = [variable.numpy() for variable in strategy.model.moving_statistics]
     facts = {
         "weights_on": sorted({short(variable.value.device) for variable in strategy.model.variables}),
         "slots_on": sorted({short(variable.value.device) for variable in strategy.optimizer.variables}),
@@ -105,9 +105,9 @@ def expected_statistics(strategy: Any, parts: Any) -> list[Any]:
     cut = len(parts[0][0]) if len(parts) == 2 else len(inputs) // 2
     after = []
     for samples in (inputs[:cut], inputs[cut:]):
-        model = strategy._build("float32")
+        model = strategy._build_model("float32")
         model(samples, training=True)
-        after.append([variable.numpy() for variable in model.moving])
+        after.append([variable.numpy() for variable in model.moving_statistics])
     return [np.mean(pair, 0) for pair in zip(*after, strict=True)]
 
 

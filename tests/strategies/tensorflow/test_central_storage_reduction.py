@@ -25,7 +25,7 @@ def gradients(devices: list[str]) -> list[list[tf.Tensor]]:
 def test_added_up_where_it_is_asked_for() -> None:
     with tf.Graph().as_default():
         parts = gradients(GPUS)
-        sums = central_storage.added_up(parts, "/CPU:0")
+        sums = central_storage.sum_gradients(parts, "/CPU:0")
         assert [tuple(total.shape) for total in sums] == SHAPES
         for number, total in enumerate(sums):
             assert (total.op.type, total.op.device) == ("AddN", "/device:CPU:0")
@@ -35,7 +35,7 @@ def test_added_up_where_it_is_asked_for() -> None:
 def test_nccl_reduces_each_gradient_among_all_devices() -> None:
     with tf.Graph().as_default() as graph:
         parts = gradients(GPUS)
-        sums = central_storage.all_reduced(parts, GPUS, "/CPU:0")
+        sums = central_storage.all_reduce_gradients(parts, GPUS, "/CPU:0")
         reduces = [op for op in graph.get_operations() if op.type == "NcclAllReduce"]
         assert [op.inputs[0].name for op in reduces] == [
             one.name for of_gradient in zip(*parts, strict=True) for one in of_gradient
@@ -56,8 +56,8 @@ def test_one_device_reduces_nothing() -> None:
     with tf.Graph().as_default() as graph:
         (alone,) = gradients(["/GPU:0"])
         for sums in (
-            central_storage.added_up([alone], "/CPU:0"),
-            central_storage.all_reduced([alone], ["/GPU:0"], "/CPU:0"),
+            central_storage.sum_gradients([alone], "/CPU:0"),
+            central_storage.all_reduce_gradients([alone], ["/GPU:0"], "/CPU:0"),
         ):
             assert [one.name for one in sums] == [one.name for one in alone]
         assert {op.type for op in graph.get_operations()} == {"Placeholder"}

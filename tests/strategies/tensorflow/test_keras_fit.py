@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from scalebench.measure.timed_loop import Stage, TimedLoop, fixed
+from scalebench.measure.timed_loop import LoopPhase, TimedLoop, fixed_length_phase
 from scalebench.strategies.base import LossPart, Unsupported
-from scalebench.strategies.tensorflow.keras_fit import FitModel, Supply, Told
+from scalebench.strategies.tensorflow.keras_fit import BatchPipeline, FitModel, LoopCallback
 from scalebench.workloads.source import Batch, Source
 
 FIT = "strategy.options.loop=fit"
@@ -43,7 +43,7 @@ def batch(number: int, samples: int = 3) -> Batch:
 
 def train(strategy: Any, source: Source, blocks: int, steps: int) -> tuple[int, list[float]]:
     """(batches drawn, losses) of a training of so many blocks."""
-    batches, stage = Counted(strategy.feed(source)), fixed("some", blocks, steps)
+    batches, stage = Counted(strategy.feed(source)), fixed_length_phase("some", blocks, steps)
     strategy.train(TimedLoop(strategy, batches, [stage], keep_step_losses=True))
     return batches.drawn, stage.series.step_losses
 
@@ -52,7 +52,7 @@ def test_supply_gives_each_batch_once() -> None:
     """In order, with weights that make the sum of losses the mean over the global batch."""
     noted: list[Batch] = []
     batches = [batch(number, 3 + number) for number in range(4)]
-    supply = Supply(batches, noted.append, probe=0)
+    supply = BatchPipeline(batches, noted.append, probe=0)
     found = list(supply.dataset(SPECS, 0).as_numpy_iterator())
     assert [(len(x), x[0, 0], y[0]) for x, y, _ in found] == [(3 + n, n, n) for n in range(4)]
     for (_, _, weights), one in zip(found, batches, strict=True):
@@ -64,7 +64,7 @@ def test_supply_gives_each_batch_once() -> None:
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_supply_draws_as_far_ahead_as_is_asked_for(ahead: int) -> None:
     counted = Counted(batch(number) for number in range(100))
-    iterator = iter(Supply(counted, lambda one: None, probe=0).dataset(SPECS, ahead))
+    iterator = iter(BatchPipeline(counted, lambda one: None, probe=0).dataset(SPECS, ahead))
     list(islice(iterator, 3))
     time.sleep(0.3)
     assert 3 + ahead <= counted.drawn <= 4 + ahead
@@ -73,7 +73,7 @@ def test_supply_draws_as_far_ahead_as_is_asked_for(ahead: int) -> None:
 def test_supply_is_only_looked_at_first() -> None:
     """By fit under a strategy, which then begins again; what it saw there is drawn a second time."""
     noted: list[Batch] = []
-    supply = Supply([batch(number) for number in range(3)], noted.append, probe=2)
+    supply = BatchPipeline([batch(number) for number in range(3)], noted.append, probe=2)
     dataset = supply.dataset(SPECS, 0)
     assert [x.tolist() for x, _, _ in dataset.as_numpy_iterator()] == [[[0, 0], [0, 0]]]
     assert noted == []
@@ -94,7 +94,7 @@ def test_supply_draws_nothing_after_stop(ahead: int) -> None:
             drawn.append(number)
             yield batch(number)
 
-    supply = Supply(batches(), lambda one: None, probe=0)
+    supply = BatchPipeline(batches(), lambda one: None, probe=0)
     iterator = iter(supply.dataset(SPECS, ahead))
     reader = threading.Thread(target=lambda: list(islice(iterator, 4)))
     reader.start()
@@ -114,7 +114,7 @@ def test_supply_draws_nothing_after_stop(ahead: int) -> None:
 def test_told_ends_fit_when_the_loop_is_over() -> None:
     parts: list[LossPart] = []
     loop: Any = SimpleNamespace(done=lambda part: parts.append(part) or len(parts) == 2)
-    told = Told(loop, iter([5, 4]), replicas=2)
+    told = LoopCallback(loop, iter([5, 4]), replicas=2)
     told.set_model(SimpleNamespace(stop_training=False))
     told.on_train_batch_end(0, {"loss_sum": 1.5})
     assert not told.model.stop_training
@@ -145,7 +145,7 @@ def test_starts_anew_where_the_plain_loop_would(strategy: Any, source: Callable[
 def test_loop_that_runs_dry(strategy: Any, source: Callable[..., Source]) -> None:
     """Batches that end before the stage does end the training, once."""
     fit = strategy(*BARE, FIT)
-    batches, stage = Counted(islice(fit.feed(source()), 3)), fixed("some", 1, 100)
+    batches, stage = Counted(islice(fit.feed(source()), 3)), fixed_length_phase("some", 1, 100)
     with pytest.warns(UserWarning, match="ran out of data"):
         fit.train(TimedLoop(fit, batches, [stage]))
     assert (batches.drawn, stage.series.seconds) == (3, [])
@@ -156,7 +156,7 @@ def test_error_in_the_loop_comes_through(strategy: Any, source: Callable[..., So
         raise RuntimeError("told to fail")
 
     fit = strategy(*BARE, FIT)
-    stage = Stage("some", lambda before: 1, decide)
+    stage = LoopPhase("some", lambda before: 1, decide)
     with pytest.raises(RuntimeError, match="told to fail"):
         fit.train(TimedLoop(fit, fit.feed(source()), [stage]))
 
@@ -169,7 +169,7 @@ def test_error_in_the_source_comes_through(strategy: Any, source: Callable[..., 
 
     fit = strategy(*BARE, FIT)
     with pytest.raises(Exception, match="a file that is cut"):
-        fit.train(TimedLoop(fit, batches(iter(fit.feed(source()))), [fixed("some", 1, 100)]))
+        fit.train(TimedLoop(fit, batches(iter(fit.feed(source()))), [fixed_length_phase("some", 1, 100)]))
 
 
 @pytest.mark.slow
@@ -193,7 +193,7 @@ def test_exchange_is_switched_while_fit_runs(
 ) -> None:
     """Between two updates, any number of times, and each way is traced once, by each of two replicas."""
     fit, traced, apart, step = None, [], [], FitModel.train_step
-    monkeypatch.setattr(FitModel, "train_step", lambda model, data: traced.append(fit.exchanging) or step(model, data))
+    monkeypatch.setattr(FitModel, "train_step", lambda model, data: traced.append(fit.syncs_gradients) or step(model, data))
     fit = strategy(*MIRRORED, FIT, "train.optimizer=sgd", "train.learning_rate=0.1")
     plan = iter([True, False, True, True, False, False, True, False, True])
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from scalebench.strategies.tensorflow.mirrored import MirroredOptions, cross_device_ops
+from scalebench.strategies.tensorflow.mirrored import MirroredOptions, create_cross_device_ops
 from scalebench.strategies.tensorflow.model import read_weights
 from scalebench.workloads import datasets
 from scalebench.workloads.source import Source
@@ -77,11 +77,11 @@ def test_moving_statistics_are_each_replicas_own(strategy: Any, pictures: Callab
     batch = next(iter(one.feed(pictures())))
     wanted = []
     for images, _ in batch.parts:
-        alone = one._build("float32")
+        alone = one._build_model("float32")
         alone(images, training=True)
-        wanted.append([variable.numpy() for variable in alone.moving])
+        wanted.append([variable.numpy() for variable in alone.moving_statistics])
     one.step(batch)
-    found = [one.strategy.experimental_local_results(variable.value) for variable in one.model.moving]
+    found = [one.strategy.experimental_local_results(variable.value) for variable in one.model.moving_statistics]
     means = read_weights(one.model, statistics=True)
     names = [array.name for array in one.model.network.arrays if not array.trainable]
     for name, copies, first, second in zip(names, found, *wanted, strict=True):
@@ -129,14 +129,14 @@ def test_exchange_alone(strategy: Any) -> None:
     ],
 )
 def test_cross_device_ops(name: str, kind: type) -> None:
-    made = cross_device_ops(MirroredOptions(name), DEVICES[::-1])
+    made = create_cross_device_ops(MirroredOptions(name), DEVICES[::-1])
     assert type(made) is kind
     if kind is tf.distribute.ReductionToOneDevice:
         assert made.reduce_to_device.endswith("CPU:0" if name == "reduce_to_cpu" else "CPU:1")
 
 
 def test_cross_device_ops_left_to_tensorflow() -> None:
-    assert cross_device_ops(MirroredOptions(), DEVICES) is None
+    assert create_cross_device_ops(MirroredOptions(), DEVICES) is None
 
 
 def test_packs(strategy: Any) -> None:

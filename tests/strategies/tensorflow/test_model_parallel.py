@@ -48,7 +48,7 @@ def test_the_update_is_that_of_one_device(strategy: Any, model: str) -> None:
 def test_forward_and_backward_of_a_stage_are_on_its_device(strategy: Any, model: str) -> None:
     """As many operations of each kind as the stage has nodes of it, in both directions."""
     two = strategy(*TWO, *MODELS[model])
-    operations = two.update_function().get_concrete_function().graph.get_operations()
+    operations = two.step_function().get_concrete_function().graph.get_operations()
     back = [op for op in operations if op.name.startswith("gradients")]
     ahead = [op for op in operations if op.name.startswith(two.model.name)]
     for stage, device in zip(two.cut, DEVICES, strict=True):

@@ -17,7 +17,7 @@ def test_variables_and_slots_are_on_the_device_of_their_stage(strategy: Any) -> 
     two = strategy(*TWO, *RESNET, "train.optimizer=adam")
     for stage, device in zip(two.cut, DEVICES, strict=True):
         names = [array.name for node in stage.nodes for array in node.arrays]
-        held = [two.model.variable_of[name] for name in names]
+        held = [two.model.variables_by_name[name] for name in names]
         slots = two.optimizer.of_device[held[0].value.device].variables
         assert {on(variable.value.device) for variable in (*held, *slots)} == {on(device)}
         assert len(slots) == 2 + 2 * sum(variable.trainable for variable in held)  # iterations, rate, two moments
@@ -37,7 +37,7 @@ def test_the_learning_rate_changes_on_all_devices(strategy: Any) -> None:
 def test_a_step_stays_on_its_device(strategy: Any, optimizer: str) -> None:
     """But for what names no device and follows the variable that it reads."""
     two = strategy(*TWO, f"train.optimizer={optimizer}", "train.weight_decay=0.1")
-    operations = two.update_function().get_concrete_function().graph.get_operations()
+    operations = two.step_function().get_concrete_function().graph.get_operations()
     names = {one.name for one in two.optimizer.of_device.values()}
     steps = [
         op

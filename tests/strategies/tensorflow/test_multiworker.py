@@ -13,8 +13,8 @@ from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
 from scalebench.core.spec import RunSpec
 from scalebench.runner.launchers import local
-from scalebench.runner.launchers.rank_environment import free_ports
-from scalebench.runner.parent import run
+from scalebench.runner.launchers.rank_environment import find_free_ports
+from scalebench.runner.parent import run_spec
 from scalebench.strategies.tensorflow.bare import IndependentTensorFlow
 from scalebench.workloads.source import Batch
 
@@ -34,7 +34,7 @@ def test_validation_with_moving_statistics_and_uneven_parts(tmp_path: Path) -> N
     """
     words = ["model=resnet20_cifar10", "dataset.size=221", "dataset.validation_share=0.25"]
     spec = spec_of(*words, "train.batch_per_device=9", "strategy.options.bytes_per_pack=300000")
-    result = run(spec, tmp_path / "run")
+    result = run_spec(spec, tmp_path / "run")
     assert (result.status, result.reason) == ("ok", None)
     first, second = (rank.metrics for rank in result.ranks)
     assert first == second and 0 <= first["accuracy"] <= 1
@@ -45,11 +45,11 @@ def test_validation_with_moving_statistics_and_uneven_parts(tmp_path: Path) -> N
 @pytest.mark.real
 @pytest.mark.slow
 def test_a_port_in_use_is_a_failed_row_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    free = free_ports
+    free = find_free_ports
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        monkeypatch.setattr(local, "free_ports", lambda count: [*free(count - 1), port])
-        result = run(spec_of("dataset.size=400"), tmp_path / "run")
+        monkeypatch.setattr(local, "find_free_ports", lambda count: [*free(count - 1), port])
+        result = run_spec(spec_of("dataset.size=400"), tmp_path / "run")
     words = f"rank 1: RuntimeError: 127.0.0.1:{port} was taken by another program; run it again"
     assert (result.status, result.reason) == ("failed", words)
     assert result.phases.wall_s is not None and result.phases.wall_s < 30

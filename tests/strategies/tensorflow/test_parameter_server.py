@@ -18,10 +18,10 @@ from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
 from scalebench.core.result import Result
 from scalebench.core.spec import RunSpec
-from scalebench.measure.progress import Progress
-from scalebench.runner.parent import run
+from scalebench.measure.progress import RankProgress
+from scalebench.runner.parent import run_spec
 from scalebench.strategies.base import NotMeasured, Unsupported
-from scalebench.strategies.tensorflow.parameter_server import ParameterServer, Pending
+from scalebench.strategies.tensorflow.parameter_server import ParameterServer, PendingLoss
 from scalebench.testing.launch import WORKLOAD
 from scalebench.workloads.source import Source
 from tests.builders.runs import alive
@@ -40,12 +40,12 @@ def run_and_kill(rank: int, folder: Path) -> tuple[Result, float]:
     """A long run, one of whose processes is killed while it measures; and seconds from there to the row."""
     killed_s: list[float] = []
 
-    def kill(progress: list[Progress]) -> None:
+    def kill(progress: list[RankProgress]) -> None:
         if not killed_s and any(p.phase == "measure" and p.steps for p in progress):
             killed_s.append(time.monotonic())
             os.kill(pid_of(rank), signal.SIGKILL)
 
-    result = run(spec_of("measure.min_s=120", "measure.max_s=120"), folder, kill)
+    result = run_spec(spec_of("measure.min_s=120", "measure.max_s=120"), folder, kill)
     assert killed_s, result.reason
     return result, time.monotonic() - killed_s[0]
 
@@ -66,12 +66,12 @@ def test_a_service_that_is_killed_ends_the_run(rank: int, role: str, tmp_path: P
 def test_services_end_with_the_chief_and_leave_no_record(tmp_path: Path) -> None:
     spec, pids = spec_of("measure=quick", "measure.max_s=1", "measure.min_s=0", "strategy.processes.roles.ps=2"), []
 
-    def look(progress: list[Progress]) -> None:
+    def look(progress: list[RankProgress]) -> None:
         for child in psutil.Process().children():
             with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
                 pids.extend([child.pid] if "scalebench.runner.worker" in child.cmdline() else [])
 
-    result = run(spec, tmp_path / "run", look)
+    result = run_spec(spec, tmp_path / "run", look)
     assert (result.status, result.reason) == ("ok", None)
     assert [rank.rank for rank in result.ranks] == [0] and (result.scale.processes, result.scale.gpus) == (5, 2)
     assert (result.scale.backend_used, result.ranks[0].peak_memory_bytes) == ("grpc", [])
@@ -123,7 +123,7 @@ def test_the_loss_of_a_step_is_that_of_all_its_updates() -> None:
         def fetch(self) -> np.float32:
             return np.float32(self.value)
 
-    assert float(Pending([Remote(1.5), Remote(2.25)])) == 3.75
+    assert float(PendingLoss([Remote(1.5), Remote(2.25)])) == 3.75
 
 
 def test_the_chief_has_nothing_to_probe() -> None:

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from scalebench.strategies.base import NotMeasured
-from scalebench.strategies.tensorflow import batches, xplane
+from scalebench.strategies.tensorflow import batches, profiling
 from scalebench.workloads.source import Batch, Source
 from tests.strategies.tensorflow.conftest import DEVICES
 
@@ -27,7 +27,7 @@ def made(strategy: Any, name: str, *words: str) -> Any:
 
 def ran(action: Callable[[], None]) -> Counter[str]:
     """Calls of each type of operation."""
-    with xplane.recorded() as lines:
+    with profiling.record_lines() as lines:
         action()
     operations = [event.operation.rpartition(":")[2] for line in lines for event in line.events]
     return Counter(name.removeprefix("_MklNative") for name in operations if name)
@@ -57,7 +57,7 @@ def test_each_piece_runs_to_its_end_and_no_further(strategy: Any, source: Callab
         assert calls["Conv2D"] + calls["FusedConv2D"] == CONVOLUTIONS * STRATEGIES[name]
         assert calls["Conv2DBackpropFilter"] == CONVOLUTIONS * STRATEGIES[name] * back
         assert calls["CollectiveReduceV2"] == calls["AddN"] == calls["AssignSubVariableOp"] == 0
-    assert [function.experimental_get_tracing_count() for function in one._pieces._functions.values()] == [1, 1]
+    assert [function.experimental_get_tracing_count() for function in one._per_device_step._functions.values()] == [1, 1]
     for now, then in zip(weights(one), before, strict=True):
         np.testing.assert_array_equal(now, then)
     if name in ONE_COPY:
@@ -94,13 +94,13 @@ def test_the_slow_device_is_seen(strategy: Any, monkeypatch: pytest.MonkeyPatch,
     inputs, targets = rng.normal(size=(450, 200, 3)).astype(np.float32), np.ones((450, 2), np.float32)
     for slow, cut in ((0, 400), (1, 50)):
         spans = slice(0, cut), slice(cut, None)
-        vars(one).pop("_pieces", None)
+        vars(one).pop("_per_device_step", None)
         if name == "mirrored":
-            parts = [batches.put((inputs[of], targets[of]), on) for of, on in zip(spans, DEVICES, strict=True)]
+            parts = [batches.copy_to_device((inputs[of], targets[of]), on) for of, on in zip(spans, DEVICES, strict=True)]
             batch = batches.TfBatch(tuple(parts), 450, tf.constant(450.0))
         else:
-            monkeypatch.setattr(one, "_cut", lambda whole, spans=spans: [whole[of] for of in spans])
-            batch = batches.place(Batch(inputs, targets, 450), one.feed_devices())
+            monkeypatch.setattr(one, "_slice", lambda whole, spans=spans: [whole[of] for of in spans])
+            batch = batches.place_batch(Batch(inputs, targets, 450), one.input_devices())
         one.local_step(batch)
         seconds = [one.local_step(batch) for _ in range(7)]
         assert len({tuple(of_devices) for of_devices in seconds}) == 7
@@ -115,7 +115,7 @@ def test_a_time_hangs_on_all_gradients_of_its_device_alone(
     """And the whole of that device's work on the time of the start."""
     one = made(strategy, name)
     one.local_step(next(iter(one.feed(source()))))
-    operations = one._pieces._functions["local"].get_concrete_function().graph.get_operations()
+    operations = one._per_device_step._functions["local"].get_concrete_function().graph.get_operations()
     start, *ends = [operation for operation in operations if operation.type == "Timestamp"]
     work = [{op for op in before(end) if op.type == "Conv2DBackpropFilter"} for end in ends]
     assert [{op.device.rpartition("/device:")[2] for op in of_device} for of_device in work] == [{"CPU:0"}, {"CPU:1"}]
@@ -154,8 +154,8 @@ def test_under_fit_a_batch_is_put_on_the_devices_once(
     strategy: Any, source: Callable[..., Source], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = made(strategy, "mirrored", "strategy.options.loop=fit")
-    placed, place = [], batches.place
-    monkeypatch.setattr(batches, "place", lambda *words: placed.append(words) or place(*words))
+    placed, place = [], batches.place_batch
+    monkeypatch.setattr(batches, "place_batch", lambda *words: placed.append(words) or place(*words))
     batch = next(iter(one.feed(source())))
     assert isinstance(batch, Batch)
     one.set_gradient_sync(False)

@@ -20,11 +20,11 @@ def test_only_what_is_at_the_cut_leaves_its_device(strategy: Any, words: tuple[s
     two = strategy(*TWO, *words)
     batch, *_ = batches(two, (10,))
     two.step(batch)
-    function = two.update_function().get_concrete_function()
+    function = two.step_function().get_concrete_function()
     outputs = {op.name: op.outputs for op in function.graph.get_operations()}
-    sent = model_parallel.sent(observed.profiled(lambda: two.step(batch)))
+    sent = model_parallel.sent_operations(observed.record_event_names(lambda: two.step(batch)))
     arrays = {name for name in sent if name in outputs and outputs[name] and outputs[name][0].shape.rank != 0}
-    forward, back = model_parallel.tensors(function)
+    forward, back = model_parallel.stage_transfers(function)
     assert arrays == {forward.op.name, back.op.name, "parts_1"}
     assert (on(forward.device), on(back.device)) == (on(DEVICES[0]), on(DEVICES[1]))
     assert back.name.startswith("gradients") and not forward.name.startswith("gradients")
@@ -56,11 +56,11 @@ def test_the_backend_is_what_was_seen(strategy: Any) -> None:
 
 def test_what_was_sent_is_told_from_the_names_of_events() -> None:
     events = {"stage/Relu/_29:_Send", "stage/Relu:Relu", "update/stage/MatMul/_3:_Recv", "Sum/_1:_Send"}
-    assert model_parallel.sent(events) == {"stage/Relu", "Sum"}
+    assert model_parallel.sent_operations(events) == {"stage/Relu", "Sum"}
 
 
 def test_buffers_go_forward_and_back_and_forward_again() -> None:
-    turn = model_parallel.InTurn(["/CPU:0", "/CPU:1", "/CPU:2"][:2], [8, 400, 4])
+    turn = model_parallel.TransferChain(["/CPU:0", "/CPU:1", "/CPU:2"][:2], [8, 400, 4])
     assert [buffer.shape.num_elements() for buffer in turn._buffers] == [2, 100, 1]
     assert [on(buffer.device)[1] for buffer in turn._buffers] == [0, 1, 0]
     turn()

@@ -57,11 +57,11 @@ def test_shards_add_up_to_the_whole_batch(strategy: Any, source: Callable[..., S
     bare = strategy(*BARE)
 
     def of(batch: batches.TfBatch) -> list[np.ndarray]:
-        return [one.numpy() for one in bare.gradients(*batch.parts[0], batch.global_samples)[1]]
+        return [one.numpy() for one in bare.compute_gradients(*batch.parts[0], batch.global_samples)[1]]
 
-    shards = [batches.place(next(iter(source(replica, 3))), DEVICES[:1]) for replica in range(3)]
+    shards = [batches.place_batch(next(iter(source(replica, 3))), DEVICES[:1]) for replica in range(3)]
     assert [shard.samples for shard in shards] == [7, 7, 6]
-    whole = of(batches.place(next(iter(source())), DEVICES[:1]))
+    whole = of(batches.place_batch(next(iter(source())), DEVICES[:1]))
     for wanted, parts in zip(whole, zip(*map(of, shards), strict=True), strict=True):
         np.testing.assert_allclose(sum(parts), wanted, rtol=0, atol=1e-6)
 
@@ -70,7 +70,7 @@ def test_one_trace_for_batches_of_all_sizes(strategy: Any, source: Callable[...,
     bare = strategy(*BARE)
     sizes = {bare.step(batch).samples for batch in islice(bare.feed(source()), 7)}
     assert sizes == {20, 1}
-    assert bare.update_function().experimental_get_tracing_count() == 1
+    assert bare.step_function().experimental_get_tracing_count() == 1
     bare.evaluate(source(global_batch=30))
     assert bare._forward.experimental_get_tracing_count() == 1
 
@@ -147,7 +147,7 @@ def test_state_is_told_where_it_is(strategy: Any) -> None:
 
 def test_moving_statistics_are_state(strategy: Any) -> None:
     one = strategy(*BARE, "model=resnet20_cifar10", "dataset=cifar10_synthetic", "train.optimizer=sgd")
-    moving = sum(variable.numpy().size for variable in one.model.moving)
+    moving = sum(variable.numpy().size for variable in one.model.moving_statistics)
     assert moving > 0 and one.state_bytes() == [4 * (one.num_params() + moving) + 12]
 
 
@@ -168,6 +168,6 @@ def test_unknown_names(strategy: Any, words: str) -> None:
 def test_options_are_those_of_the_yaml(name: str) -> None:
     """With the same defaults, but for those that make a preset what it is; none is left out."""
     listed = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "strategy" / f"{name}.yaml"))
-    options = asdict(registry.load(name).Options())
+    options = asdict(registry.load_strategy(name).Options())
     assert {k: type(v) for k, v in listed["options"].items()} == {k: type(v) for k, v in options.items()}
     assert (listed["name"], listed["framework"]) == (name, "tensorflow")

@@ -22,13 +22,13 @@ WAYS = [("device", "none"), ("host", "queue"), ("host", "device")]
 
 
 def first_batches(source: Source, feed: str, ahead: str = "none", devices: Any = DEVICES) -> list[feeding.TfBatch]:
-    return list(islice(feeding.batches(source, devices, feed, ahead), STEPS))
+    return list(islice(feeding.feed_batches(source, devices, feed, ahead), STEPS))
 
 
 @given(samples=st.integers(0, 1000), devices=st.integers(1, 17))
 def test_spans(samples: int, devices: int) -> None:
     """One for each device; together they are the samples in order; they differ by at most one."""
-    spans = feeding.spans(samples, devices)
+    spans = feeding.split_evenly(samples, devices)
     assert len(spans) == devices
     assert [row for span in spans for row in range(samples)[span]] == list(range(samples))
     sizes = [span.stop - span.start for span in spans]
@@ -86,7 +86,7 @@ def test_device_copies_the_training_set_once(source: Callable[..., Source], monk
 
 @pytest.mark.parametrize("ahead", ["queue", "device"])
 def test_prefetches_in_a_thread_that_closing_ends(source: Callable[..., Source], ahead: str) -> None:
-    batches = feeding.batches(source(), DEVICES, "host", ahead)
+    batches = feeding.feed_batches(source(), DEVICES, "host", ahead)
     next(batches)
     assert any(thread.name == "prefetch" for thread in threading.enumerate())
     batches.close()
@@ -98,14 +98,14 @@ def test_only_ahead_on_the_device_copies_in_the_thread(
     source: Callable[..., Source], monkeypatch: pytest.MonkeyPatch, ahead: str, in_thread: bool
 ) -> None:
     names: list[str] = []
-    place = feeding.place
+    place = feeding.place_batch
 
     def noting(*args: Any) -> feeding.TfBatch:
         names.append(threading.current_thread().name)
         return place(*args)
 
-    monkeypatch.setattr(feeding, "place", noting)
-    batches = feeding.batches(source(), DEVICES, "host", ahead)
+    monkeypatch.setattr(feeding, "place_batch", noting)
+    batches = feeding.feed_batches(source(), DEVICES, "host", ahead)
     list(islice(batches, 3))
     batches.close()
     assert {name == "prefetch" for name in names} == {in_thread}
@@ -113,10 +113,10 @@ def test_only_ahead_on_the_device_copies_in_the_thread(
 
 def test_parts_in_host_memory(source: Callable[..., Source]) -> None:
     """Copies of their own, which put back on the devices are the parts again."""
-    (batch,) = islice(feeding.batches(source(first=1), DEVICES, "host", "none"), 1)
-    on_host = feeding.on_host(batch)
+    (batch,) = islice(feeding.feed_batches(source(first=1), DEVICES, "host", "none"), 1)
+    on_host = feeding.copy_to_host(batch)
     for device, part, arrays in zip(DEVICES, batch.parts, on_host, strict=True):
-        again = feeding.put(arrays, device)
+        again = feeding.copy_to_device(arrays, device)
         for tensor, array, other in zip(part, arrays, again, strict=True):
             assert isinstance(array, np.ndarray) and array.flags.owndata
             assert other.device == tensor.device and other.device.endswith(device.removeprefix("/"))

@@ -10,7 +10,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from scalebench.core.spec import Place
+from scalebench.core.spec import RankPlacement
 from scalebench.strategies.base import Unsupported
 from scalebench.strategies.tensorflow import devices
 from tests.strategies.tensorflow.conftest import DEVICES
@@ -60,7 +60,7 @@ def test_too_few_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     for what in ("set_intra_op_parallelism_threads", "set_inter_op_parallelism_threads"):
         monkeypatch.setattr(tf.config.threading, what, lambda threads: None)
     with pytest.raises(Unsupported, match="sees 0 GPUs and this process wants number 3"):
-        devices.configure("cuda", Place(0, 0, 0, [1, 3], [], 1))
+        devices.configure_devices("cuda", RankPlacement(0, 0, 0, [1, 3], [], 1))
 
 
 def test_gpus_are_those_of_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +71,7 @@ def test_gpus_are_those_of_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["a", "b", "c", "d"])
     monkeypatch.setattr(tf.config, "set_visible_devices", lambda gpus, kind: visible.append((gpus, kind)))
     monkeypatch.setattr(tf.config.experimental, "set_memory_growth", lambda gpu, on: growing.append((gpu, on)))
-    assert devices.configure("cuda", Place(0, 0, 0, [2, 0], [], 1)) == ["/GPU:0", "/GPU:1"]
+    assert devices.configure_devices("cuda", RankPlacement(0, 0, 0, [2, 0], [], 1)) == ["/GPU:0", "/GPU:1"]
     assert visible == [(["c", "a"], "GPU")]
     assert growing == [("c", True), ("a", True)]
 
@@ -101,5 +101,5 @@ def test_kept_bytes_are_told_by_device() -> None:
     for device, size in (("/CPU:0", 3), ("/CPU:1", 5), ("/CPU:1", 1)):
         with tf.device(device):
             made.append(keras.Variable(tf.zeros(size), dtype="float32"))
-    assert devices.kept_bytes(DEVICES, made) == [12, 24]
-    assert devices.kept_bytes(["/CPU:1", "/GPU:0"], made) == [24, 0]
+    assert devices.variable_bytes(DEVICES, made) == [12, 24]
+    assert devices.variable_bytes(["/CPU:1", "/GPU:0"], made) == [24, 0]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from scalebench.strategies.tensorflow import evaluation
+from scalebench.strategies.tensorflow import batches
 from scalebench.workloads.source import Source
 
 SAMPLES, REPLICAS = 23, 3
@@ -42,9 +42,9 @@ def test_mean_squared_errors() -> None:
     targets = RNG.normal(size=(SAMPLES, 3)).astype(np.float32)
     squares = np.square(OUTPUTS - targets, dtype=np.float64)
     wanted = {"mse": squares.mean(), **{f"mse_{name}": squares[:, i].mean() for i, name in enumerate("abc")}}
-    found = evaluation.mean_squared_errors(forward, source(targets), list("abc"), alone)
+    found = batches.regression_metrics(forward, source(targets), list("abc"), alone)
     assert found == pytest.approx(wanted, rel=1e-6)
-    for one in of_group(evaluation.mean_squared_errors, targets, list("abc")):
+    for one in of_group(batches.regression_metrics, targets, list("abc")):
         assert one == pytest.approx(wanted, rel=1e-6)
 
 
@@ -53,7 +53,7 @@ def test_classification() -> None:
     labels[:9] = (labels[:9] + 1) % 3  # nine are wrong
     entropies = np.log(np.exp(OUTPUTS).sum(1)) - OUTPUTS[np.arange(SAMPLES), labels]
     wanted = {"cross_entropy": entropies.mean(), "accuracy": 14 / 23}
-    found = evaluation.classification(forward, source(labels), alone)
+    found = batches.classification_metrics(forward, source(labels), alone)
     assert found == pytest.approx(wanted, rel=1e-5)
-    for one in of_group(evaluation.classification, labels):
+    for one in of_group(batches.classification_metrics, labels):
         assert one == pytest.approx(wanted, rel=1e-5)

@@ -36,7 +36,7 @@ def test_parts_differ_by_at_most_one_sample(samples: int, sizes: list[int]) -> N
         tf.py_function(lambda x, y: found.append([x.numpy().tolist(), y.numpy().tolist()]), [inputs, targets], [])
         return [tf.reduce_sum(inputs), inputs[0] * tf.reduce_sum(targets)]
 
-    run = tf.function(lambda x, y: optimizer.summed(of_part, x, y, 3, [(), ()]), autograph=False)
+    run = tf.function(lambda x, y: optimizer.accumulate_parts(of_part, x, y, 3, [(), ()]), autograph=False)
     inputs = np.arange(samples, dtype=np.float32)
     total, products = run(tf.constant(inputs), tf.constant(10 * inputs))
     assert [len(x) for x, _ in found] == sizes
@@ -64,7 +64,7 @@ def test_losses_are_those_of_whole_updates(
     """Over the smaller last batch of an epoch, whose parts are of other sizes; traced once, exchanged once."""
     one = strategy(*words, "train.accumulate=3")
     np.testing.assert_allclose(losses(one, source(**UNEVEN)), losses(strategy(*BARE), source(**UNEVEN)), rtol=1e-6)
-    assert one.update_function().experimental_get_tracing_count() == 1
+    assert one.step_function().experimental_get_tracing_count() == 1
     assert sum(one.message_sizes()) == (0 if words[0] == BARE[0] else BYTES)
     assert one.settings_used()["compiler"] == ("xla" if "train.compile=true" in words else "none")
 
@@ -83,8 +83,8 @@ def test_a_replica_of_its_own_follows_the_mean_over_all_its_parts(
     one, bare = strategy("strategy=independent_tensorflow", "gpus=1", "train.accumulate=3"), strategy(*BARE)
     batch = next(iter(one.feed(source(0, 2))))
     (part,) = batch.parts
-    found = one.gradients(*part, batch.global_samples)[1]
-    wanted = bare.gradients(*part, tf.constant(float(batch.samples)))[1]
+    found = one.compute_gradients(*part, batch.global_samples)[1]
+    wanted = bare.compute_gradients(*part, tf.constant(float(batch.samples)))[1]
     assert batch.samples < float(batch.global_samples)
     for ours, theirs in zip(found, wanted, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6 * np.abs(theirs).max())
@@ -99,12 +99,12 @@ def test_moving_statistics_move_with_every_part(
     batch = next(iter(one.feed(pictures())))
     wanted = []
     for images, _ in batch.parts:
-        alone, half = one._build("float32"), len(images) // 2
+        alone, half = one._build_model("float32"), len(images) // 2
         for part in (images[:half], images[half:]):
             alone(part, training=True)
-        wanted.append([variable.numpy() for variable in alone.moving])
+        wanted.append([variable.numpy() for variable in alone.moving_statistics])
     one.step(batch)
-    for variable, *each in zip(one.model.moving, *wanted, strict=True):
+    for variable, *each in zip(one.model.moving_statistics, *wanted, strict=True):
         np.testing.assert_allclose(variable.numpy(), np.mean(each, 0), rtol=1e-4, atol=1e-5)
 
 

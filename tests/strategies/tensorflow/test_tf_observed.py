@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 
 from scalebench.strategies.base import Loop
-from scalebench.strategies.tensorflow import observed
+from scalebench.strategies.tensorflow import observed, profiling
+from scalebench.strategies.tensorflow.mirrored import GradientAllReduce
 from tests.strategies.tensorflow.conftest import DEVICES, mirrored
 
 
@@ -21,8 +22,8 @@ def ring(parts: list[tf.Tensor]) -> list[tf.Tensor]:
         context, mine = tf.distribute.get_replica_context(), part * 2
         return [context.all_reduce("SUM", mine), context.all_reduce("SUM", mine[:2])]
 
-    dealt_out = strategy.experimental_distribute_values_from_function(lambda own: parts[own.replica_id_in_sync_group])
-    totals = strategy.run(sums, (dealt_out,))
+    per_replica = strategy.experimental_distribute_values_from_function(lambda own: parts[own.replica_id_in_sync_group])
+    totals = strategy.run(sums, (per_replica,))
     return [one for total in totals for one in strategy.experimental_local_results(total)]
 
 
@@ -65,7 +66,7 @@ def function(which: str | None, nested: bool = False) -> Any:
 def test_message_bytes(which: str | None, nested: bool) -> None:
     """One of each message, as one device sends it, also where a function calls the one that sends."""
     made = function(which, nested).get_concrete_function([tf.TensorSpec([7])] * 2)
-    assert observed.message_bytes(made) == BYTES[which]
+    assert observed.reduction_message_bytes(made) == BYTES[which]
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -93,7 +94,7 @@ def test_what_is_traced_has_to_run() -> None:
     ("event", "backend"), [("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "nccl"), ("NcclAllReduce:NcclAllReduce", "nccl")]
 )
 def test_nccl_is_seen_by_its_kernels(monkeypatch: pytest.MonkeyPatch, event: str, backend: str) -> None:
-    monkeypatch.setattr(observed, "profiled", lambda action: {event, "AddN:AddN"})
+    monkeypatch.setattr(observed, "record_event_names", lambda action: {event, "AddN:AddN"})
     made = tf.function(MADE["ring"], autograph=False, input_signature=[[tf.TensorSpec([7])] * 2])
     assert observed.observed_backend(lambda loop: None, made, parts()) == backend
 
@@ -113,20 +114,20 @@ def test_needs_a_training() -> None:
     ],
 )
 def test_events_of_an_operation(event: str, name: str, same: bool) -> None:
-    assert observed.is_of(event, name) is same
+    assert profiling.is_event_of(event, name) is same
 
 
 @pytest.mark.parametrize("jit", [False, True])
 def test_compiler(jit: bool) -> None:
     inner = tf.function(lambda x: x * 2 + 1, jit_compile=jit)
     outer = tf.function(lambda x: inner(x)).get_concrete_function(tf.TensorSpec([3]))
-    assert observed.compiler(outer) == ("xla" if jit else "none")
+    assert observed.compiler_used(outer) == ("xla" if jit else "none")
 
 
 @pytest.mark.parametrize("ops", [None, tf.distribute.HierarchicalCopyAllReduce])
 def test_all_reduce_adds_up_over_the_devices(ops: Any) -> None:
     strategy = mirrored(DEVICES, ops() if ops else None)
-    alone = observed.AllReduce(strategy, [8, 20])
+    alone = GradientAllReduce(strategy, [8, 20])
     alone._buffers = [
         strategy.experimental_distribute_values_from_function(
             lambda context, size=size: tf.fill([size], float(context.replica_id_in_sync_group + 1))
@@ -142,9 +143,9 @@ def test_all_reduce_adds_up_over_the_devices(ops: Any) -> None:
 
 def test_all_reduce_is_of_the_sizes_and_runs_each_time() -> None:
     strategy = mirrored(DEVICES)
-    alone = observed.AllReduce(strategy, [4, 4000, 0])
+    alone = GradientAllReduce(strategy, [4, 4000, 0])
     shapes = [[one.shape[0] for one in strategy.experimental_local_results(buffer)] for buffer in alone._buffers]
     assert shapes == [[1, 1], [1000, 1000], [1, 1]]
     alone()
     for _ in range(2):
-        assert any("CollectiveReduce" in event for event in observed.profiled(alone))
+        assert any("CollectiveReduce" in event for event in observed.record_event_names(alone))

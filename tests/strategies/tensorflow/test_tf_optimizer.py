@@ -30,7 +30,7 @@ TORCHS = {
 
 
 def of(name: str, decay: float = 0.0) -> keras.optimizers.Optimizer:
-    return training.optimizer(TrainSpec(optimizer=name, weight_decay=decay, momentum=0.8), RATE)
+    return training.create_optimizer(TrainSpec(optimizer=name, weight_decay=decay, momentum=0.8), RATE)
 
 
 @pytest.fixture(autouse=True)
@@ -106,17 +106,17 @@ def test_the_learning_rate_of_one_that_scales_the_loss() -> None:
 def test_losses_are_per_sample() -> None:
     rng = np.random.default_rng(0)
     outputs, targets = rng.normal(size=(5, 3)).astype(np.float32), rng.normal(size=(5, 3)).astype(np.float32)
-    np.testing.assert_allclose(training.loss("mse")(outputs, targets), np.square(outputs - targets).mean(1), rtol=1e-6)
+    np.testing.assert_allclose(training.loss_function("mse")(outputs, targets), np.square(outputs - targets).mean(1), rtol=1e-6)
     labels = np.array([0, 2, 1, 1, 0])
     wanted = np.log(np.exp(outputs).sum(1)) - outputs[np.arange(5), labels]
-    np.testing.assert_allclose(training.loss("cross_entropy")(outputs, labels), wanted, rtol=1e-5)
+    np.testing.assert_allclose(training.loss_function("cross_entropy")(outputs, labels), wanted, rtol=1e-5)
 
 
 def test_unknown_names_give_the_nearest() -> None:
     with pytest.raises(InputError, match=r"'adm'.*adam"):
         of("adm")
     with pytest.raises(InputError, match=r"'cross_entrop'.*cross_entropy"):
-        training.loss("cross_entrop")
+        training.loss_function("cross_entrop")
 
 
 @pytest.mark.parametrize("scaled", [False, True])
@@ -126,8 +126,8 @@ def test_set_exchange(scaled: bool) -> None:
     optimizer = keras.optimizers.LossScaleOptimizer(inner) if scaled else inner
     pairs, own = [("gradient", "variable")], inner._all_reduce_sum_gradients.__func__
     for _ in range(2):
-        training.set_exchange(optimizer, False)
+        training.set_gradient_reduction(optimizer, False)
         assert inner._all_reduce_sum_gradients(pairs) == pairs
         assert not hasattr(inner._all_reduce_sum_gradients, "__func__")  # Keras', which does so too outside of replicas
-        training.set_exchange(optimizer, True)
+        training.set_gradient_reduction(optimizer, True)
         assert inner._all_reduce_sum_gradients.__func__ is own

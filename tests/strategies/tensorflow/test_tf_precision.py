@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from scalebench.strategies.base import Unsupported
-from scalebench.strategies.tensorflow import precision
+from scalebench.strategies.tensorflow import devices, observed
 from scalebench.strategies.tensorflow.model import NetworkModel
 from scalebench.workloads.network import Network
 from scalebench.workloads.source import Source
@@ -49,13 +49,13 @@ def test_of_update(compute_dtype: str, data_format: str, gpu: Callable[[tuple[in
     gpu((7, 0))
     wanted = {"precision": compute_dtype, "data_format": data_format}
     function = traced(compute_dtype, data_format)
-    assert precision.of_update(function, "/CPU:0", layout_kept=False) == wanted
-    assert precision.of_update(function, GPU, layout_kept=True)["data_format"] == data_format
-    assert "data_format" not in precision.of_update(function, GPU, layout_kept=False)  # TensorFlow may have turned it
+    assert observed.precision_and_layout(function, "/CPU:0", fixed_layout=False) == wanted
+    assert observed.precision_and_layout(function, GPU, fixed_layout=True)["data_format"] == data_format
+    assert "data_format" not in observed.precision_and_layout(function, GPU, fixed_layout=False)  # TensorFlow may have turned it
 
 
 def test_of_curves_there_is_no_layout() -> None:
-    assert precision.of_update(traced("float32", "nhwc", axes=1), "/CPU:0", True) == {"precision": "float32"}
+    assert observed.precision_and_layout(traced("float32", "nhwc", axes=1), "/CPU:0", True) == {"precision": "float32"}
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_float16_scales_and_skips(strategy: Any, source: Callable[..., Source]) 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "tf32"])
 def test_only_float16_is_scaled(name: str) -> None:
     plain = keras.optimizers.SGD(0.1)
-    assert precision.scaled(plain, name) is plain
+    assert devices.with_loss_scale(plain, name) is plain
 
 
 def test_tf32_is_of_gpus(strategy: Any) -> None:
@@ -136,11 +136,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[tuple[int, int]], None]:
 def test_tf32_needs_ampere(gpu: Callable[[tuple[int, int]], None]) -> None:
     gpu((7, 5))
     with pytest.raises(Unsupported, match=r"compute capability 8\.0"):
-        precision.choose("tf32", "/GPU:1")
+        devices.configure_precision("tf32", "/GPU:1")
     gpu((9, 0))
-    assert precision.choose("tf32", "/GPU:1") == "float32"
+    assert devices.configure_precision("tf32", "/GPU:1") == "float32"
     with pytest.raises(Unsupported):
-        precision.choose("tf32", GPU)
+        devices.configure_precision("tf32", GPU)
 
 
 def test_tf32_is_set_and_seen(gpu: Callable[[tuple[int, int]], None]) -> None:
@@ -148,11 +148,11 @@ def test_tf32_is_set_and_seen(gpu: Callable[[tuple[int, int]], None]) -> None:
     gpu((8, 0))
     function = traced("float32", "nhwc")
     for name in ("tf32", "float32"):
-        precision.choose(name, "/GPU:1")
-        assert precision.of_update(function, "/GPU:1", True)["precision"] == name
+        devices.configure_precision(name, "/GPU:1")
+        assert observed.precision_and_layout(function, "/GPU:1", True)["precision"] == name
     gpu((7, 0))
     tf.config.experimental.enable_tensor_float_32_execution(True)
-    assert precision.of_update(function, "/GPU:1", True)["precision"] == "float32"
+    assert observed.precision_and_layout(function, "/GPU:1", True)["precision"] == "float32"
 
 
 @pytest.mark.slow
@@ -161,9 +161,9 @@ def test_tf32_is_set_and_seen(gpu: Callable[[tuple[int, int]], None]) -> None:
 def test_channels_first_without_kernels(onednn: str) -> None:
     """In another process, since TensorFlow looks at it once."""
     code = (
-        "from scalebench.strategies.tensorflow import precision\n"
+        "from scalebench.strategies.tensorflow import devices\n"
         "from scalebench.strategies.base import Unsupported\n"
-        "try: precision.check_channels_first('/CPU:0', 'float32')\n"
+        "try: devices.check_channels_first('/CPU:0', 'float32')\n"
         "except Unsupported as error: print(error)\n"
         "else: print('fine')"
     )
@@ -175,9 +175,9 @@ def test_channels_first_without_kernels(onednn: str) -> None:
 
 
 def test_gpus_have_channels_first() -> None:
-    precision.check_channels_first(GPU, "float16")
+    devices.check_channels_first(GPU, "float16")
 
 
 def test_keep_layout() -> None:
-    precision.keep_layout()
+    devices.disable_layout_optimizer()
     assert tf.config.optimizer.get_experimental_options()["layout_optimizer"] is False

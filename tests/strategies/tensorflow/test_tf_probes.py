@@ -30,8 +30,8 @@ def test_each_device_is_sent_its_part_each_time(
         one.copy_batch(batch)
     as_on_gpus(one, monkeypatch)
     sent: list[tuple[Any, str]] = []
-    parts = one.placed(batch).parts
-    monkeypatch.setattr(batches, "put", lambda arrays, device: sent.append((arrays, device)))
+    parts = one.to_step_batch(batch).parts
+    monkeypatch.setattr(batches, "copy_to_device", lambda arrays, device: sent.append((arrays, device)))
     one.copy_batch(batch)
     one.copy_batch(batch)
     assert [device for _, device in sent] == [*DEVICES, *DEVICES]

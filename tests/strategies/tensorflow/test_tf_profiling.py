@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from scalebench.strategies.tensorflow import profiling
-from scalebench.strategies.tensorflow.xplane import Event, Line
+from scalebench.strategies.tensorflow.profiling import Event, Line
 from scalebench.workloads.source import Source
 from tests.strategies.tensorflow.test_keras_fit import train
 
@@ -42,9 +42,9 @@ def stream(*events: tuple[str, float, str]) -> Line:
     return Line("stream", "cuda", [event(n, s, t, op) for (n, t, op), s in zip(events, starts, strict=True)])
 
 
-def sums(line: Line, *carriers: str) -> dict[tuple[str, bool], float]:
+def sums(line: Line, *sync_operations: str) -> dict[tuple[str, bool], float]:
     found: dict[tuple[str, bool], float] = {}
-    for kind, own_s in profiling.own_times(line, carriers):
+    for kind, own_s in profiling.exclusive_times(line, sync_operations):
         found[tuple(kind)] = found.get(tuple(kind), 0.0) + own_s
     return found
 
@@ -62,7 +62,7 @@ def test_neighbours_are_not_taken_for_nested() -> None:
     """Today, when a float of seconds tells times a quarter of a microsecond apart, and operations last less."""
     now_ps, length_ps = 1_795_000_000 * SECOND, 123_456
     events = [Event("a:MatMul", now_ps + at * length_ps, length_ps, "a:MatMul") for at in range(1000)]
-    own = [own_s for _, own_s in profiling.own_times(Line("thread", "cpu", events), [])]
+    own = [own_s for _, own_s in profiling.exclusive_times(Line("thread", "cpu", events), [])]
     assert own == [length_ps / SECOND] * 1000
 
 
@@ -82,25 +82,25 @@ def test_what_carries_gradients() -> None:
 def test_profile_of_threads() -> None:
     """Sums of all threads over the updates, the largest first."""
     lines = [thread(("a:Conv2D", 0, 3), ("b:AddN", 4, 1)), thread(("c:Conv2D", 0, 3))]
-    found = profiling.profile(lines, 2, 5.0, {"b"})
+    found = profiling.summarize_profile(lines, 2, 5.0, {"b"})
     assert (found.updates, found.step_s, found.kernel_s, found.collective_s) == (2, 5.0, 3.5, 0.5)
     assert [(one.name, one.calls, one.self_s, one.collective) for one in found.operations] == [
         ("Conv2D", 1.0, 3.0, False), ("AddN", 0.5, 0.5, True),
     ]  # fmt: skip
-    many = profiling.profile([thread(*((f"a:T{n}", 2 * n, 1) for n in range(30)))], 1, 1.0, set())
+    many = profiling.summarize_profile([thread(*((f"a:T{n}", 2 * n, 1) for n in range(30)))], 1, 1.0, set())
     assert (len(many.operations), many.kernel_s) == (20, 30)
 
 
 def test_kernels_of_gpus_stand_alone() -> None:
     """What threads of the host do for them is not counted with them, nor once more."""
-    found = profiling.profile([thread(("a:Conv2D", 0, 9)), stream(("conv", 2, "a:Conv2D"))], 1, 3.0, set())
+    found = profiling.summarize_profile([thread(("a:Conv2D", 0, 9)), stream(("conv", 2, "a:Conv2D"))], 1, 3.0, set())
     assert (found.kernel_s, [(one.name, one.device) for one in found.operations]) == (2, [("conv", "cuda")])
 
 
 @pytest.mark.parametrize("type_", ["Conv2D", "HorovodAllreduce"])
 def test_no_time_of_the_exchange_is_not_zero(type_: str) -> None:
     """Neither where there is none, nor where only the handing over to another library's thread is seen."""
-    found = profiling.profile([thread((f"a:{type_}", 0, 1))], 1, 1.0, set())
+    found = profiling.summarize_profile([thread((f"a:{type_}", 0, 1))], 1, 1.0, set())
     assert found.collective_s is None and found.operations[0].collective == (type_ == "HorovodAllreduce")
 
 
@@ -110,7 +110,7 @@ def test_calls_of_real_updates(
     strategy: Any, source: Callable[..., Source], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
 ) -> None:
     """Those of the updates, no more and no less; and the trace tells when they were."""
-    monkeypatch.setattr(profiling, "LARGEST", 10**6)
+    monkeypatch.setattr(profiling, "MAX_OPERATIONS", 10**6)
     one = strategy(*f"strategy={words}".split(), "gpus=2")
     train(one, source(), 1, 1)
     begun_s = time.time()

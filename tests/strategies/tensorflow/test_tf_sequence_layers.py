@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from scalebench.strategies.tensorflow import optimizer
-from scalebench.strategies.tensorflow.model import NetworkModel, looked_up
+from scalebench.strategies.tensorflow.model import NetworkModel, lookup_rows
 from scalebench.workloads.network import Network
 
 RNG = np.random.default_rng(0)
@@ -44,7 +44,7 @@ def test_large_numbers_are_looked_up_in_half_precision_too() -> None:
 def test_the_gradient_of_a_table_is_as_large_as_the_table() -> None:
     table, rows, given = tf.Variable(drawn(7, 3)), tf.constant([[1, 4, 1], [6, 1, 0]]), tf.constant(drawn(2, 3, 3))
     with tf.GradientTape(persistent=True) as tape:
-        ours = tf.reduce_sum(looked_up(tf.convert_to_tensor(table), rows) * given)
+        ours = tf.reduce_sum(lookup_rows(tf.convert_to_tensor(table), rows) * given)
         theirs = tf.reduce_sum(tf.gather(table, rows) * given)
     found, wanted = tape.gradient(ours, table), tape.gradient(theirs, table)
     assert isinstance(wanted, tf.IndexedSlices) and tf.is_tensor(found) and not isinstance(found, tf.IndexedSlices)
@@ -88,5 +88,5 @@ def test_attention() -> None:
 def test_the_loss_of_a_sample_is_the_mean_over_its_tokens() -> None:
     outputs, labels = drawn(3, 5, 7), RNG.integers(0, 7, (3, 5))
     entropies = np.log(np.exp(outputs).sum(-1)) - np.take_along_axis(outputs, labels[..., None], -1)[..., 0]
-    found = optimizer.loss("cross_entropy")(tf.constant(outputs), tf.constant(labels))
+    found = optimizer.loss_function("cross_entropy")(tf.constant(outputs), tf.constant(labels))
     np.testing.assert_allclose(found.numpy(), entropies.mean(1), rtol=1e-5)

@@ -11,8 +11,8 @@ import pytest
 
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
-from scalebench.measure.timed_loop import Block, TimedLoop, fixed
-from scalebench.runner.parent import run
+from scalebench.measure.timed_loop import StepBlock, TimedLoop, fixed_length_phase
+from scalebench.runner.parent import run_spec
 from scalebench.testing.launch import WORKLOAD
 from scalebench.workloads import datasets
 from scalebench.workloads.source import Source
@@ -32,7 +32,7 @@ IMAGES = {"dropout": ("model=cifar10_cnn", CIFAR), "statistics": ("model=resnet2
 EVEN = {"first": 8, "global_batch": 31, "devices": 2}  # of 93 samples
 
 
-class Course:
+class RateObserver:
     """Sets the learning rate of every update and looks at the validation samples after every block, if any."""
 
     over = False
@@ -40,30 +40,30 @@ class Course:
     def __init__(self, strategy: Any, rates: list[float], look: Source | None = None) -> None:
         self.strategy, self.rates, self.look = strategy, iter(rates), look
         self.metrics: list[dict[str, float]] = []
-        self.updated()
+        self.on_step()
 
-    def room(self) -> int | None:
+    def steps_left(self) -> int | None:
         return None
 
-    def updated(self) -> None:
+    def on_step(self) -> None:
         rate = next(self.rates, None)
         if rate is not None:
             self.strategy.set_learning_rate(rate)
 
-    def ended(self, block: Block) -> None:
+    def on_block(self, block: StepBlock) -> None:
         if self.look is not None:
             self.metrics.append(self.strategy.evaluate(self.look))
 
 
-def train(one: Any, source: Source, course: Course, blocks: int = 4) -> list[float | None]:
+def train(one: Any, source: Source, observer: RateObserver, blocks: int = 4) -> list[float | None]:
     """Losses of so many blocks of two updates."""
-    stage = fixed("some", blocks, 2)
-    one.train(TimedLoop(one, one.feed(source), [stage], keep_step_losses=True, course=course))
+    stage = fixed_length_phase("some", blocks, 2)
+    one.train(TimedLoop(one, one.feed(source), [stage], keep_step_losses=True, observer=observer))
     return stage.series.step_losses
 
 
 def at_rates(one: Any, source: Source, rates: list[float]) -> list[float | None]:
-    return train(one, source, Course(one, rates))
+    return train(one, source, RateObserver(one, rates))
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16"])
@@ -79,7 +79,7 @@ def test_every_update_has_its_rate(strategy: Any, source: Callable[..., Source],
         moved.append(max(float(np.abs(after - before[name]).max()) for name, after in one.parameters().items()))
     assert [distance > 0 for distance in moved] == [rate > 0 for rate in rates]
     assert moved[3] > 20 * moved[1]
-    assert one.update_function().experimental_get_tracing_count() == 1
+    assert one.step_function().experimental_get_tracing_count() == 1
 
 
 @pytest.mark.slow
@@ -120,16 +120,16 @@ def test_evaluation_in_the_midst_changes_nothing(
 ) -> None:
     """Neither what is dropped next, nor weights and moving statistics; and it finds what it would find by itself."""
     looked, blind = (strategy(*words, *IMAGES[kind], "train.learning_rate=1e-3") for _ in range(2))
-    course = Course(looked, [], pictures(32))
+    observer = RateObserver(looked, [], pictures(32))
     np.testing.assert_allclose(
-        train(looked, pictures(13), course), train(blind, pictures(13), Course(blind, [])), rtol=1e-5
+        train(looked, pictures(13), observer), train(blind, pictures(13), RateObserver(blind, [])), rtol=1e-5
     )
     for name, array in blind.parameters().items():
         np.testing.assert_allclose(looked.parameters()[name], array, atol=1e-5, err_msg=name)
-    for ours, theirs in zip(looked.model.moving, blind.model.moving, strict=True):
+    for ours, theirs in zip(looked.model.moving_statistics, blind.model.moving_statistics, strict=True):
         np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-4)
-    assert course.metrics[-1] == pytest.approx(blind.evaluate(pictures(32)), rel=1e-3)
-    assert course.metrics[0] != course.metrics[-1] and len(course.metrics) == 4
+    assert observer.metrics[-1] == pytest.approx(blind.evaluate(pictures(32)), rel=1e-3)
+    assert observer.metrics[0] != observer.metrics[-1] and len(observer.metrics) == 4
     assert looked._forward.experimental_get_tracing_count() == 1
 
 
@@ -147,7 +147,7 @@ def trained(folder: Path, words: list[str]) -> Any:
     measure = ["measure=quick", "measure.probes=false", "measure.monitor=false", "measure.warmup_steps=2"]
     spec = resolve(compose_config(["hardware=cpu", *WORKLOAD, *learning, *measure, *words]))
     datasets.prepare(spec.config)
-    result = run(spec, folder)
+    result = run_spec(spec, folder)
     assert (result.status, result.reason) == ("ok", None)
     return result.quality
 

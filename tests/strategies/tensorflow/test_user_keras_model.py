@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from scalebench.strategies.tensorflow.user_model import OwnModel
+from scalebench.strategies.tensorflow.user_model import UserModel
 from scalebench.workloads.source import Source
 
 HERE = "tests.strategies.tensorflow.user_models"
@@ -79,10 +79,10 @@ def test_statistics_are_the_mean_over_the_devices(strategy: Any, source: Callabl
     for samples in np.split(batch.inputs, 2):
         alone = strategy(*own("normalised", "train.dropout=false"), "strategy=bare_tensorflow", "gpus=1").model
         alone(samples, training=True)
-        after.append([variable.numpy() for variable in alone.moving])
+        after.append([variable.numpy() for variable in alone.moving_statistics])
     train(one, source(global_batch=20), 1)
-    assert len(one.model.moving) == 2
-    for variable, *each in zip(one.model.moving, *after, strict=True):
+    assert len(one.model.moving_statistics) == 2
+    for variable, *each in zip(one.model.moving_statistics, *after, strict=True):
         assert np.abs(each[0] - each[1]).max() > 1e-5
         np.testing.assert_allclose(variable.numpy(), np.mean(each, 0), atol=1e-6)
 
@@ -90,16 +90,16 @@ def test_statistics_are_the_mean_over_the_devices(strategy: Any, source: Callabl
 def test_replicas_draw_apart(strategy: Any, source: Callable[..., Source]) -> None:
     one = strategy(*own("normalised"), "strategy=mirrored", "gpus=2")
     train(one, source(), 3)
-    ((first, draws), (second, others)) = (own.numpy() for own in one.model.drawing[0].value.values)
+    ((first, draws), (second, others)) = (own.numpy() for own in one.model.random_states[0].value.values)
     assert (second - first, draws, others) == (1, 3, 3)
 
 
 def test_towers_draw_one_after_the_other(strategy: Any, source: Callable[..., Source]) -> None:
     """What each draws is another number, and is not drawn again by the next update."""
     one = strategy(*own("normalised"), "strategy=multi_gpu_model", "gpus=2")
-    before = one.model.drawing[0].numpy()
+    before = one.model.random_states[0].numpy()
     train(one, source(), 3)
-    assert (one.model.drawing[0].numpy() - before).tolist() == [0, 6]
+    assert (one.model.random_states[0].numpy() - before).tolist() == [0, 6]
 
 
 def test_ranks_draw_apart(made: Any) -> None:
@@ -108,7 +108,7 @@ def test_ranks_draw_apart(made: Any) -> None:
         one = made(*own("normalised"), "strategy=bare_tensorflow", "gpus=1")
         one.place = one.place.__class__(**{**vars(one.place), "rank": rank})
         one.setup()
-        states.append(one.model.drawing[0].numpy())
+        states.append(one.model.random_states[0].numpy())
     assert (states[1] - states[0]).tolist() == [1, 0]
 
 
@@ -122,8 +122,8 @@ def test_all_kinds_of_dropout_are_switched_off(strategy: Any, source: Callable[.
     one = strategy(*own("droppers", "train.dropout=false"), "strategy=bare_tensorflow", "gpus=1")
     inputs = next(iter(source())).inputs
     np.testing.assert_allclose(one.model(inputs, training=True), one.model(inputs, training=False), atol=1e-6)
-    assert one.model.drawing == []
-    assert len(strategy(*own("droppers"), "strategy=bare_tensorflow", "gpus=1").model.drawing) >= 6
+    assert one.model.random_states == []
+    assert len(strategy(*own("droppers"), "strategy=bare_tensorflow", "gpus=1").model.random_states) >= 6
 
 
 def test_frozen_layers_stay(strategy: Any, source: Callable[..., Source]) -> None:
@@ -131,13 +131,13 @@ def test_frozen_layers_stay(strategy: Any, source: Callable[..., Source]) -> Non
     first = one.model.inner.get_layer("first")
     before = first.get_weights()
     train(one, source(), 2)
-    assert not any(variable.path.startswith("first") for variable in [*one.model.trained, *one.model.moving])
+    assert not any(variable.path.startswith("first") for variable in [*one.model.trained, *one.model.moving_statistics])
     assert all(np.array_equal(a, b) for a, b in zip(before, first.get_weights(), strict=True))
 
 
 def test_bytes_become_numbers_around_0() -> None:
     identity = keras.Sequential([keras.layers.Lambda(lambda x: x)])
-    found = OwnModel(identity)(tf.constant([[0, 51, 255]], tf.uint8))
+    found = UserModel(identity)(tf.constant([[0, 51, 255]], tf.uint8))
     np.testing.assert_allclose(found, [[-1.0, -0.6, 1.0]], atol=1e-6)
 
 
@@ -147,7 +147,7 @@ def test_layers_of_one_name() -> None:
     both = keras.Model(taken, apart[1](apart[0](taken)))
     for variable in both.variables:
         variable._path = f"same/{variable.name}"
-    assert list(OwnModel(both).variable_of) == ["same/kernel", "same/bias", "same/kernel:2", "same/bias:2"]
+    assert list(UserModel(both).variables_by_name) == ["same/kernel", "same/bias", "same/kernel:2", "same/bias:2"]
 
 
 def test_pictures_and_classes(strategy: Any, pictures: Callable[..., Source]) -> None:

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 
-from scalebench.core.plugins import PluginError
+from scalebench.core.errors import PluginError
 from scalebench.strategies.base import Unsupported
 from scalebench.strategies.tensorflow import user_model
 from scalebench.workloads.source import Source
@@ -83,7 +83,7 @@ def test_options_reach_the_function(strategy: Any) -> None:
 def test_numbers_drawn_in_spite_of_the_switch(made: Any, strategy: Any) -> None:
     with pytest.raises(PluginError, match=r"draws numbers in training although train.dropout=false"):
         made(*faulty("noisy"), "train.dropout=false", *BARE).setup()
-    assert len(strategy(*faulty("noisy"), *BARE).model.drawing) == 1
+    assert len(strategy(*faulty("noisy"), *BARE).model.random_states) == 1
 
 
 @pytest.mark.parametrize(
@@ -125,8 +125,8 @@ def test_weights_that_are_no_ranks_own(strategy: Any) -> None:
     """Rank 0 has others than this one."""
     one = strategy(*own("unlike"), *BARE)
     with pytest.raises(PluginError, match="gives other weights on every rank: draw them from Keras"):
-        user_model.check_alike(one.model, one.spec.config, lambda checksum: checksum + 1, lambda values: values)
-    user_model.check_alike(one.model, one.spec.config, lambda checksum: checksum, lambda values: values)
+        user_model.check_equal_weights(one.model, one.spec.config, lambda checksum: checksum + 1, lambda values: values)
+    user_model.check_equal_weights(one.model, one.spec.config, lambda checksum: checksum, lambda values: values)
 
 
 def test_a_network_made_at_import(

@@ -7,7 +7,7 @@ import time
 import pytest
 import tensorflow as tf
 
-from scalebench.strategies.tensorflow import xplane
+from scalebench.strategies.tensorflow import profiling
 
 BEGUN_NS = 1_800_000_000_000_000_000
 
@@ -38,7 +38,7 @@ def space(begun_ns: int = BEGUN_NS, from_ns: int = 0) -> bytes:
 
 def test_lines_with_their_operations() -> None:
     found = [
-        (line.name, line.device, event.name, event.operation) for line in xplane.read(space()) for event in line.events
+        (line.name, line.device, event.name, event.operation) for line in profiling.parse_xspace(space()) for event in line.events
     ]
     assert found == [
         ("tf_Compute/1", "cpu", "call/a:AddN", "call/a:AddN"),
@@ -51,14 +51,14 @@ def test_lines_with_their_operations() -> None:
 @pytest.mark.parametrize("from_ns", [0, BEGUN_NS])
 def test_times_are_since_the_epoch(from_ns: int) -> None:
     """Whether the lines count from the beginning of the recording or from the epoch themselves."""
-    for line in xplane.read(space(from_ns=from_ns)):
+    for line in profiling.parse_xspace(space(from_ns=from_ns)):
         (event,) = line.events
         assert event.start_s == pytest.approx(BEGUN_NS / 1e9 + 0.002, abs=1e-6)
         assert event.duration_s == pytest.approx(0.001)
 
 
 def test_a_real_recording_has_the_clock_of_the_machine() -> None:
-    with xplane.recorded() as lines:
+    with profiling.record_lines() as lines:
         begun_s = time.time()
         product = tf.function(tf.linalg.matmul)
         for _ in range(20):  # the first of them may be over before its thread is watched

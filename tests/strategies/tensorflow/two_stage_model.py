@@ -24,7 +24,7 @@ def batches(one: Any, sizes: tuple[int, ...]) -> list[TfBatch]:
             inputs = rng.integers(0, 255, inputs.shape).astype(np.uint8)
             targets = rng.integers(0, config.dataset.classes, size)
         found.append(
-            one.placed(TfBatch(((tf.constant(inputs), tf.constant(targets)),), size, tf.constant(float(size))))
+            one.to_step_batch(TfBatch(((tf.constant(inputs), tf.constant(targets)),), size, tf.constant(float(size))))
         )
     return found
 

@@ -16,8 +16,8 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what these packages think of each other while they are imported
     import pytorch_lightning  # noqa: F401
 
-from scalebench.core.spec import Config, ModelSpec, Place, RunSpec
-from scalebench.runner.launchers.rank_environment import free_port
+from scalebench.core.spec import Config, ModelSpec, RankPlacement, RunSpec
+from scalebench.runner.launchers.rank_environment import find_free_port
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
 from scalebench.workloads.source import Source
@@ -67,7 +67,7 @@ def spec_of(strategy: str, processes: int = 1, model: str = "materials_cnn", **c
     for key, value in changes.items():
         OmegaConf.update(composed, key.replace("__", "."), value)
     config = OmegaConf.to_object(composed)
-    places = [Place(rank, rank, 0, [rank], [], 1) for rank in range(processes)]
+    places = [RankPlacement(rank, rank, 0, [rank], [], 1) for rank in range(processes)]
     return RunSpec(config, "cpu", processes, 1, places, 20, 20 * processes, "0" * 16)
 
 
@@ -87,7 +87,7 @@ def own(name: str, **changes: Any) -> dict[str, Any]:
 def strategy(monkeypatch: pytest.MonkeyPatch) -> Any:
     """strategy(name, **changes) -> rank 0 of one, set up, and closed after the test."""
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    monkeypatch.setenv("MASTER_PORT", str(find_free_port()))
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "NODE_RANK": "0", "WORLD_SIZE": "1"}.items():
@@ -95,7 +95,7 @@ def strategy(monkeypatch: pytest.MonkeyPatch) -> Any:
     made: list[Strategy] = []
 
     def make(name: str, **changes: Any) -> Strategy:
-        made.append(registry.load(name)(spec_of(name, **changes), 0))
+        made.append(registry.load_strategy(name)(spec_of(name, **changes), 0))
         made[-1].setup()
         return made[-1]
 

@@ -15,7 +15,7 @@ from scalebench.core.result import RankRecord
 from scalebench.core.spec import RunSpec
 from scalebench.runner.worker import exit_without_cleanup, run_rank
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.observed import Replay
+from scalebench.strategies.torch.observed import BatchReplay
 from scalebench.workloads.source import Source
 from tests.strategies.torch.builders import features
 
@@ -26,9 +26,9 @@ def body(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any) -> Non
     mine = slice(None, 9) if record.rank else slice(9, 22)
     batch = TorchBatch(inputs[mine], targets[mine], 22)
     seen: dict[str, Any] = {"start_bytes": strategy.state_bytes()}
-    strategy.train(Replay(batch, 3))
+    strategy.train(BatchReplay(batch, 3))
     seen["state_bytes"], seen["messages"] = strategy.state_bytes(), strategy.message_sizes()
-    seen["update"] = sent(lambda: strategy.train(Replay(batch, 1)))
+    seen["update"] = sent(lambda: strategy.train(BatchReplay(batch, 1)))
     strategy.run_isolated_sync(seen["messages"])  # buffers are made and tried
     seen["exchange"] = sent(lambda: strategy.run_isolated_sync(seen["messages"]))
     # One batch for both and one more for rank 0, which the other one knows nothing of.
@@ -37,8 +37,8 @@ def body(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any) -> Non
     metrics: dict[str, float] = {}
     seen["evaluation"] = sent(lambda: metrics.update(strategy.evaluate(uneven)))
     seen["metrics"] = metrics
-    strategy.train(Replay(batch, 1))
-    seen["again"] = sent(lambda: strategy.train(Replay(batch, 1)))
+    strategy.train(BatchReplay(batch, 1))
+    seen["again"] = sent(lambda: strategy.train(BatchReplay(batch, 1)))
     seen["messages_again"] = strategy.message_sizes()
     weights = strategy.parameters()
     seen["weights"] = float(sum(array.sum(dtype="float64") for array in weights.values()))

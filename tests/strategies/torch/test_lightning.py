@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from scalebench.core.spec import Place
-from scalebench.measure.timed_loop import Stage, TimedLoop, fixed
+from scalebench.core.spec import RankPlacement
+from scalebench.measure.timed_loop import LoopPhase, TimedLoop, fixed_length_phase
 from scalebench.strategies.base import Unsupported
-from scalebench.strategies.torch.observed import Replay
+from scalebench.strategies.torch.observed import BatchReplay
 from scalebench.workloads.source import Source
 from tests.strategies.torch.conftest import spec_of
 
@@ -34,9 +34,9 @@ class Counted:
             yield batch
 
 
-def train(strategy: Any, source: Source, blocks: int, steps: int) -> tuple[int, Stage]:
+def train(strategy: Any, source: Source, blocks: int, steps: int) -> tuple[int, LoopPhase]:
     """(batches drawn, stage) of a training of so many blocks."""
-    batches, stage = Counted(strategy.feed(source)), fixed("some", blocks, steps)
+    batches, stage = Counted(strategy.feed(source)), fixed_length_phase("some", blocks, steps)
     strategy.train(TimedLoop(strategy, batches, [stage], keep_step_losses=True))
     return batches.drawn, stage
 
@@ -62,7 +62,7 @@ def test_loop_that_runs_dry(strategy: Any, source: Callable[..., Source]) -> Non
     """Batches that end before the stage does end the training, once."""
     lightning = strategy("lightning_ddp_gloo")
     batches = Counted(islice(lightning.feed(source()), 3))
-    stage = fixed("some", 1, 100)
+    stage = fixed_length_phase("some", 1, 100)
     lightning.train(TimedLoop(lightning, batches, [stage]))
     assert (batches.drawn, stage.series.seconds) == (3, [])
 
@@ -78,7 +78,7 @@ def test_exchange_goes_off_within_a_training(strategy: Any, source: Callable[...
         assert wrappers[-1].require_backward_grad_sync == (len(series.seconds) % 2 == 0)
         return len(series.seconds) == 4
 
-    stage = Stage("some", lambda before: 2, decide)
+    stage = LoopPhase("some", lambda before: 2, decide)
     lightning.train(TimedLoop(lightning, lightning.feed(source()), [stage]))
     assert len(wrappers) == 4
 
@@ -88,7 +88,7 @@ def test_leaves_nothing_behind(strategy: Any, source: Callable[..., Source], tmp
     lightning = strategy("lightning_ddp_gloo")
     seen = []
 
-    class Asking(Replay):
+    class Asking(BatchReplay):
         def done(self, part: Any) -> bool:
             seen.append(signal.getsignal(signal.SIGTERM))
             return super().done(part)
@@ -107,18 +107,18 @@ def test_error_in_the_loop_comes_through(strategy: Any, source: Callable[..., So
         raise RuntimeError("told to fail")
 
     lightning = strategy("lightning_ddp_gloo")
-    stage = Stage("some", lambda before: 1, decide)
+    stage = LoopPhase("some", lambda before: 1, decide)
     with pytest.raises(RuntimeError, match="told to fail"):
         lightning.train(TimedLoop(lightning, lightning.feed(source()), [stage]))
 
 
 def test_the_optimizers_state_follows_the_model(strategy: Any, source: Callable[..., Source]) -> None:
     """Lightning leaves both on the CPU; meta stands for a GPU. The count of steps stays where it was made."""
-    from scalebench.strategies.torch.lightning import move_state
+    from scalebench.strategies.torch.lightning import move_optimizer_state
 
     bare = strategy("bare_torch")
     bare.step(next(iter(bare.feed(source()))))
-    move_state(bare.optimizer, torch.device("meta"))
+    move_optimizer_state(bare.optimizer, torch.device("meta"))
     for state in bare.optimizer.state.values():
         assert {name: value.device.type for name, value in state.items()} == {
             "step": "cpu", "exp_avg": "meta", "exp_avg_sq": "meta",
@@ -129,6 +129,6 @@ def test_uneven_nodes() -> None:
     from scalebench.strategies.torch.lightning import LightningDdp
 
     spec = spec_of("lightning_ddp_gloo", 3)
-    spec.nodes, spec.places[2] = 2, Place(2, 0, 1, [0], [], 1)
+    spec.nodes, spec.places[2] = 2, RankPlacement(2, 0, 1, [0], [], 1)
     with pytest.raises(Unsupported, match=r"\[2, 1\]"):
         LightningDdp(spec, 0).setup()

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from scalebench.strategies.base import Unsupported
-from scalebench.strategies.torch.group import Group
+from scalebench.strategies.torch.group import TorchGroup
 
 CPU = torch.device("cpu")
 
@@ -28,7 +28,7 @@ def test_port_taken(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(dist.is_nccl_available(), reason="this PyTorch has NCCL")
 def test_backend_that_is_not_built_in() -> None:
     with pytest.raises(Unsupported, match="without NCCL"):
-        Group("nccl", CPU, 0, 1, 10.0)
+        TorchGroup("nccl", CPU, 0, 1, 10.0)
 
 
 def test_group_of_one(strategy: Any) -> None:

@@ -9,12 +9,12 @@ import torch
 
 from scalebench.strategies.base import NotMeasured
 from scalebench.strategies.torch import bandwidth
-from scalebench.strategies.torch.bandwidth import Here, transfer
-from scalebench.strategies.torch.group import Group
+from scalebench.strategies.torch.bandwidth import TransferRank, build_transfer
+from scalebench.strategies.torch.group import TorchGroup
 from tests.strategies.torch.conftest import spec_of
 
 
-class Named(Group):
+class Named(TorchGroup):
     """A group that nobody has joined."""
 
     def __init__(self, backend: str) -> None:
@@ -24,13 +24,13 @@ class Named(Group):
         return values
 
 
-def here(rank: int, ranks: int = 3, kind: str = "cpu", backend: str = "gloo", nodes: tuple[int, ...] = ()) -> Here:
+def here(rank: int, ranks: int = 3, kind: str = "cpu", backend: str = "gloo", nodes: tuple[int, ...] = ()) -> TransferRank:
     spec = spec_of("ddp_gloo", ranks)
     spec.device = kind
     for place, node in zip(spec.places, nodes, strict=False):
         place.node = node
     device = torch.device("cpu") if kind == "cpu" else torch.device("cuda", rank)
-    return Here(spec, rank, device, Named(backend))
+    return TransferRank(spec, rank, device, Named(backend))
 
 
 @pytest.mark.parametrize(
@@ -43,20 +43,20 @@ def here(rank: int, ranks: int = 3, kind: str = "cpu", backend: str = "gloo", no
 )
 def test_whom_a_rank_sends_to_and_receives_from(pattern: str, peers: list[Any]) -> None:
     """Of three ranks, from 1 to 2."""
-    assert [bandwidth._peers(here(rank), pattern, 1, 2) for rank in range(3)] == peers
+    assert [bandwidth._find_peers(here(rank), pattern, 1, 2) for rank in range(3)] == peers
 
 
 def test_a_rank_without_a_part_does_nothing() -> None:
     for kind, source, target in (("send_one_way", 1, 2), ("memcpy", 1, 1)):
-        assert transfer(here(0), kind, source, target, 1024) is bandwidth._nothing
+        assert build_transfer(here(0), kind, source, target, 1024) is bandwidth._do_nothing
 
 
 @pytest.mark.parametrize("kind", ["memcpy", "memcpy_all"])
 def test_a_copy_in_host_memory_copies(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[torch.Tensor] = []
-    buffer = bandwidth._buffer
-    monkeypatch.setattr(bandwidth, "_buffer", lambda *words: made.append(buffer(*words)) or made[-1])
-    action = transfer(here(1), kind, None if kind.endswith("_all") else 1, 1, 4096)
+    buffer = bandwidth._allocate_bytes
+    monkeypatch.setattr(bandwidth, "_allocate_bytes", lambda *words: made.append(buffer(*words)) or made[-1])
+    action = build_transfer(here(1), kind, None if kind.endswith("_all") else 1, 1, 4096)
     sent, received = made
     assert sent.numel() == received.numel() == 4096 and sent.data_ptr() != received.data_ptr()
     sent.fill_(7)
@@ -68,9 +68,9 @@ def test_no_group_and_no_way_for_the_buffers_of_a_gpu() -> None:
     alone = here(0)
     alone.group = None
     with pytest.raises(NotMeasured, match=r"^ddp_gloo has no group of torch"):
-        transfer(alone, "send_one_way", 0, 1, 1024)
+        build_transfer(alone, "send_one_way", 0, 1, 1024)
     with pytest.raises(NotMeasured, match="gloo sends no buffers of a GPU"):
-        transfer(here(0, kind="cuda"), "send_ring", None, None, 1024)
+        build_transfer(here(0, kind="cuda"), "send_ring", None, None, 1024)
 
 
 def access(monkeypatch: pytest.MonkeyPatch, seen: int, pairs: set[tuple[int, int]]) -> None:
@@ -80,7 +80,7 @@ def access(monkeypatch: pytest.MonkeyPatch, seen: int, pairs: set[tuple[int, int
 
 def refusal(kind: str, source: int | None, target: int | None, rank: int = 0, **words: Any) -> str | None:
     try:
-        bandwidth._refuse(here(rank, kind="cuda", backend="nccl", **words), kind, source, target)
+        bandwidth._check_possible(here(rank, kind="cuda", backend="nccl", **words), kind, source, target)
     except NotMeasured as reason:
         return str(reason)
     return None

@@ -49,9 +49,9 @@ def test_loss_is_reported_as_a_lazy_sum(strategy: Any, source: Callable[..., Sou
 def test_weighted_shards_average_to_the_whole_batch(strategy: Any, source: Callable[..., Source]) -> None:
     """Three replicas of 7, 7 and 6 samples; plain averaging would be off by far more."""
     bare = strategy("bare_torch")
-    whole = batches.as_tensors(next(iter(source())))
+    whole = batches.to_tensors(next(iter(source())))
     expected = gradients(bare, whole)
-    shards = [batches.as_tensors(next(iter(source(replica, 3)))) for replica in range(3)]
+    shards = [batches.to_tensors(next(iter(source(replica, 3)))) for replica in range(3)]
     assert [shard.samples for shard in shards] == [7, 7, 6]
     bare.shard = lambda: (0, 3)
     averaged = [sum(parts) / 3 for parts in zip(*(gradients(bare, shard) for shard in shards), strict=True)]
@@ -72,8 +72,8 @@ def unweighted(bare: Any, batch: batches.TorchBatch) -> list[torch.Tensor]:
 
 
 def test_equal_shards_are_not_weighted() -> None:
-    assert optimizer.shard_weight(75, 600, 8) == 1
-    assert optimizer.shard_weight(38, 75, 2) > 1 > optimizer.shard_weight(37, 75, 2)
+    assert optimizer.compute_loss_weight(75, 600, 8) == 1
+    assert optimizer.compute_loss_weight(38, 75, 2) > 1 > optimizer.compute_loss_weight(37, 75, 2)
 
 
 def test_evaluate_is_the_mean_over_all_samples(

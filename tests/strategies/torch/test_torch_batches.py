@@ -19,7 +19,7 @@ STEPS = 14  # over two ends of epochs; 101 samples in batches of 20 end with one
 
 
 def first_batches(source: Source, feed: str, ahead: str = "none") -> list[feeding.TorchBatch]:
-    return list(islice(feeding.batches(source, CPU, feed, ahead), STEPS))
+    return list(islice(feeding.feed_batches(source, CPU, feed, ahead), STEPS))
 
 
 @pytest.mark.parametrize("replica", [0, 1, 2])
@@ -52,7 +52,7 @@ def test_device_leaves_the_source_as_it_was(source: Callable[..., Source]) -> No
 
 
 def test_closing_ends_the_thread(source: Callable[..., Source]) -> None:
-    batches: Any = feeding.batches(source(), CPU, "host", "queue")
+    batches: Any = feeding.feed_batches(source(), CPU, "host", "queue")
     next(batches)
     assert any(thread.name == "prefetch" for thread in threading.enumerate())
     batches.close()
@@ -80,7 +80,7 @@ def test_next_copy_is_issued_after_waiting_for_this_one(
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", copying)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: notes.append("record"))
-    found = list(islice(feeding._copied_ahead(feeding.batches(source(), CPU, "host", "none"), CPU), STEPS))
+    found = list(islice(feeding._copy_ahead(feeding.feed_batches(source(), CPU, "host", "none"), CPU), STEPS))
     for batch, expected in zip(found, first_batches(source(), "host"), strict=True):
         assert torch.equal(batch.inputs, expected.inputs)
     assert notes == ["copy"] + ["wait", "record", "record", "copy"] * STEPS

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from scalebench.core.result import COLLECTIVES
 from scalebench.strategies.base import NotMeasured
 from scalebench.strategies.torch import collectives
-from scalebench.strategies.torch.collectives import Collective
+from scalebench.strategies.torch.collectives import TorchCollective
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
@@ -27,7 +27,7 @@ def test_alone_everything_stays_as_it_is(name: str, strategy: Any) -> None:
 
 def test_buffers_are_freed_with_the_action() -> None:
     """At once, and not when the collector comes by: those of the next size need the room."""
-    action = Collective("all_to_all", 64, torch.device("cpu"), 0, 2)
+    action = TorchCollective("all_to_all", 64, torch.device("cpu"), 0, 2)
     buffers = [weakref.ref(action._whole), weakref.ref(action._other)]
     gc.disable()
     try:
@@ -44,7 +44,7 @@ def test_an_operation_that_the_backend_lacks(strategy: Any, monkeypatch: pytest.
     monkeypatch.setattr(dist, "reduce", lacks)
     group = strategy("ddp_gloo").group
     with pytest.raises(NotMeasured, match=r"^gloo of PyTorch .* has no reduce: ProcessGroupGloo does not support"):
-        collectives.collective(group, "reduce", 64)
+        collectives.build_torch_collective(group, "reduce", 64)
 
 
 def test_another_error_is_no_lack(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,14 +54,14 @@ def test_another_error_is_no_lack(strategy: Any, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(dist, "reduce", breaks)
     group = strategy("ddp_gloo").group
     with pytest.raises(RuntimeError, match="closed by peer"):
-        collectives.collective(group, "reduce", 64)
+        collectives.build_torch_collective(group, "reduce", 64)
 
 
 def test_no_room_on_the_gpu(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*words: Any) -> None:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(collectives, "_buffer", full)
+    monkeypatch.setattr(collectives, "_allocate_floats", full)
     group = strategy("ddp_gloo").group
     with pytest.raises(NotMeasured, match="buffers of 64 bytes do not fit"):
-        collectives.collective(group, "reduce", 64)
+        collectives.build_torch_collective(group, "reduce", 64)

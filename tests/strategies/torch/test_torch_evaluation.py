@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from scalebench.strategies.torch.memory import Peak
+from scalebench.strategies.torch.memory import PeakMemory
 from scalebench.workloads.source import Source
 from tests.strategies.torch.builders import pictures, taught
 
@@ -87,24 +87,24 @@ def test_leaves_random_numbers_and_modes_alone(strategy: Any, name: str) -> None
 @pytest.mark.usefixtures("strategy")
 def test_memory_of_evaluations_is_not_in_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for the GPU's allocator."""
-    peak, device, seen = Peak(), torch.device("cuda", 0), {"bytes": 100}
+    peak, device, seen = PeakMemory(), torch.device("cuda", 0), {"bytes": 100}
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: seen["bytes"])
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: seen.update(bytes=40))
-    assert peak.of(device) == 100
+    assert peak.read_bytes(device) == 100
     with pytest.raises(RuntimeError), peak.paused(device):
         seen["bytes"] = 900
         raise RuntimeError
-    assert peak.of(device) == 100
+    assert peak.read_bytes(device) == 100
     seen["bytes"] = 120
-    assert peak.of(device) == 120
+    assert peak.read_bytes(device) == 120
     with peak.paused(torch.device("cpu")):
-        assert peak.of(torch.device("cpu")) is None
+        assert peak.read_bytes(torch.device("cpu")) is None
 
 
 def test_evaluations_are_out_of_the_peak(
     strategy: Any, source: Callable[..., Source], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bare, within = strategy("bare_torch"), []
-    monkeypatch.setattr(Peak, "paused", lambda peak, device: within.append(device) or torch.no_grad())
+    monkeypatch.setattr(PeakMemory, "paused", lambda peak, device: within.append(device) or torch.no_grad())
     bare.evaluate(source())
     assert within == [torch.device("cpu")]

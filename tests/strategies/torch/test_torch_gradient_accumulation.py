@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from scalebench.measure.timed_loop import Stage, TimedLoop
+from scalebench.measure.timed_loop import LoopPhase, TimedLoop
 from scalebench.strategies.base import BACKWARD, FORWARD, OPTIMIZER, LossPart
 from scalebench.strategies.torch import profiling
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.precision import Compiled
+from scalebench.strategies.torch.precision import CompiledModel
 from scalebench.workloads.source import Source
 from tests.strategies.torch.builders import taught
 
@@ -115,7 +115,7 @@ def test_the_exchange_goes_off_and_on(strategy: Any, source: Callable[..., Sourc
         one.set_gradient_sync(len(series.seconds) % 2 == 0)
         return len(series.seconds) == 4
 
-    one.train(TimedLoop(one, one.feed(source()), [Stage("some", lambda before: 2, decide)]))
+    one.train(TimedLoop(one, one.feed(source()), [LoopPhase("some", lambda before: 2, decide)]))
     assert seen == [1, 2, 3, 4]
     if "ddp" in name:
         one.set_gradient_sync(False)
@@ -149,7 +149,7 @@ def test_float16_scales_every_part(strategy: Any, source: Callable[..., Source],
 
 
 def test_profile(strategy: Any, source: Callable[..., Source], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiling, "KEPT", 1000)
+    monkeypatch.setattr(profiling, "MAX_OPERATIONS", 1000)
     one = strategy("ddp_gloo", train__accumulate=3)
     one.step(next(iter(one.feed(source()))))
     operations = {found.name: found.calls for found in one.profile(2, tmp_path / "trace.json.gz").operations}
@@ -160,7 +160,7 @@ def test_profile(strategy: Any, source: Callable[..., Source], tmp_path: Path, m
 def test_compiled_for_the_shapes_of_parts(strategy: Any, source: Callable[..., Source]) -> None:
     """And for no other: here by a stand-in for the compiler."""
     bare = strategy("bare_torch", train__accumulate=3)
-    compiled, made = Compiled.__new__(Compiled), []
+    compiled, made = CompiledModel.__new__(CompiledModel), []
     torch.nn.Module.__init__(compiled)
     compiled.model, compiled.shapes = bare.model, set()
     compiled._compiled = lambda inputs: made.append(len(inputs)) or bare.model(inputs)

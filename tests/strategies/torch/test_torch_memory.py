@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.memory import kept_bytes
+from scalebench.strategies.torch.memory import count_state_bytes
 
 PARAMETERS = 153441  # of materials_cnn, in 8 tensors
 BATCH = TorchBatch(torch.randn(20, 200, 3), torch.randn(20, 2), 20)
@@ -38,5 +38,5 @@ def test_what_is_shared_counts_once_and_what_is_elsewhere_not_at_all() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
     model[1].weight = model[0].weight
     state = {0: {"moment": torch.zeros(5), "far": torch.zeros(7, device="meta"), "step": 3}}
-    assert kept_bytes(model, state, torch.device("cpu")) == 4 * (9 + 3 + 3 + 5)
-    assert kept_bytes(model, state, torch.device("meta")) == 4 * 7
+    assert count_state_bytes(model, state, torch.device("cpu")) == 4 * (9 + 3 + 3 + 5)
+    assert count_state_bytes(model, state, torch.device("meta")) == 4 * 7

@@ -207,8 +207,8 @@ def test_gradients_are_those_of_the_plain_way(data_format: str, monkeypatch: pyt
     """Against autograd over the same network with nothing rewritten."""
     x = torch.from_numpy(drawn((9, 9, 3)))
     found = gradients(module(residual(), data_format=data_format)[0], x)
-    monkeypatch.setattr("scalebench.strategies.torch.model._padding_inside", list)
-    monkeypatch.setattr("scalebench.strategies.torch.model._overwriting", list)
+    monkeypatch.setattr("scalebench.strategies.torch.model._merge_padding", list)
+    monkeypatch.setattr("scalebench.strategies.torch.model._mark_overwrites", list)
     expected = gradients(module(residual(), data_format="nchw")[0], x)
     assert found.keys() == expected.keys() and len(found) == 14
     for name, gradient in expected.items():

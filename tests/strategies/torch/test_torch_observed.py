@@ -9,7 +9,13 @@ import pytest
 import torch
 
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.observed import Operation, ProfiledReplay, Replay, backend_of, settings_of
+from scalebench.strategies.torch.observed import (
+    BatchReplay,
+    OperatorCall,
+    ProfiledReplay,
+    identify_backend,
+    identify_settings,
+)
 from scalebench.workloads.source import Source
 
 
@@ -24,11 +30,11 @@ from scalebench.workloads.source import Source
     ],
 )
 def test_backend_of(names: list[str], backend: str | None) -> None:
-    assert backend_of(names) == backend
+    assert identify_backend(names) == backend
 
 
 def test_replay_ends() -> None:
-    loop = Replay("batch", 3)
+    loop = BatchReplay("batch", 3)
     assert [loop.done(None) for _ in loop] == [False, False, True]
 
 
@@ -52,12 +58,12 @@ FLOAT, HALF = torch.float32, torch.float16
 IMAGES, LAST = (192, 64, 8, 1), (192, 1, 24, 3)  # strides of 2 pictures of 8 x 8 in 3 colours
 
 
-def conv(dtype: torch.dtype, strides: tuple[int, ...], name: str = "aten::convolution") -> Operation:
-    return Operation(name, dtype, (2, 3, 8, 8), strides)
+def conv(dtype: torch.dtype, strides: tuple[int, ...], name: str = "aten::convolution") -> OperatorCall:
+    return OperatorCall(name, dtype, (2, 3, 8, 8), strides)
 
 
-def product(dtype: torch.dtype, name: str = "aten::addmm") -> Operation:
-    return Operation(name, dtype, (2, 3), (3, 1))
+def product(dtype: torch.dtype, name: str = "aten::addmm") -> OperatorCall:
+    return OperatorCall(name, dtype, (2, 3), (3, 1))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +73,7 @@ def product(dtype: torch.dtype, name: str = "aten::addmm") -> Operation:
         ([], [conv(FLOAT, LAST)], ("float32", "nhwc", "none")),
         (["sm80_xmma_fprop_implicit_gemm_tf32f32_f32"], [product(FLOAT)], ("tf32", None, "none")),
         ([], [conv(HALF, IMAGES), product(FLOAT)], ("float16+float32", "nchw", "none")),
-        ([], [Operation("aten::convolution", HALF, (2, 1, 8, 8), (64, 1, 8, 1))], ("float16", None, "none")),
+        ([], [OperatorCall("aten::convolution", HALF, (2, 1, 8, 8), (64, 1, 8, 1))], ("float16", None, "none")),
         (["Torch-Compiled Region: 0/0"], [conv(FLOAT, LAST, "mkldnn::_convolution_pointwise")],
          ("float32", "nhwc", "inductor")),
         ([], [conv(FLOAT, IMAGES), conv(FLOAT, LAST)], ("float32", "nchw+nhwc", "none")),
@@ -76,7 +82,7 @@ def product(dtype: torch.dtype, name: str = "aten::addmm") -> Operation:
 )  # fmt: skip
 def test_settings_of(names: list[str], operations: list[Any], settings: tuple[str | None, ...]) -> None:
     expected = dict(zip(("precision", "data_format", "compiler"), settings, strict=True))
-    assert settings_of(names, operations) == {key: value for key, value in expected.items() if value is not None}
+    assert identify_settings(names, operations) == {key: value for key, value in expected.items() if value is not None}
 
 
 @pytest.mark.parametrize("broadcast", [False, True])
@@ -91,4 +97,4 @@ def test_moving_statistics_are_not_broadcast_unless_asked_for(
         one.step(batch)
     replay = ProfiledReplay(batch, 1)
     one.train(replay)
-    assert ("gloo:broadcast" in replay.names()) == broadcast
+    assert ("gloo:broadcast" in replay.event_names()) == broadcast

@@ -62,7 +62,7 @@ def test_losses_of_a_schedule_with_weight_decay(strategy: Any, source: Callable[
     bare, other = strategy("bare_torch", **settings), strategy("bare_torch", **settings)
     rates = scheduled(bare.spec, UPDATES, PER_EPOCH)
     assert rates[0] < rates[5] > rates[-1] > 0
-    batches = islice(map(feeding.as_tensors, source()), UPDATES)
+    batches = islice(map(feeding.to_tensors, source()), UPDATES)
     found = taught(bare, source(), UPDATES, rates=rates).losses
     assert found == pytest.approx(by_hand(other, batches, rates), rel=1e-5)
     assert all(group["lr"] == rates[-1] for group in bare.optimizer.param_groups)

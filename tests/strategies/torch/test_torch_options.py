@@ -16,7 +16,7 @@ TORCH = [name for name, target in registry.BUILT_IN.items() if ".torch." in targ
 @pytest.mark.parametrize("name", TORCH)
 def test_options_are_those_of_the_yaml(name: str) -> None:
     listed = OmegaConf.to_container(OmegaConf.load(CONF / "strategy" / f"{name}.yaml"))
-    options = asdict(registry.load(name).Options())
+    options = asdict(registry.load_strategy(name).Options())
     assert listed["options"] == options
     assert {k: type(v) for k, v in listed["options"].items()} == {k: type(v) for k, v in options.items()}
     assert (listed["name"], listed["framework"]) == (name, "torch")

@@ -155,7 +155,7 @@ def test_optimizers_on_channels_last(name: str) -> None:
         torch.manual_seed(0)
         for parameter in model.parameters():
             parameter.data.copy_(torch.randn(parameter.shape))
-        optimizer = training.optimizer(TrainSpec(optimizer=name), model.parameters(), 0.01)
+        optimizer = training.build_optimizer(TrainSpec(optimizer=name), model.parameters(), 0.01)
         for _ in range(3):
             optimizer.zero_grad()
             model(torch.ones(2, 9, 9, 3)).square().mean().backward()
@@ -169,7 +169,7 @@ def test_optimizers_on_channels_last(name: str) -> None:
 def test_two_steps_of_each_optimizer(name: str, moved: float) -> None:
     """Downhill along a slope of one, by a rate of 0.01."""
     parameter = torch.nn.Parameter(torch.zeros(3))
-    optimizer = training.optimizer(TrainSpec(optimizer=name), [parameter], 0.01)
+    optimizer = training.build_optimizer(TrainSpec(optimizer=name), [parameter], 0.01)
     parameter.grad = torch.ones(3)
     for _ in range(2):
         optimizer.step()

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from torch.autograd import DeviceType
 
-from scalebench.core.result import Operation
-from scalebench.strategies.torch.profiling import KEPT, operations, profile_of
+from scalebench.core.result import ProfiledOperation
+from scalebench.strategies.torch.profiling import MAX_OPERATIONS, build_profile, summarize_operations
 from scalebench.workloads.source import Source
 
 UPDATES = 3
@@ -31,7 +31,7 @@ def test_profile_of_one_rank(strategy: Any, source: Callable[..., Source], tmp_p
     by_name = {operation.name: operation for operation in found.operations}
     assert by_name["aten::convolution_backward"].calls == 2 and by_name["aten::addmm"].calls == 2
     assert found.updates == UPDATES and 0 < found.step_s < (ended_s - began_s) / UPDATES
-    assert len(found.operations) == KEPT
+    assert len(found.operations) == MAX_OPERATIONS
     own_s = [operation.self_s for operation in found.operations]
     assert own_s == sorted(own_s, reverse=True) and own_s[-1] > 0
     assert sum(own_s) < found.kernel_s
@@ -88,7 +88,7 @@ EVENTS = [
 def listed(cuda: bool) -> list[tuple[str, float, float, bool, str]]:
     return [
         (one.name, one.calls, pytest.approx(one.self_s * 1e6), one.collective, one.device)
-        for one in operations(EVENTS, 2, cuda)
+        for one in summarize_operations(EVENTS, 2, cuda)
     ]
 
 
@@ -109,8 +109,8 @@ def test_operations_on_a_gpu() -> None:
 
 
 def test_sums_are_over_all_operations_and_nothing_is_0() -> None:
-    found = [Operation(f"op{i}", 1.0, 1.0, collective=i == 29) for i in range(30)]
-    profile = profile_of(found, 4, 0.5)
-    assert (profile.kernel_s, profile.collective_s, len(profile.operations)) == (30.0, 1.0, KEPT)
-    assert profile_of(found[:5], 4, 0.5).collective_s is None
-    assert profile_of([], 4, 0.5).kernel_s is None
+    found = [ProfiledOperation(f"op{i}", 1.0, 1.0, collective=i == 29) for i in range(30)]
+    profile = build_profile(found, 4, 0.5)
+    assert (profile.kernel_s, profile.collective_s, len(profile.operations)) == (30.0, 1.0, MAX_OPERATIONS)
+    assert build_profile(found[:5], 4, 0.5).collective_s is None
+    assert build_profile([], 4, 0.5).kernel_s is None

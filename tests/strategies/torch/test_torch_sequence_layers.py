@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from scalebench.strategies.torch import evaluation, optimizer
 from scalebench.strategies.torch.model import NetworkModule, load_weights, read_weights
-from scalebench.strategies.torch.profiling import counted
+from scalebench.strategies.torch.profiling import count_flops
 from scalebench.workloads import networks
 from scalebench.workloads.network import Network
 
@@ -139,14 +139,14 @@ def test_flops_as_pytorch_counts_them() -> None:
     net = gpt()
     made, _ = module(net)
     with torch.no_grad():
-        assert counted(lambda: made(TOKENS)) == len(TOKENS) * net.forward_flops
+        assert count_flops(lambda: made(TOKENS)) == len(TOKENS) * net.forward_flops
 
 
 def test_the_loss_is_the_mean_over_all_tokens() -> None:
     made, _ = module(gpt())
     outputs, labels = made(TOKENS), TOKENS.roll(-1, 1)
     wanted = functional.cross_entropy(outputs, labels.long())
-    torch.testing.assert_close(optimizer.loss("cross_entropy")(outputs, labels), wanted)
-    loss, right = evaluation._classified(outputs.detach(), labels).tolist()
+    torch.testing.assert_close(optimizer.select_loss("cross_entropy")(outputs, labels), wanted)
+    loss, right = evaluation._sum_classification(outputs.detach(), labels).tolist()
     assert loss / len(TOKENS) == pytest.approx(wanted.item(), rel=1e-5)
     assert right / len(TOKENS) == pytest.approx((outputs.argmax(1) == labels).float().mean().item())

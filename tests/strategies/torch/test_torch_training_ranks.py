@@ -36,7 +36,7 @@ def of_two(name: str, folder: Path, **settings: Any) -> list[dict[str, Any]]:
     """What each rank saw."""
     spec = spec_of(name, 2, **settings)
     spec.global_batch = GLOBAL_BATCH
-    reason = horovod_build.obstacle("torch", spec.config.strategy.backend, spec.config.strategy.launcher)
+    reason = horovod_build.find_horovod_problem("torch", spec.config.strategy.backend, spec.config.strategy.launcher)
     if "horovod" in name and reason is not None:
         pytest.skip(reason)
     write_spec(spec, folder)
@@ -70,7 +70,7 @@ def test_as_one_process(strategy: Callable[..., Any], name: str, optimizer: str,
 @pytest.mark.slow
 def test_adasum_wants_whole_gradients(tmp_path: Path) -> None:
     spec = spec_of("horovod_mpi", 2, train__accumulate=3, strategy__options__op="adasum")
-    if (reason := horovod_build.obstacle("torch", "mpi", "mpi")) is not None:
+    if (reason := horovod_build.find_horovod_problem("torch", "mpi", "mpi")) is not None:
         pytest.skip(reason)
     write_spec(spec, tmp_path)
     launchers.launch(spec, tmp_path, "taught", module=RANK)

@@ -12,12 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-from scalebench.core.errors import InputError
-from scalebench.core.plugins import PluginError
+from scalebench.core.errors import InputError, PluginError
 from scalebench.core.spec import ModelSpec
 from scalebench.strategies.base import Unsupported
 from scalebench.strategies.torch.bare import BareTorch
-from scalebench.strategies.torch.user_module import OwnModule, blamed
+from scalebench.strategies.torch.user_module import UserModule, attribute_errors_to_user
 from scalebench.workloads.source import Source
 from tests.strategies.torch import user_modules
 from tests.strategies.torch.builders import features, pictures
@@ -37,21 +36,21 @@ class Seen(nn.Module):
 @pytest.mark.parametrize("shape", [(5,), (7, 3), (4, 6, 3), (2, 4, 6, 3)])
 def test_channels_come_first(shape: tuple[int, ...]) -> None:
     inputs, seen = torch.rand(2, *shape), Seen()
-    OwnModule(seen)(inputs)
+    UserModule(seen)(inputs)
     assert torch.equal(seen.x, inputs.movedim(-1, 1) if len(shape) > 1 else inputs)
     assert seen.x.is_contiguous()
 
 
 def test_bytes_become_numbers_around_0() -> None:
     seen = Seen()
-    OwnModule(seen)(torch.tensor([[0, 51, 255]], dtype=torch.uint8))
+    UserModule(seen)(torch.tensor([[0, 51, 255]], dtype=torch.uint8))
     torch.testing.assert_close(seen.x, torch.tensor([[-1.0, -0.6, 1.0]]))
 
 
 def test_channels_last_in_memory_where_asked_for() -> None:
     seen = Seen()
     seen.flat, seen.deep = nn.Conv2d(3, 4, 3), nn.Conv3d(3, 4, 3)
-    model = OwnModule(seen, "nhwc")
+    model = UserModule(seen, "nhwc")
     model(torch.rand(2, 4, 6, 3))
     assert seen.x.shape == (2, 3, 4, 6) and seen.x.is_contiguous(memory_format=torch.channels_last)
     assert seen.flat.weight.is_contiguous(memory_format=torch.channels_last)
@@ -259,9 +258,9 @@ def test_faults_in_training(strategy: Any, source: Callable[..., Source], name: 
 
 
 def test_faults_of_others_are_their_own() -> None:
-    with pytest.raises(RuntimeError, match=r"^connection closed$"), blamed(ModelSpec(torch="a:b")):
+    with pytest.raises(RuntimeError, match=r"^connection closed$"), attribute_errors_to_user(ModelSpec(torch="a:b")):
         raise RuntimeError("connection closed")
-    with pytest.raises(InputError, match=r"^a mistake$"), blamed(ModelSpec(torch="a:b"), anywhere=True):
+    with pytest.raises(InputError, match=r"^a mistake$"), attribute_errors_to_user(ModelSpec(torch="a:b"), anywhere=True):
         raise InputError("a mistake")
-    with pytest.raises(PluginError, match="a:b"), blamed(ModelSpec(torch="a:b"), anywhere=True):
+    with pytest.raises(PluginError, match="a:b"), attribute_errors_to_user(ModelSpec(torch="a:b"), anywhere=True):
         raise RuntimeError("connection closed")

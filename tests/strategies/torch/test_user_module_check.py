@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from scalebench.core.plugins import PluginError
+from scalebench.core.errors import PluginError
 from scalebench.strategies.torch import user_module
-from scalebench.strategies.torch.user_module import OwnModule
+from scalebench.strategies.torch.user_module import UserModule
 from tests.strategies.torch import user_modules
 from tests.strategies.torch.conftest import OWN_MODULES as HERE
 from tests.strategies.torch.conftest import own
@@ -71,7 +71,7 @@ def test_dropout_that_cannot_be_turned_off(strategy: Any) -> None:
 class OtherRank:
     """Stands for rank 1, to whom rank 0 sends the checksum of its module."""
 
-    def __init__(self, module: OwnModule) -> None:
+    def __init__(self, module: UserModule) -> None:
         self.module = module
 
     def broadcast(self, value: float) -> float:
@@ -82,16 +82,16 @@ class OtherRank:
 
 
 def test_all_ranks_start_alike() -> None:
-    here, same = OwnModule(user_modules.seeded()), OwnModule(user_modules.seeded())
-    assert not user_module._differ(here, OtherRank(same))
+    here, same = UserModule(user_modules.seeded()), UserModule(user_modules.seeded())
+    assert not user_module._weights_differ(here, OtherRank(same))
     with torch.no_grad():
         same.module.first.weight[3, 1] += 1e-6
-    assert user_module._differ(here, OtherRank(same))
+    assert user_module._weights_differ(here, OtherRank(same))
 
 
 def test_other_weights_are_told(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     strategy("ddp_gloo", **own("Plain")).close()
-    monkeypatch.setattr(user_module, "_differ", lambda model, ranks: True)
+    monkeypatch.setattr(user_module, "_weights_differ", lambda model, ranks: True)
     strategy("bare_torch", **own("Plain"))  # which has nobody to differ from
     with pytest.raises(PluginError, match="gives other weights on every rank: draw them from torch"):
         strategy("ddp_gloo", **own("Plain"))

@@ -24,7 +24,7 @@ REASONS = {"unseeded": "gives other weights on every rank", "fails": "fails: Key
 @pytest.mark.parametrize("name", ["ddp_gloo", "horovod_gloo"])
 def test_both_ranks_tell(name: str, function: str, tmp_path: Path) -> None:
     spec = spec_of(name, 2, **own(function))
-    if "horovod" in name and (reason := horovod_build.obstacle("torch", "gloo", "local")) is not None:
+    if "horovod" in name and (reason := horovod_build.find_horovod_problem("torch", "gloo", "local")) is not None:
         pytest.skip(reason)
     write_spec(spec, tmp_path)
     launchers.launch(spec, tmp_path, "taught", module=RANK)

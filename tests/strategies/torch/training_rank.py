@@ -39,7 +39,7 @@ def body(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any) -> Non
     seen = {"sums": found.sums, "found": [found.found[made] for made in LOOKS]}
     seen["weights"] = [float(array.sum(dtype=np.float64)) for array in strategy.parameters().values()]
     seen["messages"], seen["backend"] = strategy.message_sizes(), strategy.backend_used()
-    profiling.KEPT = 1000
+    profiling.MAX_OPERATIONS = 1000
     operations = strategy.profile(2, None).operations
     seen["exchanges"] = {one.name: one.calls for one in operations if one.collective and "broadcast" not in one.name}
     write_json(progress.folder / f"taught{record.rank}.json", seen)

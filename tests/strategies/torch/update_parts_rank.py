@@ -18,7 +18,7 @@ from scalebench.core.spec import RunSpec
 from scalebench.runner.worker import exit_without_cleanup, run_rank
 from scalebench.strategies.base import FORWARD, OPTIMIZER, PARTS
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.observed import Replay
+from scalebench.strategies.torch.observed import BatchReplay
 
 UPDATES = 3
 
@@ -27,7 +27,7 @@ def body(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any) -> Non
     torch.manual_seed(record.rank)  # other samples on each rank, so that gradients differ where they are not averaged
     strategy.setup()
     batch = TorchBatch(torch.randn(20, 200, 3), torch.randn(20, 2), 40)
-    strategy.train(Replay(batch, 3))
+    strategy.train(BatchReplay(batch, 3))
     seen: dict[str, Any] = {"trained": total(strategy)}
     strategy.set_gradient_sync(False)
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
@@ -38,7 +38,7 @@ def body(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any) -> Non
     if record.rank == 1:
         strategy.partial_step(batch, OPTIMIZER)  # of one rank alone: nobody would answer an exchange
     strategy.set_gradient_sync(True)
-    strategy.train(Replay(batch, 1))
+    strategy.train(BatchReplay(batch, 1))
     seen["gradients"] = [float(one.grad.double().sum()) for one in strategy.model.parameters()]
     began_s, trace = time.time(), progress.folder / f"trace{record.rank}.json.gz"
     seen["profile"] = dataclasses.asdict(strategy.profile(UPDATES, trace))

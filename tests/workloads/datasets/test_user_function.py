@@ -17,8 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
-from scalebench.core.errors import InputError
-from scalebench.core.plugins import PluginError
+from scalebench.core.errors import InputError, PluginError
 from scalebench.core.spec import Config, DatasetSpec, MeasureSpec, ModelSpec
 from scalebench.workloads import datasets
 from scalebench.workloads.datasets import cache, user_function, user_function_worker

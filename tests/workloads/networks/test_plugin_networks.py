@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from scalebench.core.errors import InputError
-from scalebench.core.plugins import PluginError
+from scalebench.core.errors import InputError, PluginError
 from scalebench.core.spec import ModelSpec
 from scalebench.workloads import networks
 from tests.builders.plugins import Dists

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from scalebench.core.json_files import from_dict
+from scalebench.core.json_files import build_record
 from scalebench.core.spec import ModelSpec
 from scalebench.workloads import networks
 from scalebench.workloads.network import Network
@@ -86,7 +86,7 @@ def load(name: str) -> dict[str, Any]:
 
 
 def net(name: str) -> Network:
-    return networks.build_network(from_dict(ModelSpec, load(name)))
+    return networks.build_network(build_record(ModelSpec, load(name)))
 
 
 def all_numbers(network: Network) -> int:
@@ -99,7 +99,7 @@ def test_every_network_has_a_yaml() -> None:
 
 @pytest.mark.parametrize("name", networks.NETWORKS)
 def test_parameter_count_of_the_yaml(name: str) -> None:
-    model = from_dict(ModelSpec, load(name))
+    model = build_record(ModelSpec, load(name))
     assert model.name == name and model.sources
     assert model.params in (net(name).parameters, None)
     assert (model.params is None) == (name == "synthetic")

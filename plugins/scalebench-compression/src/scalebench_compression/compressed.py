@@ -42,7 +42,7 @@ class CompressedDdp(Ddp):
         self._buffers: dict[tuple[int, ...], list[Buffers]] = {}
 
     @abstractmethod
-    def send(self, bucket: dist.GradBucket) -> Future[Tensor]:
+    def send_bucket(self, bucket: dist.GradBucket) -> Future[Tensor]:
         """The mean of a bucket's gradients over the ranks, or what compression leaves of it, in the bucket's own
         buffer; notes in `account` what this rank hands over."""
 
@@ -54,11 +54,11 @@ class CompressedDdp(Ddp):
     def replay(self, buffers: Buffers) -> dist.Work | None:
         """Begin to send a message as `send` does; None: it is over."""
 
-    def hook(self, net: DistributedDataParallel) -> None:
+    def register_hook(self, net: DistributedDataParallel) -> None:
         if not self.options.overlap:
-            return super().hook(net)
+            return super().register_hook(net)
         # Without annotations: torch compares them with its own classes, and here they are text.
-        net.register_comm_hook(None, lambda _, bucket: self.send(bucket))
+        net.register_comm_hook(None, lambda _, bucket: self.send_bucket(bucket))
 
     def ddp_arguments(self) -> dict[str, Any]:
         """Without the options that are not DistributedDataParallel's."""

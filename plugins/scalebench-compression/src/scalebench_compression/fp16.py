@@ -17,7 +17,7 @@ class DdpFp16(CompressedDdp):
     Gradients beyond 65504 become infinite and those below 6e-8 nothing, on each rank.
     """
 
-    def send(self, bucket: dist.GradBucket) -> Future[Tensor]:
+    def send_bucket(self, bucket: dist.GradBucket) -> Future[Tensor]:
         self.account.note([bucket.buffer().numel() * torch.float16.itemsize], bucket.is_last())
         return fp16_compress_hook(dist.group.WORLD, bucket)
 

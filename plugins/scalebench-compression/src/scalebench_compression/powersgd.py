@@ -85,7 +85,7 @@ class DdpPowerSgd(CompressedDdp):
         )
         super().setup()
 
-    def send(self, bucket: dist.GradBucket) -> Future[Tensor]:
+    def send_bucket(self, bucket: dist.GradBucket) -> Future[Tensor]:
         compresses = self.state.iter >= self.state.start_powerSGD_iter
         self.account.note(self._sizes(bucket) if compresses else [_bytes(bucket.buffer())], bucket.is_last())
         done = powerSGD_hook(self.state, OfMatrices(bucket))

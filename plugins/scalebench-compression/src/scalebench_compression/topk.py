@@ -11,7 +11,7 @@ from torch.futures import Future
 
 from scalebench.plugin_api import InputError
 from scalebench.strategies.torch.ddp import DdpOptions
-from scalebench.strategies.torch.observed import UPDATES, ProfiledReplay
+from scalebench.strategies.torch.observed import OBSERVED_STEPS, ProfiledReplay
 from scalebench_compression import sparse
 from scalebench_compression.compressed import Buffers, CompressedDdp
 
@@ -47,7 +47,7 @@ class DdpTopK(CompressedDdp):
         self.residual = sparse.Residual()
         super().setup()
 
-    def send(self, bucket: dist.GradBucket) -> Future[Tensor]:
+    def send_bucket(self, bucket: dist.GradBucket) -> Future[Tensor]:
         buffer = bucket.buffer()
         if self.options.error_feedback:
             residual = self.residual.of(bucket.index(), bucket.parameters(), buffer)
@@ -79,9 +79,9 @@ class DdpTopK(CompressedDdp):
         """Two more updates under the profiler, which spoil the weights: whose all-gather they did."""
         if self.last_batch is None:
             raise RuntimeError("backend_used replays the last batch of the training, and there was no training")
-        replay = ProfiledReplay(self.last_batch, UPDATES)
+        replay = ProfiledReplay(self.last_batch, OBSERVED_STEPS)
         self.train(replay)
-        return gatherer(replay.names())
+        return gatherer(replay.event_names())
 
 
 def gatherer(names: set[str]) -> str | None:

@@ -6,10 +6,10 @@ import os
 
 import jax
 
-from scalebench.plugin_api import Place, Unsupported
+from scalebench.plugin_api import RankPlacement, Unsupported
 
 
-def configure(kind: str, place: Place) -> list[jax.Device]:
+def configure(kind: str, place: RankPlacement) -> list[jax.Device]:
     """The process's devices in the order of `place.devices`, from now on JAX's only ones of their kind.
 
     `kind` is cpu or cuda. Comes before anything else is done with JAX. Unsupported if it sees too few GPUs.

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from scalebench.plugin_api import Operation, Profile
+from scalebench.plugin_api import ProfiledOperation, Profile
 from scalebench_jax.evidence import NCCL
 from scalebench_jax.xplane import Event, Line, Recording
 
@@ -40,7 +40,7 @@ def profile(lines: list[Line], updates: int, step_s: float, carriers: Collection
         kernel_s=sum(own_s.values()) / updates if own_s else None,
         collective_s=sum(carried) / updates if carried else None,
         operations=[
-            Operation(name, calls[name, collective] / updates, seconds / updates, collective, device)
+            ProfiledOperation(name, calls[name, collective] / updates, seconds / updates, collective, device)
             for (name, collective), seconds in sorted(own_s.items(), key=lambda item: -item[1])[:LARGEST]
         ],
     )

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from scalebench.plugin_api import InputError, TrainSpec, no_such
+from scalebench.plugin_api import InputError, TrainSpec, unknown_name_message
 
 EPSILON = 1e-7  # Keras', which the other frameworks of scalebench take as well; added after the bias correction
 RMSPROP_KEPT = 0.9
@@ -27,7 +27,7 @@ def direction(train: TrainSpec) -> optax.GradientTransformation:
     """What `train` names, with its weight decay: adamw's is taken off the weights, any other is added to the gradients.
     InputError with the nearest name otherwise."""
     if train.optimizer not in DIRECTIONS:
-        raise InputError(no_such("optimizer", train.optimizer, DIRECTIONS))
+        raise InputError(unknown_name_message("optimizer", train.optimizer, DIRECTIONS))
     found = DIRECTIONS[train.optimizer](train)
     if not train.weight_decay:
         return found
@@ -49,5 +49,5 @@ LOSSES: dict[str, Callable[[Array, Array], Array]] = {
 def loss(name: str) -> Callable[[Array, Array], Array]:
     """The loss of that name, for each sample; InputError with the nearest one otherwise."""
     if name not in LOSSES:
-        raise InputError(no_such("loss", name, LOSSES))
+        raise InputError(unknown_name_message("loss", name, LOSSES))
     return LOSSES[name]

@@ -10,9 +10,9 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from scalebench.core.errors import InputError, no_such
+from scalebench.core.errors import InputError, unknown_name_message
 from scalebench.core.result import LOWER_IS_BETTER
-from scalebench.core.spec import Config, goes_to_stop
+from scalebench.core.spec import Config, has_stop
 
 # Column -> whether more of it is better; None: as for the metric of the model.
 OBJECTIVES: dict[str, bool | None] = {
@@ -53,9 +53,9 @@ def read_settings(values: Mapping[str, Any]) -> SearchSettings:
     checked = OmegaConf.to_object(settings)
     assert isinstance(checked, SearchSettings)
     if checked.objective not in OBJECTIVES:
-        raise InputError(no_such("objective of a search", checked.objective, OBJECTIVES))
+        raise InputError(unknown_name_message("objective of a search", checked.objective, OBJECTIVES))
     if checked.sampler not in SAMPLERS:
-        raise InputError(no_such("sampler of a search", checked.sampler, SAMPLERS))
+        raise InputError(unknown_name_message("sampler of a search", checked.sampler, SAMPLERS))
     for name, least in (("n_trials", 1), ("startup_trials", 1), ("seed", 0)):
         if getattr(checked, name) < least:
             raise InputError(f"hydra.sweeper.{name}={getattr(checked, name)} should be at least {least}")
@@ -77,7 +77,7 @@ def check_objective(objective: str, config: Config) -> None:
     """InputError where no trial would have a value of this objective."""
     if objective in TO_TARGET and config.train.stop.target is None:
         raise InputError(f"hydra.sweeper.objective={objective} is the way to a target: say train.stop.target")
-    if objective in ("best_metric", "train_metric") and not goes_to_stop(config.train.stop):
+    if objective in ("best_metric", "train_metric") and not has_stop(config.train.stop):
         raise InputError(
             f"hydra.sweeper.objective={objective} is of a training to a stop: say train.stop.seconds or another stop"
         )

@@ -50,12 +50,12 @@ def print_summary(search: Study, folder: Path, arguments: Sequence[str], console
         return
     console.rich.print(table(search, trials))
     if (more := len(trials) - MAX_ROWS) > 0:
-        console.line(f"and {more} more in {folder / TRIALS_FILE}")
+        console.print_line(f"and {more} more in {folder / TRIALS_FILE}")
     if best is None:
-        console.line(f"no trial has a {search.label}; {folder / TRIALS_FILE} says why")
+        console.print_line(f"no trial has a {search.label}; {folder / TRIALS_FILE} says why")
         return
-    console.line(f"best: {search.label} {best.value:.4g} of trial {best.number} ({folder / BEST_FILE})")
-    console.line(f"again: {command(best, arguments)}")
+    console.print_line(f"best: {search.label} {best.value:.4g} of trial {best.number} ({folder / BEST_FILE})")
+    console.print_line(f"again: {command(best, arguments)}")
 
 
 def heading(search: Study, number: int, overrides: Sequence[str]) -> str:

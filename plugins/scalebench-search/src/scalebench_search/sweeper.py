@@ -64,7 +64,7 @@ class TrialRunner:
         self._session.at_end.append(
             lambda: summary.print_summary(begun, folder, self._session.arguments, self._console)
         )
-        return self._run(begun, folder, self._launcher.jobs_at_once(first))
+        return self._run(begun, folder, self._launcher.max_concurrent_runs(first))
 
     def _space(self, arguments: Sequence[str]) -> SearchSpace:
         of_file = [f"{key}={value}" for key, value in (self._settings.params or {}).items()]
@@ -109,10 +109,10 @@ class TrialRunner:
     def _plan(self, study: Study) -> Sequence[JobReturn]:
         """A dry run lists the trials that the search begins with, before there is any result to learn from."""
         for key, text in study.space.texts.items():
-            self._console.line(f"{key}: {text}")
+            self._console.print_line(f"{key}: {text}")
         first = [[*study.space.fixed, *trial.overrides] for trial in study.propose(self._settings.n_trials)]
         for number, overrides in enumerate(first[: self._settings.startup_trials]):
-            self._console.line(summary.heading(study, number, overrides[len(study.space.fixed) :]))
+            self._console.print_line(summary.heading(study, number, overrides[len(study.space.fixed) :]))
         planned: Sequence[JobReturn] = self._launcher.launch(first, initial_job_idx=0)
         return planned
 
@@ -122,7 +122,7 @@ class TrialRunner:
         session = self._session
         while batch := self._valid(study, study.propose(at_once)):
             for trial in batch:
-                self._console.line(summary.heading(study, trial.number, trial.overrides))
+                self._console.print_line(summary.heading(study, trial.number, trial.overrides))
             to_come = self._settings.n_trials - batch[0].number
             session.planned = len(session.done) + to_come - len(batch)  # the launcher adds the batch
             overrides = [[*study.space.fixed, *trial.overrides] for trial in batch]
@@ -141,7 +141,7 @@ class TrialRunner:
             try:
                 self._resolve(study.space, trial.overrides)
             except InputError as error:
-                self._console.line(f"trial {trial.number}: {error}")
+                self._console.print_line(f"trial {trial.number}: {error}")
                 study.record(trial.number, TrialOutcome("pruned", status="refused", reason=str(error)))
                 study.put_back(batch[place + 1 :])
                 return batch[:place] or self._valid(study, study.propose(len(batch)))

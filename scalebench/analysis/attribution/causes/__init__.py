@@ -1,17 +1,21 @@
-"""What usually causes a part of the lost efficiency, told only where figures of the run support it. Layer 1.
+"""Usual causes of each part of the lost efficiency, reported only if figures of the run support them.
 
 Each cause has its condition, its figures and its remedy in docs/attribution.md.
 """
 
 from __future__ import annotations
 
-from scalebench.analysis.attribution.causes import communication, per_device, stragglers
-from scalebench.analysis.attribution.causes.cause import Case as Case
+from scalebench.analysis.attribution.causes import communication, imbalance, per_device
+from scalebench.analysis.attribution.causes.cause import AttributedRun as AttributedRun
 from scalebench.analysis.attribution.causes.cause import Cause as Cause
 
-CHECKS = (*per_device.CHECKS, *stragglers.CHECKS, *communication.CHECKS)
+CAUSE_CHECKS = (
+    *per_device.PER_DEVICE_CHECKS,
+    *imbalance.IMBALANCE_CHECKS,
+    *communication.COMMUNICATION_CHECKS,
+)
 
 
-def sentences(case: Case) -> list[Cause]:
-    """The causes that the figures of `case` support, in the order of the parts. None is proven by them."""
-    return [found for check in CHECKS if (found := check(case)) is not None]
+def find_causes(run: AttributedRun) -> list[Cause]:
+    """Return the causes that the figures of `run` support, in the order of the parts. None is proven by them."""
+    return [cause for check in CAUSE_CHECKS if (cause := check(run)) is not None]

@@ -1,192 +1,197 @@
-"""Causes that each device has by itself: small updates, a wrapper, shared cores and clocks, slow loading. Layer 1."""
+"""Causes that lie in each device: small steps, a wrapper, shared cores and clocks, slow loading."""
 
 from __future__ import annotations
 
-from scalebench.analysis import update_breakdown
-from scalebench.analysis.attribution.causes.cause import Case, Cause, percent, seconds, size
-from scalebench.analysis.attribution.components import of_updates, share_of_device
+from scalebench.analysis import step_breakdown
+from scalebench.analysis.attribution.causes.cause import AttributedRun, Cause, format_whole_percent
+from scalebench.analysis.attribution.components import estimate_step_s
+from scalebench.analysis.attribution.reference_runs import samples_per_device
 from scalebench.core.result import Result
+from scalebench.core.units import format_bytes, format_seconds
 
-CONSTANT = 0.5  # of a small update that does not depend on its batch, from which on launches rule
-SLOWER = 1.05  # times as long, from which on computing is slower in company
-CLOCKS = 0.98  # of the mean clock on one device
-OF_TIME = 0.05  # flags of the monitor count from this share of the samples on
-BUSY = 0.9  # of the cores of a GPU's host
-DOUBLED = 1.5
+MIN_CONSTANT_SHARE = 0.5  # of a small step that does not depend on its batch: from here on launching dominates
+MIN_TIME_RATIO = 1.05  # from here on devices compute more slowly together
+MAX_CLOCK_RATIO = 0.98  # of the mean clock on one device
+MIN_OVERHEAD_SHARE = 0.1  # points of efficiency
+MIN_CPU_UTILIZATION = 0.9  # of the cores of a GPU's host
+MIN_LOADING_RATIO = 1.5
 
 
-def launch_latency(case: Case) -> Cause | None:
-    """Two batches on one bare device give t(b) = t0 + c b; t0 is what launching costs, whatever the batch."""
+def check_launch_latency(run: AttributedRun) -> Cause | None:
+    """Check the constant part of t(b) = t0 + c b from two batches on one bare device: t0 is the cost of launching."""
     # Source: thesis (P. Orlob, "Parallelization of GPUs based on Horovod"): the epoch shortens sharply up to a batch of
     # 700 and levels off there; at 75 the GPUs are hardly used.
-    if case.worth("batch") is None or case.bare_full is None or case.bare_local is None:
+    full, local = run.references.bare_full, run.references.bare_local
+    if run.significant("batch") is None or full is None or local is None:
         return None
-    large, small = case.bare_full.scale.global_batch, share_of_device(case.result)
-    large_s, small_s = of_updates(case.bare_full, large), of_updates(case.bare_local, small)
+    large, small = full.scale.global_batch, samples_per_device(run.result)
+    large_s, small_s = estimate_step_s(full, large), estimate_step_s(local, small)
     if large_s is None or small_s is None or small >= large:
         return None
     constant_s = (small_s.value - small / large * large_s.value) / (1 - small / large)
-    if constant_s < CONSTANT * small_s.value:
+    if constant_s < MIN_CONSTANT_SHARE * small_s.value:
         return None
     return Cause(
         "batch",
-        "an update takes nearly as long with a small batch as with a large one: starting it costs more than computing",
+        "a step takes nearly as long with a small batch as with a large one: launching it costs more than computing",
         "Try a larger train.global_batch with the learning rate scaled to it, or train.compile=true, which starts "
         "fewer kernels; fewer devices lose less",
-        f"on one bare device {small:.0f} samples take {seconds(small_s.value)}, {large} take {seconds(large_s.value)}: "
-        f"{percent(constant_s / small_s.value)} of the smaller update does not depend on its batch",
+        f"on one bare device {small:.0f} samples take {format_seconds(small_s.value)}, {large} take "
+        f"{format_seconds(large_s.value)}: {format_whole_percent(constant_s / small_s.value)} of the smaller step does "
+        "not depend on its batch",
     )
 
 
-def small_kernels(case: Case) -> Cause | None:
-    """Forward and backward of a sample take longer in a small batch, though launching does not rule."""
+def check_small_kernels(run: AttributedRun) -> Cause | None:
+    """Check if forward and backward of a sample take longer in a small batch, though launching does not dominate."""
     # Source: thesis, as above ("bigger matrices, efficiently parallelized on GPUs").
-    if case.worth("batch") is None or case.bare_full is None or case.bare_local is None or launch_latency(case):
+    full, local = run.references.bare_full, run.references.bare_local
+    if run.significant("batch") is None or full is None or local is None or check_launch_latency(run):
         return None
-    large_s, small_s = (_computing_s(one) for one in (case.bare_full, case.bare_local))
-    if large_s is None or small_s is None:
+    full_s, local_s = _computing_s(full), _computing_s(local)
+    if full_s is None or local_s is None:
         return None
-    large_s, small_s = (
-        large_s / case.bare_full.scale.global_batch, small_s / case.bare_local.scale.global_batch
-    )  # fmt: skip
-    if small_s < SLOWER * large_s:
+    full_sample_s, local_sample_s = full_s / full.scale.global_batch, local_s / local.scale.global_batch
+    if local_sample_s < MIN_TIME_RATIO * full_sample_s:
         return None
     return Cause(
         "batch",
         "a device computes a sample more slowly in a small batch, which fills it less",
         "Try a larger train.global_batch with the learning rate scaled to it, or weak scaling",
-        f"forward and backward take {seconds(small_s)} a sample with the local batch, {seconds(large_s)} with the "
-        "full one",
+        f"forward and backward take {format_seconds(local_sample_s)} per sample with the local batch, "
+        f"{format_seconds(full_sample_s)} with the full one",
     )
 
 
-def wrapper(case: Case) -> Cause | None:
-    """What a strategy does at each update of one device does not grow with the batch."""
+def check_wrapper_overhead(run: AttributedRun) -> Cause | None:
+    """Check the overhead on one device, which does not grow with the batch."""
     # Source: thesis (Horovod costs 17 % on one GPU); Lightning's Trainer took about 20 % of the materials CNN at a
     # batch of 75 where this program was written.
-    part = case.worth("overhead")
-    if part is None or len(part.names) > 1 or part.share.value < 2 * OF_TIME:
+    part = run.significant("overhead")
+    if part is None or len(part.names) > 1 or part.share.value < MIN_OVERHEAD_SHARE:
         return None
-    name, samples = case.result.scale.strategy, share_of_device(case.result)
-    doing = (
-        "Lightning's Trainer runs its loop and its hooks" if name.startswith("lightning") else f"{name} does its work"
-    )
-    less = "fewer callbacks, loggers and progress bars, or " if name.startswith("lightning") else ""
+    name, samples = run.result.scale.strategy, samples_per_device(run.result)
+    lightning = name.startswith("lightning")
+    work = "Lightning's Trainer runs its loop and its hooks" if lightning else f"{name} does its work"
+    less = "fewer callbacks, loggers and progress bars, or " if lightning else ""
     return Cause(
         "overhead",
-        f"{doing} at each update, however small its batch",
-        f"Try {less}a larger train.batch_per_device: what it costs does not grow with the batch",
-        f"{seconds(part.step_s.value)} an update of {samples:g} samples on one device, beside "
-        f"{seconds(case.ladder.ideal_s)} without it",
+        f"{work} at each step, however small its batch",
+        f"Try {less}a larger train.batch_per_device: the overhead does not grow with the batch",
+        f"{format_seconds(part.step_s.value)} in a step of {samples:g} samples on one device, which takes "
+        f"{format_seconds(run.attribution.ideal_s)} without it",
     )
 
 
-def oversubscribed(case: Case) -> Cause | None:
-    # Source: PyTorch's and Horovod's guides (threads x processes no more than cores); flag of placing.py.
-    if case.worth("contention") is None:
+def check_oversubscription(run: AttributedRun) -> Cause | None:
+    # Source: PyTorch's and Horovod's guides (threads x processes no more than cores); the flag is that of placement.
+    if run.significant("contention") is None:
         return None
-    threads = [rank.threads for rank in case.result.ranks if rank.threads is not None]
-    cores = case.result.machine.cpus * case.result.scale.nodes
-    crowded = "oversubscribed" in case.flags
-    if not threads or not (crowded or sum(threads) > cores):
+    result = run.result
+    threads = [rank.threads for rank in result.ranks if rank.threads is not None]
+    cores = result.machine.cpus * result.scale.nodes
+    is_flagged = "oversubscribed" in run.flags
+    if not threads or not (is_flagged or sum(threads) > cores):
         return None
-    flagged = ", flagged oversubscribed" if crowded else ""
-    per_device = len(threads) == case.result.scale.gpus
-    what = f"{sum(threads)} threads of {len(threads)} processes" if per_device else f"{case.result.scale.gpus} devices"
+    per_device = len(threads) == result.scale.gpus
+    users = f"{sum(threads)} threads of {len(threads)} processes" if per_device else f"{result.scale.gpus} devices"
     return Cause(
         "contention",
         "there are more threads or devices than cores, so that they take turns on them",
         "Try fewer devices on a node, or a smaller hardware.cpus_per_device",
-        f"{what} on {cores} cores{flagged}",
+        f"{users} on {cores} cores{', flagged oversubscribed' if is_flagged else ''}",
     )
 
 
-def shared_memory(case: Case) -> Cause | None:
-    """Workers on CPUs compute more slowly beside each other, though each has its cores."""
+def check_shared_memory(run: AttributedRun) -> Cause | None:
+    """Check if workers on CPUs compute more slowly together, though each has its cores."""
     # Source: McCalpin 1995, "Memory bandwidth and machine balance in current high performance computers" (STREAM).
-    if (
-        case.worth("contention") is None
-        or case.result.scale.device != "cpu"
-        or case.own is None
-        or oversubscribed(case)
-    ):
+    one_device = run.references.self_local
+    if run.significant("contention") is None or run.result.scale.device != "cpu" or one_device is None:
         return None
-    mine_s, alone_s = _computing_s(case.result), _computing_s(case.own)
-    if mine_s is None or alone_s is None or mine_s < SLOWER * alone_s:
+    together_s, alone_s = _computing_s(run.result), _computing_s(one_device)
+    if together_s is None or alone_s is None or together_s < MIN_TIME_RATIO * alone_s or check_oversubscription(run):
         return None
     return Cause(
         "contention",
         "workers on one machine share its memory's bandwidth, its caches and the heat of its processors",
         "Try fewer workers on a machine, more machines, or hardware.bind=numa if it is not set",
-        f"forward and backward take {seconds(mine_s)} here, {seconds(alone_s)} on one device alone",
+        f"forward and backward take {format_seconds(together_s)} here, {format_seconds(alone_s)} on one device alone",
     )
 
 
-def lower_clocks(case: Case) -> Cause | None:
+def check_lower_clocks(run: AttributedRun) -> Cause | None:
     # Source: keras-multi-gpu's measurements (memory clocks 5 % lower, up to 15 % less throughput).
-    if case.worth("contention") is None or case.own is None:
+    one_device = run.references.self_local
+    if run.significant("contention") is None or one_device is None:
         return None
-    mine, alone = case.result.monitor.sm_clock_mhz_mean, case.own.monitor.sm_clock_mhz_mean
-    slower = mine is not None and alone is not None and mine < CLOCKS * alone
-    if not slower and "throttled" not in case.flags:
+    together, alone = run.result.monitor.sm_clock_mhz_mean, one_device.monitor.sm_clock_mhz_mean
+    slower = together is not None and alone is not None and together < MAX_CLOCK_RATIO * alone
+    if not slower and "throttled" not in run.flags:
         return None
-    told = [f"{mine:.0f} MHz here, {alone:.0f} MHz on one device"] if mine is not None and alone is not None else []
-    told += [f"throttle reasons: {' '.join(reasons)}"] if (reasons := case.result.monitor.throttle_reasons) else []
+    evidence = []
+    if together is not None and alone is not None:
+        evidence.append(f"{together:.0f} MHz here, {alone:.0f} MHz on one device")
+    if reasons := run.result.monitor.throttle_reasons:
+        evidence.append(f"throttle reasons: {' '.join(reasons)}")
     return Cause(
         "contention",
         "devices run at lower clocks together than one does alone: a limit of power or of heat",
         "Look at power limit and cooling (scalebench doctor); measure.cool_down_s pauses before each run",
-        "; ".join(told) or "flagged throttled",
+        "; ".join(evidence) or "flagged throttled",
     )
 
 
-def busy_host(case: Case) -> Cause | None:
+def check_busy_host(run: AttributedRun) -> Cause | None:
     # Source: Mohan et al. 2021, "Analyzing and mitigating data stalls in DNN training" (hosts with too few cores).
-    used = case.result.monitor.cpu_util_mean
-    if case.worth("contention") is None or case.result.scale.device != "cuda" or used is None or used < BUSY:
+    used = run.result.monitor.cpu_util_mean
+    if run.significant("contention") is None or run.result.scale.device != "cuda":
+        return None
+    if used is None or used < MIN_CPU_UTILIZATION:
         return None
     return Cause(
         "contention",
         "the cores that start the GPUs' work are busy themselves",
         "Try more cores a device (hardware.cpus_per_device) or a feed that costs none (dataset.feed=device)",
-        f"{percent(used)} of the cores of the run are in use",
+        f"{format_whole_percent(used)} of the cores of the run are in use",
     )
 
 
-def loading(case: Case) -> Cause | None:
+def check_loading(run: AttributedRun) -> Cause | None:
     # Source: tf.data's guide ("Better performance with the tf.data API": prefetching overlaps loading with training);
     # Murray et al. 2021, "tf.data: a machine learning data processing framework".
-    own = None if case.own is None else update_breakdown.data(case.own)
-    mine, workload, monitor = update_breakdown.data(case.result), case.result.workload, case.result.monitor
-    if case.worth("data") is None or mine is None:
+    one_device = run.references.self_local
+    alone = None if one_device is None else step_breakdown.data_loading(one_device)
+    together, workload, monitor = step_breakdown.data_loading(run.result), run.result.workload, run.result.monitor
+    if run.significant("data") is None or together is None:
         return None
-    figures = [f"{seconds(mine.value)} an update" + ("" if own is None else f", {seconds(own.value)} on one device")]
+    evidence = f"{format_seconds(together.value)} a step"
+    evidence += "" if alone is None else f", {format_seconds(alone.value)} on one device"
     if workload.feed == "disk":
         if monitor.disk_read_bytes_per_s is not None:
-            figures.append(f"{size(monitor.disk_read_bytes_per_s)}/s read from disk")
-        why, remedy = (
-            "devices share the disk that each batch is read from",
-            "Try dataset.feed=host, or device where it fits",
-        )
-    elif own is not None and mine.low > DOUBLED * own.high > 0:
-        why, remedy = "loading is slower in company: devices share the cores that do it", "Try dataset.feed=device"
+            evidence += f", {format_bytes(monitor.disk_read_bytes_per_s)}/s read from disk"
+        cause = "devices share the disk that each batch is read from"
+        remedy = "Try dataset.feed=host, or device where it fits"
+    elif alone is not None and together.low > MIN_LOADING_RATIO * alone.high > 0:
+        cause = "several devices load more slowly than one: they share the cores that do it"
+        remedy = "Try dataset.feed=device"
     elif workload.prefetch == "none":
-        why, remedy = "each batch is drawn while its device waits", "Try dataset.feed=device"
+        cause, remedy = "each batch is drawn while its device waits", "Try dataset.feed=device"
     else:
         return None
     if workload.prefetch == "none":
-        figures.append("nothing is prefetched")
-        remedy += ", or dataset.prefetch=queue, which draws batches beside the updates"
-    return Cause("data", why, remedy, ", ".join(figures))
+        evidence += ", nothing is prefetched"
+        remedy += ", or dataset.prefetch=queue, which draws batches during the steps"
+    return Cause("data", cause, remedy, evidence)
 
 
 def _computing_s(result: Result) -> float | None:
-    """Seconds of forward and backward of one update."""
-    parts = [update_breakdown.forward(result), update_breakdown.backward(result)]
-    known = [part.value for part in parts if part is not None]
-    return sum(known) if len(known) == len(parts) else None
+    """Return the seconds of forward and backward of one step."""
+    forward, backward = step_breakdown.forward_pass(result), step_breakdown.backward_pass(result)
+    return None if forward is None or backward is None else forward.value + backward.value
 
 
-CHECKS = (
-    launch_latency, small_kernels, wrapper, oversubscribed, shared_memory, lower_clocks, busy_host, loading,
+PER_DEVICE_CHECKS = (
+    check_launch_latency, check_small_kernels, check_wrapper_overhead, check_oversubscription, check_shared_memory,
+    check_lower_clocks, check_busy_host, check_loading,
 )  # fmt: skip

@@ -22,12 +22,12 @@ from scalebench.core.machine.machine import Machine
 from scalebench.report import machine_text
 from scalebench.strategies import registry
 
-ALSO = {"PIL": "pip install 'scalebench[images]'"}  # what no strategy requires, but some data sets do
-LAUNCHERS = {
+EXTRA_PACKAGES = {"PIL": "pip install 'scalebench[images]'"}  # what no strategy requires, but some data sets do
+LAUNCHER_COMMANDS = {
     "MPI": ("mpirun", "apt-get install openmpi-bin"),
     "SLURM": ("sbatch", "runs start here, or on hardware.hosts; hardware.slurm.bin names its folder"),
 }
-ANSWER_LIMIT_S = 10.0
+MAX_ANSWER_S = 10.0
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -40,24 +40,24 @@ def main(options: argparse.Namespace) -> int:
         from scalebench.cli.commands.doctor import hardware_check  # needs Hydra, which the rest does not
 
         return hardware_check.main(options.words, options.config_dir)
-    here = machine.detect()
+    here = machine.detect_machine()
     table = Table(box=box.SIMPLE, show_header=False)
-    for name, text in [*machine_rows(here), *software(here), *launchers(), *horovod()]:
+    for name, text in [*list_machine_rows(here), *list_software(here), *list_launchers(), *list_horovod_builds()]:
         table.add_row(name, text)
     console = Console(markup=False, highlight=False)
     console.width = console.width if console.is_terminal else 400  # a line for each fact
     console.print(table)
-    if (links := link_table(here)) is not None:
+    if (links := make_link_table(here)) is not None:
         console.print(links)
     return 0
 
 
-def machine_rows(here: Machine) -> list[machine_text.Row]:
+def list_machine_rows(here: Machine) -> list[machine_text.Row]:
     """The machine's facts, and the command that compares the connections of its GPUs."""
     return [*machine_text.facts(here), *machine_text.pairs(here), *machine_text.comparing(here)]
 
 
-def link_table(here: Machine) -> Table | None:
+def make_link_table(here: Machine) -> Table | None:
     """The matrix of connections between GPUs; None where it is unknown."""
     matrix = machine_text.links(here)
     if matrix is None:
@@ -68,39 +68,43 @@ def link_table(here: Machine) -> Table | None:
     return table
 
 
-def software(here: Machine) -> list[tuple[str, str]]:
+def list_software(here: Machine) -> list[tuple[str, str]]:
     """System and packages; a row for each package that something here could use and that is not installed."""
     container = f", in {here.container}" if here.container is not None else ""
     rows = [("system", f"{here.os}, Python {here.python}{container}")]
     rows.append(("packages", ", ".join(f"{name} {version}" for name, version in here.versions.items())))
-    trees = [OmegaConf.load(path) for path in config_files.options("strategy").values()]
-    useful = {str(package) for tree in trees for package in tree.get("requires", [])} | set(ALSO)
+    trees = [OmegaConf.load(path) for path in config_files.list_options("strategy").values()]
+    useful = {str(package) for tree in trees for package in tree.get("requires", [])} | set(EXTRA_PACKAGES)
     missing = registry.missing_packages(sorted(useful))
-    return rows + [("missing", f"{name}: {ALSO.get(name) or registry.install_hint(name)}") for name in missing]
+    return rows + [
+        ("missing", f"{name}: {EXTRA_PACKAGES.get(name) or registry.install_hint(name)}") for name in missing
+    ]
 
 
-def launchers() -> list[tuple[str, str]]:
+def list_launchers() -> list[tuple[str, str]]:
     """What can start processes on several machines."""
     rows = []
-    for name, (command, otherwise) in LAUNCHERS.items():
+    for name, (command, otherwise) in LAUNCHER_COMMANDS.items():
         there = shutil.which(command) is not None
-        rows.append((name, _version(command) if there else f"no {command} on the PATH: {otherwise}"))
+        rows.append((name, _read_version(command) if there else f"no {command} on the PATH: {otherwise}"))
     return rows
 
 
-def horovod() -> list[tuple[str, str]]:
+def list_horovod_builds() -> list[tuple[str, str]]:
     """A row for each installed framework; takes seconds after Horovod or a framework has changed."""
     if registry.missing_packages(["horovod"]):
         return [("Horovod", f"not installed: {registry.install_hint('horovod')}")]
-    known = [name for name in horovod_build.FRAMEWORKS if horovod_build.framework_version(name) is not None]
-    return [("Horovod" if number == 0 else "", horovod_build.describe(name)) for number, name in enumerate(known)]
+    known = [name for name in horovod_build.FRAMEWORKS if horovod_build.detect_framework_version(name) is not None]
+    return [
+        ("Horovod" if number == 0 else "", horovod_build.describe_horovod(name)) for number, name in enumerate(known)
+    ]
 
 
-def _version(command: str) -> str:
+def _read_version(command: str) -> str:
     """The first line of what `command --version` prints."""
     try:
         done = subprocess.run(
-            [command, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWER_LIMIT_S
+            [command, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=MAX_ANSWER_S
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{command} does not answer: {error}"

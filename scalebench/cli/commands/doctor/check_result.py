@@ -25,7 +25,7 @@ def check_value(key: str, expected: object, actual: str | None, same: bool) -> C
     return CheckResult(key, "null" if expected is None else str(expected), actual or "unknown", verdict)
 
 
-def unchecked(results: list[CheckResult], because: str) -> list[CheckResult]:
+def mark_unchecked(results: list[CheckResult], because: str) -> list[CheckResult]:
     """The same lines without a verdict: this host is not one that the YAML describes."""
     return [replace(line, actual=f"{line.actual} ({because})", verdict=UNCHECKED) for line in results]
 
@@ -40,6 +40,6 @@ def format_size(size_bytes: int | None) -> str | None:
     return f"{size_bytes / 1e9:,.0f} GB" if size_bytes >= 1e10 else f"{size_bytes / 1e9:.1f} GB"
 
 
-def count_equal(texts: list[str]) -> str:
+def join_counted(texts: list[str]) -> str:
     """Join texts, equal ones counted: ['a', 'b', 'a'] -> '2 x a, b'."""
     return ", ".join(text if count == 1 else f"{count} x {text}" for text, count in Counter(texts).items())

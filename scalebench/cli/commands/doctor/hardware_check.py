@@ -24,23 +24,23 @@ from scalebench.cli.commands.doctor.check_result import (
     UNCHECKED,
     CheckResult,
     check_value,
-    count_equal,
+    join_counted,
     format_size,
     is_near,
-    unchecked,
+    mark_unchecked,
 )
-from scalebench.cli.commands.doctor.slurm_check import Node
+from scalebench.cli.commands.doctor.slurm_check import PartitionNode
 from scalebench.config import resolve
 from scalebench.config.compose import compose_config
-from scalebench.config.error_messages import FORESEEN, explain
+from scalebench.config.error_messages import EXPECTED_ERRORS, explain_error
 from scalebench.core.errors import InputError
 from scalebench.core.machine import machine
 from scalebench.core.machine.machine import Machine, cache_folder
 from scalebench.core.spec import Config, HardwareSpec
-from scalebench.slurm.commands import Slurm, inside
+from scalebench.slurm.commands import Slurm, in_allocation
 
 BRANDS = {"nvidia", "geforce", "tesla"}  # which drivers sometimes leave out
-ANOTHER_CARD = {"ti", "super"}  # a GTX 1070 Ti is no GTX 1070
+MODEL_SUFFIXES = {"ti", "super"}  # a GTX 1070 Ti is no GTX 1070
 NETWORK_FILE_SYSTEMS = (
     "nfs nfs4 lustre gpfs beegfs ceph cephfs glusterfs afs panfs wekafs pvfs2 orangefs ocfs2 gfs2 9p cifs smb3".split()
 )
@@ -51,7 +51,7 @@ def main(overrides: list[str], config_dir: str | None) -> int:
     """Print the table. 0: nothing differs; 1: something does. InputError for overrides that cannot be composed."""
     config = compose_hardware(overrides, config_dir)
     words = [*([f"--config-dir={config_dir}"] if config_dir is not None else []), *overrides]
-    found, hint = check_host(config, machine.detect(), words)
+    found, hint = check_host(config, machine.detect_machine(), words)
     table = Table("key", f"hardware={config.hardware.name} says", "here", "", box=box.SIMPLE_HEAD)
     for line in found:
         table.add_row(line.key, line.expected, line.actual, line.verdict)
@@ -81,39 +81,39 @@ def compose_hardware(overrides: list[str], config_dir: str | None = None) -> Con
         search = [f"hydra.searchpath=[{folder.as_uri()}]"]
     try:
         config = compose_config([*search, *overrides])
-    except FORESEEN as error:
-        raise InputError(explain(error, overrides)) from error
-    resolve.check(config)
+    except EXPECTED_ERRORS as error:
+        raise InputError(explain_error(error, overrides)) from error
+    resolve.check_config(config)
     return config
 
 
 def check_host(config: Config, here: Machine, words: Sequence[str]) -> tuple[list[CheckResult], str | None]:
     """All lines, and where this host is no node, the command that checks one."""
     hardware = config.hardware
-    node = check_node(hardware, here, inside())
+    node = check_node(hardware, here, in_allocation())
     if hardware.scheduler != "slurm":
         return node + (check_shared_folders(config) if hardware.hosts or hardware.max_nodes > 1 else []), None
     slurm_results, nodes = slurm_check.check_slurm(Slurm(hardware.slurm.bin), config)
-    name = node_name(here, nodes)
+    name = find_node_name(here, nodes)
     if name is None:
-        node = unchecked(node, "not a node")
-    line = _this_host(hardware, here, name, nodes)
+        node = mark_unchecked(node, "not a node")
+    line = _check_this_host(hardware, here, name, nodes)
     found = [line, *slurm_results, *node, *check_container(hardware), *check_shared_folders(config)]
-    return found, srun_hint(hardware, words) if name is None and nodes else None
+    return found, make_srun_hint(hardware, words) if name is None and nodes else None
 
 
-def node_name(here: Machine, nodes: Sequence[Node]) -> str | None:
+def find_node_name(here: Machine, nodes: Sequence[PartitionNode]) -> str | None:
     """SLURM's name of this host; None where it is no node: a login node, also inside an allocation of salloc."""
     short = here.hostname.partition(".")[0]
     listed = next((node.name for node in nodes if node.name.partition(".")[0] == short), None)
     return os.environ.get("SLURMD_NODENAME") or listed  # which slurmd sets, for what it starts itself
 
 
-def srun_hint(hardware: HardwareSpec, words: Sequence[str]) -> str:
+def make_srun_hint(hardware: HardwareSpec, words: Sequence[str]) -> str:
     """The command that checks a node."""
     slurm = hardware.slurm
     srun = ["srun", "--nodes=1", "--ntasks=1"]
-    if not inside():
+    if not in_allocation():
         named = ("partition", "account", "qos", "reservation", "constraint")
         srun += [f"--{key}={value}" for key in named if (value := getattr(slurm, key)) is not None]
         srun += ["--exclusive"] if slurm.exclusive else []
@@ -123,9 +123,11 @@ def srun_hint(hardware: HardwareSpec, words: Sequence[str]) -> str:
     return f"this host is no node of hardware={hardware.name}; to look at one: {command}"
 
 
-def _this_host(hardware: HardwareSpec, here: Machine, name: str | None, nodes: Sequence[Node]) -> CheckResult:
+def _check_this_host(
+    hardware: HardwareSpec, here: Machine, name: str | None, nodes: Sequence[PartitionNode]
+) -> CheckResult:
     expected = f"a node of {hardware.slurm.partition or 'the default partition'}"
-    job = f", in job {os.environ['SLURM_JOB_ID']}" if inside() else ""
+    job = f", in job {os.environ['SLURM_JOB_ID']}" if in_allocation() else ""
     if name is None:
         kind = "no node of it: a login node?" if nodes else "of which nobody here says whether it is one"
         return CheckResult("this host", expected, f"{here.hostname}, {kind}{job}", UNCHECKED)
@@ -137,7 +139,7 @@ def _this_host(hardware: HardwareSpec, here: Machine, name: str | None, nodes: S
 def check_node(hardware: HardwareSpec, here: Machine, in_job: bool = False) -> list[CheckResult]:
     """Check the devices, cores, memory, network interface and folder of a node. A job may have only some of the node's
     GPUs: fewer than expected prove nothing then."""
-    found = _gpus(hardware, here, in_job) if hardware.devices != "cpu" else []
+    found = _check_gpus(hardware, here, in_job) if hardware.devices != "cpu" else []
     cores = here.cpus_physical or here.cpus
     usable = f", {here.cpus} for this process" if here.cpus < cores else ""
     found.append(
@@ -145,10 +147,13 @@ def check_node(hardware: HardwareSpec, here: Machine, in_job: bool = False) -> l
     )
     memory, actual = hardware.memory_bytes, here.memory_bytes
     found.append(check_value("memory_bytes", format_size(memory), format_size(actual), is_near(memory, actual)))
-    return [*found, *(line for line in (_interface(hardware), _stage(hardware)) if line.expected != "null")]
+    return [
+        *found,
+        *(line for line in (_check_interface(hardware), _check_node_copy_folder(hardware)) if line.expected != "null"),
+    ]
 
 
-def _gpus(hardware: HardwareSpec, here: Machine, in_job: bool) -> list[CheckResult]:
+def _check_gpus(hardware: HardwareSpec, here: Machine, in_job: bool) -> list[CheckResult]:
     count, expected = len(here.gpus), hardware.gpus_per_node
     number = check_value("gpus_per_node", expected, str(count), expected == count)
     if in_job and expected is not None and count < expected:
@@ -159,12 +164,12 @@ def _gpus(hardware: HardwareSpec, here: Machine, in_job: bool) -> list[CheckResu
     return [
         number,
         check_value(
-            "gpu_model", model, count_equal(names) or None, all(is_same_model(model or "", name) for name in names)
+            "gpu_model", model, join_counted(names) or None, all(is_same_model(model or "", name) for name in names)
         ),
         check_value(
             "gpu_memory_bytes",
             format_size(memory),
-            count_equal(sizes) or None,
+            join_counted(sizes) or None,
             all(is_near(memory, gpu.memory_bytes) for gpu in here.gpus),
         ),
     ]
@@ -173,7 +178,7 @@ def _gpus(hardware: HardwareSpec, here: Machine, in_job: bool) -> list[CheckResu
 def is_same_model(expected: str, actual: str) -> bool:
     """Whether a name of gpu_specs.csv, such as 'A100 SXM4 40GB', is meant by NVML's 'NVIDIA A100-SXM4-40GB'."""
     wanted, found = (set(re.findall(r"[a-z0-9]+", name.lower())) - BRANDS for name in (expected, actual))
-    return wanted <= found and not (found - wanted) & ANOTHER_CARD
+    return wanted <= found and not (found - wanted) & MODEL_SUFFIXES
 
 
 def check_shared_folders(config: Config) -> list[CheckResult]:
@@ -185,31 +190,31 @@ def check_shared_folders(config: Config) -> list[CheckResult]:
     }
     cache = Path(config.dataset.cache).expanduser() if config.dataset.cache else cache_folder()
     mounts = [(part.mountpoint, part.fstype) for part in psutil.disk_partitions(all=True)]
-    return [_shared(name, path, mounts) for name, path in {**stores, "data sets": cache}.items()]
+    return [_check_shared_folder(name, path, mounts) for name, path in {**stores, "data sets": cache}.items()]
 
 
-def file_system(path: Path, mounts: Sequence[tuple[str, str]]) -> str | None:
+def find_file_system(path: Path, mounts: Sequence[tuple[str, str]]) -> str | None:
     """The type of the file system of a path: that of the deepest mount (folder, type) above it."""
     above = [(len(Path(folder).parts), kind) for folder, kind in mounts if path.is_relative_to(folder)]
     return max(above, key=lambda found: found[0])[1] if above else None
 
 
-def _shared(name: str, path: Path, mounts: Sequence[tuple[str, str]]) -> CheckResult:
+def _check_shared_folder(name: str, path: Path, mounts: Sequence[tuple[str, str]]) -> CheckResult:
     """Whether a path is on a network file system: that the nodes mount it too, only a job can show."""
-    kind = file_system(path.absolute(), mounts)
+    kind = find_file_system(path.absolute(), mounts)
     shared = kind in NETWORK_FILE_SYSTEMS or (kind or "").startswith("fuse.")
     on = f"{path} on {kind or 'an unknown file system'}"
     note = "" if shared else ": is that a disk of this host only?"
     return CheckResult(name, "the same on all nodes", on + note, OK if shared else UNCHECKED)
 
 
-def _interface(hardware: HardwareSpec) -> CheckResult:
+def _check_interface(hardware: HardwareSpec) -> CheckResult:
     names = sorted(psutil.net_if_addrs())
     present = hardware.interface in names
     return check_value("interface", hardware.interface, "is there" if present else f"only {' '.join(names)}", present)
 
 
-def _stage(hardware: HardwareSpec) -> CheckResult:
+def _check_node_copy_folder(hardware: HardwareSpec) -> CheckResult:
     """Check that the folder for copies of the data exists or can be made."""
     where = Path(os.path.expandvars(hardware.stage or "/")).expanduser()
     if "$" in str(where):

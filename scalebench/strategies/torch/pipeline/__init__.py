@@ -20,17 +20,30 @@ from scalebench.strategies.base import LossPart, NotMeasured, Unsupported
 from scalebench.strategies.torch import evaluation
 from scalebench.strategies.torch.base import TorchStrategy, count_parameters
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.group import Group
+from scalebench.strategies.torch.group import TorchGroup
 from scalebench.strategies.torch.model import NetworkModule, read_weights
 from scalebench.strategies.torch.pipeline import stage
-from scalebench.strategies.torch.pipeline.schedule import Chain, MicroSchedule, Relay, Transfers
-from scalebench.strategies.torch.pipeline.stage import COUNTED, TIME, StageModule, Wire, built, example, median_s
+from scalebench.strategies.torch.pipeline.schedule import (
+    MicroBatchSchedule,
+    PipelineForward,
+    StageGroup,
+    StageTransfers,
+)
+from scalebench.strategies.torch.pipeline.stage import (
+    COUNTED_COSTS,
+    SPLIT_BY_TIME,
+    ActivationLayout,
+    StageModule,
+    build_stage_model,
+    example_inputs,
+    measure_median_s,
+)
 from scalebench.workloads import networks, partition, user_code
 from scalebench.workloads.network import Network
 from scalebench.workloads.source import Source
 
 
-def refuse(spec: RunSpec, backend: str, schedule: str, stages: int, micro_batches: int) -> None:
+def check_supported(spec: RunSpec, backend: str, schedule: str, stages: int, micro_batches: int) -> None:
     """Raises Unsupported with the first reason."""
     train, name = spec.config.train, spec.config.strategy.name
     if user_code.is_user_model(spec.config.model):
@@ -58,7 +71,7 @@ def refuse(spec: RunSpec, backend: str, schedule: str, stages: int, micro_batche
 class ModelParallelOptions:
     """Where the model is cut."""
 
-    split: str = TIME  # time | flops | size: what is balanced over the stages
+    split: str = SPLIT_BY_TIME  # time | flops | size: what is balanced over the stages
 
 
 @dataclass
@@ -66,7 +79,7 @@ class PipelineOptions:
     """Where the model is cut, and what a batch goes through it in."""
 
     micro_batches: int | None = None  # None: see workloads.partition.default_micro_batches
-    split: str = TIME
+    split: str = SPLIT_BY_TIME
 
 
 @dataclass
@@ -76,7 +89,7 @@ class HybridOptions:
     stages: int = 2
     micro_batches: int | None = None  # None: see workloads.partition.default_micro_batches
     schedule: str = "gpipe"  # gpipe | 1f1b
-    split: str = TIME
+    split: str = SPLIT_BY_TIME
 
 
 class ModelParallel(TorchStrategy):
@@ -90,17 +103,17 @@ class ModelParallel(TorchStrategy):
     micro_batches: int = 1
     stage_count: int
     replicas: int = 1
-    chain: Chain
+    chain: StageGroup
     cut: list[partition.NetworkStage]
-    wires: list[Wire]
+    wires: list[ActivationLayout]
     model: NetworkModule
-    relay: Relay
-    _passes_of: MicroSchedule
+    relay: PipelineForward
+    _passes_of: MicroBatchSchedule
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
         self.stage_count = spec.processes
-        self._transfers: Transfers | None = None
+        self._transfers: StageTransfers | None = None
         self._params: int | None = None
 
     def group_backend(self) -> str:
@@ -119,7 +132,7 @@ class ModelParallel(TorchStrategy):
     def setup(self) -> None:
         self.shard()  # whether there are whole replicas
         self.micro_batches = self.count_micro_batches()
-        refuse(self.spec, self.group_backend(), self.schedule, self.stage_count, self.micro_batches)
+        check_supported(self.spec, self.group_backend(), self.schedule, self.stage_count, self.micro_batches)
         network = networks.build_network(self.spec.config.model)
         self._partition(network, partition.node_training_flops(network))  # there are places enough, whatever they cost
         obstacle = partition.indivisible_reason(
@@ -129,10 +142,10 @@ class ModelParallel(TorchStrategy):
             raise Unsupported(f"{self.spec.config.strategy.name}: {obstacle}")
         super().setup()
 
-    def join(self) -> Group | None:
+    def join(self) -> TorchGroup | None:
         group = super().join()
         limit_s = self.spec.group_timeout_s
-        self.chain = Chain(self.place.rank, self.stage_count, self.replicas, self.device, limit_s)
+        self.chain = StageGroup(self.place.rank, self.stage_count, self.replicas, self.device, limit_s)
         return group
 
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -143,8 +156,8 @@ class ModelParallel(TorchStrategy):
             self.wires.append(self.chain.told(self._tried() if index == self.chain.index else None, index))
         sends = None if self.chain.last else self.wires[self.chain.index]
         module = StageModule(self.model, self.precision.autocast, self._reads(), sends)
-        self.relay = Relay(module, self.chain)
-        self._passes_of = MicroSchedule(self.schedule, self.micro_batches, module, self.chain, self.wires)
+        self.relay = PipelineForward(module, self.chain)
+        self._passes_of = MicroBatchSchedule(self.schedule, self.micro_batches, module, self.chain, self.wires)
         return module
 
     def step(self, batch: TorchBatch) -> LossPart | None:
@@ -154,7 +167,7 @@ class ModelParallel(TorchStrategy):
         part = self._passes_of(batch, self.spec.config, self._loss)
         if self.replicas > 1:
             self.chain.add_up([one.grad for one in self.model.parameters() if one.grad is not None])
-        self.precision.update(self.optimizer)
+        self.precision.step_optimizer(self.optimizer)
         return part
 
     def partial_step(self, batch: TorchBatch, until: str) -> None:
@@ -174,18 +187,18 @@ class ModelParallel(TorchStrategy):
         """All of one update, whose sizes they are."""
         if self._transfers is None:
             samples, parameters = self._micro_samples(self.chain.replica), list(self.model.parameters())
-            self._transfers = Transfers(self.chain, self.wires, samples, self.micro_batches, parameters)
+            self._transfers = StageTransfers(self.chain, self.wires, samples, self.micro_batches, parameters)
         self._transfers()
 
     def backend_used(self) -> str | None:
         """Two more updates under the profiler, so it comes last: it spoils the weights."""
-        return self.seen_carrier()
+        return self.observe_backend()
 
     def evaluate(self, source: Source) -> dict[str, float]:
         """Every stage goes through the same samples, and the last one judges."""
         assert self.group is not None, "setup comes first"
         with self._peak.paused(self.device):
-            return evaluation.metrics(self.relay, self.spec.config.model, source, self.device, self.group.sum)
+            return evaluation.compute_metrics(self.relay, self.spec.config.model, source, self.device, self.group.sum)
 
     def num_params(self) -> int:
         """The sum over the stages, found once by all of them together."""
@@ -205,7 +218,7 @@ class ModelParallel(TorchStrategy):
         work_s = None
         for index in range(self.stage_count):
             if index == self.chain.index:
-                work_s = median_s(self._passes_of.work(self.last_batch, self._loss), self.synchronize)
+                work_s = measure_median_s(self._passes_of.work(self.last_batch, self._loss), self.synchronize)
             self.broadcast(0.0)
         stage = self.cut[self.chain.index]
         sent_bytes = None if self.chain.last else self.wires[stage.index].bytes(self.last_batch.samples)
@@ -223,20 +236,20 @@ class ModelParallel(TorchStrategy):
             )
         ]
 
-    def _ours(self) -> NetworkModule:
+    def _build_network(self) -> NetworkModule:
         network = networks.build_network(self.spec.config.model)
         self.cut = self._partition(network, self._costs(network))
-        return built(self.cut[self.chain.index], self.spec.config, self.device)
+        return build_stage_model(self.cut[self.chain.index], self.spec.config, self.device)
 
     def _costs(self, network: Network) -> list[float]:
         """The same on every rank: seconds are those of rank 0."""
         split = "flops" if self.stage_count == 1 else self.options.split  # nothing to balance
-        if split in COUNTED:
-            return COUNTED[split](network)
+        if split in COUNTED_COSTS:
+            return COUNTED_COSTS[split](network)
         costs = [0.0] * len(network.nodes)
         if self.place.rank == 0:
             measured = self.spec.config, self._micro_samples(0), self.device, self.precision, self.synchronize
-            costs = stage.measured(network, *measured)
+            costs = stage.measure_node_costs(network, *measured)
         assert self.group is not None, "processes have met"
         return self.group.sum(costs)
 
@@ -247,20 +260,20 @@ class ModelParallel(TorchStrategy):
             raise Unsupported(str(reason)) from None
 
     @torch.no_grad()
-    def _tried(self) -> Wire:
+    def _tried(self) -> ActivationLayout:
         """What this stage gives. Moving statistics and random numbers stay as they are."""
         reads, samples = self._reads(), 2
         given = (
-            example(self.spec.config, samples, self.device)
+            example_inputs(self.spec.config, samples, self.device)
             if reads is None
             else reads.empty(samples, self.device).zero_()
         )
         self.model.eval()
         outputs = StageModule(self.model, self.precision.autocast, reads, None)(given)
         self.model.train()
-        return Wire.of(outputs)
+        return ActivationLayout.of(outputs)
 
-    def _reads(self) -> Wire | None:
+    def _reads(self) -> ActivationLayout | None:
         return None if self.chain.first else self.wires[self.chain.index - 1]
 
     def _micro_samples(self, replica: int) -> int:

@@ -17,10 +17,10 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from scalebench.core.spec import Config
 from scalebench.strategies.base import LossPart
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.pipeline.stage import StageModule, Wire, Work, example
+from scalebench.strategies.torch.pipeline.stage import ActivationLayout, StageModule, StagePasses, example_inputs
 
 
-class Chain:
+class StageGroup:
     """Where this process stands: rank = replica * stages + index.
 
     `group` has the stages of its replica, `alike` the same stage of all replicas; None: there is only one of them.
@@ -74,11 +74,11 @@ class Chain:
         return self.device if dist.get_backend(self.group) == "nccl" else None
 
 
-class Relay(nn.Module):
+class PipelineForward(nn.Module):
     """A forward pass through the whole chain, for each of whose stages it is called with the same samples: what the
     model says on the last one, None on the others."""
 
-    def __init__(self, module: StageModule, chain: Chain) -> None:
+    def __init__(self, module: StageModule, chain: StageGroup) -> None:
         super().__init__()
         self.module, self._chain = module, chain
         self._sending: tuple[Any, Tensor] | None = None
@@ -98,12 +98,17 @@ class Relay(nn.Module):
         return None
 
 
-class Transfers:
+class StageTransfers:
     """All that goes between the stages of an update, without the work: activations micro-batch by micro-batch to the
     end, their gradients back, and the sums of gradients over the replicas."""
 
     def __init__(
-        self, chain: Chain, wires: list[Wire], samples: int, micro_batches: int, parameters: list[nn.Parameter]
+        self,
+        chain: StageGroup,
+        wires: list[ActivationLayout],
+        samples: int,
+        micro_batches: int,
+        parameters: list[nn.Parameter],
     ) -> None:
         """`samples` of a micro-batch; `parameters` of this stage."""
         self._chain, self._micro_batches = chain, micro_batches
@@ -131,14 +136,16 @@ SCHEDULES: dict[str, type[Any]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-class MicroSchedule:
+class MicroBatchSchedule:
     """Adds the gradients of a batch up in a stage's weights.
 
     torch's schedules have buffers for micro-batches of one size: there is one for each size of batch that comes, and
     all of them share the stage.
     """
 
-    def __init__(self, name: str, micro_batches: int, module: StageModule, chain: Chain, wires: list[Wire]) -> None:
+    def __init__(
+        self, name: str, micro_batches: int, module: StageModule, chain: StageGroup, wires: list[ActivationLayout]
+    ) -> None:
         """`wires` of all stages: what each gives."""
         self.name, self.micro_batches = name, micro_batches
         self._module, self._chain, self._wires = module, chain, wires
@@ -157,7 +164,7 @@ class MicroSchedule:
         self._made[key].step(*taken, target=batch.targets, losses=losses, return_outputs=False)
         return LossPart(sum(one.detach() for one in losses) * batch.global_samples, batch.samples)
 
-    def work(self, batch: TorchBatch, loss: Loss) -> Work:
+    def work(self, batch: TorchBatch, loss: Loss) -> StagePasses:
         """This stage's part of an update on a batch by itself; activations are made up."""
         count, chain = self.micro_batches, self._chain
         inputs = list(batch.inputs.split(batch.samples // count))
@@ -166,22 +173,22 @@ class MicroSchedule:
             inputs = [one.requires_grad_() for one in made]
         ahead = count if self.name == "gpipe" else min(count, chain.stages - chain.index)
         if not chain.last:
-            return Work(self._module, inputs, ahead)
-        targets, shared = batch.targets.split(batch.samples // count), _shared(loss, batch.global_samples)
-        return Work(self._module, inputs, ahead, lambda number, outputs: shared(outputs, targets[number]))
+            return StagePasses(self._module, inputs, ahead)
+        targets, shared = batch.targets.split(batch.samples // count), _weight_loss(loss, batch.global_samples)
+        return StagePasses(self._module, inputs, ahead, lambda number, outputs: shared(outputs, targets[number]))
 
     def _make(self, batch: TorchBatch, config: Config, loss: Loss) -> Any:
         samples, chain, meta = batch.samples // self.micro_batches, self._chain, torch.device("meta")
         gives = [wire.empty(samples, meta).requires_grad_() for wire in self._wires]
-        reads = example(config, samples, meta) if chain.first else gives[chain.index - 1]
+        reads = example_inputs(config, samples, meta) if chain.first else gives[chain.index - 1]
         stage = PipelineStage(
             self._module, chain.index, chain.stages, chain.device, reads, gives[chain.index], group=chain.group
         )
-        shared = _shared(loss, batch.global_samples)
+        shared = _weight_loss(loss, batch.global_samples)
         return SCHEDULES[self.name](stage, self.micro_batches, loss_fn=shared, scale_grads=False)
 
 
-def _shared(loss: Loss, global_samples: int) -> Loss:
+def _weight_loss(loss: Loss, global_samples: int) -> Loss:
     """Of a micro-batch, so that the sum over them, and over the replicas, is the mean over the global batch."""
 
     def share(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from scalebench.workloads.partition import NetworkStage, find_cuts, node_paramet
 from scalebench.workloads.weights import initial_weights
 
 
-class Wire(NamedTuple):
+class ActivationLayout(NamedTuple):
     """What goes from a stage to the next one, and its gradient back: contiguous, in the order in which it lies in the
     sender's memory, so that neither side copies."""
 
@@ -36,7 +36,7 @@ class Wire(NamedTuple):
     channels_last: bool  # (positions..., channels); else torch's order
 
     @classmethod
-    def of(cls, outputs: Tensor) -> Wire:
+    def of(cls, outputs: Tensor) -> ActivationLayout:
         """For outputs like these, which are in torch's order."""
         channels_last = outputs.dim() > 2 and not outputs.is_contiguous() and outputs.movedim(1, -1).is_contiguous()
         sent = outputs.movedim(1, -1) if channels_last else outputs
@@ -64,8 +64,8 @@ class StageModule(nn.Module):
         self,
         model: NetworkModule,
         autocast: Callable[[], AbstractContextManager[None]],
-        reads: Wire | None,
-        sends: Wire | None,
+        reads: ActivationLayout | None,
+        sends: ActivationLayout | None,
     ) -> None:
         super().__init__()
         self.model, self.reads, self.sends = model, reads, sends
@@ -78,7 +78,7 @@ class StageModule(nn.Module):
         return outputs if self.sends is None else self.sends.sent(outputs)
 
 
-def built(stage: NetworkStage, config: Config, device: torch.device) -> NetworkModule:
+def build_stage_model(stage: NetworkStage, config: Config, device: torch.device) -> NetworkModule:
     """With those of the weights that the whole model starts from which are the stage's."""
     network = stage.network(config.model.name)
     model = NetworkModule(network, config.train.data_format, config.train.dropout)
@@ -87,21 +87,23 @@ def built(stage: NetworkStage, config: Config, device: torch.device) -> NetworkM
     return model.to(device)
 
 
-def example(config: Config, samples: int, device: torch.device) -> Tensor:
+def example_inputs(config: Config, samples: int, device: torch.device) -> Tensor:
     """Inputs of the whole model, as they are fed: zeros."""
     dtype = getattr(torch, config.dataset.dtype)
     return torch.zeros(samples, *config.model.input_shape, dtype=dtype, device=device)
 
 
-STAGE_WORK_REPEATS = 5
-MOST_S = 10.0  # after which there are no more repeats
+PASSES_REPEATS = 5
+MAX_MEASURING_S = 10.0  # after which there are no more repeats
 
 
-def median_s(action: Callable[[], None], synchronize: Callable[[], None], repeats: int = STAGE_WORK_REPEATS) -> float:
+def measure_median_s(
+    action: Callable[[], None], synchronize: Callable[[], None], repeats: int = PASSES_REPEATS
+) -> float:
     """Seconds of an action, once it has been warmed up."""
     found: list[float] = []
     action()
-    while len(found) < repeats and sum(found) < MOST_S:
+    while len(found) < repeats and sum(found) < MAX_MEASURING_S:
         synchronize()
         start = time.perf_counter()
         action()
@@ -110,7 +112,7 @@ def median_s(action: Callable[[], None], synchronize: Callable[[], None], repeat
     return statistics.median(found)
 
 
-class Work:
+class StagePasses:
     """Forward and backward of the micro-batches of one update through one stage, in the order in which the schedule
     has them: so many forward passes go ahead, and then they take turns."""
 
@@ -141,12 +143,15 @@ class Work:
             outputs.backward(torch.ones_like(outputs))
 
 
-TIME = "time"
-COUNTED: dict[str, Callable[[Network], list[float]]] = {"flops": node_training_flops, "size": node_parameter_bytes}
-REPEATS = 3
+SPLIT_BY_TIME = "time"
+COUNTED_COSTS: dict[str, Callable[[Network], list[float]]] = {
+    "flops": node_training_flops,
+    "size": node_parameter_bytes,
+}
+COST_REPEATS = 3
 
 
-def measured(
+def measure_node_costs(
     network: Network,
     config: Config,
     samples: int,
@@ -157,16 +162,16 @@ def measured(
     """Seconds of forward and backward of so many samples, of each node: those of a segment, between two places where
     the network can be cut, are its last node's. One segment at a time has its weights in memory."""
     costs = dict.fromkeys((node.name for node in network.nodes), 0.0)
-    for segment in segments(network):
-        module = StageModule(built(segment, config, device), precision.autocast, None, None)
-        inputs = example(config, samples, device)  # which nobody wants gradients of
+    for segment in cut_into_segments(network):
+        module = StageModule(build_stage_model(segment, config, device), precision.autocast, None, None)
+        inputs = example_inputs(config, samples, device)  # which nobody wants gradients of
         if segment.index:
             inputs = torch.randn(samples, *segment.source.shape, device=device, requires_grad=True)
-        costs[segment.output.name] = median_s(Work(module, [inputs], 1), synchronize, REPEATS)
+        costs[segment.output.name] = measure_median_s(StagePasses(module, [inputs], 1), synchronize, COST_REPEATS)
     return [costs[node.name] for node in network.nodes]
 
 
-def segments(network: Network) -> Iterator[NetworkStage]:
+def cut_into_segments(network: Network) -> Iterator[NetworkStage]:
     """The network cut wherever it can be."""
     ends = [0, *find_cuts(network), len(network.nodes) - 1]
     for index, (a, b) in enumerate(pairwise(ends)):

@@ -10,15 +10,15 @@ import torch
 from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import LossPart, NotMeasured, Unsupported
 from scalebench.strategies.torch import collectives
-from scalebench.strategies.torch.base import TorchStrategy, filled
+from scalebench.strategies.torch.base import TorchStrategy, drop_empty_parts
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.model import NetworkModule
-from scalebench.strategies.torch.precision import HALF
-from scalebench.strategies.torch.tensor_parallel.plan import Split, plan
-from scalebench.strategies.torch.user_module import OwnModule
+from scalebench.strategies.torch.precision import HALF_DTYPES
+from scalebench.strategies.torch.tensor_parallel.plan import Split, plan_splits
+from scalebench.strategies.torch.user_module import UserModule
 from scalebench.workloads import user_code
 
-NEEDS = (2, 7)  # PyTorch, whose parallelize_module takes each part from what is there on every process
+MIN_TORCH_VERSION = (2, 7)  # PyTorch, whose parallelize_module takes each part from what is there on every process
 
 
 @dataclass
@@ -37,7 +37,7 @@ class TensorParallel(TorchStrategy):
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
         self.splits: list[Split] = []
-        self._exchanges: dict[tuple[str, int], collectives.Collective] = {}
+        self._exchanges: dict[tuple[str, int], collectives.TorchCollective] = {}
 
     def group_backend(self) -> str:
         requested = self.spec.config.strategy.backend
@@ -51,7 +51,7 @@ class TensorParallel(TorchStrategy):
 
     def setup(self) -> None:
         train, name = self.spec.config.train, self.spec.config.strategy.name
-        if tuple(map(int, torch.__version__.split(".")[:2])) < NEEDS:
+        if tuple(map(int, torch.__version__.split(".")[:2])) < MIN_TORCH_VERSION:
             raise Unsupported(f"{name} needs PyTorch 2.7 or newer, and here is {torch.__version__}")
         if user_code.is_user_model(self.spec.config.model):
             raise Unsupported(
@@ -97,11 +97,11 @@ class TensorParallel(TorchStrategy):
 
     def backend_used(self) -> str | None:
         """Two more updates under the profiler, which spoil the weights."""
-        return self.seen_carrier()
+        return self.observe_backend()
 
-    def _collective(self, name: str, size_bytes: int) -> collectives.Collective:
+    def _collective(self, name: str, size_bytes: int) -> collectives.TorchCollective:
         assert self.group is not None, "setup comes first"
-        return collectives.collective(self.group, name, size_bytes)
+        return collectives.build_torch_collective(self.group, name, size_bytes)
 
     def _messages(self) -> list[tuple[str, int]]:
         """(kind, bytes) of each message of an update, in its order. Under bfloat16 outputs are of that, and gradients
@@ -109,27 +109,27 @@ class TensorParallel(TorchStrategy):
         devices = self.spec.processes
         if self.last_batch is None or devices == 1:
             return []
-        out = HALF.get(self.spec.config.train.precision, torch.float32)
+        out = HALF_DTYPES.get(self.spec.config.train.precision, torch.float32)
         sent = [(message, out) for one in self.splits for message in one.forward]
         sent += [(message, self._inputs.of[one.layer]) for one in reversed(self.splits) for message in one.backward]
         return [
             (message.kind, part.samples * message.numbers(devices) * kind.itemsize)
-            for part in filled(self.last_batch.split(self.accumulate))
+            for part in drop_empty_parts(self.last_batch.split(self.accumulate))
             for message, kind in sent
         ]
 
-    def _build(self) -> NetworkModule | OwnModule:
+    def _build(self) -> NetworkModule | UserModule:
         from scalebench.strategies.torch.tensor_parallel import layers  # DTensor, which takes seconds to import
 
         model = super()._build()
         assert isinstance(model, NetworkModule), "setup refuses others"
         devices = self.spec.processes
-        self.splits = plan(model.network, devices, self.options.layers == "all")
+        self.splits = plan_splits(model.network, devices, self.options.layers == "all")
         if not self.splits:
             raise Unsupported(
                 f"{self.spec.config.model.name} has no dense layer that {devices} devices could share under "
                 f"strategy.options.layers={self.options.layers}, and no others are split"
             )
-        self._inputs = layers.Inputs(model, self.splits)
-        layers.split(model, self.splits, self.device.type)
+        self._inputs = layers.InputDtypes(model, self.splits)
+        layers.split_layers(model, self.splits, self.device.type)
         return model

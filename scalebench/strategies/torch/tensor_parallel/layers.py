@@ -23,7 +23,7 @@ from scalebench.strategies.torch.model import NetworkModule
 from scalebench.strategies.torch.tensor_parallel.plan import COLUMNS, Split
 
 
-class PartOfDropout(nn.Module):
+class ShardedDropout(nn.Module):
     """Dropout of an activation of which each device has a part. All draw for all of it, as one device would, so that
     their generators stay alike, and keep what is of their part."""
 
@@ -38,7 +38,7 @@ class PartOfDropout(nn.Module):
         return x * distribute_tensor(kept, self.mesh, x.placements, src_data_rank=None)
 
 
-class Inputs:
+class InputDtypes:
     """Types of what comes into split layers, by their names; noted once."""
 
     def __init__(self, model: NetworkModule, splits: Sequence[Split]) -> None:
@@ -53,18 +53,18 @@ class Inputs:
         self._hooks.pop(layer).remove()
 
 
-def split(model: NetworkModule, splits: Sequence[Split], device: str) -> None:
+def split_layers(model: NetworkModule, splits: Sequence[Split], device: str) -> None:
     """The parameters of those layers become parts of themselves, over all processes of the group, each of which has a
     device of that type. All have the same weights so far."""
     mesh = init_device_mesh(device, (dist.get_world_size(),))
     for one in splits:
         for name in one.between:
             if isinstance(module := getattr(model, name), nn.Dropout):
-                setattr(model, name, PartOfDropout(module.p, mesh))
+                setattr(model, name, ShardedDropout(module.p, mesh))
     # What leaves a split layer as a plain tensor is a view that autograd lets nobody overwrite.
     plain = {one.layer for one in splits if _output_is_plain(one)}
-    model.keep_outputs(plain)
-    styles = {one.layer: _style(one) for one in splits}
+    model.protect_outputs(plain)
+    styles = {one.layer: _parallel_style(one) for one in splits}
     # Of one tensor for query, key and value the gradient is summed up over the devices once.
     whole = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Replicate(), use_local_output=False)
     styles |= {one.shared: whole for one in splits if one.shared is not None}
@@ -77,7 +77,7 @@ def _output_is_plain(one: Split) -> bool:
     return one.by != COLUMNS or not one.paired or one.shared is not None
 
 
-def _style(one: Split) -> ParallelStyle:
+def _parallel_style(one: Split) -> ParallelStyle:
     if one.by == COLUMNS and not one.paired:
         return ColwiseParallel(output_layouts=Replicate())
     if one.by == COLUMNS:

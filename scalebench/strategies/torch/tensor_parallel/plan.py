@@ -20,10 +20,10 @@ COLUMNS, ROWS = "columns", "rows"
 ELEMENTWISE = ("relu", "gelu", "dropout")
 # How often a ring sends each number of the result, but for a factor that is the same: an all-reduce is a
 # reduce-scatter and then an all-gather.
-PASSES = {"all_reduce": 2, "all_gather": 1}
+RING_PASSES = {"all_reduce": 2, "all_gather": 1}
 
 
-class Message(NamedTuple):
+class ActivationMessage(NamedTuple):
     """What all devices exchange for one sample in one pass; `width` is the last axis of the activation."""
 
     kind: str  # "all_reduce" | "all_gather"
@@ -43,79 +43,79 @@ class Split:
     layer: str
     by: str  # COLUMNS | ROWS
     paired: bool
-    forward: tuple[Message, ...] = ()
-    backward: tuple[Message, ...] = ()
+    forward: tuple[ActivationMessage, ...] = ()
+    backward: tuple[ActivationMessage, ...] = ()
     between: tuple[str, ...] = ()  # elementwise nodes behind it, up to its partner
     shared: str | None = None  # of an attention's: the node that query, key and value read, and nobody else
 
 
-class _Choice(NamedTuple):
+class _SplitChoice(NamedTuple):
     """Of ways to split layers, the smallest is the best one: first how much of them stays whole."""
 
     whole: int  # parameters that every device has all of
     sent: int  # numbers for one sample, each as often as a ring sends it
     splits: tuple[Split, ...] = ()
 
-    def then(self, other: _Choice) -> _Choice:
-        return _Choice(self.whole + other.whole, self.sent + other.sent, self.splits + other.splits)
+    def then(self, other: _SplitChoice) -> _SplitChoice:
+        return _SplitChoice(self.whole + other.whole, self.sent + other.sent, self.splits + other.splits)
 
 
-def plan(network: Network, devices: int, lone: bool = True) -> list[Split]:
+def plan_splits(network: Network, devices: int, lone: bool = True) -> list[Split]:
     """The layers that are split, in forward order; without `lone` only those of pairs. No device goes without a part
     of a layer: one that is too narrow for that stays whole."""
-    learning = _behind_parameters(network)
-    splits = [split for node in network.nodes for split in _attention(network, node, devices, learning)]
-    for chain in _chains(network, {split.layer for split in splits}):
-        splits += _best(chain, devices, lone, learning).splits
+    learning = _nodes_with_gradient(network)
+    splits = [split for node in network.nodes for split in _attention_splits(network, node, devices, learning)]
+    for chain in _dense_chains(network, {split.layer for split in splits}):
+        splits += _choose_splits(chain, devices, lone, learning).splits
     order = [node.name for node in network.nodes]
     return sorted(splits, key=lambda split: order.index(split.layer))
 
 
-def messages(splits: Sequence[Split]) -> list[Message]:
+def list_messages(splits: Sequence[Split]) -> list[ActivationMessage]:
     """Of one update, in the order in which they are sent."""
     forward = [message for split in splits for message in split.forward]
     return forward + [message for split in reversed(splits) for message in split.backward]
 
 
-def parts(width: int, devices: int) -> bool:
+def can_share(width: int, devices: int) -> bool:
     """Whether each device gets a part, as torch.chunk deals: equal ones, and the last ones take what is left."""
     return -(-width // devices) * (devices - 1) < width
 
 
-class _Link(NamedTuple):
+class _DenseLink(NamedTuple):
     """A dense layer, and the elementwise nodes behind it up to the next one."""
 
     node: Node
     between: tuple[str, ...]
 
 
-def _best(chain: Sequence[_Link], devices: int, lone: bool, learning: set[str]) -> _Choice:
+def _choose_splits(chain: Sequence[_DenseLink], devices: int, lone: bool, learning: set[str]) -> _SplitChoice:
     """From the last layer on: what is best for the rest of a chain does not depend on how it began."""
-    best = [_Choice(0, 0)]
+    best = [_SplitChoice(0, 0)]
     for at in reversed(range(len(chain))):
         node, between = chain[at]
-        ways = [_Choice(math.prod(node.arrays[0].shape), 0).then(best[0])]
-        ways += [_choice(split).then(best[0]) for split in _alone(node, devices, learning) if lone]
-        if at + 1 < len(chain) and parts(node.shape[-1], devices):
-            ways.append(_choice(*_pair(node, between, chain[at + 1].node, learning)).then(best[1]))
+        ways = [_SplitChoice(math.prod(node.arrays[0].shape), 0).then(best[0])]
+        ways += [_rate_splits(split).then(best[0]) for split in _single_splits(node, devices, learning) if lone]
+        if at + 1 < len(chain) and can_share(node.shape[-1], devices):
+            ways.append(_rate_splits(*_pair_splits(node, between, chain[at + 1].node, learning)).then(best[1]))
         best.insert(0, min(ways, key=lambda way: way[:2]))
     return best[0]
 
 
-def _alone(node: Node, devices: int, learning: set[str]) -> Iterator[Split]:
+def _single_splits(node: Node, devices: int, learning: set[str]) -> Iterator[Split]:
     """By columns its output is gathered, and the gradient of its input, to which all columns add, is summed up. By rows
     the output is summed up, and that gradient gathered."""
     into, out = node.arrays[0].shape
     learns = node.inputs[0] in learning
-    if parts(out, devices):
+    if can_share(out, devices):
         backward = [_message("all_reduce", node, into)] if learns else []
         yield Split(node.name, COLUMNS, False, (_message("all_gather", node, out),), tuple(backward))
-    if parts(into, devices):
+    if can_share(into, devices):
         backward = [_message("all_gather", node, into)] if learns else []
         yield Split(node.name, ROWS, False, (_message("all_reduce", node, out),), tuple(backward))
 
 
-def _pair(first: Node, between: tuple[str, ...], second: Node, learning: set[str]) -> tuple[Split, Split]:
+def _pair_splits(first: Node, between: tuple[str, ...], second: Node, learning: set[str]) -> tuple[Split, Split]:
     into, out = first.arrays[0].shape[0], second.shape[-1]
     backward = [_message("all_reduce", first, into)] if first.inputs[0] in learning else []
     return (
@@ -124,7 +124,7 @@ def _pair(first: Node, between: tuple[str, ...], second: Node, learning: set[str
     )
 
 
-def _attention(network: Network, node: Node, devices: int, learning: set[str]) -> list[Split]:
+def _attention_splits(network: Network, node: Node, devices: int, learning: set[str]) -> list[Split]:
     """The layers around an attention whose heads the devices can share equally; none where there are others between."""
     if node.op != "attention" or node.settings["heads"] % devices:
         return []
@@ -146,32 +146,32 @@ def _attention(network: Network, node: Node, devices: int, learning: set[str]) -
     return [*splits, Split(project.name, ROWS, True, forward, shared=shared)]
 
 
-def _message(kind: str, node: Node, width: int) -> Message:
-    return Message(kind, math.prod(node.shape[:-1]), width)
+def _message(kind: str, node: Node, width: int) -> ActivationMessage:
+    return ActivationMessage(kind, math.prod(node.shape[:-1]), width)
 
 
-def _choice(*splits: Split) -> _Choice:
+def _rate_splits(*splits: Split) -> _SplitChoice:
     sent = [message for split in splits for message in (*split.forward, *split.backward)]
-    return _Choice(0, sum(PASSES[one.kind] * one.positions * one.width for one in sent), splits)
+    return _SplitChoice(0, sum(RING_PASSES[one.kind] * one.positions * one.width for one in sent), splits)
 
 
-def _chains(network: Network, others: set[str]) -> Iterator[list[_Link]]:
+def _dense_chains(network: Network, others: set[str]) -> Iterator[list[_DenseLink]]:
     """Dense layers, but for those of `others`, that read each other through elementwise operations at most, with nobody
     else reading in between."""
     dense = {node.name: node for node in network.nodes if node.op == "dense" and node.name not in others}
     readers = _readers(network)
-    onward = {name: _onward(node, readers) for name, node in dense.items()}
+    onward = {name: _next_dense(node, readers) for name, node in dense.items()}
     followers = {after for _, after in onward.values()}
     for first in dense.keys() - followers:
         chain, name = [], first
         while name in dense:
             between, after = onward[name]
-            chain.append(_Link(dense[name], between))
+            chain.append(_DenseLink(dense[name], between))
             name = after
         yield chain
 
 
-def _onward(node: Node, readers: dict[str, list[Node]]) -> tuple[tuple[str, ...], str]:
+def _next_dense(node: Node, readers: dict[str, list[Node]]) -> tuple[tuple[str, ...], str]:
     """(elementwise nodes behind it, the dense layer that they alone lead to; "": there is none)."""
     between: list[str] = []
     while len(reading := readers[node.name]) == 1:
@@ -193,7 +193,7 @@ def _readers(network: Network) -> dict[str, list[Node]]:
     return found
 
 
-def _behind_parameters(network: Network) -> set[str]:
+def _nodes_with_gradient(network: Network) -> set[str]:
     """Nodes whose outputs have a gradient: they depend on what is trained."""
     found: set[str] = set()
     for node in network.nodes:

@@ -1,7 +1,7 @@
-"""What Hydra must find under the name `hydra_plugins` before it accepts it; the code is in scalebench itself.
+"""The launcher and the search path under the name `hydra_plugins`, which Hydra requires; the code is in scalebench.
 
-This folder goes on sys.path when scalebench starts, and only then: a plugin installed for all would be
-imported by every other Hydra program on the machine.
+This folder is on sys.path only in scalebench itself: an installed plugin would be imported by every other Hydra program
+of the environment.
 """
 
 from hydra.core.config_store import ConfigStore
@@ -14,7 +14,7 @@ class ScalebenchLauncher(hydra_launcher.SweepLauncher):
     pass
 
 
-class ScalebenchSearchPath(compose.PluginFolders):
+class ScalebenchSearchPath(compose.PluginSearchPath):
     pass
 
 

@@ -15,7 +15,7 @@ from scalebench.core.result import RankRecord
 from scalebench.core.spec import ModelSpec, RunSpec
 from scalebench.runner.worker import exit_without_cleanup, run_rank
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.observed import Replay
+from scalebench.strategies.torch.observed import BatchReplay
 
 SIZES = (12, 12, 4, 12, 4)  # of the batches; the smaller ones are the last of an epoch
 
@@ -41,7 +41,7 @@ def losses(strategy: Any, model: ModelSpec) -> list[float] | None:
 
 
 def train(strategy: Any, batch: TorchBatch) -> list[Any]:
-    once = Replay(batch, 1)
+    once = BatchReplay(batch, 1)
     strategy.train(once)
     return once.parts
 

@@ -112,7 +112,7 @@ def test_measured_seconds_are_asked_for_by_the_split(strategy: Any, monkeypatch:
         asked.append(samples)
         return [0.0] * len(network.nodes)
 
-    monkeypatch.setattr(stage, "measured", measured)
+    monkeypatch.setattr(stage, "measure_node_costs", measured)
     one = strategy("pipeline_gpipe", **SMALL, strategy__options__micro_batches=4)
     assert asked == []  # one stage has nothing to balance
     one.stage_count = 2
@@ -148,7 +148,7 @@ REFUSED = [
 def test_what_cannot_be_is_refused_before_processes_meet(
     name: str, gpus: int, changes: dict[str, Any], reason: str
 ) -> None:
-    one = registry.load(name)(spec_of(name, gpus, **{**SMALL, "dataset__size": 80, **changes}), 0)
+    one = registry.load_strategy(name)(spec_of(name, gpus, **{**SMALL, "dataset__size": 80, **changes}), 0)
     with pytest.raises(Unsupported) as refused:
         one.shard()
         one.setup()
@@ -168,4 +168,4 @@ def test_what_cannot_be_is_refused_before_processes_meet(
 )
 def test_unknown_options(name: str, option: str, value: Any, words: str) -> None:
     with pytest.raises(InputError, match=words):
-        registry.load(name)(spec_of(name, 2, **{f"strategy__options__{option}": value}), 0)
+        registry.load_strategy(name)(spec_of(name, 2, **{f"strategy__options__{option}": value}), 0)

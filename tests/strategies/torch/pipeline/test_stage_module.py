@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from scalebench.strategies.torch.pipeline.stage import StageModule, Wire
+from scalebench.strategies.torch.pipeline.stage import ActivationLayout, StageModule
 
 LAYOUTS = {
     "vectors": torch.randn(4, 6),
@@ -22,7 +22,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_sent_as_it_lies(name: str) -> None:
     outputs = LAYOUTS[name]
-    wire = Wire.of(outputs)
+    wire = ActivationLayout.of(outputs)
     sent = wire.sent(outputs)
     assert sent.is_contiguous()
     assert sent.data_ptr() == outputs.data_ptr()
@@ -36,18 +36,18 @@ def test_sent_as_it_lies(name: str) -> None:
 
 
 def test_what_does_not_lie_so_is_copied() -> None:
-    wire = Wire.of(LAYOUTS["channels last"])
+    wire = ActivationLayout.of(LAYOUTS["channels last"])
     sent = wire.sent(LAYOUTS["channels first"])
     assert sent.is_contiguous() and torch.equal(wire.received(sent).movedim(-1, 1), LAYOUTS["channels first"])
 
 
 def test_half_precision_takes_half_the_bytes() -> None:
-    assert Wire.of(torch.zeros(2, 8, dtype=torch.bfloat16)).bytes(3) == 48
+    assert ActivationLayout.of(torch.zeros(2, 8, dtype=torch.bfloat16)).bytes(3) == 48
 
 
 def test_gradients_come_back_as_they_are_sent() -> None:
     """What a stage receives gets a gradient that can be sent on without a copy."""
-    wire = Wire.of(LAYOUTS["channels last"])
+    wire = ActivationLayout.of(LAYOUTS["channels last"])
     stage = StageModule(Turned(), nullcontext, wire, wire)  # type: ignore[arg-type]
     received = wire.sent(LAYOUTS["channels last"]).requires_grad_()
     sent = stage(received)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from scalebench.strategies.torch.pipeline.stage import Work, median_s
+from scalebench.strategies.torch.pipeline.stage import StagePasses, measure_median_s
 
 
 class Listening(nn.Module):
@@ -33,7 +33,7 @@ class Listening(nn.Module):
 def test_passes_come_in_the_order_of_the_schedule(ahead: int, order: str) -> None:
     module = Listening()
     inputs = list(torch.randn(6, 3).split(2))
-    Work(module, inputs, ahead)()
+    StagePasses(module, inputs, ahead)()
     assert module.seen == order
 
 
@@ -44,7 +44,7 @@ def test_gradients_are_those_of_the_whole_batch_each_time() -> None:
     def loss(number: int, outputs: Tensor) -> Tensor:
         return (outputs - targets[number]).square().mean() / 3
 
-    work = Work(module, list(inputs.split(2)), 2, loss)
+    work = StagePasses(module, list(inputs.split(2)), 2, loss)
     work()
     work()
     found = module.layer.weight.grad
@@ -54,7 +54,7 @@ def test_gradients_are_those_of_the_whole_batch_each_time() -> None:
 
 
 def test_layers_without_weights_that_read_samples_have_no_backward() -> None:
-    Work(nn.ReLU(), [torch.randn(2, 3)], 1)()
+    StagePasses(nn.ReLU(), [torch.randn(2, 3)], 1)()
 
 
 def test_median_leaves_the_first_one_out() -> None:
@@ -65,6 +65,6 @@ def test_median_leaves_the_first_one_out() -> None:
         waited.append(next(waits))
         time.sleep(waited[-1])
 
-    found = median_s(action, lambda: None, repeats=3)
+    found = measure_median_s(action, lambda: None, repeats=3)
     assert waited == [0.05, 0.01, 0.0, 0.02]
     assert 0.01 <= found < 0.05

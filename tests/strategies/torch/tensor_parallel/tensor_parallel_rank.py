@@ -21,8 +21,8 @@ from scalebench.core.spec import RunSpec, read_spec
 from scalebench.runner.worker import exit_without_cleanup, run_rank
 from scalebench.strategies.torch.bare import BareTorch
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.group import Group
-from scalebench.strategies.torch.observed import ProfiledReplay, Replay
+from scalebench.strategies.torch.group import TorchGroup
+from scalebench.strategies.torch.observed import BatchReplay, ProfiledReplay
 from scalebench.strategies.torch.tensor_parallel import TensorParallel, TensorParallelOptions
 
 UPDATES, SAMPLES = 4, 22
@@ -32,9 +32,9 @@ SENT = {"_c10d_functional::all_reduce": 1, "_c10d_functional::all_gather_into_te
 class Kept(TensorParallel):
     """All cases in one group."""
 
-    met: Group | None = None
+    met: TorchGroup | None = None
 
-    def join(self) -> Group | None:
+    def join(self) -> TorchGroup | None:
         Kept.met = Kept.met or super().join()
         return Kept.met
 
@@ -86,7 +86,7 @@ def batch_of(spec: RunSpec) -> TorchBatch:
 def taught(strategy: Any, batch: TorchBatch) -> tuple[list[float | None], dict[str, np.ndarray]]:
     """(loss sums, weights)."""
     strategy.setup()
-    replay = Replay(batch, UPDATES)
+    replay = BatchReplay(batch, UPDATES)
     strategy.train(replay)
     return [None if part is None else float(part.loss_sum) for part in replay.parts], strategy.parameters()
 
@@ -98,7 +98,7 @@ def sent(strategy: Any, batch: TorchBatch) -> list[int]:
     ranks = strategy.spec.processes
     return sorted(
         math.prod(one.sizes) * one.dtype.itemsize * (1 if SENT[one.name] else ranks)
-        for one in replay.operations()
+        for one in replay.operator_calls()
         if one.name in SENT
     )
 

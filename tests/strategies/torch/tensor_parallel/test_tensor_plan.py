@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalebench.strategies.torch.tensor_parallel.plan import PASSES, Split, messages, parts, plan
+from scalebench.strategies.torch.tensor_parallel.plan import RING_PASSES, Split, can_share, list_messages, plan_splits
 from scalebench.workloads import networks
 from scalebench.workloads.network import Network
 from tests.strategies.torch.conftest import model_spec
@@ -43,10 +43,10 @@ def told(splits: list[Split]) -> list[tuple[str, bool]]:
 @pytest.mark.parametrize("name", sorted({*networks.NETWORKS} - {"gpt_small"}))
 def test_every_dense_layer_of_the_zoo_is_split(name: str, devices: int) -> None:
     network = build_network(name)
-    splits = plan(network, devices)
+    splits = plan_splits(network, devices)
     assert [one.layer for one in splits] == [node.name for node in network.nodes if node.op == "dense"]
     assert told(splits) == SPLIT.get(name, LAST_ALONE)
-    pairs = plan(network, devices, lone=False)
+    pairs = plan_splits(network, devices, lone=False)
     assert told(pairs) == [("columns", True), ("rows", True)] * PAIRS.get(name, 0)
 
 
@@ -54,13 +54,13 @@ def test_every_dense_layer_of_the_zoo_is_split(name: str, devices: int) -> None:
 def test_an_attention_is_split_by_heads(devices: int) -> None:
     """Query, key and value read one tensor, whose gradient is summed up once."""
     network = build_network("gpt_small")
-    splits = plan(network, devices)
+    splits = plan_splits(network, devices)
     block = [*(HEADS_APART if devices == 3 else ATTENTION), *FEED_FORWARD]
     assert told(splits) == [*block * 4, ("columns", False)]
     shared = {one.shared for one in splits[:4]}
     assert shared == ({None} if devices == 3 else {"block1_norm1"})
     if devices != 3:
-        sent = [(one.kind, one.positions, one.width) for one in messages(splits)]
+        sent = [(one.kind, one.positions, one.width) for one in list_messages(splits)]
         assert sent == [*[("all_reduce", 64, 256)] * 8, ("all_gather", 64, 512), *[("all_reduce", 64, 256)] * 9]
 
 
@@ -69,12 +69,12 @@ def test_an_attention_whose_inputs_others_read_is_not() -> None:
     x = net.embedding(net.input, "table", 5, 16)
     layers = [net.dense(x, name, 16) for name in ("query", "key", "value")]
     net.add(net.dense(net.attention(*layers, "attention", 4), "project", 16), x)
-    assert [one.shared for one in plan(net, 2)] == [None] * 4
+    assert [one.shared for one in plan_splits(net, 2)] == [None] * 4
 
 
 def test_what_is_sent_by_vgg16() -> None:
     """The first layer's wide input is gathered and not summed up, which is half of it."""
-    assert [(one.kind, one.width) for one in messages(plan(build_network("vgg16"), 2))] == [
+    assert [(one.kind, one.width) for one in list_messages(plan_splits(build_network("vgg16"), 2))] == [
         ("all_reduce", 4096),
         ("all_reduce", 1000),
         ("all_reduce", 4096),
@@ -84,7 +84,7 @@ def test_what_is_sent_by_vgg16() -> None:
 
 def test_dropout_and_relu_stay_between_a_pair() -> None:
     net = build_network("cifar10_cnn")
-    first, second = plan(net, 2, lone=False)
+    first, second = plan_splits(net, 2, lone=False)
     by_name = {node.name: node for node in net.nodes}
     assert [by_name[name].op for name in first.between] == ["relu", "dropout"]
     assert second.between == () and (first.layer, second.layer) == ("dense1", "dense2")
@@ -103,33 +103,33 @@ def test_a_layer_that_others_read_as_well_is_no_partner() -> None:
     net = Network("branches", (8,))
     first = net.relu(net.dense(net.input, "first", 8))
     net.concat(net.dense(first, "second", 8), first)
-    assert [one.paired for one in plan(net, 2)] == [False, False]
-    assert plan(net, 2, lone=False) == []
+    assert [one.paired for one in plan_splits(net, 2)] == [False, False]
+    assert plan_splits(net, 2, lone=False) == []
 
 
 def test_the_gradient_of_the_data_is_not_sent() -> None:
-    (only,) = plan(chain([64, 8]), 2)
+    (only,) = plan_splits(chain([64, 8]), 2)
     assert (only.by, [one.kind for one in only.forward], only.backward) == ("columns", ["all_gather"], ())
 
 
 def test_a_layer_that_is_too_narrow_stays_whole() -> None:
     """2 outputs are nothing for 3 devices, but 5 inputs are: 2, 2 and 1."""
-    assert [(one.layer, one.by) for one in plan(chain([5, 2]), 3)] == [("dense0", "rows")]
-    assert plan(chain([2, 2]), 3) == []
-    assert [one.layer for one in plan(chain([2, 2, 9]), 3)] == ["dense1"]
+    assert [(one.layer, one.by) for one in plan_splits(chain([5, 2]), 3)] == [("dense0", "rows")]
+    assert plan_splits(chain([2, 2]), 3) == []
+    assert [one.layer for one in plan_splits(chain([2, 2, 9]), 3)] == ["dense1"]
 
 
 @given(st.integers(1, 500), st.integers(1, 16))
 def test_parts_are_torchs(width: int, devices: int) -> None:
     import torch
 
-    assert parts(width, devices) == (len(torch.empty(width).chunk(devices)) == devices)
+    assert can_share(width, devices) == (len(torch.empty(width).chunk(devices)) == devices)
 
 
 @given(st.lists(st.integers(1, 40), min_size=2, max_size=6), st.integers(1, 4), st.booleans())
 def test_no_other_plan_is_better(widths: list[int], devices: int, lone: bool) -> None:
     """Against all of them, tried one by one."""
-    found = plan(chain(widths), devices, lone)
+    found = plan_splits(chain(widths), devices, lone)
     ways = [way for way in itertools.product("crwp", repeat=len(widths) - 1) if possible(way, widths, devices, lone)]
     assert cost(found, widths) == min(cost_of(way, widths) for way in ways)
 
@@ -138,9 +138,9 @@ def possible(way: tuple[str, ...], widths: list[int], devices: int, lone: bool) 
     """c: columns, r: rows, w: whole, p: the second of a pair, whose first is a c."""
     for at, kind in enumerate(way):
         paired = at + 1 < len(way) and way[at + 1] == "p"
-        if kind == "c" and not ((lone or paired) and parts(widths[at + 1], devices)):
+        if kind == "c" and not ((lone or paired) and can_share(widths[at + 1], devices)):
             return False
-        if kind == "r" and not (lone and parts(widths[at], devices)):
+        if kind == "r" and not (lone and can_share(widths[at], devices)):
             return False
         if (kind == "p" and (at == 0 or way[at - 1] != "c")) or (kind in "rwp" and paired):
             return False
@@ -161,4 +161,4 @@ def cost_of(way: tuple[str, ...], widths: list[int]) -> tuple[int, int]:
 def cost(splits: list[Split], widths: list[int]) -> tuple[int, int]:
     split = {int(one.layer.removeprefix("dense")) for one in splits}
     whole = sum(math.prod(widths[at : at + 2]) for at in range(len(widths) - 1) if at not in split)
-    return whole, sum(PASSES[one.kind] * one.positions * one.width for one in messages(splits))
+    return whole, sum(RING_PASSES[one.kind] * one.positions * one.width for one in list_messages(splits))

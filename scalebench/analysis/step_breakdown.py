@@ -10,33 +10,33 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from scalebench.core.result import ProbeRecord, Result
-from scalebench.core.stats.estimates import Interval, mean_interval
+from scalebench.core.stats.estimates import Estimate, estimate_mean
 
 Series = Sequence[float]
 Over = Callable[[Series], float]
 
 
-def exposed(result: Result) -> Interval | None:
+def exposed_sync(result: Result) -> Estimate | None:
     """An update with the exchange minus one without: what overlap did not hide. Holds the straggler wait, which the
     slowest rank has none of."""
     return _difference(_probes(result), "sync_on_s", "sync_off_s")
 
 
-def isolated(result: Result) -> Interval | None:
+def isolated_sync(result: Result) -> Estimate | None:
     """The exchange of one update alone, in the messages that are really sent, until the last rank has it."""
     return _mean(_probes(result), "isolated_sync_s", "isolated_sync_repeats", over=max)
 
 
-def straggler_wait(result: Result) -> Interval | None:
+def imbalance(result: Result) -> Estimate | None:
     """How long the median device waits for the slowest in an update: of what each takes alone, for updates that all
     begin together, the largest minus the median."""
     devices = [series for probes in _probes(result) or [] for series in probes.local_step_s]
     if len(devices) < 2 or not all(devices):
         return None
-    return mean_interval([max(step) - statistics.median(step) for step in zip(*devices, strict=False)])
+    return estimate_mean([max(step) - statistics.median(step) for step in zip(*devices, strict=False)])
 
 
-def data(result: Result) -> Interval | None:
+def data_loading(result: Result) -> Estimate | None:
     """An update with its batch from the feed minus one on a batch that lies ready, both without the exchange where that
     can be switched off: what loading costs beside the device's work."""
     probes = _probes(result)
@@ -44,41 +44,41 @@ def data(result: Result) -> Interval | None:
     return _difference(probes, reference, "fixed_batch_s")
 
 
-def forward(result: Result) -> Interval | None:
+def forward_pass(result: Result) -> Estimate | None:
     return _mean(_probes(result), "forward_s", "part_steps")
 
 
-def backward(result: Result) -> Interval | None:
+def backward_pass(result: Result) -> Estimate | None:
     return _difference(_probes(result), "backward_s", "forward_s", "part_steps")
 
 
-def optimizer(result: Result) -> Interval | None:
+def optimizer_step(result: Result) -> Estimate | None:
     return _difference(_probes(result), "optimizer_s", "backward_s", "part_steps")
 
 
-def copy(result: Result) -> Interval | None:
+def host_to_device_copy(result: Result) -> Estimate | None:
     """A batch from host memory to the devices, alone."""
     return _mean(_probes(result), "copy_s", "copy_repeats")
 
 
 # Column of the frame -> figure; each also with _low and _high. The reasons' names are in REASON_OF.
-COLUMNS: dict[str, Callable[[Result], Interval | None]] = {
-    "sync_isolated_s": isolated,
-    "sync_exposed_s": exposed,
-    "imbalance_s": straggler_wait,
-    "data_s": data,
-    "copy_s": copy,
-    "forward_s": forward,
-    "backward_s": backward,
-    "optimizer_s": optimizer,
+BREAKDOWN_FIGURES: dict[str, Callable[[Result], Estimate | None]] = {
+    "sync_isolated_s": isolated_sync,
+    "sync_exposed_s": exposed_sync,
+    "imbalance_s": imbalance,
+    "data_s": data_loading,
+    "copy_s": host_to_device_copy,
+    "forward_s": forward_pass,
+    "backward_s": backward_pass,
+    "optimizer_s": optimizer_step,
 }
-REASON_OF = {"sync_isolated_s": "isolated", "sync_exposed_s": "exposed", "imbalance_s": "imbalance"}
+REASON_KEYS = {"sync_isolated_s": "isolated", "sync_exposed_s": "exposed", "imbalance_s": "imbalance"}
 
 
-def cells(result: Result, step_s: float | None) -> dict[str, float | int | str | None]:
+def breakdown_cells(result: Result, step_s: float | None) -> dict[str, float | int | str | None]:
     """Of the frame's row; `step_s` is the measured update's."""
     found: dict[str, float | int | str | None] = {}
-    intervals = {name: figure(result) for name, figure in COLUMNS.items()}
+    intervals = {name: figure(result) for name, figure in BREAKDOWN_FIGURES.items()}
     for name, interval in intervals.items():
         found[name] = interval.value if interval else None
         found[f"{name}_low"], found[f"{name}_high"] = (interval.low, interval.high) if interval else (None, None)
@@ -98,7 +98,7 @@ def cells(result: Result, step_s: float | None) -> dict[str, float | int | str |
     }
 
 
-def reasons(result: Result) -> dict[str, str]:
+def unmeasured_reasons(result: Result) -> dict[str, str]:
     """Why quantities were not measured, as the first rank says."""
     probes = _probes(result)
     return dict(probes[0].reasons) if probes else {}
@@ -124,19 +124,19 @@ def _probes(result: Result) -> list[ProbeRecord] | None:
     return [probes for probes in found if probes is not None]
 
 
-def _mean(probes: list[ProbeRecord] | None, name: str, count: str, over: Over = statistics.median) -> Interval | None:
+def _mean(probes: list[ProbeRecord] | None, name: str, count: str, over: Over = statistics.median) -> Estimate | None:
     blocks = _over_ranks(probes, lambda one: getattr(one, name), over)
-    return _per(blocks, probes[0], count) if probes else None
+    return _seconds_per_operation(blocks, probes[0], count) if probes else None
 
 
-def _difference(probes: list[ProbeRecord] | None, more: str, less: str, count: str = "steps") -> Interval | None:
+def _difference(probes: list[ProbeRecord] | None, more: str, less: str, count: str = "steps") -> Estimate | None:
     """The median rank's difference of blocks that took turns, block by block."""
 
     def differences(one: ProbeRecord) -> list[float]:
         return [a - b for a, b in zip(getattr(one, more), getattr(one, less), strict=False)]
 
     blocks = _over_ranks(probes, differences, statistics.median)
-    return _per(blocks, probes[0], count) if probes else None
+    return _seconds_per_operation(blocks, probes[0], count) if probes else None
 
 
 def _over_ranks(probes: list[ProbeRecord] | None, series: Callable[[ProbeRecord], Series], over: Over) -> list[float]:
@@ -144,6 +144,6 @@ def _over_ranks(probes: list[ProbeRecord] | None, series: Callable[[ProbeRecord]
     return list(ranks[0]) if len(ranks) == 1 else [over(block) for block in zip(*ranks, strict=False)]
 
 
-def _per(blocks: list[float], first: ProbeRecord, count: str) -> Interval | None:
+def _seconds_per_operation(blocks: list[float], first: ProbeRecord, count: str) -> Estimate | None:
     repeats = getattr(first, count)
-    return mean_interval([seconds / repeats for seconds in blocks]) if repeats and len(blocks) > 1 else None
+    return estimate_mean([seconds / repeats for seconds in blocks]) if repeats and len(blocks) > 1 else None

@@ -1,0 +1,85 @@
+"""The one-device runs that an attribution is measured against: bare and self, at the full and at the local batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from scalebench.analysis.baselines import Baselines
+from scalebench.analysis.identity import WITHOUT_BATCH_MARK, without_batch
+from scalebench.core.result import Result
+
+
+def samples_per_device(result: Result) -> float:
+    """Return the samples of a step on one device; not an integer if the devices' shares differ by one."""
+    return result.scale.global_batch / result.scale.gpus
+
+
+@dataclass(frozen=True)
+class ReferenceRuns:
+    """Runs on one device; None where there is none.
+
+    `full` is the run's global batch in strong scaling, else the batch of a device; `local` is the batch of a device.
+    In weak scaling both are one run.
+    """
+
+    bare_full: Result | None
+    bare_local: Result | None
+    self_local: Result | None
+    self_full: Result | None = None
+    against: str = "bare"
+
+    def or_self(self) -> ReferenceRuns:
+        """Return the strategy's own runs in place of the bare ones if there is no bare run at the full batch."""
+        if self.bare_full is not None:
+            return self
+        return ReferenceRuns(self.self_full, self.self_local, self.self_local, self.self_full, "self")
+
+
+class ReferenceRunFinder:
+    """All good one-device runs among `results`, to look up what a run is measured against."""
+
+    def __init__(self, results: Iterable[Result]) -> None:
+        runs = list(results)
+        self._full, self._local = Baselines.among(runs), LocalBaselines(runs)
+
+    def find(self, result: Result) -> ReferenceRuns:
+        """Return the baselines that the frame uses, and in strong scaling the nearest ones at the local batch."""
+        bare, own = self._full.find_bare(result), self._full.find_self(result)
+        if result.scale.scaling == "strong" and result.scale.gpus > 1:
+            return ReferenceRuns(bare, self._local.find_bare(result), self._local.find_self(result), own)
+        return ReferenceRuns(bare, bare, own, own)
+
+
+class LocalBaselines:
+    """One-device runs at the batch that each device has in strong scaling.
+
+    They equal the run in everything that `comparison_key` includes but the batch and the way it is configured:
+    scaling=weak with train.batch_per_device, or scaling=strong with train.global_batch.
+    """
+
+    def __init__(self, results: Iterable[Result]) -> None:
+        self._records: dict[str, Result] = {}
+        by_batch: dict[int, list[Result]] = {}
+        for result in results:
+            if result.scale.gpus == 1:
+                self._records[result.run_id] = result
+                by_batch.setdefault(result.scale.global_batch, []).append(without_batch(result))
+        self._by_batch = {batch: Baselines.among(runs) for batch, runs in by_batch.items()}
+
+    def find_bare(self, result: Result) -> Result | None:
+        """Return the run on one device without a wrapper, at the local batch of `result`: the nearest of several."""
+        baselines = self._baselines_for(result)
+        return None if baselines is None else self._original(baselines.find_bare(without_batch(result)))
+
+    def find_self(self, result: Result) -> Result | None:
+        """Return the run of the same strategy on one device, at the local batch."""
+        baselines = self._baselines_for(result)
+        return None if baselines is None else self._original(baselines.find_self(without_batch(result)))
+
+    def _baselines_for(self, result: Result) -> Baselines[Result] | None:
+        batch = samples_per_device(result)
+        return self._by_batch.get(int(batch)) if batch.is_integer() else None
+
+    def _original(self, copy: Result | None) -> Result | None:
+        return None if copy is None else self._records[copy.run_id.removesuffix(WITHOUT_BATCH_MARK)]

@@ -1,0 +1,256 @@
+"""All keys by which finished or planned runs are matched, built from common parts: a new config key is considered here once.
+
+What is hashed before a run starts, so that `resume` finds it again, is core.config_fingerprint. Two runs with equal keys:
+
+- `comparison_key`: their throughputs may be divided; finds the one-device baselines of a run.
+- `placement_of`: their single device is placed in the same way; chooses among baselines with equal comparison keys.
+- `is_comparable`: the quotient of their throughputs is a speedup, although strategy and machine may differ (`--baseline RUN`).
+- `without_batch`: comparison keys of such copies are equal for runs that differ in nothing but their batch.
+- `configuration_key`: they are repeats of one configuration; `pooling_key` also covers runs without a throughput.
+- `training_key`: they are one training, but for its seed.
+- `curve_key` of rows: they lie on one scaling curve; `DEVICES_OR_BATCH_COLUMNS` and its like compare N devices with one.
+- `MEMORY_COLUMNS`, `OPERATION_COLUMNS`: their memory, or the times of their collective operations, stand in one table.
+- `parallelism_key`: they train one network, by data or by model parallelism.
+- `facts_key`: `scalebench compare` pairs them, by the dotted keys that are not in IGNORED_FACTS.
+- `planned_curve_key`, `duration_key` of specs: a sweep with a time limit counts them to one curve, or expects them to take equally long.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from scalebench.analysis.run_summary import Placement, Run, RunSummary
+from scalebench.core.config_fingerprint import normalize_options
+from scalebench.core.machine.machine_class import classify_machine
+from scalebench.core.result import Result
+from scalebench.core.spec import Config, normalize_train_options
+
+Key = tuple[Any, ...]
+_ENCODER = msgspec.json.Encoder(order="deterministic")
+
+# Config keys that say which start of the program a run belongs to, and how it is measured: no part of what is trained.
+PROGRAM_KEYS = ("repeat", "resume", "baseline", "dry_run", "debug", "sweep", "measure")
+# Keys of groups that say where files lie and how a run waits for its devices.
+DATASET_PATH_KEYS = ("cache",)
+QUEUE_KEYS = ("max_jobs", "slurm", "stage")
+# Keys of `hardware` that say which devices ranks get and how these reach each other.
+PLACEMENT_KEYS = ("device_ids", "bind", "environment", "layout", "interface")
+
+
+def _workload(spec: Mapping[str, Any], without: Sequence[str], hardware_without: Sequence[str]) -> dict[str, Any]:
+    """Return the parts of a recorded config that say what is trained on what, without these further keys."""
+    tree = {key: value for key, value in spec.items() if key not in PROGRAM_KEYS and key not in without}
+    for group, left_out in (("dataset", DATASET_PATH_KEYS), ("hardware", hardware_without)):
+        if group in tree:
+            tree[group] = {key: value for key, value in tree[group].items() if key not in left_out}
+    if "train" in tree:
+        tree["train"] = normalize_train_options(tree["train"])
+    return tree
+
+
+def comparison_key(run: Run, strategy: bool) -> str:
+    """Return the text that two runs must share for a speedup between them.
+
+    It has the workload, the machine and how it is trained; not the number of devices, nor how it is measured. With
+    `strategy` it has the strategy and its options as well.
+    """
+    return (run.comparison_keys if isinstance(run, RunSummary) else comparison_keys(run))[strategy]
+
+
+def comparison_keys(result: Result) -> tuple[str, str]:
+    """Return the comparison keys without and with the strategy; interned, since runs of a sweep have few different ones.
+
+    Placement is left out, as runs of one machine stay comparable: baselines.Candidates chooses the nearest placement.
+    """
+    tree = _workload(result.spec, ("gpus", "strategy"), (*PLACEMENT_KEYS, *QUEUE_KEYS))
+    parts: list[Any] = [tree, result.scale.device, sorted({gpu.name or "" for gpu in result.machine.gpus})]
+    if result.scale.device == "cpu":
+        parts.append(result.machine.cpu_model)
+    if result.quality.max_batch is not None:  # a search for the largest batch measures few steps
+        parts.append("max_batch")
+    chosen = result.spec.get("strategy", {})
+    options = chosen.get("options")
+    strategy = [chosen.get("name"), options and normalize_options(options)]
+    text, strategy_text = (_ENCODER.encode(part).decode() for part in (parts, strategy))
+    return sys.intern(text), sys.intern(f"{text[:-1]},{strategy_text}]")
+
+
+def placement_of(run: Run) -> Placement:
+    """Return environment variables, CPU binding and first device of a run; defaults where an older record has none."""
+    if isinstance(run, RunSummary):
+        return run.placement
+    hardware = run.spec.get("hardware", {})
+    variables = tuple(sorted((name, str(value)) for name, value in (hardware.get("environment") or {}).items()))
+    return variables, hardware.get("bind") or "numa", (hardware.get("device_ids") or [0])[0]
+
+
+SAMPLE_KEYS = {"model": ("name", "options", "input_shape", "outputs"), "dataset": ("name", "image_size")}
+
+
+def sample_key(result: Result) -> str:
+    """Return what one sample is and which model trains on it; older records lack some of these keys."""
+    groups = {group: result.spec.get(group, {}) for group in SAMPLE_KEYS}
+    return json.dumps([[groups[g].get(key) for key in keys] for g, keys in SAMPLE_KEYS.items()], sort_keys=True)
+
+
+def is_comparable(run: RunSummary, baseline: RunSummary) -> bool:
+    """Return whether the quotient of their throughputs is a speedup: the same samples through the same model, at a batch
+    that scaling does not change. Strategy, machine and number of devices may differ.
+
+    On one device weak and strong scaling are the same: such a run fits either, by its batch per device in weak scaling
+    and its global batch in strong scaling.
+    """
+    if run.sample_key != baseline.sample_key:
+        return False
+    a, b = run.scale, baseline.scale
+    kinds = {scale.scaling for scale in (a, b) if scale.gpus > 1} or {"weak"}
+    if len(kinds) > 1:
+        return False
+    return a.global_batch == b.global_batch if "strong" in kinds else a.batch_per_device == b.batch_per_device
+
+
+BATCH_KEYS = ("batch_per_device", "global_batch")
+WITHOUT_BATCH_MARK = " without its batch"  # no run_id or fingerprint of a real run ends with it
+
+
+def without_batch(result: Result) -> Result:
+    """Return a copy without batch sizes, so that runs that differ in nothing but their batch get the same comparison key."""
+    train = {key: value for key, value in result.spec.get("train", {}).items() if key not in BATCH_KEYS}
+    spec: dict[str, Any] = {**result.spec, "train": train, "scaling": None}
+    run_id, fingerprint = result.run_id + WITHOUT_BATCH_MARK, result.fingerprint + WITHOUT_BATCH_MARK
+    return dataclasses.replace(result, spec=spec, run_id=run_id, fingerprint=fingerprint)
+
+
+def configuration_key(run: Run) -> tuple[str, str, str]:
+    """Return what repeats of a configuration share: fingerprint, kind of machine, and version of the framework."""
+    return run.fingerprint, comparison_key(run, True), run.scale.framework_version or ""
+
+
+def pooling_key(run: RunSummary) -> tuple[str, str, str]:
+    """Return the configuration_key of a run with a throughput; others are pooled by their status and reason."""
+    return (run.fingerprint, run.status, run.reason or "") if run.throughput[0] is None else configuration_key(run)
+
+
+def training_key(result: Result) -> str:
+    """Return 16 hex digits of what is trained, how and where. Runs of unequal schedules, or on unequal machines, are never
+    taken for two seeds of one training."""
+    tree = _workload({"dataset": {}, "hardware": {}, "train": {}, **result.spec}, ("gpus", "seed"), QUEUE_KEYS)
+    scale = result.scale
+    ran = [scale.gpus, scale.nodes, scale.device, scale.framework_version, classify_machine(result.machine).fingerprint]
+    text = json.dumps([tree, ran], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+# Columns of the frame. Texts of the form key=value need no name before them in the name of a curve.
+KEY_VALUE_COLUMNS = ("options", "environment", "train_options")
+INPUT_COLUMNS = ("precision", "feed")
+OPTIMIZER_COLUMNS = ("optimizer", "learning_rate_rule", "weight_decay", "accumulate")
+SETTING_COLUMNS = (
+    *("prefetch", "data_format", "bind", "layout", "device_ids", "framework_version", "compiler_used", "seed"),
+    *OPTIMIZER_COLUMNS,
+)
+CURVE_COLUMNS = ("strategy", *KEY_VALUE_COLUMNS, *INPUT_COLUMNS, *SETTING_COLUMNS)
+# Values that older records, which lack these columns, ran with.
+COLUMN_DEFAULTS = {
+    "bind": "numa",
+    "layout": "sequence",
+    "compiler_used": "none",
+    "learning_rate_rule": "none",
+    "weight_decay": 0.0,
+    "accumulate": 1,
+}
+TRAINED_COLUMNS = tuple(name for name in CURVE_COLUMNS if name != "seed")
+# Which devices, and how they are spread over nodes, cannot be equal for unequal numbers of devices.
+DEVICES_OR_BATCH_COLUMNS = tuple(name for name in TRAINED_COLUMNS if name not in ("device_ids", "layout"))
+# A bare baseline has options of its own, and may have been measured with another version of the framework.
+BARE_BASELINE_COLUMNS = tuple(
+    name for name in DEVICES_OR_BATCH_COLUMNS if name not in ("strategy", "options", "framework_version")
+)
+MEMORY_COLUMNS = ("model", "dataset", "hardware", "optimizer")
+OPERATION_COLUMNS = ["framework", "hardware", "gpus", "nodes", "name"]
+
+
+def column_key(row: Mapping[str, Any], columns: Sequence[str]) -> Key:
+    """Return the values of these columns, with defaults where the row of an older record has none."""
+    return tuple(COLUMN_DEFAULTS.get(name) if row[name] is None else row[name] for name in columns)
+
+
+def curve_key(row: Mapping[str, Any]) -> Key:
+    """Return what the rows of one scaling curve share within its group."""
+    return column_key(row, CURVE_COLUMNS)
+
+
+def global_batch_key(row: Mapping[str, Any], group: Mapping[str, str]) -> Key:
+    """Return what a row on N devices shares with one device of N times its batch: the samples of a whole step, and what is
+    made of them. `group` is that of the row's curve."""
+    shared = (text for name, text in group.items() if name != "batch")
+    return (*shared, row["global_batch"], row.get("learning_rate"), *(row.get(name) for name in OPTIMIZER_COLUMNS))
+
+
+MODEL_KEYS = ("name", "options", "input_shape", "outputs", "torch", "keras", "code_digest")
+PARALLELISM_COLUMNS = ("dataset", "hardware", "machine", "framework", "precision", "data_format", "feed")
+SIZE_COLUMNS = ("gpus", "nodes", "global_batch")
+
+
+def parallelism_key(row: Mapping[str, Any], spec: Mapping[str, Any], sizes: Sequence[str] = ()) -> str:
+    """Return what rows share that train one network on one machine, by data or model parallelism, with these columns too."""
+    network = [spec.get("model", {}).get(name) for name in MODEL_KEYS]
+    return json.dumps([network, *(row[name] for name in (*PARALLELISM_COLUMNS, *sizes))], default=str)
+
+
+# Dotted keys for `compare` that say nothing about what is trained: they never keep two runs from being a pair.
+_DESCRIPTIVE_FACTS = (
+    "model.description model.sources strategy.description strategy.requires strategy.devices hardware.description "
+    "hardware.sources hardware.links hardware.unsupported"
+).split()
+IGNORED_FACTS = (
+    *PROGRAM_KEYS,
+    *(f"dataset.{key}" for key in DATASET_PATH_KEYS),
+    *(f"hardware.{key}" for key in QUEUE_KEYS),
+    *_DESCRIPTIVE_FACTS,
+    *("model.params", "strategy.max_gpus", "strategy.baseline", "hardware.this_machine", "hardware.hosts"),
+    *("hardware.scheduler", "hardware.memory_bytes", "hardware.gpu_memory_bytes"),
+)
+# Of these the ones that a comparison does not show either, where they differ.
+HIDDEN_FACTS = (*(key for key in PROGRAM_KEYS if key != "measure"), *_DESCRIPTIVE_FACTS)
+# Facts that change together with a key by which runs are compared: another machine has another processor.
+BOUND_FACTS = {
+    "hardware": ("device", "nodes", "machine.cpu_model", "machine.gpus"),
+    "gpus": ("nodes", "hardware.device_ids", "hardware.environment", "hardware.layout"),
+    "hardware.layout": ("nodes",),
+}
+
+
+def is_under(key: str, prefixes: Iterable[str]) -> bool:
+    """Return whether a dotted key is one of `prefixes` or below one of them."""
+    return any(key == prefix or key.startswith(f"{prefix}.") for prefix in prefixes)
+
+
+def matched_facts(facts: Mapping[str, Any], without: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the facts with a value that are not under one of the keys `without`."""
+    return {key: value for key, value in facts.items() if value is not None and not is_under(key, without)}
+
+
+def facts_key(facts: Mapping[str, Any], without: Sequence[str] = ()) -> str:
+    """Return what two configurations share that `compare` pairs by all keys but those `without`."""
+    return json.dumps(matched_facts(facts, without), sort_keys=True)
+
+
+def planned_curve_key(config: Config) -> str:
+    """Return what the runs of one curve of a sweep share: everything but devices and repeat."""
+    tree = dataclasses.asdict(config)
+    for key in ("gpus", "repeat"):
+        del tree[key]
+    return json.dumps(tree, sort_keys=True, default=str)
+
+
+def duration_key(config: Config, length_unit: str) -> tuple[str, str, str]:
+    """Return what runs of similar duration share; `length_unit` says by what the length of their training is set."""
+    return config.strategy.name, config.model.name, length_unit

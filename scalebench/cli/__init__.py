@@ -1,0 +1,1 @@
+"""The command line: the Hydra entry point, and one module for each command."""

@@ -1,0 +1,277 @@
+"""Attribution of one run and of several repeats: known parts come back, and add up to what the frame says is lost."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalebench.analysis import load, step_breakdown, throughput
+from scalebench.analysis.attribution.components import (
+    INDEPENDENT_REPLICAS,
+    LOSS_PARTS,
+    NO_BARE_RUN,
+    NO_OTHER_DEVICE,
+    NO_WRAPPER,
+    SAME_BATCH,
+)
+from scalebench.analysis.attribution.lost_efficiency import Attribution, Part, attribute_run, pool_repeats
+from scalebench.analysis.attribution.reference_runs import ReferenceRuns
+from scalebench.core.stats.estimates import Estimate
+from tests.builders.attribution_runs import (
+    BARE_S,
+    CONTENTION_S,
+    DATA_S,
+    DRIFT_S,
+    FULL_BARE_S,
+    IMBALANCE_S,
+    LOADING_S,
+    SELF_S,
+    TRANSFER_S,
+    one_device_run,
+    strong_scaling_runs,
+    two_device_run,
+    weak_scaling_runs,
+)
+from tests.builders.runs import record
+
+SUM_TOLERANCE = 1e-12
+TOLERANCE_S = 1e-9
+STEP_S = SELF_S + CONTENTION_S + LOADING_S + IMBALANCE_S + TRANSFER_S + DRIFT_S
+PART_S = {
+    "batch": BARE_S - FULL_BARE_S / 2, "overhead": SELF_S - BARE_S, "contention": CONTENTION_S, "data": LOADING_S,
+    "imbalance": IMBALANCE_S, "transfer": TRANSFER_S, "drift": DRIFT_S,
+}  # fmt: skip
+
+
+def attribute_strong(without: str = "", **changes: Any) -> Attribution:
+    """Attribute a strong-scaling run; `without`: bare, self: without these runs at the local batch."""
+    result, full, bare, own = strong_scaling_runs(**changes)
+    references = ReferenceRuns(full, None if "bare" in without else bare, None if "self" in without else own)
+    attribution = attribute_run(result, references)
+    assert attribution is not None
+    return attribution
+
+
+def attribute_weak(**changes: Any) -> Attribution:
+    result, bare, own = weak_scaling_runs(**changes)
+    attribution = attribute_run(result, ReferenceRuns(bare, bare, own))
+    assert attribution is not None
+    return attribution
+
+
+def seconds(attribution: Attribution) -> dict[tuple[str, ...], float]:
+    return {part.names: part.step_s.value for part in attribution.parts}
+
+
+def adds_up(run: Attribution) -> bool:
+    total_s, shares = (sum(getattr(part, name).value for part in run.parts) for name in ("step_s", "share"))
+    return abs(total_s - (run.step_s - run.ideal_s)) < SUM_TOLERANCE and abs(shares - run.lost.value) < SUM_TOLERANCE
+
+
+def test_each_known_part_comes_back() -> None:
+    run = attribute_strong()
+    assert seconds(run) == pytest.approx({(name,): PART_S[name] for name in LOSS_PARTS}, abs=TOLERANCE_S)
+    shares = {part.names[0]: part.share.value for part in run.parts}
+    assert shares == pytest.approx({name: PART_S[name] / STEP_S for name in LOSS_PARTS}, abs=1e-7)
+    assert run.lost.value == pytest.approx(1 - FULL_BARE_S / 2 / STEP_S)
+    assert (run.missing, run.against, run.repeats) == ({}, "bare", 1) and adds_up(run)
+
+
+def test_weak_scaling_has_no_batch_part() -> None:
+    run = attribute_weak()
+    assert adds_up(run) and run.missing == {"batch": SAME_BATCH}
+    assert seconds(run) == pytest.approx({(name,): PART_S[name] for name in LOSS_PARTS[1:]}, abs=TOLERANCE_S)
+
+
+def test_the_parts_agree_with_the_columns_of_the_frame() -> None:
+    result, bare, own = weak_scaling_runs()
+    run = attribute_weak()
+    cells = load.frame([result, bare, own], [Path()] * 3).to_dict("records")[0]
+    ends = [run.lost.value, run.lost.low, run.lost.high]
+    columns = [f"efficiency_bare{end}" for end in ("", "_high", "_low")]
+    assert ends == [pytest.approx(1 - cells[column], abs=SUM_TOLERANCE) for column in columns]
+    parts, self_data = seconds(run), step_breakdown.data_loading(own)
+    assert self_data is not None
+    assert parts["imbalance",] == cells["imbalance_s"]
+    assert parts["data",] == pytest.approx(cells["data_s"] - self_data.value, abs=SUM_TOLERANCE)
+    assert parts["imbalance",] + parts["transfer",] == pytest.approx(cells["sync_exposed_s"], abs=SUM_TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("without", "merged", "reason"),
+    [
+        ("bare", ("batch", "overhead"), "baseline=ladder adds it in a sweep, by itself strategy=bare_torch gpus=1"),
+        ("self", ("overhead", "contention"), "strategy=ddp gpus=1 scaling=weak train.batch_per_device=10"),
+        ("bare self", ("batch", "overhead", "contention"), "no good run of bare_torch"),
+    ],
+)
+def test_parts_merge_without_a_run_at_the_local_batch(without: str, merged: Any, reason: str) -> None:
+    run = attribute_strong(without)
+    assert seconds(run)[merged] == pytest.approx(sum(PART_S[name] for name in merged), abs=TOLERANCE_S)
+    assert seconds(run)["data",] == pytest.approx(LOADING_S, abs=TOLERANCE_S)  # less that of any one-device run
+    assert reason in " ".join(run.missing.values()) and adds_up(run)
+
+
+def test_data_has_all_loading_if_that_of_one_device_was_not_measured() -> None:
+    result, full, bare, _ = strong_scaling_runs()
+    run = attribute_run(result, ReferenceRuns(full, bare, one_device_run("ddp", SELF_S, data_s=None)))
+    assert run is not None and adds_up(run)
+    assert seconds(run)["data",] == pytest.approx(DATA_S + LOADING_S, abs=TOLERANCE_S)
+    assert seconds(run)["contention",] == pytest.approx(CONTENTION_S - DATA_S, abs=TOLERANCE_S)
+    assert "all loading" in run.missing["data"]
+
+
+@pytest.mark.parametrize(
+    ("probes", "merged"),
+    [
+        (None, ("contention", "data", "imbalance", "transfer", "drift")),
+        ({"sync_off_s": [], "reasons": {"exposed": "weights are one copy"}}, ("contention", "transfer")),
+        ({"fixed_batch_s": [], "reasons": {"data": "read within"}}, ("contention", "data")),
+        ({"local_step_s": []}, ("imbalance", "transfer")),
+    ],
+)
+def test_parts_that_were_not_probed_merge_with_a_reason(probes: Any, merged: tuple[str, ...]) -> None:
+    run = attribute_strong(probes=probes)
+    assert merged in seconds(run) and adds_up(run)
+    reasons = [] if probes is None else list(probes.get("reasons", {}).values())
+    assert set(run.missing) & set(merged) and set(reasons) <= set(run.missing.values())
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"), [(False, "(measure.probes=false)"), (None, "older version"), (True, "a rank has none")]
+)
+def test_a_run_without_probes_says_why(setting: bool | None, reason: str) -> None:
+    result, bare, own = weak_scaling_runs(probes=None)
+    result.spec["measure"] = {} if setting is None else {"probes": setting}
+    run = attribute_run(result, ReferenceRuns(bare, bare, own))
+    assert run is not None and reason in run.missing["drift"]
+
+
+def test_a_run_on_one_device_has_only_overhead() -> None:
+    own, bare = one_device_run("ddp", SELF_S), one_device_run("bare_torch", BARE_S)
+    run = attribute_run(own, ReferenceRuns(bare, bare, own))
+    assert run is not None and adds_up(run)
+    assert seconds(run) == {("overhead",): pytest.approx(SELF_S - BARE_S, abs=TOLERANCE_S)}
+    assert run.missing == dict.fromkeys(("batch", *LOSS_PARTS[2:]), NO_OTHER_DEVICE)
+
+
+def test_a_run_without_anything_to_explain_has_no_attribution() -> None:
+    bare = one_device_run("bare_torch", BARE_S, baseline="bare_torch")
+    references = ReferenceRuns(bare, bare, bare)
+    assert attribute_run(bare, references) is None
+    assert attribute_run(record(status="failed", block_s=None), references) is None
+    assert attribute_run(two_device_run(), ReferenceRuns(None, None, None)) is None
+    other = one_device_run("bare_torch", BARE_S, baseline="bare_torch", run_id="elsewhere")
+    assert attribute_run(other, ReferenceRuns(bare, bare, other)) is None
+
+
+def test_the_strategy_itself_is_the_baseline_if_there_is_no_bare_run() -> None:
+    result, _, _, own = strong_scaling_runs()
+    full = one_device_run("ddp", FULL_BARE_S, 20, scaling="strong")
+    run = attribute_run(result, ReferenceRuns(None, None, own, full))
+    assert run is not None and adds_up(run)
+    assert (run.against, run.missing["overhead"]) == ("self", NO_BARE_RUN)
+    assert seconds(run)["batch",] == pytest.approx(SELF_S - FULL_BARE_S / 2, abs=TOLERANCE_S)
+    assert run.lost.value == pytest.approx(1 - FULL_BARE_S / 2 / STEP_S)
+    assert attribute_run(own, ReferenceRuns(None, None, own, own)) is None
+
+
+def test_a_strategy_that_is_its_own_baseline_has_no_overhead() -> None:
+    own = one_device_run("simulated", SELF_S, baseline="simulated")
+    run = attribute_run(two_device_run(strategy="simulated", baseline="simulated"), ReferenceRuns(own, own, own))
+    assert run is not None and adds_up(run)
+    assert run.missing["overhead"] == NO_WRAPPER and run.part("overhead") is None
+    assert seconds(run)["contention",] == pytest.approx(CONTENTION_S, abs=TOLERANCE_S)
+
+
+def test_independent_replicas_have_no_imbalance_and_no_transfer() -> None:
+    probes = {"sync_off_s": [], "local_step_s": [], "reasons": {"exposed": INDEPENDENT_REPLICAS}}
+    run = attribute_weak(lockstep=False, probes=probes)
+    assert adds_up(run)
+    assert [part.names for part in run.parts] == [("overhead",), ("contention",), ("data",), ("drift",)]
+    assert run.missing["imbalance"] == run.missing["transfer"] == INDEPENDENT_REPLICAS
+
+
+def test_a_batch_that_no_single_device_can_have_is_named() -> None:
+    result, full, _, _ = strong_scaling_runs()
+    result = dataclasses.replace(result, scale=dataclasses.replace(result.scale, global_batch=21))
+    run = attribute_run(result, ReferenceRuns(full, None, None))
+    assert run is not None and "21 samples on 2 devices are 10.5 each" in run.missing["batch"]
+
+
+def test_the_limits_of_a_part_come_from_the_estimates_it_is_made_of() -> None:
+    _, bare, own = weak_scaling_runs()
+    run = attribute_weak()
+    limits = [throughput.throughput(one)[1] for one in (bare, own)]
+    half_width = sum(((10 / one.low - 10 / one.high) / 2) ** 2 for one in limits if one) ** 0.5
+    part = run.part("overhead")
+    assert part is not None
+    assert (part.step_s.high - part.step_s.low) / 2 == pytest.approx(half_width, rel=1e-3)
+    assert all(one.share.has_limits for one in run.parts)
+
+
+def test_parts_have_no_limits_if_there_are_too_few_blocks() -> None:
+    result, bare, own = weak_scaling_runs()
+    for rank in own.ranks:
+        rank.block_s, rank.block_samples = rank.block_s[:5], rank.block_samples[:5]
+    run = attribute_run(result, ReferenceRuns(bare, bare, own))
+    assert run is not None and adds_up(run)
+    assert {part.names[0] for part in run.parts if not part.step_s.has_limits} == {"overhead", "contention"}
+
+
+def repeat(values: dict[tuple[str, ...], float], run_id: str = "a", missing: Any = None) -> Attribution:
+    parts = tuple(Part(names, Estimate(value), Estimate(value / 10, 0, 1)) for names, value in values.items())
+    total = sum(values.values())
+    return Attribution(run_id, 2, 10.0, 10.0 - total, Estimate(total / 10), parts, missing or {})
+
+
+def test_each_repeat_is_one_observation() -> None:
+    run = pool_repeats([repeat({("data",): value, ("drift",): 1.0}) for value in (1.0, 2.0, 6.0)])
+    data, drift = run.part("data"), run.part("drift")
+    assert data is not None and data.step_s.value == 3.0 and run.repeats == 3 and adds_up(run)
+    # sd 2.6458, t(0.975, 2) = 4.302653
+    assert data.step_s.high == pytest.approx(3 + 4.302653 * 2.645751 / 3**0.5, rel=1e-6)
+    assert run.lost.value == pytest.approx(0.4) and run.lost.low < 0.4
+    assert drift is not None and dataclasses.astuple(drift.share) == pytest.approx((0.1, 0.1, 0.1))
+
+
+def test_two_repeats_have_no_limits_and_one_is_itself() -> None:
+    first = repeat({("data",): 1.0})
+    assert pool_repeats([first]) is first
+    (part,) = pool_repeats([first, repeat({("data",): 2.0})]).parts
+    assert (part.names, part.step_s, part.share.has_limits) == (("data",), Estimate(1.5), False)
+    assert part.share.value == pytest.approx(0.15)
+
+
+def test_parts_that_one_repeat_merges_are_merged_in_all() -> None:
+    complete = repeat({("overhead",): 1.0, ("contention",): 2.0, ("data",): 3.0}, "first")
+    merged = repeat({("overhead", "contention"): 4.0, ("data",): 3.0}, "second", {"overhead": "no run"})
+    run = pool_repeats([complete, merged, complete])
+    assert seconds(run) == {("overhead", "contention"): pytest.approx(10 / 3), ("data",): 3.0}
+    assert (run.run_id, run.missing) == ("first", {"overhead": "no run"}) and adds_up(run)
+
+
+INCOMPLETE_PROBES = st.fixed_dictionaries(
+    {},
+    optional={
+        "sync_on_s": st.lists(st.floats(1e-4, 1.0), max_size=9),
+        "sync_off_s": st.lists(st.floats(1e-4, 1.0), max_size=9),
+        "fixed_batch_s": st.lists(st.floats(1e-4, 1.0), max_size=9),
+        "local_step_s": st.just([]),
+        "steps": st.sampled_from([None, 1, 7]),
+    },
+)
+
+
+@given(INCOMPLETE_PROBES, st.sampled_from(["", "bare", "self", "bare self"]), st.booleans())
+def test_parts_always_add_up_to_what_is_lost(probes: dict[str, Any], without: str, lockstep: bool) -> None:
+    run = attribute_strong(without, probes=probes, lockstep=lockstep)
+    scale = 1 + sum(abs(part.share.value) for part in run.parts)
+    assert abs(sum(part.share.value for part in run.parts) - run.lost.value) < 1e-11 * scale
+    assert len({name for part in run.parts for name in part.names}) == (7 if lockstep else 5)
+    assert pool_repeats([run, run, run]).lost.value == pytest.approx(run.lost.value)
