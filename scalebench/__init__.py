@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """`scalebench.load` and its like on first use: the program's help must not wait for them."""
+    """Import the public functions on first use, so that the program's help need not wait for pandas."""
     if name == "load":
         from scalebench.analysis.load import load
 

@@ -9,7 +9,7 @@ import sys
 from scalebench import __version__
 from scalebench.cli.commands.arguments import CommandParser
 
-# Each module has add_arguments(parser) and main(options) -> exit status, and is imported for its own command only.
+# Each module has add_arguments(parser) and main(options) -> exit status. It is imported for its own command only.
 COMMANDS = {
     "strategies": (
         "scalebench.cli.commands.strategies",
@@ -45,37 +45,37 @@ scalebench {__version__}: how does my training scale under each parallel strateg
 Choose:    model=  dataset=  strategy=  hardware=  measure=  train=  sweep=   (names are files in conf/)
 Set:       gpus=2  scaling=weak|strong  seed=0  measure.repeats=3  train.batch_per_device=75  strategy.options.KEY=...
 Also:      dry_run=true lists the runs and starts nothing; resume=true skips what earlier sweeps ended well;
-           baseline=none adds no one-device runs, baseline=ladder those that take a strong scaling's loss apart;
-           sweep.max_minutes=30 leaves out what says least; debug=true keeps rank 0 in the foreground
+           baseline=none adds no one-device runs, baseline=ladder also those that attribute the loss of strong scaling;
+           sweep.max_minutes=30 leaves out the least informative runs; debug=true keeps rank 0 in the foreground
 See:       --cfg job prints the composed config; --hydra-help lists Hydra's own options"""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The program; returns its exit status."""
-    words = sys.argv[1:] if arguments is None else arguments
-    if words and "=" not in words[0] and not words[0].startswith(("-", "~", "+")):
+    """Run the program and return its exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments and "=" not in arguments[0] and not arguments[0].startswith(("-", "~", "+")):
         from scalebench.core.errors import InputError
 
         try:
-            return run_command(words[0], words[1:])
+            return run_command(arguments[0], arguments[1:])
         except InputError as error:
             print(f"scalebench: {error}", file=sys.stderr)
             return 2
-        except SystemExit as end:  # of --help
+        except SystemExit as end:  # after --help
             return int(end.code or 0)
-    if "--help" in words or "-h" in words:
+    if "--help" in arguments or "-h" in arguments:
         build_parsers()[""].print_help()
         return 0
-    if words == ["--version"]:
+    if arguments == ["--version"]:
         print(f"scalebench {__version__}")
         return 0
     from scalebench.cli import hydra_app
 
-    return hydra_app.main(words)
+    return hydra_app.main(arguments)
 
 
-def run_command(name: str, words: list[str]) -> int:
-    """Run a command with the words behind it; returns its exit status. InputError for an unknown one."""
+def run_command(name: str, arguments: list[str]) -> int:
+    """Run a command with the arguments after it and return its exit status. Raise InputError for an unknown command."""
     from scalebench.core.errors import InputError, unknown_name_message
 
     if name not in COMMANDS:
@@ -83,16 +83,16 @@ def run_command(name: str, words: list[str]) -> int:
     module = importlib.import_module(COMMANDS[name][0])
     parser = build_parsers()[name]
     module.add_arguments(parser)
-    return int(module.main(parser.read(words)))
+    return int(module.main(parser.read(arguments)))
 
 
 def build_parsers() -> dict[str, CommandParser]:
-    """The parser of the program under the name "", and that of each command, without the command's own arguments."""
+    """Return the parser of the program by the name "", and that of each command, without the command's arguments."""
 
-    def formatter(prog: str) -> argparse.HelpFormatter:
+    def make_formatter(prog: str) -> argparse.HelpFormatter:
         return argparse.RawDescriptionHelpFormatter(prog, max_help_position=16)
 
-    parser = CommandParser(prog="scalebench", usage=USAGE, description=DESCRIPTION, formatter_class=formatter)
+    parser = CommandParser(prog="scalebench", usage=USAGE, description=DESCRIPTION, formatter_class=make_formatter)
     parser.add_argument("--version", action="store_true", help="show the version")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=CommandParser, prog="scalebench")
     parsers = {name: commands.add_parser(name, help=text, description=text) for name, (_, text) in COMMANDS.items()}

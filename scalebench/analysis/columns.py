@@ -1,4 +1,4 @@
-"""The columns of a frame and their types, which do not depend on its rows. Layer 1."""
+"""The columns of the frame and their types, which do not depend on its rows."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ COUNT_COLUMNS = (
 
 
 def make_frame(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
-    """Rows as a frame whose column types do not depend on them."""
+    """Return these rows as a frame with fixed column types."""
     import pandas as pd
 
     kinds = dict.fromkeys(TEXT_COLUMNS, "string") | dict.fromkeys([*COUNT_COLUMNS, "repeats"], "Int64") | {"steady": "boolean"}

@@ -28,7 +28,7 @@ import msgspec
 
 from scalebench.analysis.run_summary import Placement, Run, RunSummary
 from scalebench.core.config_fingerprint import normalize_options
-from scalebench.core.machine.machine_class import classify_machine
+from scalebench.core.machine.machine import classify_machine
 from scalebench.core.result import Result
 from scalebench.core.spec import Config, normalize_train_options
 

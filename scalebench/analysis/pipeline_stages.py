@@ -1,6 +1,6 @@
-"""What a row tells of a model that is cut into stages. Layer 1.
+"""The columns of models that are split into pipeline stages: balance and bubble, measured and expected.
 
-A chain is the stages of one model, each on a device of its own; a hybrid has one for each replica.
+A pipeline is the stages of one model, each on a device of its own; a hybrid strategy has one pipeline for each replica.
 """
 
 from __future__ import annotations
@@ -17,60 +17,60 @@ Pipeline = list[StageRecord]
 
 
 def stage_cells(result: Result, step_s: float | None) -> dict[str, Any]:
-    """The columns of that name. `step_s`: seconds of an update, as the row has them."""
-    found = group_stages(result)
-    stages, micro_batches = count_stages(found)
+    """Return STAGE_COLUMNS; `step_s` is the measured time of a step."""
+    pipelines = group_stages(result)
+    stages, micro_batches = count_stages(pipelines)
     values = (
         stages,
         micro_batches,
-        mean_over_pipelines(found, stage_balance),
-        mean_over_pipelines(found, lambda work: bubble_share(work, step_s)),
+        mean_over_pipelines(pipelines, stage_balance),
+        mean_over_pipelines(pipelines, lambda work: bubble_share(work, step_s)),
         expected_bubble_share(stages, micro_batches) if stages and micro_batches else None,
         _state_bytes(result),
     )
     return dict(zip(STAGE_COLUMNS, values, strict=True))
 
 
-def count_stages(found: Sequence[Pipeline]) -> tuple[int | None, int | None]:
-    """(stages, micro-batches); null where chains differ in them."""
-    stages = {one.stages for chain in found for one in chain}
-    micro_batches = {one.micro_batches for chain in found for one in chain}
+def count_stages(pipelines: Sequence[Pipeline]) -> tuple[int | None, int | None]:
+    """Return (stages, micro-batches); None where pipelines differ in them."""
+    stages = {stage.stages for pipeline in pipelines for stage in pipeline}
+    micro_batches = {stage.micro_batches for pipeline in pipelines for stage in pipeline}
     return _single_value(stages), _single_value(micro_batches)
 
 
 def group_stages(result: Result) -> list[Pipeline]:
-    """The stages of each replica, from the input on; none where every device has all of the model."""
-    found: dict[int, Pipeline] = defaultdict(list)
-    for one in (one for rank in result.ranks for one in rank.stages):
-        found[one.replica].append(one)
-    return [sorted(found[replica], key=lambda one: one.index) for replica in sorted(found)]
+    """Return the stages of each replica, from the input on; empty if every device has the full model."""
+    by_replica: dict[int, Pipeline] = defaultdict(list)
+    for stage in (stage for rank in result.ranks for stage in rank.stages):
+        by_replica[stage.replica].append(stage)
+    return [sorted(by_replica[replica], key=lambda stage: stage.index) for replica in sorted(by_replica)]
 
 
-def stage_work_s(chain: Pipeline) -> list[float] | None:
-    """Seconds of forward and backward of each stage in an update; None unless all of them are there and measured."""
-    measured = [one.work_s for one in chain if one.work_s is not None]
-    whole = [one.index for one in chain] == list(range(chain[0].stages))
-    return measured if whole and len(measured) == len(chain) else None
+def stage_work_s(pipeline: Pipeline) -> list[float] | None:
+    """Return seconds of forward and backward of each stage in a step; None unless all stages are there and measured."""
+    measured = [stage.work_s for stage in pipeline if stage.work_s is not None]
+    is_complete = [stage.index for stage in pipeline] == list(range(pipeline[0].stages))
+    return measured if is_complete and len(measured) == len(pipeline) else None
 
 
 def stage_balance(work: Sequence[float]) -> float | None:
-    """Mean of the stages' work over the largest: 1 is even, 1/stages is all in one of them."""
+    """Return the mean work of the stages over the largest: 1 is even, 1/stages is all work in one stage."""
     return statistics.fmean(work) / max(work) if max(work) > 0 else None
 
 
 def bubble_share(work: Sequence[float], step_s: float | None) -> float | None:
-    """Share of the devices' time in which they do no forward or backward: 1 - sum of work / (stages x step_s).
+    """Return the share of the devices' time without forward or backward: 1 - sum of work / (stages x step_s).
 
-    Besides the bubble itself, where a pipeline fills and drains, it holds what else an update takes: waiting for a
-    slower stage, transfers that nothing hides, the optimizer, the exchange between replicas, the host's own time; and
-    what a stage is slower beside the others than by itself, as `work` was measured. Below 0: by itself a stage took
-    longer than in training, as when something else slowed the machine down by then.
+    Besides the bubble itself, where a pipeline fills and drains, it includes what else a step takes: waiting for a
+    slower stage, exposed transfers, the optimizer, synchronization between replicas, the host's own time; and the
+    slowdown of a stage beside the others, since `work` was measured one stage at a time. It is negative if a stage took
+    longer by itself than in training, for example because something else slowed the machine down then.
     """
     return 1 - sum(work) / (len(work) * step_s) if step_s else None
 
 
 def expected_bubble_share(stages: int, micro_batches: int) -> float:
-    """(p - 1) / (m + p - 1) of the time, of p equal stages with free transfers and nothing but forward and backward.
+    """Return (p - 1) / (m + p - 1), for p equal stages with free transfers and nothing but forward and backward.
 
     Huang et al. 2019, "GPipe", section 2.3. 1F1B has the same bubble: Narayanan et al. 2021, "Efficient Large-Scale
     Language Model Training on GPU Clusters", section 2.2.1, who put it over the work alone, as (p - 1) / m. With one
@@ -80,31 +80,33 @@ def expected_bubble_share(stages: int, micro_batches: int) -> float:
 
 
 def expected_bubble_share_of_unequal_stages(work: Sequence[float], micro_batches: int) -> float | None:
-    """As expected, but of stages that take as long as these: the first micro-batch goes through all of them, and the
+    """Return the expected bubble of stages that take this long: the first micro-batch passes through all of them, and the
     others follow at the pace of the slowest.
 
-    Exact for GPipe where all stages have the same ratio of backward to forward; the pace is that of a flow shop with
-    equal jobs. 1F1B may do better, since a slow first stage goes on forward while the others work.
+    Exact for GPipe if all stages have the same ratio of backward to forward; the pace is that of a flow shop with
+    equal jobs. 1F1B may do better, since a slow first stage continues its forward passes while the others work.
     """
-    whole_s = (sum(work) + (micro_batches - 1) * max(work)) / micro_batches
-    return bubble_share(work, whole_s)
+    step_s = (sum(work) + (micro_batches - 1) * max(work)) / micro_batches
+    return bubble_share(work, step_s)
 
 
-def mean_over_pipelines(found: Sequence[Pipeline], figure: Callable[[Sequence[float]], float | None]) -> float | None:
-    """Mean over the chains; None unless each has the figure."""
-    work = [stage_work_s(chain) for chain in found]
-    figures = [figure(one) for one in work if one is not None]
-    known = [value for value in figures if value is not None]
-    return statistics.fmean(known) if known and len(known) == len(found) else None
+def mean_over_pipelines(
+    pipelines: Sequence[Pipeline], figure: Callable[[Sequence[float]], float | None]
+) -> float | None:
+    """Return the mean of a figure of the stages' work over the pipelines; None unless each has it."""
+    works = [stage_work_s(pipeline) for pipeline in pipelines]
+    figures = [value for work in works if work is not None and (value := figure(work)) is not None]
+    return statistics.fmean(figures) if figures and len(figures) == len(pipelines) else None
 
 
 def _state_bytes(result: Result) -> int | None:
-    """The largest over the devices; None unless each one's is known."""
-    found = [state for rank in result.ranks for state in rank.state_bytes]
-    known = [state for state in found if state is not None]
-    complete = len(known) == len(found) and all(rank.state_bytes for rank in result.ranks)
-    return max(known) if known and complete else None
+    """Return the largest over the devices; None unless all devices report theirs."""
+    if not all(rank.state_bytes for rank in result.ranks):
+        return None
+    states = [state for rank in result.ranks for state in rank.state_bytes]
+    reported = [state for state in states if state is not None]
+    return max(reported) if reported and len(reported) == len(states) else None
 
 
-def _single_value(found: set[int]) -> int | None:
-    return next(iter(found)) if len(found) == 1 else None
+def _single_value(values: set[int]) -> int | None:
+    return next(iter(values)) if len(values) == 1 else None

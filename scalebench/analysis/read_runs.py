@@ -46,18 +46,19 @@ def search_results(paths: Sequence[PathLike], unreadable: Unreadable) -> list[Pa
     files: dict[str, Path] = {}
     for start in map(Path, paths):
         unreadable_before = len(unreadable)
-        below = [start] if start.is_file() else list(_walk(start, unreadable))
+        below = [str(start)] if start.is_file() else list(_walk(str(start), unreadable))
         root = os.path.realpath(start)
         if not below and len(unreadable) == unreadable_before:
             raise InputError(f"no {RESULT_FILE} at or below {start}; give the folder of a run or a sweep")
         for path in below:
             # No folder below is a link, since links to folders are not followed; the file itself may be one.
-            is_plain = path is not start and not path.is_symlink()
-            files.setdefault(os.path.join(root, path.relative_to(start)) if is_plain else os.path.realpath(path), path)
+            is_plain = path != str(start) and not os.path.islink(path)
+            real_path = os.path.join(root, path[len(str(start)) :].lstrip(os.sep)) if is_plain else os.path.realpath(path)
+            files.setdefault(real_path, Path(path))
     return sorted(files.values())
 
 
-def _walk(folder: Path, unreadable: Unreadable) -> Iterator[Path]:
+def _walk(folder: str, unreadable: Unreadable) -> Iterator[str]:
     """Yield everything named like a result. Links to folders are not followed, since they may form a circle."""
 
     def on_error(error: OSError) -> None:
@@ -67,7 +68,7 @@ def _walk(folder: Path, unreadable: Unreadable) -> Iterator[Path]:
     for where, folders, files in os.walk(folder, onerror=on_error):
         folders.sort()
         if RESULT_FILE in files or RESULT_FILE in folders:
-            yield Path(where, RESULT_FILE)
+            yield os.path.join(where, RESULT_FILE)
 
 
 def summarize_files(files: Sequence[Path]) -> list[RunSummary]:

@@ -16,7 +16,7 @@ from scalebench.analysis.run_summary import RunSummary, start_time, uses_default
 from scalebench.core.config_files import strategy_option_defaults
 from scalebench.core.errors import InputError
 from scalebench.core.machine import nccl_log
-from scalebench.core.machine.machine_class import classify_machine
+from scalebench.core.machine.machine import classify_machine
 from scalebench.core.result import MonitorRecord, Result
 from scalebench.core.stats.estimates import Estimate
 

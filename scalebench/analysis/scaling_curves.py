@@ -1,12 +1,8 @@
-"""Curves over devices: the rows of the pooled frame that are one configuration at several device counts. Layer 1.
+"""Scaling curves: rows of the pooled frame that are one configuration on several numbers of devices, and their slope, node
+boundaries and scaling limit.
 
-What must agree to be drawn in one chart is the group: weak and strong scaling, models, data sets, hardware and batch
-sizes are never mixed.
-
-What a curve over devices comes to: its slope, its jumps where another node begins, how far it keeps an efficiency.
-Layer 1.
-
-`against` is `bare`, `self` or `given`: what the columns of speedup and efficiency are measured against.
+Curves of one group may share a chart: weak and strong scaling, models, data sets, hardware and batch sizes are never mixed.
+`against` is `bare`, `self` or `given`: the baseline of the columns of speedup and efficiency that are used.
 """
 
 from __future__ import annotations
@@ -37,10 +33,10 @@ MODEL_SIZES = {"model_params": "parameters", "flops_per_sample": "flops_per_samp
 @dataclass(frozen=True)
 class Curve:
     """One configuration over devices. `rows` are cells of the pooled frame by column, None for null: ok, with a
-    throughput, one a device count, in the order of `gpus`."""
+    throughput, one for each number of devices, in ascending order."""
 
-    name: str  # the shortest that tells it from the others of its group
-    group: dict[str, str]  # GROUP, and SIZES or the machine where what has one name differs in them
+    name: str  # the shortest that is unique in its group
+    group: dict[str, str]  # GROUP_COLUMNS, and MODEL_SIZES or the machine where these differ under one name
     tags: dict[str, str]  # model, strategy, hardware
     rows: list[dict[str, Any]]
 
@@ -50,34 +46,38 @@ class Curve:
 
 
 def make_curves(pooled: pd.DataFrame) -> list[Curve]:
-    """All curves of a frame with a row for each configuration, in the order in which it has them."""
-    good = pooled[(pooled["status"] == "ok") & (pooled["throughput_samples_per_s"] > 0).fillna(False)]
-    rows = plain_rows(good)
-    sized = [column for column in MODEL_SIZES if _differ_in(rows, column, "model")]
-    sized += ["machine"] if _differ_in(rows, "machine", "hardware") else []
+    """Return all curves of the pooled frame, in its order."""
+    measured = pooled[(pooled["status"] == "ok") & (pooled["throughput_samples_per_s"] > 0).fillna(False)]
+    rows = plain_rows(measured)
+    distinguishing = [column for column in MODEL_SIZES if _is_ambiguous(rows, "model", column)]
+    distinguishing += ["machine"] if _is_ambiguous(rows, "hardware", "machine") else []
     by_group: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in rows:
-        by_group.setdefault(tuple(_group(row, sized).values()), []).append(row)
-    return [curve for members in by_group.values() for curve in _curves_of_group(_group(members[0], sized), members)]
+        by_group.setdefault(tuple(_group_of(row, distinguishing).values()), []).append(row)
+    return [
+        curve
+        for members in by_group.values()
+        for curve in _curves_of_group(_group_of(members[0], distinguishing), members)
+    ]
 
 
 def group_curves(curves: Iterable[Curve]) -> list[tuple[dict[str, str], list[Curve]]]:
-    """What may be drawn together, in the order in which it comes."""
-    found: dict[tuple[tuple[str, str], ...], list[Curve]] = {}
+    """Return (group, its curves), in order; the curves of a group may share a chart."""
+    by_group: dict[tuple[tuple[str, str], ...], list[Curve]] = {}
     for curve in curves:
-        found.setdefault(tuple(curve.group.items()), []).append(curve)
-    return [(dict(key), members) for key, members in found.items()]
+        by_group.setdefault(tuple(curve.group.items()), []).append(curve)
+    return [(dict(key), members) for key, members in by_group.items()]
 
 
 def format_group_title(group: Mapping[str, str]) -> str:
-    """`materials_cnn on materials, hardware local, weak scaling, batch 75 per device`"""
+    """Return `materials_cnn on materials, hardware local, weak scaling, batch 75 per device`."""
     head = f"{group['model']} on {group['dataset']}, hardware {group['hardware']}, {group['scaling']} scaling"
     more = [f"{name.replace('_', ' ')} {text}" for name, text in group.items() if name not in GROUP_COLUMNS]
     return ", ".join([head, f"batch {group['batch']}", *more])
 
 
 def plain_row(row: Mapping[Any, Any]) -> dict[str, Any]:
-    """A row of a frame (a Series or a dict) in plain Python, None for null."""
+    """Return a row of a frame (a Series or a dict) in plain Python, None for null."""
     import pandas as pd
 
     plain = {str(name): value.item() if hasattr(value, "item") else value for name, value in row.items()}
@@ -85,16 +85,16 @@ def plain_row(row: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def plain_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """All rows of a frame as `cells` makes them, by columns: a tenth of the time for thousands of rows."""
+    """Return all rows as `plain_row` does, but column by column: a tenth of the time for thousands of rows."""
     names = [str(name) for name in frame.columns]
     columns = [frame[name].to_numpy(dtype=object, na_value=None).tolist() for name in frame.columns]
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
 def estimate_of(row: Mapping[str, Any], name: str, stem: str | None = None) -> Estimate | None:
-    """The figure of that column between its limits, `stem`_low and `stem`_high; None where it has none.
+    """Return the figure of a column with its limits, `stem`_low and `stem`_high; None if it has no limits.
 
-    A limit that the data cannot give is null in a frame and infinite here.
+    An upper limit that the data do not give is null in a frame and infinite here.
     """
     stem = stem or name
     value, low, high = row[name], row[f"{stem}_low"], row[f"{stem}_high"]
@@ -102,42 +102,46 @@ def estimate_of(row: Mapping[str, Any], name: str, stem: str | None = None) -> E
 
 
 def format_batch(row: Mapping[str, Any]) -> str:
-    """What stays the same over devices: `75 per device` in weak scaling, `150 in all` in strong."""
+    """Return the batch that is constant over devices: `75 per device` in weak scaling, `150 in all` in strong scaling."""
     return f"{row['global_batch']} in all" if row["scaling"] == "strong" else f"{row['batch_per_device']} per device"
 
 
-def _group(row: Mapping[str, Any], sized: Sequence[str]) -> dict[str, str]:
-    found = {name: str(row[name]) for name in GROUP_COLUMNS if name != "batch"}
-    sizes = {MODEL_SIZES[name]: f"{row[name]:,.0f}" for name in MODEL_SIZES if name in sized and row[name] is not None}
-    if "machine" in sized:
+def _group_of(row: Mapping[str, Any], distinguishing: Sequence[str]) -> dict[str, str]:
+    group = {name: str(row[name]) for name in GROUP_COLUMNS if name != "batch"}
+    sizes = {
+        MODEL_SIZES[name]: f"{row[name]:,.0f}"
+        for name in MODEL_SIZES
+        if name in distinguishing and row[name] is not None
+    }
+    if "machine" in distinguishing:
         sizes["machine"] = f"({row['machine']})"
-    return {**found, "batch": format_batch(row), **sizes}
+    return {**group, "batch": format_batch(row), **sizes}
 
 
-def _differ_in(rows: Iterable[Mapping[str, Any]], column: str, of: str) -> bool:
-    """Whether models, or kinds of hardware, of one name do."""
-    known: dict[str, Any] = {}
-    return any(known.setdefault(row[of], row[column]) != row[column] for row in rows if row[column] is not None)
+def _is_ambiguous(rows: Iterable[Mapping[str, Any]], name_column: str, column: str) -> bool:
+    """Return whether models, or kinds of hardware, with one name differ in this column."""
+    first: dict[str, Any] = {}
+    return any(first.setdefault(row[name_column], row[column]) != row[column] for row in rows if row[column] is not None)
 
 
 def _curves_of_group(group: dict[str, str], rows: list[dict[str, Any]]) -> list[Curve]:
-    by_identity: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    by_key: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
-        by_identity.setdefault(curve_key(row), []).append(row)
-    names = name_curves(list(by_identity))
-    found, told = [], Counter[str]()
-    for identity, members in by_identity.items():
+        by_key.setdefault(curve_key(row), []).append(row)
+    names = name_curves(list(by_key))
+    curves, uses = [], Counter[str]()
+    for key, members in by_key.items():
         tags = {"model": group["model"], "strategy": str(members[0]["strategy"]), "hardware": group["hardware"]}
         for part in _split_repeated_counts(members):
-            told[names[identity]] += 1
-            name = f"{names[identity]} #{told[names[identity]]}" if told[names[identity]] > 1 else names[identity]
-            found.append(Curve(name, group, tags, sorted(part, key=lambda row: row["gpus"])))
-    return found
+            uses[names[key]] += 1
+            name = f"{names[key]} #{uses[names[key]]}" if uses[names[key]] > 1 else names[key]
+            curves.append(Curve(name, group, tags, sorted(part, key=lambda row: row["gpus"])))
+    return curves
 
 
 def _split_repeated_counts(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Rows that differ in what no column tells (such as the learning rate) apart: by what they are compared with
-    where that tells, else in their order."""
+    """Split rows that share all columns of the curve key (but not, say, the learning rate) into separate curves: by their
+    self baseline if possible, else in their order."""
     if len({row["gpus"] for row in rows}) == len(rows):
         return [rows]
     by_baseline: dict[str | None, list[dict[str, Any]]] = {}
@@ -147,41 +151,41 @@ def _split_repeated_counts(rows: list[dict[str, Any]]) -> list[list[dict[str, An
 
 
 def _split_in_order(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """The first row of each device count, then the second of each, ..."""
+    """Return the first rows of each number of devices, then the second ones, and so on."""
     parts: list[list[dict[str, Any]]] = []
-    seen: dict[int, int] = {}
+    counts: dict[int, int] = {}
     for row in rows:
-        number = seen.get(row["gpus"], 0)
-        seen[row["gpus"]] = number + 1
+        number = counts.get(row["gpus"], 0)
+        counts[row["gpus"]] = number + 1
         if number == len(parts):
             parts.append([])
         parts[number].append(row)
     return parts
 
 
-def name_curves(identities: list[tuple[Any, ...]]) -> dict[tuple[Any, ...], str]:
-    """Of each curve of a group. A strategy's own settings are told where it comes with several; TRAINING wherever any
-    two differ, for strategies that differ in them are not compared like for like."""
-    chosen = {identity: dict(zip(CURVE_COLUMNS, identity, strict=True)) for identity in identities}
-    everywhere = [name for name in INPUT_COLUMNS if len({one[name] for one in chosen.values()}) > 1]
-    return {identity: _name_curve(one, list(chosen.values()), everywhere) for identity, one in chosen.items()}
+def name_curves(keys: list[tuple[Any, ...]]) -> dict[tuple[Any, ...], str]:
+    """Return names for the curve keys of a group. A setting is named if one strategy comes with several values of it;
+    INPUT_COLUMNS if any two curves differ in them, since such strategies are not compared like for like."""
+    settings = {key: dict(zip(CURVE_COLUMNS, key, strict=True)) for key in keys}
+    everywhere = [name for name in INPUT_COLUMNS if len({curve[name] for curve in settings.values()}) > 1]
+    return {key: _name_curve(curve, list(settings.values()), everywhere) for key, curve in settings.items()}
 
 
-def _name_curve(one: dict[str, Any], all_of_group: list[dict[str, Any]], everywhere: Sequence[str]) -> str:
-    mine = [other for other in all_of_group if other["strategy"] == one["strategy"]]
-    parts = [str(one["strategy"])]
+def _name_curve(curve: dict[str, Any], group: list[dict[str, Any]], everywhere: Sequence[str]) -> str:
+    same_strategy = [other for other in group if other["strategy"] == curve["strategy"]]
+    parts = [str(curve["strategy"])]
     for name in KEY_VALUE_COLUMNS:
-        common = set.intersection(*(set((other[name] or "").split()) for other in mine))
-        parts += [word for word in (one[name] or "").split() if word not in common]
+        common = set.intersection(*(set((other[name] or "").split()) for other in same_strategy))
+        parts += [text for text in (curve[name] or "").split() if text not in common]
     for name in (*INPUT_COLUMNS, *SETTING_COLUMNS):
-        if name in everywhere or len({other[name] for other in mine}) > 1:
-            parts += [] if one[name] is None else [f"{name}={str(one[name]).replace(' ', ',')}"]
+        if name in everywhere or len({other[name] for other in same_strategy}) > 1:
+            parts += [] if curve[name] is None else [f"{name}={str(curve[name]).replace(' ', ',')}"]
     return " ".join(parts)
 
 
 @dataclass(frozen=True)
 class Slope:
-    """Speedup per device, with its 95 % limits (None for two device counts); `intercept` is the line's speedup at 0
+    """Speedup per device, with its 95 % limits (None for two numbers of devices); `intercept` is the line's speedup at 0
     devices, `points` are (devices, speedup)."""
 
     value: float
@@ -193,8 +197,8 @@ class Slope:
 
 @dataclass(frozen=True)
 class NodeBoundary:
-    """From the last device count on fewer nodes to the first on more. Efficiencies before and after; `ratio` of after
-    to before with its 95 % limits, and whether that is a difference (None: there is no interval)."""
+    """The last number of devices on fewer nodes and the first on more. Efficiencies before and after; `ratio` of after to
+    before with its 95 % limits, and whether they exclude 1 (`resolved`; None: there is no interval)."""
 
     gpus: tuple[int, int]
     nodes: tuple[int, int]
@@ -208,25 +212,25 @@ class NodeBoundary:
 
 @dataclass(frozen=True)
 class ScalingLimit:
-    """How many devices keep the efficiency `wanted`: `value` by the figures, `surely` by their lower limits; None for
-    not even the fewest. `again`: larger counts that have it all the same. `measured`: the largest count with a figure,
-    None for no figure at all."""
+    """How many devices keep an efficiency: `gpus` by the figures, `certain_gpus` by their lower limits; None if not even the
+    fewest do. `regained_gpus`: larger numbers that have it again. `largest_measured`: the most devices with a figure, None
+    if there is no figure at all."""
 
-    wanted: float
-    value: int | None
-    surely: int | None
-    again: tuple[int, ...]
-    measured: int | None
+    efficiency: float
+    gpus: int | None
+    certain_gpus: int | None
+    regained_gpus: tuple[int, ...]
+    largest_measured: int | None
 
 
 def fit_slope(curve: Curve, against: str = "bare") -> Slope | None:
-    """The line of ordinary least squares through speedup over devices, with an intercept; None for fewer than two
-    device counts with a speedup.
+    """Fit a line by ordinary least squares to speedup over devices, with an intercept; None for fewer than two numbers of
+    devices with a speedup.
 
     The interval is that of the regression: Student's t with n - 2 degrees of freedom, from the scatter of the n points
-    around the line. A curve that bends counts as scatter too, for the line is a summary and no law. It does not hold
-    what all points share, the error of the baseline, which scales the slope as it scales every speedup: by the width
-    of the baseline's own interval. With three points t is 12.7; such a slope is known roughly at best.
+    around the line. A curve that bends counts as scatter too, since the line is a summary and no law. It does not
+    include what all points share, the error of the baseline, which scales the slope as it scales every speedup: by the
+    width of the baseline's own interval. With three points t is 12.7, so that such a slope is a rough figure at best.
 
     Sources: P. Orlob 2022, "Parallelization of GPUs based on Horovod" (interim presentation, TU Dresden: speedup per
     GPU as the slope of the line through its points); Draper and Smith 1998, "Applied Regression Analysis", chapter 1.
@@ -248,19 +252,19 @@ def fit_slope(curve: Curve, against: str = "bare") -> Slope | None:
 
 
 def find_node_boundaries(curve: Curve, against: str = "bare") -> list[NodeBoundary]:
-    """Where a curve goes on to more nodes: the last device count before, the first after.
+    """Return where a curve continues on more nodes: the last number of devices before, the first after.
 
     The ratio of the two efficiencies is that of throughputs per device, in which the baseline cancels; its interval is
-    of those two alone (stats.ratio_interval), and not as wide as limits of the efficiencies themselves would make it.
-    Part of a jump is what as many more devices would have cost without the boundary.
+    of those two alone (estimates.divide_estimates), and not as wide as limits of the efficiencies themselves would make it.
+    Part of the loss is what as many more devices would have cost without the boundary.
     """
-    found = []
+    boundaries = []
     for before, after in itertools.pairwise(curve.rows):
         if after["nodes"] <= before["nodes"]:
             continue
         ratio = _rate_per_device(after) / _rate_per_device(before)
         limits = _efficiency_ratio(after, before)
-        found.append(
+        boundaries.append(
             NodeBoundary(
                 (before["gpus"], after["gpus"]), (before["nodes"], after["nodes"]),
                 before[f"efficiency_{against}"], after[f"efficiency_{against}"], ratio,
@@ -269,33 +273,35 @@ def find_node_boundaries(curve: Curve, against: str = "bare") -> list[NodeBounda
                 None if limits is None else not limits.low <= 1 <= limits.high,
             )
         )  # fmt: skip
-    return found
+    return boundaries
 
 
-def find_scaling_limit(curve: Curve, wanted: float, against: str = "bare") -> ScalingLimit:
-    """The most devices that keep the efficiency `wanted` (a share, above 0): the largest count up to which every
-    measured count keeps it, so that one that is fine again beyond a bad one does not hide it.
+def find_scaling_limit(curve: Curve, efficiency: float, against: str = "bare") -> ScalingLimit:
+    """Return the most devices that keep an efficiency (a share above 0): the largest number up to which every measured
+    number keeps it, so that a larger one that is fine again does not hide a bad one.
 
-    `surely` asks for the lower limit of the 95 % interval; a row that is its own baseline is 1 exactly. A count
-    without an efficiency ends what can be said. ValueError for no share.
+    `certain_gpus` compares the lower limit of the 95 % interval; a row that is its own baseline is 1 exactly. The search
+    ends at a row without an efficiency. Raises ValueError for an efficiency that is no share.
     """
-    if not wanted > 0:
-        raise ValueError(f"a wanted efficiency is a share above 0, not {wanted}")
+    if not efficiency > 0:
+        raise ValueError(f"a wanted efficiency is a share above 0, not {efficiency}")
     figures = [(row["gpus"], row[f"efficiency_{against}"], _lower_limit(row, against)) for row in curve.rows]
-    good = [gpus for gpus, _, _ in itertools.takewhile(lambda one: _at_least(one[1], wanted), figures)]
-    sure = [gpus for gpus, _, _ in itertools.takewhile(lambda one: _at_least(one[2], wanted), figures)]
-    again = tuple(gpus for gpus, value, _ in figures[len(good) :] if _at_least(value, wanted))
-    known = [gpus for gpus, value, _ in figures if value is not None]
-    return ScalingLimit(wanted, max(good, default=None), max(sure, default=None), again, max(known, default=None))
+    kept = [gpus for gpus, _, _ in itertools.takewhile(lambda figure: _is_at_least(figure[1], efficiency), figures)]
+    certain = [gpus for gpus, _, _ in itertools.takewhile(lambda figure: _is_at_least(figure[2], efficiency), figures)]
+    regained = tuple(gpus for gpus, value, _ in figures[len(kept) :] if _is_at_least(value, efficiency))
+    measured = [gpus for gpus, value, _ in figures if value is not None]
+    return ScalingLimit(
+        efficiency, max(kept, default=None), max(certain, default=None), regained, max(measured, default=None)
+    )
 
 
-def _at_least(value: float | None, wanted: float) -> bool:
-    return value is not None and value >= wanted
+def _is_at_least(value: float | None, minimum: float) -> bool:
+    return value is not None and value >= minimum
 
 
 def _lower_limit(row: dict[str, Any], against: str) -> float | None:
-    itself = row["run_id"] == row[f"baseline_{against}_id"]
-    low: float | None = row[f"efficiency_{against}"] if itself else row[f"efficiency_{against}_low"]
+    is_own_baseline = row["run_id"] == row[f"baseline_{against}_id"]
+    low: float | None = row[f"efficiency_{against}"] if is_own_baseline else row[f"efficiency_{against}_low"]
     return low
 
 
@@ -305,7 +311,7 @@ def _rate_per_device(row: dict[str, Any]) -> float:
 
 
 def _efficiency_ratio(after: dict[str, Any], before: dict[str, Any]) -> Estimate | None:
-    late, early = (estimate_of(row, "throughput_samples_per_s", "throughput") for row in (after, before))
-    if late is None or early is None:
+    rate_after, rate_before = (estimate_of(row, "throughput_samples_per_s", "throughput") for row in (after, before))
+    if rate_after is None or rate_before is None:
         return None
-    return divide_estimates(scale_estimate(late, 1 / after["gpus"]), scale_estimate(early, 1 / before["gpus"]))
+    return divide_estimates(scale_estimate(rate_after, 1 / after["gpus"]), scale_estimate(rate_before, 1 / before["gpus"]))

@@ -1,7 +1,7 @@
-"""Where the time of an update goes: figures made on load of the series that the probes left. Layer 1.
+"""Where the time of a step goes: figures computed on load from the series that probes recorded.
 
-Each is a mean over blocks with its 95 % interval over them, in seconds of one update. Over the ranks it is the median
-one's, except where it says otherwise; what was not measured is None, and the record's reasons say why.
+Each is a mean over blocks with its 95 % interval, in seconds of one step. Unless stated otherwise it is that of the median
+rank. A figure that was not measured is None, and `unmeasured_reasons` has the reason.
 """
 
 from __future__ import annotations
@@ -13,23 +13,24 @@ from scalebench.core.result import ProbeRecord, Result
 from scalebench.core.stats.estimates import Estimate, estimate_mean
 
 Series = Sequence[float]
-Over = Callable[[Series], float]
+OverRanks = Callable[[Series], float]
 
 
 def exposed_sync(result: Result) -> Estimate | None:
-    """An update with the exchange minus one without: what overlap did not hide. Holds the straggler wait, which the
-    slowest rank has none of."""
+    """Return the time of a step with gradient synchronization minus one without: what overlap did not hide. It includes
+    the wait for the slowest rank, which that rank itself does not have."""
     return _difference(_probes(result), "sync_on_s", "sync_off_s")
 
 
 def isolated_sync(result: Result) -> Estimate | None:
-    """The exchange of one update alone, in the messages that are really sent, until the last rank has it."""
+    """Return the time to synchronize the gradients of one step alone, in the messages of training, until the last rank
+    has them."""
     return _mean(_probes(result), "isolated_sync_s", "isolated_sync_repeats", over=max)
 
 
 def imbalance(result: Result) -> Estimate | None:
-    """How long the median device waits for the slowest in an update: of what each takes alone, for updates that all
-    begin together, the largest minus the median."""
+    """Return how long the median device waits for the slowest one in a step: the largest minus the median of their own
+    times, for steps that all start together."""
     devices = [series for probes in _probes(result) or [] for series in probes.local_step_s]
     if len(devices) < 2 or not all(devices):
         return None
@@ -37,8 +38,8 @@ def imbalance(result: Result) -> Estimate | None:
 
 
 def data_loading(result: Result) -> Estimate | None:
-    """An update with its batch from the feed minus one on a batch that lies ready, both without the exchange where that
-    can be switched off: what loading costs beside the device's work."""
+    """Return the time of a step with a batch from the feed minus one with a batch on the device: what loading costs beside
+    the device's work. Both are without synchronization where that can be switched off."""
     probes = _probes(result)
     reference = "sync_off_s" if probes and probes[0].sync_off_s else "sync_on_s"
     return _difference(probes, reference, "fixed_batch_s")
@@ -57,11 +58,11 @@ def optimizer_step(result: Result) -> Estimate | None:
 
 
 def host_to_device_copy(result: Result) -> Estimate | None:
-    """A batch from host memory to the devices, alone."""
+    """Return the time to copy a batch from host memory to the devices, alone."""
     return _mean(_probes(result), "copy_s", "copy_repeats")
 
 
-# Column of the frame -> figure; each also with _low and _high. The reasons' names are in REASON_OF.
+# By column of the frame, which has _low and _high too. REASON_KEYS has their names in the recorded reasons.
 BREAKDOWN_FIGURES: dict[str, Callable[[Result], Estimate | None]] = {
     "sync_isolated_s": isolated_sync,
     "sync_exposed_s": exposed_sync,
@@ -76,21 +77,20 @@ REASON_KEYS = {"sync_isolated_s": "isolated", "sync_exposed_s": "exposed", "imba
 
 
 def breakdown_cells(result: Result, step_s: float | None) -> dict[str, float | int | str | None]:
-    """Of the frame's row; `step_s` is the measured update's."""
-    found: dict[str, float | int | str | None] = {}
-    intervals = {name: figure(result) for name, figure in BREAKDOWN_FIGURES.items()}
-    for name, interval in intervals.items():
-        found[name] = interval.value if interval else None
-        found[f"{name}_low"], found[f"{name}_high"] = (interval.low, interval.high) if interval else (None, None)
-    updates = result.workload.steps_per_epoch
-    wanted = (intervals["sync_exposed_s"], intervals["data_s"])
-    exposed_s, data_s = (interval.value if interval else None for interval in wanted)
+    """Return the columns of a run; `step_s` is the measured time of its step."""
+    cells: dict[str, float | int | str | None] = {}
+    for name, figure in BREAKDOWN_FIGURES.items():
+        interval = figure(result)
+        cells[name] = interval.value if interval else None
+        cells[f"{name}_low"], cells[f"{name}_high"] = (interval.low, interval.high) if interval else (None, None)
+    steps = result.workload.steps_per_epoch
+    exposed_s, data_s = cells["sync_exposed_s"], cells["data_s"]
     of_kernels, of_steps = collective_shares(result)
     messages = len(result.sync.message_bytes)
-    return found | {
+    return cells | {
         "sync_exposed_share": exposed_s / step_s if exposed_s is not None and step_s else None,
-        "sync_per_epoch_s": exposed_s * updates if exposed_s is not None and updates else None,
-        "syncs_per_epoch": messages * updates if messages and updates else None,
+        "sync_per_epoch_s": exposed_s * steps if exposed_s is not None and steps else None,
+        "syncs_per_epoch": messages * steps if messages and steps else None,
         "data_share": data_s / step_s if data_s is not None and step_s else None,
         "collective_kernel_share": of_kernels,
         "collective_step_share": of_steps,
@@ -99,14 +99,14 @@ def breakdown_cells(result: Result, step_s: float | None) -> dict[str, float | i
 
 
 def unmeasured_reasons(result: Result) -> dict[str, str]:
-    """Why quantities were not measured, as the first rank says."""
+    """Return why quantities were not measured, as recorded by the first rank."""
     probes = _probes(result)
     return dict(probes[0].reasons) if probes else {}
 
 
 def collective_shares(result: Result) -> tuple[float | None, float | None]:
-    """(share of all kernels' own time, share of the update's wall time) that collective operations take under the
-    profiler, means over the ranks. The first can be large while the second is small, and the other way round."""
+    """Return (share of all kernels' own time, share of the step's wall time) of collective operations under the profiler,
+    means over the ranks. The first can be large while the second is small, and vice versa."""
     profiles = [probes.profile for probes in _probes(result) or [] if probes.profile is not None]
     of_kernels = [p.collective_s / p.kernel_s for p in profiles if p.collective_s is not None and p.kernel_s]
     of_steps = [p.collective_s / p.step_s for p in profiles if p.collective_s is not None and p.step_s]
@@ -117,30 +117,30 @@ def collective_shares(result: Result) -> tuple[float | None, float | None]:
 
 
 def _probes(result: Result) -> list[ProbeRecord] | None:
-    """Of all ranks; None where one has none."""
-    found = [rank.probes for rank in result.ranks]
-    if result.status != "ok" or not found or any(probes is None for probes in found):
+    """Return the probes of all ranks; None if one rank has none."""
+    if result.status != "ok" or not result.ranks:
         return None
-    return [probes for probes in found if probes is not None]
+    probes = [rank.probes for rank in result.ranks if rank.probes is not None]
+    return probes if len(probes) == len(result.ranks) else None
 
 
-def _mean(probes: list[ProbeRecord] | None, name: str, count: str, over: Over = statistics.median) -> Estimate | None:
-    blocks = _over_ranks(probes, lambda one: getattr(one, name), over)
+def _mean(probes: list[ProbeRecord] | None, name: str, count: str, over: OverRanks = statistics.median) -> Estimate | None:
+    blocks = _over_ranks(probes, lambda record: getattr(record, name), over)
     return _seconds_per_operation(blocks, probes[0], count) if probes else None
 
 
 def _difference(probes: list[ProbeRecord] | None, more: str, less: str, count: str = "steps") -> Estimate | None:
-    """The median rank's difference of blocks that took turns, block by block."""
+    """Return the median rank's difference between interleaved blocks, block by block."""
 
-    def differences(one: ProbeRecord) -> list[float]:
-        return [a - b for a, b in zip(getattr(one, more), getattr(one, less), strict=False)]
+    def differences(record: ProbeRecord) -> list[float]:
+        return [a - b for a, b in zip(getattr(record, more), getattr(record, less), strict=False)]
 
     blocks = _over_ranks(probes, differences, statistics.median)
     return _seconds_per_operation(blocks, probes[0], count) if probes else None
 
 
-def _over_ranks(probes: list[ProbeRecord] | None, series: Callable[[ProbeRecord], Series], over: Over) -> list[float]:
-    ranks = [series(one) for one in probes or []]
+def _over_ranks(probes: list[ProbeRecord] | None, series: Callable[[ProbeRecord], Series], over: OverRanks) -> list[float]:
+    ranks = [series(record) for record in probes or []]
     return list(ranks[0]) if len(ranks) == 1 else [over(block) for block in zip(*ranks, strict=False)]
 
 

@@ -1,7 +1,7 @@
-"""The record: what one run leaves, as dataclasses; written, validated and read as result.json. Layer 0.
+"""The record of one run as dataclasses, written, validated and read as result.json.
 
-Raw figures per rank are stored; speedup, efficiency and intervals are computed on load (frame.py).
-Units stand in the names; null means not measured. A new nullable field keeps the version.
+Raw figures of each rank are stored; speedup, efficiency and intervals are computed on load. Units are part of the
+names; null means not measured. A new nullable field keeps the version.
 """
 
 from __future__ import annotations
@@ -30,33 +30,39 @@ Version = Annotated[int, msgspec.Meta(extra_json_schema={"const": SCHEMA_VERSION
 
 @dataclass
 class ProfiledOperation:
-    """One kind of operation in the profile of some updates, all its calls together."""
+    """One kind of operation in the profile of some steps, all its calls together."""
 
     name: str
-    calls: float  # of one update
-    self_s: float  # of one update: its own time, without what it called, added up over threads and devices
-    collective: bool = False  # carries data between devices
+    calls: float  # per step
+    self_s: float  # per step: its own time without the operations it called, summed over threads and devices
+    collective: bool = False  # moves data between devices
     device: str = "cpu"  # cpu | cuda: where it ran
 
 
 @dataclass
 class Profile:
-    """Some updates as the framework's own profiler saw them. It slows them down: times are shares of each other."""
+    """Some steps under the framework's own profiler, which slows them down: compare times with each other only."""
 
     steps: int
-    step_s: float  # wall seconds of one update under the profiler
-    kernel_s: float | None = None  # own time of all operations of one update, on GPUs if there are any, else on the CPU
-    collective_s: float | None = None  # of these, in operations that carry data between devices
-    operations: list[ProfiledOperation] = field(default_factory=list)  # those with the largest own time, largest first
+    step_s: float  # wall seconds of one step under the profiler
+    kernel_s: float | None = None  # own time of all operations of one step, on GPUs if there are any, else on the CPU
+    collective_s: float | None = None  # of that, in operations that move data between devices
+    operations: list[ProfiledOperation] = field(default_factory=list)  # those with the most own time, in this order
 
 
 COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "gather", "scatter", "all_to_all")
-PER_RANK_COLLECTIVES = ("all_gather", "reduce_scatter", "gather", "scatter", "all_to_all")  # of which each rank has one
+PER_RANK_COLLECTIVES = (
+    "all_gather",
+    "reduce_scatter",
+    "gather",
+    "scatter",
+    "all_to_all",
+)  # their data are parts, one per rank
 
 
 @dataclass
 class CollectiveRecord:
-    """One collective operation on one size of message."""
+    """Times of one collective operation on one message size."""
 
     name: str  # of COLLECTIVES
     size_bytes: int  # by the convention of nccl-tests: docs/collectives.md
@@ -66,11 +72,11 @@ class CollectiveRecord:
 
 @dataclass
 class TransferRecord:
-    """Bytes on one way between devices, or between them and host memory; ranks stand for their devices."""
+    """Times of one kind of transfer between devices, or with host memory; ranks stand for their devices."""
 
-    kind: str  # of docs/collectives.md: send_one_way, memcpy, ...
+    kind: str  # as in docs/collectives.md: send_one_way, memcpy, ...
     source: int | None  # rank; null: all of them at once
-    target: int | None  # rank; the same as source where a device and its host memory are meant
+    target: int | None  # rank; equal to source for a device and its host memory
     size_bytes: int  # of one transfer in one direction
     repeats: int = 0  # transfers in each block
     block_s: list[float] = field(default_factory=list)
@@ -78,22 +84,20 @@ class TransferRecord:
 
 @dataclass
 class ProbeRecord:
-    """Blocks of wall seconds, as this process saw them. Blocks of all ranks begin together."""
+    """What the probes measured on one rank: wall seconds of blocks that begin together on all ranks."""
 
     reasons: dict[str, str] = field(default_factory=dict)  # quantity -> why it was not measured
-    steps: int | None = None  # updates in each of the next three, which took turns
-    sync_on_s: list[float] = field(default_factory=list)  # with the exchange and the real feed
-    sync_off_s: list[float] = field(default_factory=list)  # without the exchange
-    fixed_batch_s: list[float] = field(
-        default_factory=list
-    )  # as sync_off_s, or as sync_on_s where that is empty, on one batch
-    local_step_s: list[list[float]] = field(default_factory=list)  # by device: single updates, nothing exchanged
+    steps: int | None = None  # steps in each block of the next three, which were interleaved
+    sync_on_s: list[float] = field(default_factory=list)  # with gradient synchronization and the real feed
+    sync_off_s: list[float] = field(default_factory=list)  # without gradient synchronization
+    fixed_batch_s: list[float] = field(default_factory=list)  # as sync_off_s (else sync_on_s), on one fixed batch
+    local_step_s: list[list[float]] = field(default_factory=list)  # by device: single steps without synchronization
     isolated_sync_repeats: int | None = None
-    isolated_sync_s: list[float] = field(default_factory=list)  # the exchange alone
-    part_steps: int | None = None  # of the next three, each of which holds the one before
+    isolated_sync_s: list[float] = field(default_factory=list)  # gradient synchronization by itself
+    part_steps: int | None = None  # steps in each block of the next three, each of which includes the previous one
     forward_s: list[float] = field(default_factory=list)
     backward_s: list[float] = field(default_factory=list)  # forward and backward
-    optimizer_s: list[float] = field(default_factory=list)  # the whole update, without an exchange
+    optimizer_s: list[float] = field(default_factory=list)  # the complete step, without synchronization
     copy_repeats: int | None = None
     copy_s: list[float] = field(default_factory=list)  # batches copied from host memory to the devices
     profile: Profile | None = None
@@ -104,7 +108,7 @@ class ProbeRecord:
 
 @dataclass
 class DeviceMonitorRecord:
-    """One GPU of the run. `_mean`: over time."""
+    """Measurements of one GPU of the run; means are over time."""
 
     index: int  # NVML's
     gpu_util_mean: float | None = None  # share of the time in which something ran on it
@@ -112,27 +116,27 @@ class DeviceMonitorRecord:
     memory_used_bytes_max: int | None = None
     gpu_power_w_mean: float | None = None
     energy_j: float | None = None
-    energy_from: str | None = None  # counter: the GPU's own | power: the integral of its samples
+    energy_from: str | None = None  # counter: of the GPU | power: integral of sampled power
     sm_clock_mhz_min: float | None = None
     sm_clock_mhz_mean: float | None = None
     mem_clock_mhz_min: float | None = None
     mem_clock_mhz_mean: float | None = None
     temperature_c_max: float | None = None
-    throttle_reasons: list[str] | None = None  # as nvidia-smi names them; empty: nothing held its clocks back
+    throttle_reasons: list[str] | None = None  # as nvidia-smi names them; empty: none
     pcie_sent_bytes_per_s: float | None = None
     pcie_received_bytes_per_s: float | None = None
     nvlink_sent_bytes_per_s: float | None = None
     nvlink_received_bytes_per_s: float | None = None
-    lost_at_s: float | None = None  # seconds since the epoch; null: it was there to the end
-    node: int | None = None  # whose GPU it is; null: that of the only machine
+    lost_at_s: float | None = None  # seconds since the epoch; null: not lost
+    node: int | None = None  # null: the only machine of the run
 
 
 @dataclass
 class MonitorRecord:
-    """The devices of the run together, its processes, and the machines that it ran on, added up."""
+    """Measurements of all devices, processes and machines of the run together."""
 
-    file: str | None = None  # the whole series, in the run's folder; that of node 0, where others have their own
-    reason: str | None = None  # why there is no series, or what is missing from it
+    file: str | None = None  # the complete series, in the run's folder; with several nodes that of node 0
+    reason: str | None = None  # why there is no series, or what it lacks
     gpu_util_mean: float | None = None  # over time and devices
     gpu_power_w_mean: float | None = None  # over time, all devices together
     energy_j: float | None = None  # all devices together
@@ -143,13 +147,13 @@ class MonitorRecord:
     mem_clock_mhz_mean: float | None = None
     gpu_temperature_c_max: float | None = None
     throttle_reasons: list[str] | None = None
-    cpu_util_mean: float | None = None  # share of the cores that the run may use, whoever used them
-    cpu_util_ours_mean: float | None = None  # the same, used by the ranks and what they started
-    cpu_cores_others_mean: float | None = None  # cores' worth used by programs that do not belong to the run
+    cpu_util_mean: float | None = None  # share of the cores that the run may use, used by any program
+    cpu_util_ours_mean: float | None = None  # likewise, used by the ranks and their children
+    cpu_cores_others_mean: float | None = None  # number of cores used by programs outside the run
     rss_bytes_max: int | None = None  # sum over the ranks
     rss_anon_bytes_max: int | None = None  # without mapped files, which the ranks share
     memory_available_bytes_min: int | None = None  # of any node
-    swap_in_bytes: int | None = None  # of the whole machines, as is what follows
+    swap_in_bytes: int | None = None  # of the machines, as are the next fields
     swap_out_bytes: int | None = None
     net_sent_bytes_per_s: float | None = None  # all interfaces but the loopback
     net_received_bytes_per_s: float | None = None
@@ -163,41 +167,41 @@ class MonitorRecord:
 
 @dataclass
 class CurvePoint:
-    """Where a training stood when it was evaluated, between two updates."""
+    """The state of a training at one evaluation, between two steps."""
 
-    step: int  # updates so far
+    step: int  # steps so far
     epochs: float  # passes over the training samples so far
-    samples: int  # of all replicas, so far
-    train_s: float  # seconds of all updates but the first, which compiles; what lies between updates is not in it
-    learning_rate: float  # of the last update
-    loss: float | None  # training loss, mean per sample over the updates since the point before
-    loss_samples: int  # that it is a mean over
-    metrics: dict[str, float] = field(default_factory=dict)  # of the validation part; empty: there is none
-    train_metrics: dict[str, float] = field(default_factory=dict)  # likewise of as many samples that were trained on
-    evaluate_s: float = 0.0  # that this evaluation took
-    at_s: float = 0.0  # when it began, seconds since the epoch
+    samples: int  # so far, of all replicas
+    train_s: float  # seconds of all steps but the first, which compiles; without the time between steps
+    learning_rate: float  # of the last step
+    loss: float | None  # training loss, mean per sample over the steps since the previous point
+    loss_samples: int  # number of samples in that mean
+    metrics: dict[str, float] = field(default_factory=dict)  # on validation samples; empty: there are none
+    train_metrics: dict[str, float] = field(default_factory=dict)  # likewise on as many training samples
+    evaluate_s: float = 0.0  # duration of this evaluation
+    at_s: float = 0.0  # its start, seconds since the epoch
 
 
 @dataclass
 class StageRecord:
-    """One stage of a model that is cut into several, one behind the other. Bytes and seconds are of one update."""
+    """One stage of a pipeline-parallel model. Bytes and seconds are per step."""
 
-    index: int  # from the input on
-    stages: int  # that the model is cut into
-    replica: int  # which of the chains of stages this one is part of
+    index: int  # counted from the input
+    stages: int  # number of stages of the model
+    replica: int  # which copy of the pipeline the stage belongs to
     first: str  # name of its first operation
     last: str
     parameter_bytes: int
-    micro_batches: int  # that a batch goes through the stages in
-    sent_bytes: int | None = None  # activations that go on to the next stage; null: it is the last one
-    work_s: float | None = None  # forward and backward of all micro-batches by itself; null: not measured
+    micro_batches: int  # that each batch is split into
+    sent_bytes: int | None = None  # activations sent to the next stage; null: it is the last one
+    work_s: float | None = None  # forward and backward of all micro-batches, without waiting; null: not measured
 
 
 @dataclass
 class TimelineRecord:
-    """What the framework itself wrote of some exchanges after the figures were taken, for its writer costs time.
+    """The framework's own timeline of some gradient synchronizations, taken after measuring since writing costs time.
 
-    Seconds of an update in which at least one tensor was in the phase; phases overlap.
+    Seconds per step during which at least one tensor was in the phase; phases overlap.
     """
 
     file: str | None = None  # in the run's folder
@@ -205,13 +209,13 @@ class TimelineRecord:
     steps: int | None = None
     negotiate_s: float | None = None  # from the first rank's announcement of a tensor to the last's
     queue_s: float | None = None
-    memcpy_s: float | None = None  # in and out of the buffer that fused tensors travel in
+    memcpy_s: float | None = None  # in and out of the buffer of fused tensors
     allreduce_s: float | None = None
 
 
 @dataclass
 class RankRecord:
-    """What one process measured: rank<k>.json."""
+    """The measurements of one process, as rank<k>.json holds them."""
 
     rank: int
     hostname: str
@@ -224,36 +228,38 @@ class RankRecord:
     block_s: list[float] = field(default_factory=list)  # measured blocks, steady state
     block_samples: list[int] = field(default_factory=list)  # of this process
     block_losses: list[float | None] = field(default_factory=list)  # mean per sample; null: no loss here
-    steady_after_steps: int | None = None  # updates until steady state was found; null: not within the bounds
+    steady_after_steps: int | None = None  # null: no steady state within the bounds
     warmup_block_steps: int | None = None
     warmup_block_s: list[float] = field(default_factory=list)
     warmup_losses: list[float | None] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
-    curve: list[CurvePoint] = field(default_factory=list)  # of a training that goes to a stop; losses of this process
+    curve: list[CurvePoint] = field(default_factory=list)  # of a training to a stop condition; losses of this process
     stopped_by: str | None = None  # epochs | steps | seconds | target
-    first_step_s: float | None = None  # of such a training: what compiling takes is in it
+    first_step_s: float | None = None  # of such a training: includes compiling
     message_bytes: list[int] = field(default_factory=list)
     timeline: TimelineRecord | None = None
     probes: ProbeRecord | None = None
     backend_used: str | None = None
     settings_used: dict[str, str] = field(default_factory=dict)  # precision, data_format, compiler
     params: int | None = None
-    train_samples: int | None = None  # of the whole data set, all replicas
+    train_samples: int | None = None  # of the data set, all replicas
     steps_per_epoch: int | None = None
     threads: int | None = None
     affinity: list[int] = field(default_factory=list)
     peak_memory_bytes: list[int | None] = field(default_factory=list)
     state_bytes: list[int | None] = field(default_factory=list)  # weights, gradients, optimizer's state; by device
-    stages: list[StageRecord] = field(default_factory=list)  # that its devices hold; none: all of the model
+    stages: list[StageRecord] = field(default_factory=list)  # on its devices; empty: the complete model
     rss_peak_bytes: int | None = None
     rss_anon_peak_bytes: int | None = None  # without mapped files; the largest seen between blocks
     cpu_s: float | None = None  # processor time of this process
-    clock_offset_s: float | None = None  # this host's clock minus rank 0's; null: the same host, or not measured
+    clock_offset_s: float | None = None  # this host's clock minus rank 0's; null: same host, or not measured
     versions: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
 class Workload:
+    """The model, data set and numeric settings of a run."""
+
     model: str
     model_params: int | None
     gradient_bytes: int | None
@@ -274,6 +280,8 @@ class Workload:
 
 @dataclass
 class Scale:
+    """The strategy, devices and batch sizes of a run."""
+
     strategy: str
     framework: str
     framework_version: str | None
@@ -309,11 +317,11 @@ class Phases:
 
 @dataclass
 class Sync:
-    """What was exchanged. How long it took is in the ranks' probes, of which probed.py makes figures."""
+    """The messages of gradient synchronization; its duration is in the probes of the ranks."""
 
     message_bytes: list[int] = field(default_factory=list)
     timeline: TimelineRecord | None = None  # measure.timeline=true
-    transports: dict[str, str] | None = None  # of NCCL by pair of ranks, where its log tells (NCCL_DEBUG=INFO)
+    transports: dict[str, str] | None = None  # NCCL's by pair of ranks, from its log (NCCL_DEBUG=INFO)
 
 
 @dataclass
@@ -323,8 +331,8 @@ class BatchTrial:
     batch_per_device: int
     status: str  # ok: it fits | oom
     reason: str | None
-    peak_memory_bytes: int | None  # of the device that took most; null: it cannot be told
-    rss_anon_bytes_max: int | None  # of the rank that took most
+    peak_memory_bytes: int | None  # of the device with the most; null: unknown
+    rss_anon_bytes_max: int | None  # of the rank with the most
     throughput_samples_per_s: float | None
 
 
@@ -333,50 +341,52 @@ class MaxBatch:
     """The search for the largest batch that fits."""
 
     batch_per_device: int | None  # null: not even one sample fits
-    limit_bytes: int | None  # that each process was held to; null: the device's own memory
-    bounded_by: str  # memory | data: the data set has no larger batch
-    tried: list[BatchTrial]  # in their order
+    limit_bytes: int | None  # limit of each process; null: the device's memory
+    bounded_by: str  # memory | data: the data set allows no larger batch
+    tried: list[BatchTrial]  # in chronological order
 
 
 @dataclass
 class Quality:
+    """The losses and metrics of a run, of its training curve and of its batch search."""
+
     final_loss: float | None = None  # mean per sample over the last measured block, all ranks
     metric_name: str | None = None
     metric: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
-    time_to_target_s: float | None = None  # of training, at the first point of the curve that is as good
-    curve: list[CurvePoint] = field(default_factory=list)  # of all ranks: seconds of the slowest, mean of the losses
-    stopped_by: str | None = None  # epochs | steps | seconds | target; null: the run measured its throughput
+    time_to_target_s: float | None = None  # of training, at the first point of the curve that reaches the target
+    curve: list[CurvePoint] = field(default_factory=list)  # of all ranks: seconds of the slowest, mean losses
+    stopped_by: str | None = None  # epochs | steps | seconds | target; null: throughput was measured
     first_step_s: float | None = None
-    learning_rate: float | None = None  # the highest: as asked, by the rule for this batch
+    learning_rate: float | None = None  # the peak, scaled by the rule for this batch
     max_batch: MaxBatch | None = None  # measure.search=max_batch
 
 
 @dataclass
 class SchedulerRecord:
-    """The job that a run was, where a scheduler gave it its nodes."""
+    """The job of a run that a scheduler gave its nodes."""
 
     name: str  # slurm
     job_id: str
     partition: str | None = None
-    nodes: list[str] = field(default_factory=list)  # names, in the order of the run's nodes
+    nodes: list[str] = field(default_factory=list)  # host names in the order of the run's nodes
     queued_s: float | None = None  # from submission to the start of the job
-    state: str | None = None  # in the scheduler's own word, when it was over
+    state: str | None = None  # the scheduler's final state
     reason: str | None = None
 
 
 @dataclass
 class Result:
-    """One run, also a failed one."""
+    """The record of one run, also of a failed one."""
 
     schema_version: Version
     run_id: str
     started_at: str  # ISO 8601, UTC
     status: Status
     reason: str | None
-    log: str | None  # of the rank that failed, relative to the run's folder
+    log: str | None  # of the failed rank, relative to the run's folder
     fingerprint: str
-    spec: dict[str, Any]  # the whole composed config
+    spec: dict[str, Any]  # the complete composed config
     workload: Workload
     scale: Scale
     phases: Phases
@@ -387,20 +397,20 @@ class Result:
     machine: Machine
     flags: list[str]
     scheduler: SchedulerRecord | None = None
-    other_machines: list[Machine] | None = None  # of nodes 1 and on, in their order; null: one node, or not told
-    trace: str | None = None  # of all ranks, in the run's folder; a rank that names its own is not in it
+    other_machines: list[Machine] | None = None  # of node 1 and the next ones; null: one node, or not reported
+    trace: str | None = None  # of all ranks, in the run's folder, but for ranks that name a trace of their own
 
 
 LOWER_IS_BETTER = ("mse", "cross_entropy")
 
 
 def reaches_target(metric: str, value: float, target: float) -> bool:
-    """Whether `value` is as good as `target`: errors are to fall, an accuracy is to rise."""
+    """Return whether a metric is at least as good as the target: lower for errors, higher for an accuracy."""
     return value <= target if metric.startswith(LOWER_IS_BETTER) else value >= target
 
 
 def first_point_at_target(curve: list[CurvePoint], metric: str, target: float) -> CurvePoint | None:
-    """The first point whose validation metric is as good as `target`; None: it was never reached."""
+    """Return the first point of a curve whose validation metric reaches the target; None where none does."""
     for point in curve:
         if metric in point.metrics and reaches_target(metric, point.metrics[metric], target):
             return point
@@ -408,7 +418,7 @@ def first_point_at_target(curve: list[CurvePoint], metric: str, target: float) -
 
 
 def merge_curves(curves: list[list[CurvePoint]]) -> list[CurvePoint]:
-    """Of all ranks: seconds are the slowest's, the loss is the mean over all samples; the rest is alike on all."""
+    """Merge the curves of all ranks: seconds of the slowest, mean loss over all samples; the rest is equal on all."""
     return [_merge_points(points) for points in zip(*curves, strict=False)]
 
 
@@ -425,7 +435,7 @@ def _merge_points(points: tuple[CurvePoint, ...]) -> CurvePoint:
 
 
 def write_result(result: Result, folder: Path) -> Path:
-    """Write result.json whole or not at all; OSError when the folder is full or not writable."""
+    """Write result.json completely or not at all; OSError when the folder is full or not writable."""
     path = folder / RESULT_FILE
     write_json(path, result)
     return path
@@ -435,10 +445,10 @@ def read_result(path: Path) -> Result:
     """Read and validate one result.json.
 
     The types are checked against the dataclasses, from which result.schema.json is generated; unknown fields
-    are passed over, since later nullable ones keep the version. Raises InputError, in one line, for a file
+    are ignored, since later nullable ones keep the version. Raises InputError, in one line, for a file
     that is missing, cut short, of another schema version or no valid record.
     """
-    if _is_special(path):  # to open a pipe is to wait for a writer
+    if _is_special(path):  # opening a pipe would wait for a writer
         raise InputError(f"{path} is no plain file; remove it")
     try:
         result = read_record(path, Result, ignore_unknown=True)
@@ -465,7 +475,7 @@ def _is_special(path: Path) -> bool:
 
 
 def _refuse_damaged(path: Path) -> None:
-    """Raise InputError for a file that is no JSON, or of another version: what its fields hold says nothing then."""
+    """Raise InputError for a file that is no JSON, or of another version, where the faults of fields say nothing."""
     try:
         tree = read_json(path)
     except (ValueError, RecursionError) as error:
@@ -482,10 +492,10 @@ def _other_version(path: Path, version: Any) -> str:
 
 
 def result_schema() -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of result.json; `python -m scalebench.core.result` rewrites its file."""
+    """Return the JSON Schema (draft 2020-12) of result.json; `python -m scalebench.core.result` rewrites its file."""
     parts: dict[str, Any] = msgspec.json.schema(Result)["$defs"]
     for part in parts.values():
-        part.pop("description", None)  # the docstrings, which are for readers of the code
+        part.pop("description", None)  # the docstrings are for readers of the code
     root = parts.pop(Result.__name__) | {"title": "scalebench result"}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **root, "$defs": parts}
 

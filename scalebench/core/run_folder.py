@@ -11,7 +11,7 @@ from pathlib import Path
 
 SPEC_FILE = "spec.json"
 RESULT_FILE = "result.json"
-UNREADABLE_RESULT_FILE = "result.unreadable.json"  # a result.json that was no whole record, kept to be looked at
+UNREADABLE_RESULT_FILE = "result.unreadable.json"  # an incomplete result.json, kept for inspection
 MONITOR_FILE = "monitor.parquet"  # the time series of the first, or only, node
 MERGED_TRACE_FILE = "trace.json.gz"
 TIMELINE_FILE = "timeline.json"  # what Horovod wrote of its exchanges

@@ -1,7 +1,7 @@
-"""The typed spine of the config, and RunSpec: one run with nothing left to decide.
+"""The typed schema of the config, and RunSpec: one run with nothing left to decide.
 
-Layer 0. The parent composes `Config` with Hydra, resolves it into a `RunSpec` and writes that as spec.json;
-workers read spec.json and never see Hydra.
+The parent composes `Config` with Hydra, resolves it into a `RunSpec` and writes that as spec.json; workers read
+spec.json and never import Hydra. What a key may hold is stated beside its field.
 """
 
 from __future__ import annotations
@@ -22,39 +22,41 @@ OPTIMIZERS = ("adam", "adamw", "sgd", "momentum", "rmsprop")
 NO_VALIDATION_SAMPLES = (
     "train.stop.target is of the validation metric, and there are fewer samples to validate than replicas"
 )
-CHIEF = "chief"  # the role of the one process that measures, where there are roles
+CHIEF = "chief"  # the role of the only process that measures, where processes have roles
 
 
 def choice_field(*values: str) -> Any:
-    """A field that holds one of these words; the first one is its default."""
+    """Declare a field that holds one of these values; the first is the default."""
     return field(default=values[0], metadata={"values": values})
 
 
 def number_field(
     default: float | None, at_least: float | None = None, at_most: float | None = None, positive: bool = False
 ) -> Any:
-    """A field that holds a number within these bounds; one that is `positive` has to be finite, too. A field that may
-    be null holds it whatever the bounds are."""
+    """Declare a field that holds a number within these bounds; `positive` also requires a finite one.
+
+    Bounds do not apply to null, where the field may be null.
+    """
     return field(default=default, metadata={"at_least": at_least, "at_most": at_most, "positive": positive})
 
 
 @dataclass
 class ModelSpec:
-    """A network, the same in every framework, and the training settings that its study used."""
+    """A network, the same in every framework, and the training settings of the study it comes from."""
 
     name: str = "???"
     description: str = ""
     input_shape: list[int] = field(default_factory=list)  # of one sample, channels last
-    target_shape: list[int] = field(default_factory=list)  # []: the number of a class, or of cross_entropy several
+    target_shape: list[int] = field(default_factory=list)  # []: one class number, or several for cross_entropy
     outputs: int = 1  # of the last layer
     targets: list[str] = field(default_factory=list)  # names of the outputs, where they are quantities
     loss: str = "mse"
     metric: str = "mse"
     params: int | None = None  # expected number of trainable parameters, checked by every worker
-    options: dict[str, Any] = field(default_factory=dict)  # of the function that builds the network
-    torch: str | None = None  # "module:function" that makes a user's own torch.nn.Module, called with the options
-    keras: str | None = None  # and the same network as a keras.Model
-    code_digest: str | None = None  # of those functions' files, so that an edited network is another run
+    options: dict[str, Any] = field(default_factory=dict)  # arguments of the function that builds the network
+    torch: str | None = None  # "module:function" that makes a user's torch.nn.Module, called with the options
+    keras: str | None = None  # likewise for the same network as a keras.Model
+    code_digest: str | None = None  # of the files of these functions, so that an edited network makes another run
     batch_per_device: int = 1
     optimizer: str = "adam"
     learning_rate: float = 1e-3
@@ -67,18 +69,16 @@ class DatasetSpec:
 
     name: str = "???"
     size: int = number_field(1, at_least=1, at_most=10**10)
-    seed: int = number_field(0, at_least=0)  # of the samples; the seed of a run leaves them alone
+    seed: int = number_field(0, at_least=0)  # of the samples, which do not depend on the seed of the run
     validation_share: float = 0.25
-    path: str | None = None  # a user's own files: .npz of the same layout, CIFAR archive, folders of images
-    image_size: int | None = number_field(None, at_least=1)  # pixels along each side; null: as the model's input
+    path: str | None = None  # a user's files: .npz of the same layout, CIFAR archive, folders of images
+    image_size: int | None = number_field(None, at_least=1)  # pixels along each side; null: that of the model's input
     dtype: str = choice_field("float32", "uint8", "int32")  # of inputs; uint8 becomes float32 on the device
     classes: int | None = number_field(None, at_least=2)  # labels are 0 .. classes - 1; null: targets are quantities
-    builder: str | None = None  # "module:function" that makes a user's own samples, called with size, seed and options
-    options: dict[str, Any] = field(default_factory=dict)  # of that function
-    code_digest: str | None = None  # of its file, so that other samples are another run
-    requested_size: int | None = number_field(
-        None, at_least=1
-    )  # samples requested of the function, where it returned `size` instead
+    builder: str | None = None  # "module:function" that makes a user's samples, called with size, seed and options
+    options: dict[str, Any] = field(default_factory=dict)  # arguments of that function
+    code_digest: str | None = None  # of its file, so that other samples make another run
+    requested_size: int | None = number_field(None, at_least=1)  # where the function returned `size` samples instead
     cache: str | None = None  # null: $SCALEBENCH_CACHE, else ~/.cache/scalebench
     feed: str = choice_field("host", "device", "fixed", "disk")
     prefetch: str = choice_field("none", "queue", "device")
@@ -86,53 +86,53 @@ class DatasetSpec:
 
 @dataclass
 class StrategySpec:
-    """What must be known of a strategy before a process of it exists."""
+    """The properties of a strategy that are needed before any of its processes exists."""
 
     name: str = "???"
     description: str = ""
-    framework: str = "none"  # none | torch | tensorflow | what a plugin names
+    framework: str = "none"  # none | torch | tensorflow | the name in a plugin
     requires: list[str] = field(default_factory=list)  # import names of packages
     baseline: str | None = None  # strategy of the `bare` baseline
     launcher: str = choice_field("local", "mpi", "by_hand")
     processes: Any = "one_per_device"  # one_per_device | one_for_all | {roles: {chief: 1, ps: 1, worker: gpus}}
-    backend: str | None = None  # requested carrier of the gradients; null: no exchange
+    backend: str | None = None  # requested backend of gradient synchronization; null: there is none
     devices: list[str] = field(default_factory=lambda: ["cpu", "cuda"])
     max_gpus: int | None = None
-    lockstep: bool = True  # false: replicas without any exchange, which stop at a common deadline
-    approximate: str | None = None  # why its updates are not the baseline's on the same samples; null: they are
-    tolerance: float | None = 1e-4  # relative, of losses against the baseline's; null: they only have to fall
+    lockstep: bool = True  # false: replicas that never synchronize and stop at a common deadline
+    approximate: str | None = None  # why its steps differ from the baseline's on the same samples; null: they do not
+    tolerance: float | None = 1e-4  # relative difference of losses from the baseline's; null: losses only have to fall
     options: dict[str, Any] = field(default_factory=dict)
-    choices: dict[str, list[Any]] = field(default_factory=dict)  # of options: the values that there are
-    at_least: dict[str, float] = field(default_factory=dict)  # of options: the least that makes sense
+    choices: dict[str, list[Any]] = field(default_factory=dict)  # allowed values by option
+    at_least: dict[str, float] = field(default_factory=dict)  # smallest allowed value by option
 
 
 @dataclass
 class SlurmSpec:
-    """Settings of a job; null leaves it to the cluster. The words are those of sbatch."""
+    """Settings of a SLURM job, by the names that sbatch uses; null leaves a setting to the cluster."""
 
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
     reservation: str | None = None
     constraint: str | None = None
-    exclusive: bool = False  # nodes that no other job is on, and all their memory
-    memory: str | None = None  # of a node, as --mem takes it: 64G; null: all of it where exclusive
-    time_minutes: int | None = number_field(None, at_least=1)  # null: measure.timeout_s and what starting takes
-    gres: str = "gpu:{gpus}"  # of a node, {gpus} being how many the run drives there; such as gpu:a100:{gpus}
+    exclusive: bool = False  # nodes without other jobs, with all of their memory
+    memory: str | None = None  # per node, in the format of --mem: 64G; null: all of it where exclusive
+    time_minutes: int | None = number_field(None, at_least=1)  # null: measure.timeout_s plus the time to start
+    gres: str = "gpu:{gpus}"  # per node, such as gpu:a100:{gpus}; {gpus}: the GPUs used there
     lines: list[str] = field(default_factory=list)  # further options of sbatch, such as --mail-type=END
-    setup: list[str] = field(default_factory=list)  # lines of the shell before the run: module load, source
+    setup: list[str] = field(default_factory=list)  # shell lines before the run: module load, source
     srun: list[str] = field(default_factory=list)  # further options of the srun that starts the ranks
-    mpi: str = "mpirun"  # who starts ranks of MPI: mpirun, or what srun --mpi takes: pmix, pmi2
+    mpi: str = "mpirun"  # what starts MPI ranks: mpirun, or a value of srun --mpi: pmix, pmi2
     container: str | None = None  # image that the ranks run in
     container_runtime: str = "apptainer"  # apptainer | pyxis
-    container_mounts: list[str] = field(default_factory=list)  # FROM:TO, beside the folders of the run and its data
+    container_mounts: list[str] = field(default_factory=list)  # FROM:TO, besides the folders of the run and its data
     container_python: str = "python3"  # in the image, where scalebench is installed
     bin: str | None = None  # folder of sbatch, squeue and the others; null: they are on the PATH
 
 
 @dataclass
 class HardwareSpec:
-    """A machine or a kind of cluster node. null means detected here, or not known from a source."""
+    """A machine or a type of cluster node; null means detected on this machine, or without a source."""
 
     name: str = "???"
     description: str = ""
@@ -145,15 +145,15 @@ class HardwareSpec:
     gpu_model: str | None = None
     gpu_memory_bytes: int | None = None
     device_ids: list[int] = field(default_factory=list)  # which devices of a node, in order; empty: the first ones
-    bind: str = choice_field("numa", "none", "far")  # cores of a process: near its device, any, or far from it
+    bind: str = choice_field("numa", "none", "far")  # which cores a process gets: near its device, any, or far from it
     environment: dict[str, str] = field(default_factory=dict)  # variables of the processes
     this_machine: bool = True
     hosts: list[str] = field(default_factory=list)  # name:slots of each, in order; empty: this machine
-    layout: str = choice_field("sequence", "spread")  # fill one node after the other, or deal the devices out evenly
-    interface: str | None = None  # of the network that ranks on several nodes meet over; null: the one that leads there
-    stage: str | None = None  # folder on a disk of each node that the data set is copied to; null: read as it lies
+    layout: str = choice_field("sequence", "spread")  # fill one node after the other, or spread devices evenly
+    interface: str | None = None  # network interface between nodes; null: the one that routes there
+    stage: str | None = None  # folder on each node's disk that the data set is copied to; null: no copy
     scheduler: str = choice_field("none", "slurm")
-    max_jobs: int | None = number_field(None, at_least=1)  # of a sweep in the queue at a time; null: all of them
+    max_jobs: int | None = number_field(None, at_least=1)  # jobs of a sweep in the queue at a time; null: all
     slurm: SlurmSpec = field(default_factory=SlurmSpec)
     links: dict[str, Any] = field(default_factory=dict)
     unsupported: dict[str, str] = field(default_factory=dict)
@@ -162,77 +162,73 @@ class HardwareSpec:
 
 @dataclass
 class MeasureSpec:
-    """How long and how surely to measure."""
+    """Settings of measuring: duration, precision, and what is measured besides throughput."""
 
-    warmup_steps: int = number_field(50, at_least=0)  # updates before measuring, at the least
-    warmup_max_steps: int = number_field(5000, at_least=0)  # at the most, while no steady state is found
+    warmup_steps: int = number_field(50, at_least=0)  # steps before measuring, at least
+    warmup_max_steps: int = number_field(5000, at_least=0)  # at most, while no steady state is detected
     warmup_max_s: float = number_field(
         20.0, at_least=0
-    )  # nor so long; of slow updates as many as fit are enough, but five
+    )  # nor longer; of slow steps fewer are enough, but at least five
     block_s: float = number_field(0.05, positive=True)
     min_s: float = number_field(3.0, at_least=0)
     max_s: float = number_field(30.0, positive=True)
-    target: float = number_field(0.01, positive=True)  # wanted relative half-width of the 95 % interval of throughput
+    target: float = number_field(
+        0.01, positive=True
+    )  # relative half-width of the 95 % interval at which measuring may stop
     evaluate: bool = True
-    hang_s: float = number_field(300.0, positive=True)  # without progress for so long, a run is ended
+    hang_s: float = number_field(300.0, positive=True)  # a run without progress for so long is ended
     timeout_s: float = number_field(3600.0, positive=True)  # of the whole run
-    repeats: int = number_field(
-        1, at_least=1, at_most=1000
-    )  # launches of each run; three or more give intervals over them
+    repeats: int = number_field(1, at_least=1, at_most=1000)  # starts of each run; three or more give intervals
     order: str = choice_field("listed", "random")  # of the runs of a sweep, within each repeat
     cool_down_s: float = number_field(0.0, at_least=0, at_most=86_400)  # pause before each run of a sweep but the first
     monitor: bool = True  # sample devices, processes and the machine while it runs
-    probes: bool = True  # after the figures: where the time of an update goes
-    probe_s: float = number_field(3.0, positive=True)  # for each probe, about
-    trace: bool = False  # keep a trace of some updates of all ranks
+    probes: bool = True  # after measuring throughput: where the time of a step goes
+    probe_s: float = number_field(3.0, positive=True)  # about, for each probe
+    trace: bool = False  # keep a trace of some steps of all ranks
     collectives: bool = False  # measure the strategy's collective operations from 4 B to 256 MB
-    bandwidth: bool = False  # measure what goes between devices, and to and from host memory
-    search: str = choice_field("none", "max_batch")  # max_batch: try for the largest batch per device that fits
+    bandwidth: bool = False  # measure transfers between devices, and to and from host memory
+    search: str = choice_field("none", "max_batch")  # max_batch: search for the largest batch per device that fits
     memory_limit_bytes: int | None = number_field(
         None, at_least=1
-    )  # of each CPU process; null: none, in a search its share
-    timeline: bool = False  # keep what the framework itself writes of some exchanges, and sum up its phases
+    )  # per CPU process; null: none, in a search its share
+    timeline: bool = False  # keep the framework's own timeline of some gradient synchronizations, and sum up its phases
 
 
 @dataclass
 class StopSpec:
-    """When the training ends: at what comes first. All null: when its throughput is known, as `measure` says."""
+    """Conditions at the first of which the training ends; all null: it ends when its throughput is measured."""
 
     epochs: float | None = number_field(None, positive=True)
-    steps: int | None = number_field(None, at_least=1)  # updates
-    seconds: float | None = number_field(None, positive=True)  # of training; evaluation is not counted
-    target: float | None = number_field(
-        None, positive=True
-    )  # of the model's validation metric, reached from its worse side
+    steps: int | None = number_field(None, at_least=1)  # optimizer steps
+    seconds: float | None = number_field(None, positive=True)  # of training, without evaluation
+    target: float | None = number_field(None, positive=True)  # value of the model's validation metric to reach
 
 
 @dataclass
 class TrainSpec:
-    """How one update is made, how its learning rate goes on, and when there is enough of it."""
+    """Settings of training: batches, optimizer, learning-rate schedule, evaluation and when to stop."""
 
     batch_per_device: int = number_field(1, at_least=1, at_most=10**8)
     global_batch: int | None = number_field(None, at_least=1, at_most=10**10)  # only with scaling=strong
     optimizer: str = choice_field(*OPTIMIZERS)
     learning_rate: float = number_field(1e-3, positive=True)
     precision: str = choice_field("float32", "tf32", "bfloat16", "float16")  # weights stay float32
-    data_format: str = choice_field("default", "nhwc", "nchw")  # of images in memory; default: what the adapter takes
+    data_format: str = choice_field("default", "nhwc", "nchw")  # memory layout of images; default: the adapter's choice
     compile: bool = False  # torch.compile, XLA
-    dropout: bool = True  # false: dropout layers let everything through, so that losses can be compared
+    dropout: bool = True  # false: dropout layers are inactive, so that losses can be compared
     momentum: float = number_field(0.9, at_least=0)  # of optimizer=momentum
     weight_decay: float = number_field(
         0.0, at_least=0
-    )  # adamw: taken off the weights; else added to the gradients (L2)
-    accumulate: int = number_field(1, at_least=1)  # parts that a device computes its samples of an update in
-    learning_rate_rule: str = choice_field("none", "linear", "sqrt")  # in the global batch over base_batch
+    )  # adamw: subtracted from the weights; else added to the gradients (L2)
+    accumulate: int = number_field(1, at_least=1)  # micro-batches per step and device
+    learning_rate_rule: str = choice_field("none", "linear", "sqrt")  # scaling by global batch over base_batch
     base_batch: int | None = number_field(None, at_least=1)  # global batch that learning_rate is for
     schedule: str = choice_field("constant", "linear", "cosine", "step")
-    warmup_epochs: float = number_field(
-        0.0, at_least=0
-    )  # in which the learning rate grows linearly from nearly nothing
-    decay_epochs: list[float] = field(default_factory=list)  # of schedule=step: after which the rate falls
-    decay: float = number_field(0.1, positive=True)  # of schedule=step: what it is multiplied by then
-    # Only for a training to a stop: how far apart the points of its curve are, in epochs or seconds of training, and
-    # how many samples each of them looks at, of validation and of training (null: all).
+    warmup_epochs: float = number_field(0.0, at_least=0)  # in which the learning rate grows linearly from nearly 0
+    decay_epochs: list[float] = field(default_factory=list)  # of schedule=step: epochs after which the rate drops
+    decay: float = number_field(0.1, positive=True)  # of schedule=step: the factor of each drop
+    # Only for a training with a stop condition: the distance of the points of its curve, in epochs or seconds of
+    # training, and how many validation and training samples each point evaluates (null: all).
     evaluate_epochs: float | None = number_field(1.0, positive=True)
     evaluate_s: float | None = number_field(None, positive=True)
     evaluate_samples: int | None = number_field(None, at_least=1)
@@ -241,15 +237,15 @@ class TrainSpec:
 
 @dataclass
 class SweepSpec:
-    """How far to take a sweep, and what it leaves."""
+    """Settings of a sweep: its time limit and its report."""
 
-    max_minutes: float | None = number_field(None, positive=True)  # the least telling runs are left out beyond that
-    report: bool = True  # leave report.html in its folder at the end
+    max_minutes: float | None = number_field(None, positive=True)  # the least informative runs are left out beyond that
+    report: bool = True  # write report.html into its folder at the end
 
 
 @dataclass
 class Config:
-    """The typed spine: what `python -m scalebench` composes from conf/ and the command line."""
+    """The config that `python -m scalebench` composes from conf/ and the command line."""
 
     model: ModelSpec = field(default_factory=ModelSpec)
     dataset: DatasetSpec = field(default_factory=DatasetSpec)
@@ -263,104 +259,108 @@ class Config:
     seed: int = number_field(0, at_least=0)
     repeat: int = number_field(0, at_least=0)
     resume: bool = False
-    baseline: str = choice_field("auto", "bare", "none", "ladder")  # the runs that a sweep adds where they are missing
+    baseline: str = choice_field("auto", "bare", "none", "ladder")  # which missing one-device runs a sweep adds
     dry_run: bool = False
     debug: bool = False
 
 
 @dataclass
 class RankPlacement:
-    """Where one process of a run stands."""
+    """The node, devices and cores of one process of a run."""
 
     rank: int
     local_rank: int
     node: int
-    devices: list[int]  # indices of the devices it drives, on its node
-    cpus: list[int]  # cores it is pinned to; empty: not pinned
+    devices: list[int]  # indices of its devices on the node
+    cpus: list[int]  # cores that it is pinned to; empty: not pinned
     threads: int
-    role: str = ""  # where the processes of a strategy differ: chief, or what it serves the chief as
+    role: str = ""  # where processes differ: chief, or the service it provides to the chief
 
 
 @dataclass
 class RunSpec:
-    """One run, resolved: what spec.json holds."""
+    """One resolved run, as spec.json holds it."""
 
     config: Config
     device: str  # cpu | cuda
     gpus: int
     nodes: int
     places: list[RankPlacement]
-    batch_per_device: int  # samples per update on one device; the largest part where they differ by one
+    batch_per_device: int  # samples per step on one device; the largest share where they differ by one
     global_batch: int
     fingerprint: str
     flags: list[str] = field(default_factory=list)
     unsupported: str | None = None  # why this well-formed run cannot happen here
-    broken: str | None = None  # why it fails before a process of it exists: the fault of a plugin
-    broken_log: str = ""  # and where in its code
+    broken: str | None = None  # why it fails before any of its processes exists: the fault of a plugin
+    broken_log: str = ""  # the traceback of that
 
     @property
     def processes(self) -> int:
+        """The number of processes."""
         return len(self.places)
 
     @property
     def starts(self) -> bool:
-        """Whether processes of it are to be started; else its row is made at once, and costs no time."""
+        """Whether its processes can be started; else its result is written at once and costs no time."""
         return self.unsupported is None and self.broken is None
 
     @property
     def services(self) -> dict[int, str]:
-        """Role by rank of the processes that serve the chief: they measure nothing, and end with it."""
+        """Roles, by rank, of the processes that serve the chief: they measure nothing and end with it."""
         return {place.rank: place.role for place in self.places if place.role not in ("", CHIEF)}
 
     @property
     def group_timeout_s(self) -> float:
-        """How long a rank waits for the others before it fails by itself.
+        """Seconds that a rank waits for the others before it fails by itself.
 
-        Longer than the launcher waits for progress, so that a hang is called a hang and not a broken connection.
-        Someone with a debugger is not hurried.
+        Longer than the launcher waits for progress, so that a hang is reported as a hang and not as a broken
+        connection. With a debugger there is practically no limit.
         """
         return DEBUG_TIMEOUT_S if self.config.debug else 2 * self.config.measure.hang_s
 
     @property
     def learning_rate(self) -> float:
-        """That the schedule begins its descent from: as asked, scaled by the rule for this run's batch."""
+        """The peak learning rate of the schedule, scaled by the rule for this run's global batch."""
         return peak_learning_rate(self.config.train, self.global_batch)
 
     @property
     def label(self) -> str:
+        """A short name for people: strategy and devices."""
         return f"{self.config.strategy.name} gpus={self.gpus}"
 
 
 def peak_learning_rate(train: TrainSpec, global_batch: int) -> float:
-    """The learning rate for this batch: with k = global_batch / base_batch that of base_batch times k (Goyal et al.
-    2017, arXiv:1706.02677, section 2.1) or times the square root of k (Krizhevsky 2014, arXiv:1404.5997, section 5).
+    """Return the learning rate scaled for a global batch by train.learning_rate_rule.
+
+    With k = global_batch / base_batch, it is that of base_batch times k (Goyal et al. 2017, arXiv:1706.02677,
+    section 2.1) or times the square root of k (Krizhevsky 2014, arXiv:1404.5997, section 5).
     """
     k = global_batch / (train.base_batch or global_batch)
     return train.learning_rate * {"none": 1.0, "linear": k, "sqrt": math.sqrt(k)}[train.learning_rate_rule]
 
 
 def has_stop(stop: StopSpec) -> bool:
-    """Whether a run trains to a stop of its own, rather than until its throughput is known."""
+    """Return whether a run trains to a stop condition, rather than until its throughput is measured."""
     return any(value is not None for value in (stop.epochs, stop.steps, stop.seconds, stop.target))
 
 
 @functools.cache
 def train_defaults() -> dict[str, Any]:
-    """The default of each key of `train`."""
+    """Return the default of each key of `train`."""
     return dataclasses.asdict(TrainSpec())
 
 
 @functools.cache
 def late_train_defaults() -> dict[str, Any]:
-    """The defaults of the keys of `train` that were added after the first records."""
+    """Return the defaults of those keys of `train` that were added after the first records."""
     keys = list(train_defaults())
     return {key: train_defaults()[key] for key in keys[keys.index("dropout") + 1 :]}
 
 
 def normalize_train_options(train: dict[str, Any]) -> dict[str, Any]:
-    """`train` of a composed config without late keys at their default, so that it equals that of an older record.
+    """Return `train` of a composed config without late keys at their default, to equal that of an older record.
 
-    When to evaluate does not matter to a training without points, so these keys are left out of such a one.
+    When to evaluate does not matter to a training without a stop condition, so these keys are left out there.
     """
     late = late_train_defaults()
     kept = {key: value for key, value in train.items() if key not in late or value != late[key]}
@@ -370,7 +370,7 @@ def normalize_train_options(train: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_fields(config: Config) -> None:
-    """InputError for the first value that its field in the spec does not allow."""
+    """Raise InputError for the first value that its field in the spec does not allow."""
     _check_fields(config, "")
 
 
@@ -380,8 +380,8 @@ def _check_fields(part: Any, prefix: str) -> None:
         if dataclasses.is_dataclass(value):
             _check_fields(value, f"{prefix}{f.name}.")
         elif "values" in f.metadata and value not in f.metadata["values"]:
-            known = f.metadata["values"]
-            raise InputError(f"{prefix}{f.name}={value}: {unknown_name_message('such value', str(value), known)}")
+            message = unknown_name_message("such value", str(value), f.metadata["values"])
+            raise InputError(f"{prefix}{f.name}={value}: {message}")
         elif "positive" in f.metadata and value is not None:
             _check_number(f"{prefix}{f.name}", value, **f.metadata)
 
@@ -396,8 +396,10 @@ def _check_number(key: str, value: float, at_least: float | None, at_most: float
 
 
 def write_spec(spec: RunSpec, folder: Path) -> None:
+    """Write spec.json into the folder of the run."""
     write_json(folder / SPEC_FILE, spec)
 
 
 def read_spec(folder: Path) -> RunSpec:
+    """Read spec.json from the folder of the run."""
     return read_record(folder / SPEC_FILE, RunSpec)

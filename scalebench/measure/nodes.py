@@ -17,8 +17,7 @@ from pathlib import Path
 
 from scalebench.core.json_files import read_record, write_json
 from scalebench.core.machine import gpus, machine
-from scalebench.core.machine.machine import Machine
-from scalebench.core.machine.machine_class import MachineClass, classify_machine
+from scalebench.core.machine.machine import Machine, MachineClass, classify_machine
 from scalebench.core.process import wait_until
 from scalebench.core.result import RankRecord
 from scalebench.core.run_folder import node_report_path

@@ -56,7 +56,7 @@ def panel(result: Result, folder: Path, case: AttributedRun | None = None) -> It
         yield from operations(result)
     if case is not None:
         yield "where the lost efficiency went"
-        yield _lost(case.ladder)
+        yield _lost(case.attribution)
         yield from (cause.sentence() for cause in find_causes(case))
     used = usage_text.rows(result)
     if result.monitor.reason is not None:

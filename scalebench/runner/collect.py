@@ -1,6 +1,6 @@
-"""The parts of a run's record, put together: the only place that makes or changes a Result. Layer 3.
+"""The parts of a run's record, put together: the only place that creates or changes a Result.
 
-How the processes ended and what their rank files say becomes one status with one reason.
+The exits of the processes and their rank files become one status with one reason.
 """
 
 from __future__ import annotations
@@ -16,7 +16,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from scalebench.core.json_files import read_record
-from scalebench.core.result import SCHEMA_VERSION, MaxBatch, Phases, Quality, RankRecord, Result, Scale, SchedulerRecord, Sync, Workload, first_point_at_target, merge_curves
+from scalebench.core.result import (
+    SCHEMA_VERSION,
+    MaxBatch,
+    Phases,
+    Quality,
+    RankRecord,
+    Result,
+    Scale,
+    SchedulerRecord,
+    Sync,
+    Workload,
+    first_point_at_target,
+    merge_curves,
+)
 from scalebench.core.run_folder import MERGED_TRACE_FILE, rank_record_path
 from scalebench.core.spec import RunSpec
 from scalebench.measure import clock_sync
@@ -31,14 +44,14 @@ PHASE_MARKS = ("launch", "setup", "warmup", "measure", "evaluate", "probes", "cl
 
 @dataclass
 class RunOutcome:
-    """The end of a run: its status, and why."""
+    """The end of a run: its status and its reason."""
 
     status: str
     reason: str | None = None
-    rank: int | None = None  # the one that failed first, whose log has more
+    rank: int | None = None  # the one that failed first, whose log has details
     launched_at_s: float | None = None
     wall_s: float | None = None
-    log: str | None = None  # the file in the run's folder that has more, where no rank's log does
+    log: str | None = None  # a file in the run's folder with details, where no rank's log has them
 
 
 @dataclass(frozen=True)
@@ -57,7 +70,7 @@ class RunId:
 
 @dataclass
 class ResultParts:
-    """Everything in the record of a run that follows neither from its spec nor from its outcome."""
+    """All parts of the record of a run that follow neither from its spec nor from its outcome."""
 
     ranks: list[RankRecord | None] = field(default_factory=list)
     machines: MachinesPart = field(default_factory=MachinesPart)
@@ -66,7 +79,7 @@ class ResultParts:
     transports: dict[str, str] | None = None  # of NCCL, by pair of ranks
     merged_traces: Sequence[int] = ()  # ranks whose traces are in trace.json.gz
     max_batch: MaxBatch | None = None
-    log: str | None = None  # that has more, relative to the run's folder
+    log: str | None = None  # a file with details, relative to the run's folder
 
 
 def assemble_result(spec: RunSpec, run: RunId, outcome: RunOutcome, parts: ResultParts) -> Result:
@@ -102,13 +115,13 @@ def assemble_result(spec: RunSpec, run: RunId, outcome: RunOutcome, parts: Resul
 
 
 def with_job_outcome(result: Result, scheduler: SchedulerRecord, outcome: RunOutcome | None) -> Result:
-    """Return a job's record with what the scheduler knows of it: `outcome` where that explains its end better."""
+    """Return a job's record with the scheduler's facts, and with `outcome` where that explains its end better."""
     status, reason = (result.status, result.reason) if outcome is None else (outcome.status, outcome.reason)
     return dataclasses.replace(result, scheduler=scheduler, status=status, reason=reason)
 
 
 def read_ranks(folder: Path, processes: int) -> list[RankRecord | None]:
-    """Return each rank's record; None where it left none, or only half of one."""
+    """Return each rank's record; None where it left none, or an incomplete one."""
     records: list[RankRecord | None] = []
     for rank in range(processes):
         try:
@@ -119,10 +132,10 @@ def read_ranks(folder: Path, processes: int) -> list[RankRecord | None]:
 
 
 def classify_exit(ended: GroupExit, ranks: list[RankRecord | None], oom_kill: bool) -> RunOutcome:
-    """Return the status of the run, and the reason of the rank that failed first: the others fail after it."""
+    """Return the status of the run, and the reason of the rank that failed first, which is why the others failed."""
     if ended.outcome is not None:
         outcome = RunOutcome(*ended.outcome)
-    elif ended.broken is not None:  # what its ranks report of lost connections follows from it
+    elif ended.broken is not None:  # lost connections that its ranks report follow from it
         outcome = RunOutcome("failed", ended.broken)
     else:
         outcome = _classify_ranks(ended, ranks, oom_kill)
@@ -131,9 +144,11 @@ def classify_exit(ended: GroupExit, ranks: list[RankRecord | None], oom_kill: bo
 
 def _classify_ranks(ended: GroupExit, ranks: list[RankRecord | None], oom_kill: bool) -> RunOutcome:
     failed = [r for r in ranks if r is not None and r.status != "ok"]
-    if ended.timeout_at_s is not None:  # a rank that failed and then hung in closing a broken group wrote it before
+    if ended.timeout_at_s is not None:  # a rank that failed and then hung in closing a broken group failed before it
         present = [r for r in ranks if r is not None]
-        failed = [r for r in failed if clock_sync.to_this_host_clock_s(r.failed_at_s or 0.0, r, present) < ended.timeout_at_s]
+        failed = [
+            r for r in failed if clock_sync.to_this_host_clock_s(r.failed_at_s or 0.0, r, present) < ended.timeout_at_s
+        ]
     if ended.timeout is not None and not failed:
         silent = [rank for rank, record in enumerate(ranks) if record is None and rank not in ended.services]
         stuck = (ended.stopped or silent or [0])[0]
@@ -145,17 +160,19 @@ def _classify_ranks(ended: GroupExit, ranks: list[RankRecord | None], oom_kill: 
         return _outcome_without_reason(silent[0], ended, oom_kill)
     if failed:
         return outcome_of_first_failure(failed, len(ranks), ended.died_first)
-    bad = [
+    unexplained = [
         rank
         for rank, code in enumerate(ended.exit_codes)
         if (code != 0 or ranks[rank] is None) and rank not in ended.services
     ]
-    return _outcome_without_reason(bad[0], ended, oom_kill) if bad else RunOutcome("ok")
+    return _outcome_without_reason(unexplained[0], ended, oom_kill) if unexplained else RunOutcome("ok")
 
 
-def outcome_of_first_failure(failed: Sequence[RankRecord], processes: int, died_first: Sequence[int] = ()) -> RunOutcome:
-    """Return the outcome of the rank that failed first, by their own records; where their clocks do not compare, of one
-    of those that were seen to end first."""
+def outcome_of_first_failure(
+    failed: Sequence[RankRecord], processes: int, died_first: Sequence[int] = ()
+) -> RunOutcome:
+    """Return the outcome of the rank that failed first, by their records; where their clocks are not comparable, of one
+    of those that the launcher saw end first."""
     seen_first = [r for r in failed if r.rank in died_first]
     candidates = failed if clock_sync.are_comparable(failed) else seen_first or failed
     first = min(candidates, key=lambda r: clock_sync.to_rank_0_clock_s(r.failed_at_s or 0.0, r))
@@ -164,27 +181,27 @@ def outcome_of_first_failure(failed: Sequence[RankRecord], processes: int, died_
 
 
 def _outcome_without_reason(rank: int, ended: GroupExit, oom_kill: bool) -> RunOutcome:
-    """Return the outcome of a rank that left no reason of its own."""
+    """Return the outcome of a rank that left no reason."""
     code = ended.exit_codes[rank]
-    who = f"rank {rank} ({ended.services[rank]})" if rank in ended.services else f"rank {rank}"
+    name = f"rank {rank} ({ended.services[rank]})" if rank in ended.services else f"rank {rank}"
     if code is not None and code < 0:
-        name = signal.Signals(-code).name
-        if oom_kill and name == "SIGKILL":
-            return RunOutcome("oom", f"{who} was killed by the kernel, which ran out of memory", rank)
-        return RunOutcome("failed", f"{who} was killed by {name}", rank)
-    return RunOutcome("failed", f"{who} ended with exit status {code} and without a reason", rank)
+        signal_name = signal.Signals(-code).name
+        if oom_kill and signal_name == "SIGKILL":
+            return RunOutcome("oom", f"{name} was killed by the kernel, which ran out of memory", rank)
+        return RunOutcome("failed", f"{name} was killed by {signal_name}", rank)
+    return RunOutcome("failed", f"{name} ended with exit status {code} and without a reason", rank)
 
 
 def _training_flags(outcome: RunOutcome, first: RankRecord | None) -> list[str]:
-    """Flag a training that was over before the steps that figures are made of: it has no throughput."""
-    early = outcome.status == "ok" and first is not None and first.curve and not first.block_s
-    return ["over_in_warmup"] if early else []
+    """Flag a training that was over within warm-up, before the measured steps: it has no throughput."""
+    ended_early = outcome.status == "ok" and first is not None and first.curve and not first.block_s
+    return ["over_in_warmup"] if ended_early else []
 
 
 def _workload(spec: RunSpec, first: RankRecord | None) -> Workload:
     config = spec.config
     params = first.params if first else None
-    used = first.settings_used if first else {}
+    settings = first.settings_used if first else {}
     return Workload(
         model=config.model.name,
         model_params=params,
@@ -199,9 +216,9 @@ def _workload(spec: RunSpec, first: RankRecord | None) -> Workload:
         precision=config.train.precision,
         data_format=config.train.data_format,
         compile=config.train.compile,
-        precision_used=used.get("precision"),
-        data_format_used=used.get("data_format"),
-        compiler_used=used.get("compiler"),
+        precision_used=settings.get("precision"),
+        data_format_used=settings.get("data_format"),
+        compiler_used=settings.get("compiler"),
     )
 
 
@@ -263,9 +280,9 @@ def _quality(spec: RunSpec, ranks: list[RankRecord], max_batch: MaxBatch | None)
     """Return the last block's loss over all ranks, and the validation metrics, which are equal on every rank."""
     quality = Quality(max_batch=max_batch)
     last = [(r.block_losses[-1], r.block_samples[-1]) for r in ranks if r.block_losses]
-    parts = [(loss, samples) for loss, samples in last if loss is not None and samples]
-    if parts:
-        quality.final_loss = sum(loss * n for loss, n in parts) / sum(n for _, n in parts)
+    weighted = [(loss, samples) for loss, samples in last if loss is not None and samples]
+    if weighted:
+        quality.final_loss = sum(loss * n for loss, n in weighted) / sum(n for _, n in weighted)
     if ranks and ranks[0].curve:
         _fill_training(quality, spec, ranks)
     if ranks and ranks[0].metrics:

@@ -1,7 +1,7 @@
-"""measure.search=max_batch: the largest batch per device that fits into memory, by trying. Layer 3.
+"""measure.search=max_batch: the largest batch per device that fits into memory, by trying.
 
-Out of memory is an answer here. Each try is a launch of its own in try_<batch>/ of the run's folder, since what a
-framework still holds of the try before would spoil the next.
+Out of memory is a result here, and no failure. Each try is a launch of its own in try_<batch>/ of the run's folder,
+since memory that a framework still holds from the try before would distort the next.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from scalebench.workloads import datasets
 from scalebench.workloads.datasets import cache
 
 MAX_BATCH_SEARCH = "max_batch"
-RESOLUTION = 16  # the answer is within this part of itself, and exact below this
+RESOLUTION = 16  # the answer is exact up to this batch, and above it to within 1/16 of itself
 # A try measures nothing but throughput.
-MEASURED_OFF: dict[str, Any] = dict.fromkeys("evaluate probes monitor trace collectives bandwidth timeline".split(), False)
+MEASURED_OFF: dict[str, Any] = dict.fromkeys(
+    "evaluate probes monitor trace collectives bandwidth timeline".split(), False
+)
 MAX_REASON_LENGTH = 200
 
 Attempt = Callable[[RunSpec, Path, OnProgress], RunOutcome]
@@ -49,18 +51,17 @@ def search_unsupported_reason(spec: RunSpec) -> str | None:
     if searches and config.scaling == "strong":
         return "measure.search=max_batch is for a batch per device, and scaling=strong keeps the global one"
     if searches and config.strategy.launcher == "by_hand":
-        return (
-            "measure.search=max_batch starts its ranks many times over: strategy.launcher=by_hand would ask each time"
-        )
+        return "measure.search=max_batch starts its ranks many times, and strategy.launcher=by_hand by hand each time"
     if searches and limit is None and config.hardware.hosts:
-        return "what memory other hosts have is not known here; say measure.memory_limit_bytes, for each process"
+        return "the memory of other hosts is unknown here; set measure.memory_limit_bytes, for each process"
     return memory_limit.limit_unsupported_reason() if spec.device == "cpu" and (searches or limit is not None) else None
 
 
 class BatchSearch:
-    """The tries of one run, with their results so far, also where the search is cut short.
+    """The tries of one run, with their results so far, also where the search ends early.
 
-    `spec` is the run as it is recorded: as it was requested, with the batch of the try in `where` whose ranks it has.
+    `spec` is the run as it is recorded: as requested, but with the batch of the try in `rank_folder`, whose ranks the
+    record has.
     """
 
     def __init__(self, spec: RunSpec, folder: Path) -> None:
@@ -74,10 +75,11 @@ class BatchSearch:
         self._deadline_s = time.monotonic() + spec.config.measure.timeout_s
 
     def run(self, attempt: Attempt, on_progress: OnProgress) -> RunOutcome:
-        """Try until the largest batch is known. Not ok where not even one sample fits, and where a try went wrong in
-        another way: then its status is that of the run."""
+        """Try until the largest batch is known. The outcome is not ok where not even one sample fits, and where a
+        try fails in another way, whose status the run then has."""
         started_s = time.monotonic()
-        train, maximum = self._requested.config.train, max_samples_per_device(self._requested.config, self._requested.gpus)
+        config = self._requested.config
+        train, maximum = config.train, max_samples_per_device(config, self._requested.gpus)
         try:
             batch = largest_batch(
                 train.batch_per_device, maximum, train.accumulate, lambda b: self._fits(b, attempt, on_progress)
@@ -89,14 +91,16 @@ class BatchSearch:
 
     def _fits(self, batch: int, attempt: Attempt, on_progress: OnProgress) -> bool:
         if self._left_s <= 0 and not self._requested.config.debug:
-            raise _SearchEnded(self._late(f"before {batch} was tried"))
-        progress = self._with_batch(batch, on_progress)
-        self._record(batch)
-        outcome = self._with_memory_reason(self._launch(batch, self.answer.limit_bytes, self.rank_folder, attempt, progress))
+            raise _SearchEnded(self._timeout(f"before {batch} was tried"))
+        progress = self._label_progress(batch, on_progress)
+        self._use_batch(batch)
+        outcome = self._with_memory_reason(
+            self._launch(batch, self.answer.limit_bytes, self.rank_folder, attempt, progress)
+        )
         if outcome.status in ("failed", "timeout") and self.answer.limit_bytes is not None and self._left_s > 0:
-            outcome = self._with_more(batch, outcome, attempt, progress)
+            outcome = self._with_more_memory(batch, outcome, attempt, progress)
         if outcome.status == "timeout" and self._left_s <= 0:
-            raise _SearchEnded(dataclasses.replace(self._late(f"while {batch} was tried"), rank=outcome.rank))
+            raise _SearchEnded(dataclasses.replace(self._timeout(f"while {batch} was tried"), rank=outcome.rank))
         if outcome.status not in ("ok", "oom"):
             raise _SearchEnded(dataclasses.replace(outcome, reason=f"batch {batch} per device: {outcome.reason}"))
         self._outcomes[batch] = outcome
@@ -104,38 +108,40 @@ class BatchSearch:
         self.answer.tried.append(_describe_try(batch, outcome, ranks))
         return outcome.status == "ok"
 
-    def _with_more(self, batch: int, before: RunOutcome, attempt: Attempt, on_progress: OnProgress) -> RunOutcome:
-        """Try again with more memory what failed without mentioning it, as by SIGSEGV of a library that checks no null
-        pointer: where that goes well, or is out of memory by its own report, the lack of memory was the reason."""
+    def _with_more_memory(
+        self, batch: int, before: RunOutcome, attempt: Attempt, on_progress: OnProgress
+    ) -> RunOutcome:
+        """Repeat with more memory a try that failed without mentioning memory, as by SIGSEGV of a library that checks
+        no null pointer: where that is ok, or reports to be out of memory, the lack of memory was the reason."""
         assert self.answer.limit_bytes is not None
         more = memory_limit.raised_limit_bytes(self.answer.limit_bytes, self._on_node)
         if more <= self.answer.limit_bytes:
             return before
-        first, self.rank_folder = self.rank_folder, try_folder(self._folder, batch, more_memory=True)
+        first_folder, self.rank_folder = self.rank_folder, try_folder(self._folder, batch, more_memory=True)
         after = self._with_memory_reason(self._launch(batch, more, self.rank_folder, attempt, on_progress))
-        self.rank_folder = first
+        self.rank_folder = first_folder
         if after.status not in ("ok", "oom"):
             return before
-        then = "it goes well" if after.status == "ok" else "it is out of memory in words"
-        reason = f"out of memory: {before.reason}; with {more / 1e9:.3g} GB a process {then}"
+        then = "it is ok" if after.status == "ok" else "it reports to be out of memory"
+        reason = f"out of memory: {before.reason}; with {more / 1e9:.3g} GB per process {then}"
         return dataclasses.replace(before, status="oom", reason=reason)
 
     def _launch(
-        self, batch: int, limit_bytes: int | None, where: Path, attempt: Attempt, on_progress: OnProgress
+        self, batch: int, limit_bytes: int | None, folder: Path, attempt: Attempt, on_progress: OnProgress
     ) -> RunOutcome:
-        tried = self._try_of(batch, limit_bytes)
-        where.mkdir(exist_ok=True)
-        write_spec(tried, where)
+        spec = self._spec_of_try(batch, limit_bytes)
+        folder.mkdir(exist_ok=True)
+        write_spec(spec, folder)
         try:
-            return attempt(tried, where, on_progress)
+            return attempt(spec, folder, on_progress)
         finally:
-            os.replace(where / SPEC_FILE, where / TRY_SPEC_FILE)  # a try is no run whose result is missing
+            os.replace(folder / SPEC_FILE, folder / TRY_SPEC_FILE)  # else it would look like a run without a result
 
     @property
     def _left_s(self) -> float:
         return self._deadline_s - time.monotonic()
 
-    def _record(self, batch: int) -> None:
+    def _use_batch(self, batch: int) -> None:
         config = self._requested.config
         config = dataclasses.replace(config, train=dataclasses.replace(config.train, batch_per_device=batch))
         self.spec = dataclasses.replace(
@@ -143,8 +149,8 @@ class BatchSearch:
         )
         self.rank_folder = try_folder(self._folder, batch)
 
-    def _try_of(self, batch: int, limit_bytes: int | None) -> RunSpec:
-        """Return the spec of a try: a few steps at one learning rate, since neither matters to memory."""
+    def _spec_of_try(self, batch: int, limit_bytes: int | None) -> RunSpec:
+        """Return the spec of a try: a few steps at a constant learning rate, since neither affects memory."""
         config = self._requested.config
         train = dataclasses.replace(
             config.train, batch_per_device=batch, stop=StopSpec(), schedule="constant", warmup_epochs=0.0,
@@ -160,7 +166,8 @@ class BatchSearch:
         )
 
     def _with_memory_reason(self, outcome: RunOutcome) -> RunOutcome:
-        """A process that gets no memory may die, or hang, in code that reports it in its log alone."""
+        """Return the outcome as oom where a log mentions a lack of memory: a process without memory may die or hang in
+        code that reports it nowhere else."""
         if outcome.status not in ("failed", "timeout"):
             return outcome
         if memory_limit.OUT_OF_MEMORY.search(outcome.reason or ""):
@@ -178,27 +185,28 @@ class BatchSearch:
             within = (
                 "" if self.answer.limit_bytes is None else f" within {self.answer.limit_bytes / 1e9:.3g} GB a process"
             )
-            few = "one sample" if minimum == 1 else f"{least} samples, one for each part of train.accumulate"
-            last = self._outcomes[least]
+            few = "one sample" if minimum == 1 else f"{minimum} samples, one for each part of train.accumulate"
+            last = self._outcomes[minimum]
             return dataclasses.replace(last, reason=f"not even {few} per device fits{within}: {last.reason}")
         self.answer.batch_per_device = batch
         self.answer.bounded_by = "data" if batch == maximum else "memory"
-        self._record(batch)
+        self._use_batch(batch)
         return self._outcomes[batch]
 
-    def _late(self, when: str) -> RunOutcome:
+    def _timeout(self, when: str) -> RunOutcome:
         limit_s = self._requested.config.measure.timeout_s
         fits = max((each.batch_per_device for each in self.answer.tried if each.status == "ok"), default=None)
-        known = "" if fits is None else f"; {fits} per device fits"
-        return RunOutcome("timeout", f"the search was not over after {limit_s:g} s (measure.timeout_s), {when}{known}")
+        answer = "" if fits is None else f"; {fits} per device fits"
+        return RunOutcome("timeout", f"the search was not over after {limit_s:g} s (measure.timeout_s), {when}{answer}")
 
-    def _with_batch(self, batch: int, on_progress: OnProgress) -> OnProgress:
+    def _label_progress(self, batch: int, on_progress: OnProgress) -> OnProgress:
         head = f"try {len(self.answer.tried) + 1}: batch {batch} per device"
         return lambda ranks: on_progress([dataclasses.replace(p, phase=f"{head}, {p.phase}") for p in ranks])
 
 
 def largest_batch(start: int, maximum: int, minimum: int, fits: Callable[[int], bool]) -> int | None:
-    """Return the largest batch from `least` to `most` that fits, to 1/16 of itself; None where not even `least` does.
+    """Return the largest batch from `minimum` to `maximum` that fits, to 1/16 of itself; None where not even
+    `minimum` does.
 
     From `start` on the batch is doubled while it fits, or halved while it does not; then the range is bisected. If one
     batch does not fit, no larger one is assumed to fit.
@@ -216,9 +224,9 @@ def largest_batch(start: int, maximum: int, minimum: int, fits: Callable[[int], 
 
 
 def _next(low: int | None, high: int | None, minimum: int, maximum: int) -> int | None:
-    """Return what to try where `low` fits and `high` does not; None where that is exact enough."""
+    """Return the batch to try next, where `low` fits and `high` does not; None where they are close enough."""
     if high is None:
-        assert low is not None  # one of them is known
+        assert low is not None  # one of them is set
         return None if low >= maximum else min(2 * low, maximum)
     if low is None:
         return None if high <= minimum else max(high // 2, minimum)
@@ -226,16 +234,16 @@ def _next(low: int | None, high: int | None, minimum: int, maximum: int) -> int 
 
 
 def estimate_try_counts(config: Config, gpus: int) -> tuple[int, int]:
-    """Return (fewest, maximum) launches of a search, for estimates: a data set that is read from files is not opened."""
+    """Return (fewest, most) launches of a search, for estimates: a data set in files is not opened."""
     start = config.train.batch_per_device
     maximum = start if config.dataset.path is not None else max(start, _max_samples(config.dataset.size, config, gpus))
     up = max(1, (maximum - 1) // start + 1).bit_length()
-    bisecting = min(RESOLUTION.bit_length(), most.bit_length())
+    bisecting = min(RESOLUTION.bit_length(), maximum.bit_length())
     return 1, max(up, start.bit_length()) + bisecting
 
 
 def max_samples_per_device(config: Config, gpus: int) -> int:
-    """Return the samples of one device in the largest batch that the training samples give."""
+    """Return the samples of one device in the largest batch that the training samples allow."""
     size = config.dataset.size
     if config.dataset.path is not None:
         folder: Path = datasets.prepare(config)

@@ -1,11 +1,11 @@
-"""The memory that a process of a run on the CPU is held to, and how one that wants more ends. Layer 0.
+"""The memory limit of the processes of a run on the CPU, and the signs that a process reached it.
 
-The limit is RLIMIT_DATA, which counts what a process alone may write to: its heap, anonymous mappings, stacks of
-threads. RLIMIT_AS, the limit of the whole address space, would count what takes no memory: frameworks map hundreds of
-megabytes of libraries, every thread's heap reserves 64 MB or more that it may never use, and a data set is mapped from
-files which all ranks share. With `import tensorflow` and one product of matrices the address space is 1,610 MB, what
-RLIMIT_DATA counts 399 MB, and resident of that are 261 MB; with torch 713, 240 and 151 MB. It is what setrlimit(2) says
-since Linux 4.7; before, it was about brk alone, which no large array comes from. Shared memory is not in it.
+The limit is RLIMIT_DATA, which counts private writable memory: heap, anonymous mappings, stacks of threads. RLIMIT_AS,
+the limit of the address space, would also count what takes no memory: frameworks map hundreds of megabytes of
+libraries, every thread's heap reserves 64 MB or more that it may never use, and all ranks map the files of a data set.
+With `import tensorflow` and one matrix product the address space is 1,610 MB, RLIMIT_DATA counts 399 MB, and 261 MB of
+these are resident; with torch it is 713, 240 and 151 MB. setrlimit(2) defines it so since Linux 4.7; before, it limited
+only brk, which no large array comes from. Shared memory is not counted.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from pathlib import Path
 
 from scalebench.core.machine.cpus import memory_limit_bytes
 
-NODE_SHARE = 0.8  # of the memory that the processes of a node are given together; the rest is the system's and the parent's
-MAX_NODE_SHARE = 0.95  # of it, for a single try with more than that
+NODE_SHARE = 0.8  # of a node's memory, for all its processes together; the rest is for the system and the parent
+MAX_NODE_SHARE = 0.95  # likewise, for a single try with a raised limit
 LOG_TAIL_BYTES = 200_000
-# What a process at its limit prints: allocators, threads that get no stack, and oneDNN, whose status 1 it is.
+# Messages of a process at its limit: of allocators, of threads that get no stack, and of oneDNN, whose status 1 it is.
 OUT_OF_MEMORY = re.compile(
     r"out of memory|bad_alloc|MemoryError|OOM when allocating|RESOURCE_EXHAUSTED|[Cc]an(?:no|')t allocate memory|"
     r"[Uu]nable to (?:map|allocate|alloc)|not enough memory|ALLOC_FAILED|[Mm]emory allocation (?:of \S+ )?failed|"
@@ -42,31 +42,32 @@ def limit_unsupported_reason() -> str | None:
 
 
 def limit_per_process_bytes(processes: int) -> int:
-    """Return what each of so many processes on this machine may take of its memory, or of what a cgroup allows."""
+    """Return the limit of each of `processes` processes, of this machine's memory or of what a cgroup allows."""
     return int(_node_bytes() * NODE_SHARE / processes)
 
 
 def raised_limit_bytes(limit_bytes: int, processes: int) -> int:
-    """Return twice the limit, or as much as there is, for one of so many processes, which may have died of it."""
+    """Return twice the limit, or as much as there is, for each of `processes` processes on this
+    machine."""
     return int(min(2 * limit_bytes, _node_bytes() * MAX_NODE_SHARE / processes))
 
 
 def apply_limit(limit_bytes: int | None) -> None:
-    """Keep this process, and those that it starts, below `limit_bytes` from now on; what it has is counted."""
+    """Limit this process, and those that it starts, to `limit_bytes` from now on; memory that it has already counts."""
     if limit_bytes is not None:
         import resource
 
-        wanted = min(limit_bytes, _hard_limit_bytes() or limit_bytes)
-        resource.setrlimit(resource.RLIMIT_DATA, (wanted, wanted))
+        limit_bytes = min(limit_bytes, _hard_limit_bytes() or limit_bytes)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
 
 
 def _node_bytes() -> int:
-    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(whole, memory_limit_bytes() or whole, _hard_limit_bytes() or whole)
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(total, memory_limit_bytes() or total, _hard_limit_bytes() or total)
 
 
 def _hard_limit_bytes() -> int | None:
-    """Return the limit of this process itself; None: none."""
+    """Return the hard limit of this process; None where it has none."""
     import resource
 
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
@@ -74,7 +75,7 @@ def _hard_limit_bytes() -> int | None:
 
 
 def find_out_of_memory_line(log: Path) -> str | None:
-    """Return the last line of a log by which memory could not be allocated; None without one."""
+    """Return the last line of a log that reports a failed allocation of memory; None where there is none."""
     try:
         with open(log, "rb") as file:
             file.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))

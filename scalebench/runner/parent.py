@@ -33,7 +33,9 @@ from scalebench.runner.launchers import srun
 from scalebench.runner.launchers.supervise import WORKER, OnProgress
 
 
-def run_spec(spec: RunSpec, folder: Path, on_progress: OnProgress = lambda progress: None, module: str = WORKER) -> Result:
+def run_spec(
+    spec: RunSpec, folder: Path, on_progress: OnProgress = lambda progress: None, module: str = WORKER
+) -> Result:
     """Run `spec` in `folder` and leave its result.json there.
 
     Raises InputError when the folder already holds a result, OSError when it cannot be written, and

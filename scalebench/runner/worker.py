@@ -1,6 +1,6 @@
-"""The child: `python -m scalebench.runner.worker FOLDER` reads spec.json, runs one rank, writes rank<k>.json. Layer 3.
+"""The child: `python -m scalebench.runner.worker FOLDER` reads spec.json, runs one rank, writes rank<k>.json.
 
-RANK says which rank it is, as torchrun sets it too. No Hydra and no pandas here.
+RANK is its rank, as under torchrun. This module imports neither Hydra nor pandas.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy, Unsupported
 
 PARENT_PID = "SCALEBENCH_PARENT_PID"
-CLOSE_LIMIT_S = 5  # that a failed rank has to leave its group
+CLOSE_LIMIT_S = 5  # for a failed rank to leave its group
 OUT_OF_MEMORY_PHRASES = (
     "out of memory",
     "oom when allocating",
@@ -40,22 +40,19 @@ OUT_OF_MEMORY_PHRASES = (
     "cannot allocate memory",
     "unable to allocate",
 )
-TENSORFLOW_ORIGIN = (
-    "Graph execution error",
-    "Detected at node",
-    "File ",
-)  # TensorFlow begins with these where an operation was made
+# TensorFlow begins a message with these to show where an operation was created.
+TENSORFLOW_ORIGIN = ("Graph execution error", "Detected at node", "File ")
 
 
 def main(argv: list[str]) -> int:
-    """Run one rank in FOLDER; 0 when it went well, 1 otherwise."""
+    """Run one rank in FOLDER; return 0 when it succeeded, 1 otherwise."""
     rank_agent.become_agent(Path(argv[0]))
     return run_rank(Path(argv[0]), lambda *parts: Session(*parts).run())
 
 
 def run_rank(folder: Path, body: Callable[[RunSpec, Strategy, RankRecord, ProgressFile], None]) -> int:
-    """Run the `body` of a rank with everything around it: its place, its record, its end."""
-    arrived_s = time.time()
+    """Run the `body` of a rank, pinned to its cores and below its memory limit, and write its record at the end."""
+    launched_s = time.time()
     end_with_parent()
     rank = int(os.environ["RANK"])
     spec = read_spec(folder)
@@ -65,7 +62,7 @@ def run_rank(folder: Path, body: Callable[[RunSpec, Strategy, RankRecord, Progre
     if rank in spec.services:
         return serve_rank(spec, rank, folder)
     record = RankRecord(rank, socket.gethostname(), os.getpid(), threads=spec.places[rank].threads)
-    record.marks_s["launch"] = arrived_s
+    record.marks_s["launch"] = launched_s
     record.affinity = cpu_affinity()
     progress = ProgressFile(folder, rank, os.getpid())
     strategy: Strategy | None = None
@@ -87,7 +84,7 @@ def run_rank(folder: Path, body: Callable[[RunSpec, Strategy, RankRecord, Progre
 
 
 def serve_rank(spec: RunSpec, rank: int, folder: Path) -> int:
-    """Run a rank that serves the chief. It leaves a record only where it fails: the launcher ends it."""
+    """Run a rank that serves the chief until the launcher ends it. It leaves a record only where it fails."""
     try:
         registry.create_strategy(spec, rank).serve()
     except BaseException as error:
@@ -104,7 +101,7 @@ def write_record(record: RankRecord, progress: ProgressFile, folder: Path) -> No
 
 
 def classify_error(error: BaseException, record: RankRecord) -> None:
-    """Set status and one-line reason of a failure."""
+    """Set the status and one-line reason of a failure."""
     text = one_line_message(error) or type(error).__name__
     if isinstance(error, Unsupported):
         record.status, record.reason = "unsupported", text
@@ -118,7 +115,7 @@ def classify_error(error: BaseException, record: RankRecord) -> None:
 
 
 def one_line_message(error: BaseException) -> str:
-    """Return the message in one line. TensorFlow's begin with pages on where an operation was made: left out."""
+    """Return the message in one line, without the pages of TensorFlow's messages on where an operation was created."""
     text = str(error)
     if text.startswith(TENSORFLOW_ORIGIN):
         parts = text.partition("\n\t [[")[0].split("\n\n")
@@ -127,7 +124,7 @@ def one_line_message(error: BaseException) -> str:
 
 
 def pin_to_cpus(cpus: list[int]) -> None:
-    """Keep this process on its cores; threads started later inherit it."""
+    """Pin this process to its cores; threads started later inherit that."""
     if cpus and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cpus)
 
@@ -139,29 +136,27 @@ def cpu_affinity() -> list[int]:
 def end_with_parent() -> None:
     """Have the kernel end this process when the one that launched it dies, however it dies (Linux).
 
-    A process that no launcher started, as in a test, is left alone.
+    A process that no launcher started, as in a test, goes on.
     """
     parent = os.environ.get(PARENT_PID)
     if parent is None or not sys.platform.startswith("linux"):
         return
     exit_with_parent.tie_to_parent(int(parent), signal.SIGKILL)
-    faulthandler.register(
-        signal.SIGUSR1, file=sys.__stderr__ or sys.stderr
-    )  # the launcher asks a rank that hangs where it is
+    faulthandler.register(signal.SIGUSR1, file=sys.__stderr__ or sys.stderr)  # the launcher requests a stack by it
 
 
 def _final_barrier(strategy: Strategy) -> None:
-    """Wait for all ranks: one that ended would take away what another still fetches for their last collective.
+    """Wait for all ranks: one that exits too early can break the last collective of another.
 
-    A rank that gets here has all that it needs, so that failure is harmless: a peer may already have exited.
+    A failure of the barrier is harmless: this rank is done, and a peer may already have exited.
     """
     with contextlib.suppress(Exception):
         strategy.broadcast(0.0)
 
 
 def _close_quietly(strategy: Strategy | None) -> None:
-    """After a failure the group may be broken, and hold us; what went wrong first has been recorded."""
-    signal.alarm(CLOSE_LIMIT_S)  # nothing handles it, so it ends the process, also in the midst of a collective
+    """Close a strategy after a failure, which has been recorded. The group may be broken, so that this may hang."""
+    signal.alarm(CLOSE_LIMIT_S)  # not handled, so that it ends the process, also within a collective
     try:
         if strategy is not None:
             strategy.close()
@@ -172,11 +167,11 @@ def _close_quietly(strategy: Strategy | None) -> None:
 
 
 def exit_without_cleanup(status: int) -> NoReturn:
-    """End this process with that exit status, past the interpreter's own end.
+    """End this process with that exit status, without the interpreter's clean-up.
 
-    What frameworks do at the interpreter's end is no part of a run: it takes up to seconds, and native threads that
-    still ran then have aborted ranks whose work was done. After a failure, threads of a broken group (a collective
-    that waits for a dead rank) would keep the process. Whatever must be left in order is left before, in close().
+    The clean-up of frameworks at the interpreter's end is no part of a run: it takes up to seconds, and native threads
+    that still ran then have aborted ranks whose work was done. After a failure, threads of a broken group (a collective
+    that waits for a dead rank) would keep the process alive. close() does whatever has to be done before.
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # a full disk, a closed stream

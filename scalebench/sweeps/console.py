@@ -317,7 +317,7 @@ def describe_queue_counts(queue: QueueState) -> str:
         f"{queue.running} running" if queue.running else "",
         f"{queue.pending} pending{reason}" if queue.pending else "",
         f"{queue.waiting} not submitted yet" if queue.waiting else "",
-        f"no answer from SLURM: {queue.trouble}" if queue.trouble else "",
+        f"no answer from SLURM: {queue.error}" if queue.error else "",
     ]
     return ", ".join(filter(None, parts))
 

@@ -78,4 +78,9 @@ def weak_scaling_runs(**changes: Any) -> tuple[Result, Result, Result]:
 def strong_scaling_runs(**changes: Any) -> tuple[Result, Result, Result, Result]:
     """(run, bare at the full batch, bare and own at the local one)"""
     full = one_device_run("bare_torch", FULL_BARE_S, 2 * BATCH, 2 * DATA_S, "strong")
-    return two_device_run("strong", **changes), full, one_device_run("bare_torch", BARE_S), one_device_run("ddp", SELF_S)
+    return (
+        two_device_run("strong", **changes),
+        full,
+        one_device_run("bare_torch", BARE_S),
+        one_device_run("ddp", SELF_S),
+    )

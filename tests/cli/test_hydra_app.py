@@ -56,9 +56,9 @@ def test_switches_may_stand_anywhere(words: list[str], switches: list[str], over
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--mutlirun"], "unrecognized arguments: --mutlirun; --hydra-help tells of the switches"),
+        (["--mutlirun"], "unrecognized arguments: --mutlirun; --hydra-help lists the switches"),
         (["--cfg", "jobs"], "argument --cfg/-c: invalid choice: 'jobs' (choose from "),
-        (["-p"], "argument --package/-p: expected one argument; --hydra-help tells of the switches"),
+        (["-p"], "argument --package/-p: expected one argument; --hydra-help lists the switches"),
     ],
 )
 def test_a_wrong_switch_is_one_line(words: list[str], line: str) -> None:

@@ -71,7 +71,7 @@ def test_version(call: Call) -> None:
 REFUSED = {
     "frobnicate": "no command 'frobnicate'; known: ",
     "strategie": "no command 'strategie'; did you mean 'strategies'?",
-    "strategies ddp": "strategies takes no further words, not 'ddp'",
+    "strategies ddp": "strategies takes no further arguments, not 'ddp'",
     "doctor --confg-dir x": "doctor: no option '--confg-dir'; did you mean '--config-dir'?",
     "gpu=1": "no key 'gpu'; did you mean 'gpus'?",
     "gpus=range(1,3)": "gpus=range(1,3) names several values: add --multirun for a sweep over them",
@@ -97,7 +97,7 @@ REFUSED = {
     "gpus=[1": "cannot read the override 'gpus=[1': ",
     "gpus=${nowhere}": "Interpolation key 'nowhere' not found",
     "dataset.name=???": "dataset.name has no value; choose dataset=NAME",
-    "--nope": "unrecognized arguments: --nope; --hydra-help tells of the switches",
+    "--nope": "unrecognized arguments: --nope; --hydra-help lists the switches",
 }
 
 

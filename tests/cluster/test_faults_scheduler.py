@@ -42,7 +42,7 @@ def test_a_killed_job_is_not_waited_for_without_accounts(cluster: Cluster, tmp_p
         row = program.row()
     assert (status, row.status) == (1, "failed"), said
     if forgotten == "by all":
-        assert row.reason == f"SLURM knows nothing of job {job} any more, and it left no result.json"
+        assert row.reason == f"SLURM does not list job {job} any more, and it left no result.json"
     else:
         assert (row.reason or "").startswith(f"SLURM job {job} failed (FAILED, "), row.reason
 

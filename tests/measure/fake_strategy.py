@@ -9,33 +9,33 @@ from scalebench.strategies.base import NotMeasured, Probes
 from tests.builders.runs import simulated_spec
 
 
-class Fake(Probes):
-    """One rank; `told` are rank 0's numbers, in the order of the broadcasts, for a rank that is another one."""
+class FakeStrategy(Probes):
+    """One rank; `rank_0_values` are rank 0's numbers, in the order of the broadcasts, for a rank that is another one."""
 
-    def __init__(self, seconds: Callable[..., float], gpus: int = 2, told: list[float] | None = None) -> None:
+    def __init__(self, seconds: Callable[..., float], gpus: int = 2, rank_0_values: list[float] | None = None) -> None:
         """`seconds(name, size_bytes)` of an operation, or of a transfer `(kind, source, target, size_bytes)`."""
         self.spec = simulated_spec(gpus)
         self.now_s, self.seconds = 0.0, seconds
-        self.asked: list[tuple[Any, ...]] = []
-        self.said: list[float] = []
-        self._told: Iterator[float] | None = None if told is None else iter(told)
+        self.requests: list[tuple[Any, ...]] = []
+        self.broadcasts: list[float] = []
+        self._rank_0_values: Iterator[float] | None = None if rank_0_values is None else iter(rank_0_values)
 
     def clock(self) -> float:
         return self.now_s
 
     def broadcast(self, value: float) -> float:
-        value = value if self._told is None else next(self._told)
-        self.said.append(value)
+        value = value if self._rank_0_values is None else next(self._rank_0_values)
+        self.broadcasts.append(value)
         return value
 
     def synchronize(self) -> None:
         """Nothing is ever under way."""
 
-    def collective(self, *what: Any) -> Callable[[], None]:
-        self.asked.append(what)
-        taken_s = self.seconds(*what)
+    def collective(self, *request: Any) -> Callable[[], None]:
+        self.requests.append(request)
+        taken_s = self.seconds(*request)
         if taken_s < 0:
-            raise NotMeasured(f"no {what[0]} here")
+            raise NotMeasured(f"no {request[0]} here")
 
         def action() -> None:
             self.now_s += taken_s

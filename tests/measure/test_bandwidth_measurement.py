@@ -9,8 +9,8 @@ import pytest
 
 from scalebench.core.spec import MeasureSpec
 from scalebench.measure import bandwidth, collectives
-from scalebench.measure.bandwidth import HOST_COPY_BYTES, TRANSFER_BYTES, Route, measure_bandwidth, list_routes
-from tests.measure.fake_strategy import Fake
+from scalebench.measure.bandwidth import HOST_COPY_BYTES, TRANSFER_BYTES, Route, list_routes, measure_bandwidth
+from tests.measure.fake_strategy import FakeStrategy
 
 SETTINGS = MeasureSpec(block_s=0.05, probe_s=2.0)
 
@@ -34,7 +34,7 @@ def test_routes_of_gpus() -> None:
 
 
 def test_blocks_and_sizes() -> None:
-    fake = Fake(lambda kind, source, target, size: size / (2e9 if kind == "memcpy_all" else 1e10))
+    fake = FakeStrategy(lambda kind, source, target, size: size / (2e9 if kind == "memcpy_all" else 1e10))
     found, reasons = measure_bandwidth(fake, SETTINGS, fake.clock)
     assert reasons == {} and len(found) == len(list_routes(2, "cpu"))
     for one in found:
@@ -48,7 +48,7 @@ def test_blocks_and_sizes() -> None:
 def test_the_slowest_rank_sets_the_repeats() -> None:
     """Rank 0 has no part in a transfer from 1 to 2, and waits where it ends."""
 
-    class Waiting(Fake):
+    class Waiting(FakeStrategy):
         pending_s = 0.0
 
         def collective(self, kind: str, source: int | None, target: int | None, size: int) -> Any:
@@ -74,7 +74,7 @@ def test_the_slowest_rank_sets_the_repeats() -> None:
 
 
 def test_what_a_strategy_lacks_is_told_once() -> None:
-    fake = Fake(lambda kind, *rest: -1.0 if kind.startswith("send") else 1e-3, gpus=3)
+    fake = FakeStrategy(lambda kind, *rest: -1.0 if kind.startswith("send") else 1e-3, gpus=3)
     found, reasons = measure_bandwidth(fake, SETTINGS, fake.clock)
     assert reasons == {f"send_{way}": f"no send_{way} here" for way in ("one_way", "both_ways", "ring")}
     assert {one.kind for one in found} == {"memcpy", "memcpy_all"}
@@ -82,8 +82,10 @@ def test_what_a_strategy_lacks_is_told_once() -> None:
 
 def test_no_room_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = dataclasses.make_dataclass("Memory", ["available"])
-    monkeypatch.setattr(collectives.psutil, "virtual_memory", lambda: memory(2 * bandwidth.BUFFER_COPIES * TRANSFER_BYTES))
-    fake = Fake(lambda *what: 1e-3)
+    monkeypatch.setattr(
+        collectives.psutil, "virtual_memory", lambda: memory(2 * bandwidth.BUFFER_COPIES * TRANSFER_BYTES)
+    )
+    fake = FakeStrategy(lambda *what: 1e-3)
     found, reasons = measure_bandwidth(fake, SETTINGS, fake.clock)
     assert {one.kind for one in found} == {"send_one_way", "send_both_ways", "send_ring"}
     assert reasons["memcpy"] == "memcpy of 256 MiB would take 2 GiB of memory here, and 512 MiB are available"

@@ -20,7 +20,11 @@ NOON_S = 1_799_999_937.25  # a float32 misses it by a minute
 
 def two_nodes() -> RunSpec:
     """Ranks 0 and 1 on node 0, rank 2 on node 1."""
-    places = [RankPlacement(0, 0, 0, [0], [], 1), RankPlacement(1, 1, 0, [1], [], 1), RankPlacement(2, 0, 1, [0], [], 1)]
+    places = [
+        RankPlacement(0, 0, 0, [0], [], 1),
+        RankPlacement(1, 1, 0, [1], [], 1),
+        RankPlacement(2, 0, 1, [0], [], 1),
+    ]
     return dataclasses.replace(simulated_spec(), nodes=2, places=places)
 
 
@@ -77,7 +81,9 @@ def test_who_needs_none_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     def not_asked(value: float) -> float:
         raise AssertionError
 
-    assert clock_sync.measure_clock_offset_s(simulated_spec(2), 1, not_asked) is None  # on one node nobody is kept waiting
+    assert (
+        clock_sync.measure_clock_offset_s(simulated_spec(2), 1, not_asked) is None
+    )  # on one node nobody is kept waiting
 
 
 def test_every_rank_asks_as_often(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,13 +107,19 @@ def test_times_of_day_of_two_hosts() -> None:
     ahead = rank(2, hostname="b", clock_offset_s=5.0)
     ours = rank(3, hostname=here, clock_offset_s=-2.0)
     assert clock_sync.to_rank_0_clock_s(105.0, ahead) == clock_sync.to_rank_0_clock_s(100.0, same) == 100.0
-    assert clock_sync.are_comparable([first, same, ahead]) and clock_sync.are_comparable([first]) and clock_sync.are_comparable([])
+    assert (
+        clock_sync.are_comparable([first, same, ahead])
+        and clock_sync.are_comparable([first])
+        and clock_sync.are_comparable([])
+    )
     assert clock_sync.are_comparable([rank(2, hostname="b"), rank(3, hostname="b")])  # one host, whatever its clock
     assert not clock_sync.are_comparable([first, rank(2, hostname="b")])
     assert clock_sync.to_this_host_clock_s(105.0, ahead, [first, ahead, ours]) == 98.0
     assert clock_sync.to_this_host_clock_s(7.0, ours, [first, ours]) == 7.0
     assert clock_sync.to_this_host_clock_s(105.0, ahead, [first, ahead]) == 100.0  # nothing ran here
-    assert not clock_sync.clocks_differ([first, rank(2, clock_offset_s=0.09)]) and clock_sync.clocks_differ([first, ahead])
-    assert clock_sync.clocks_differ([rank(1, clock_offset_s=0.06), rank(2, clock_offset_s=-0.06)]) and not clock_sync.clocks_differ(
-        []
+    assert not clock_sync.clocks_differ([first, rank(2, clock_offset_s=0.09)]) and clock_sync.clocks_differ(
+        [first, ahead]
     )
+    assert clock_sync.clocks_differ(
+        [rank(1, clock_offset_s=0.06), rank(2, clock_offset_s=-0.06)]
+    ) and not clock_sync.clocks_differ([])

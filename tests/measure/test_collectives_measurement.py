@@ -10,8 +10,8 @@ import pytest
 from scalebench.core.result import COLLECTIVES
 from scalebench.core.spec import MeasureSpec, RankPlacement
 from scalebench.measure import collectives
-from scalebench.measure.collectives import MESSAGE_SIZES, measure_collectives, list_message_sizes
-from tests.measure.fake_strategy import Fake
+from scalebench.measure.collectives import MESSAGE_SIZES, list_message_sizes, measure_collectives
+from tests.measure.fake_strategy import FakeStrategy
 
 SETTINGS = MeasureSpec(block_s=0.05, probe_s=2.0)
 LARGEST = 256 * 2**20
@@ -33,7 +33,7 @@ def latency_and_rate(name: str, size_bytes: int) -> float:
     return 2e-3 + size_bytes / 1e9
 
 
-def run(fake: Fake, **changes: Any) -> Any:
+def run(fake: FakeStrategy, **changes: Any) -> Any:
     return measure_collectives(fake, dataclasses.replace(SETTINGS, **changes), fake.clock)
 
 
@@ -47,7 +47,7 @@ def test_sizes() -> None:
 
 
 def test_every_operation_and_size_takes_its_time() -> None:
-    found, reasons = run(Fake(latency_and_rate))
+    found, reasons = run(FakeStrategy(latency_and_rate))
     assert reasons == {}
     wanted = [(name, size) for name in COLLECTIVES for size in list_message_sizes(name, 2)]
     assert [(one.name, one.size_bytes) for one in found] == wanted
@@ -61,15 +61,15 @@ def test_every_operation_and_size_takes_its_time() -> None:
         assert len(one.block_s) == max(3, min(8, round(share_s / (one.repeats * each_s))))
 
 
-def test_a_short_block_is_asked_for() -> None:
-    found, _ = run(Fake(latency_and_rate), block_s=0.008)
+def test_a_short_block_is_requested() -> None:
+    found, _ = run(FakeStrategy(latency_and_rate), block_s=0.008)
     assert found[0].repeats == 4 and len(found[0].block_s) == 8
 
 
 def test_calls_before_the_blocks_do_not_count() -> None:
     calls: list[int] = []
 
-    class Slow(Fake):
+    class Slow(FakeStrategy):
         def collective(self, *what: Any) -> Any:
             action, mine = super().collective(*what), len(calls)
             calls.append(0)
@@ -82,13 +82,13 @@ def test_calls_before_the_blocks_do_not_count() -> None:
             return slow_at_first
 
     found, reasons = run(Slow(latency_and_rate))
-    plain, _ = run(Fake(latency_and_rate))
+    plain, _ = run(FakeStrategy(latency_and_rate))
     assert reasons == {} and all(max(one.block_s) < 10.0 for one in found)
     assert [(one.repeats, len(one.block_s)) for one in found] == [(one.repeats, len(one.block_s)) for one in plain]
 
 
 def test_larger_sizes_are_left_out_where_one_would_take_too_long() -> None:
-    found, reasons = run(Fake(lambda name, size: 1e-3 + 1e-6 * size if name == "gather" else 1e-3))
+    found, reasons = run(FakeStrategy(lambda name, size: 1e-3 + 1e-6 * size if name == "gather" else 1e-3))
     largest = max(one.size_bytes for one in found if one.name == "gather")
     assert largest == 2**20  # 1.05 s; the next would take 4.2 s
     assert reasons == {"gather": "not above 1 MiB: one more would take about 4.2 s"}
@@ -96,16 +96,16 @@ def test_larger_sizes_are_left_out_where_one_would_take_too_long() -> None:
 
 
 def test_unsupported_operations_are_told_and_the_others_measured() -> None:
-    fake = Fake(lambda name, size: -1.0 if name in ("reduce", "all_to_all") else 2e-3)
+    fake = FakeStrategy(lambda name, size: -1.0 if name in ("reduce", "all_to_all") else 2e-3)
     found, reasons = run(fake)
     assert reasons == {"reduce": "no reduce here", "all_to_all": "no all_to_all here"}
     assert {one.name for one in found} == set(COLLECTIVES) - {"reduce", "all_to_all"}
-    assert [name for name, _ in fake.asked].count("reduce") == 1
+    assert [name for name, _ in fake.requests].count("reduce") == 1
 
 
 def test_sizes_without_room_in_memory_are_left_out(memory: Any) -> None:
     memory(6 * 64 * 2**20)
-    found, reasons = run(Fake(latency_and_rate))
+    found, reasons = run(FakeStrategy(latency_and_rate))
     assert {name: max(one.size_bytes for one in found if one.name == name) for name in COLLECTIVES} == dict.fromkeys(
         COLLECTIVES, 64 * 2**20
     )
@@ -114,7 +114,7 @@ def test_sizes_without_room_in_memory_are_left_out(memory: Any) -> None:
 
 def test_all_devices_of_a_node_want_their_part_of_the_memory(memory: Any) -> None:
     memory(6 * 64 * 2**20)
-    fake = Fake(latency_and_rate)
+    fake = FakeStrategy(latency_and_rate)
     fake.spec = dataclasses.replace(fake.spec, places=[RankPlacement(0, 0, 0, [0, 1, 2, 3], [], 1)])
     assert max(one.size_bytes for one in run(fake)[0]) == 16 * 2**20
     fake.spec = dataclasses.replace(fake.spec, device="cuda")
@@ -122,24 +122,24 @@ def test_all_devices_of_a_node_want_their_part_of_the_memory(memory: Any) -> Non
 
 
 def test_one_device() -> None:
-    fake = Fake(latency_and_rate, gpus=1)
+    fake = FakeStrategy(latency_and_rate, gpus=1)
     assert run(fake) == ([], dict.fromkeys(COLLECTIVES, collectives.ONE_DEVICE))
-    assert fake.asked == []
+    assert fake.requests == []
 
 
 def test_every_rank_does_as_rank_0_does() -> None:
     """A rank that is slower, and has less memory, takes the same way."""
-    zero = Fake(lambda name, size: 2e-3 + size / 1e8)
+    zero = FakeStrategy(lambda name, size: 2e-3 + size / 1e8)
     found, reasons = run(zero)
-    one = Fake(lambda name, size: 9e-3 + size / 2e7, told=zero.said)
+    one = FakeStrategy(lambda name, size: 9e-3 + size / 2e7, rank_0_values=zero.broadcasts)
     others, told = run(one)
-    assert one.said == zero.said and one.asked == zero.asked and told == reasons
+    assert one.broadcasts == zero.broadcasts and one.requests == zero.requests and told == reasons
     assert [(c.name, c.size_bytes, c.repeats, len(c.block_s)) for c in others] == [
         (c.name, c.size_bytes, c.repeats, len(c.block_s)) for c in found
     ]
 
 
 def test_a_sign_of_life_before_each_size() -> None:
-    fake, signs = Fake(latency_and_rate), []
-    found, _ = measure_collectives(fake, SETTINGS, fake.clock, lambda: signs.append(len(fake.asked)))
+    fake, signs = FakeStrategy(latency_and_rate), []
+    found, _ = measure_collectives(fake, SETTINGS, fake.clock, lambda: signs.append(len(fake.requests)))
     assert signs == list(range(len(found)))

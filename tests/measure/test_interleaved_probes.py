@@ -1,4 +1,4 @@
-"""Conditions that take turns, on a clock of our own."""
+"""Conditions that take turns, on a clock of our step_seconds."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from scalebench.measure.probes import Variant, InterleavedLoop
+from scalebench.measure.probes import InterleavedLoop, Variant
 from scalebench.strategies.base import Probes
 
-STEP_S, EXCHANGE_S, LOADING_S, SWITCH_S = 1.0, 10.0, 100.0, 1e4
-ON, OFF, FIXED = Variant("on"), Variant("off", exchange=False), Variant("fixed", exchange=False, fresh=False)
+STEP_S, SYNC_S, LOADING_S, SWITCH_S = 1.0, 10.0, 100.0, 1e4
+ON, OFF, FIXED = Variant("on"), Variant("off", sync=False), Variant("fixed", sync=False, new_batches=False)
 
 
 class Trainer(Probes):
-    """As much of a strategy as the loop sees; the first update after a switch costs more."""
+    """As much of a strategy as the loop sees; the first step after a switch costs more."""
 
     def __init__(self, ahead: int = 0) -> None:
         self.now_s = 0.0
-        self.exchanging = True
+        self.syncing = True
         self.events: list[str] = []
         self._ahead, self._switched = ahead, False
 
@@ -31,7 +31,7 @@ class Trainer(Probes):
 
     def set_gradient_sync(self, on: bool) -> None:
         self.events.append("on" if on else "off")
-        self.exchanging, self._switched = on, True
+        self.syncing, self._switched = on, True
 
     def broadcast(self, value: float) -> float:
         self.events.append("barrier")
@@ -42,7 +42,7 @@ class Trainer(Probes):
 
     def step(self, batch: int) -> None:
         self.events.append(f"step {batch}")
-        self.now_s += STEP_S + (EXCHANGE_S if self.exchanging else 0) + (SWITCH_S if self._switched else 0)
+        self.now_s += STEP_S + (SYNC_S if self.syncing else 0) + (SWITCH_S if self._switched else 0)
         self._switched = False
 
     def train(self, loop: InterleavedLoop) -> None:
@@ -55,17 +55,17 @@ class Trainer(Probes):
                     return
 
 
-def loop(trainer: Trainer, conditions: list[Variant], steps: int, rounds: int) -> InterleavedLoop:
-    made = InterleavedLoop(trainer, trainer.batches(), conditions, steps, rounds, lambda: trainer.now_s)  # type: ignore[arg-type]
-    trainer.train(made)
-    return made
+def loop(trainer: Trainer, variants: list[Variant], steps: int, rounds: int) -> InterleavedLoop:
+    interleaved = InterleavedLoop(trainer, trainer.batches(), variants, steps, rounds, lambda: trainer.now_s)  # type: ignore[arg-type]
+    trainer.train(interleaved)
+    return interleaved
 
 
 @pytest.mark.parametrize(("steps", "rounds"), [(1, 1), (1, 4), (3, 2), (5, 3)])
-def test_each_condition_is_timed_as_often_without_its_first_update(steps: int, rounds: int) -> None:
+def test_each_variant_is_timed_as_often_without_its_first_update(steps: int, rounds: int) -> None:
     seconds = loop(Trainer(), [ON, OFF, FIXED], steps, rounds).seconds
-    own = {"on": STEP_S + EXCHANGE_S + LOADING_S, "off": STEP_S + LOADING_S, "fixed": STEP_S}
-    assert seconds == {name: [steps * step_s] * rounds for name, step_s in own.items()}
+    step_seconds = {"on": STEP_S + SYNC_S + LOADING_S, "off": STEP_S + LOADING_S, "fixed": STEP_S}
+    assert seconds == {name: [steps * step_s] * rounds for name, step_s in step_seconds.items()}
 
 
 def test_every_second_round_runs_in_reverse() -> None:
@@ -83,10 +83,10 @@ def test_ranks_begin_each_block_together_and_wait_for_the_device_at_both_ends() 
 
 def test_a_held_batch_is_the_one_drawn_last() -> None:
     trainer = Trainer()
-    held = loop(trainer, [ON, FIXED], 2, 2).held
+    last = loop(trainer, [ON, FIXED], 2, 2).last_batch
     steps = [int(event.split()[1]) for event in trainer.events if event.startswith("step")]
     assert steps == [0, 1, 2, 2, 2, 2, 2, 2, 2, 3, 4, 5]
-    assert held == 5
+    assert last == 5
 
 
 @pytest.mark.parametrize("ahead", [1, 2])

@@ -16,7 +16,7 @@ from scalebench.core.run_folder import monitor_path, node_report_path
 from scalebench.core.spec import RankPlacement, RunSpec, write_spec
 from scalebench.measure import nodes
 from scalebench.measure.monitor.time_series import read_series
-from scalebench.measure.nodes import NodeReport, make_machines_part, has_node_reports, record_node
+from scalebench.measure.nodes import NodeReport, has_node_reports, make_machines_part, record_node
 from tests.builders.runs import MACHINE, rank, simulated_config, simulated_spec
 
 PLACES = [RankPlacement(0, 0, 0, [0], [], 1), RankPlacement(1, 1, 0, [1], [], 1), RankPlacement(2, 0, 1, [0], [], 1)]

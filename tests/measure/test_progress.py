@@ -11,7 +11,7 @@ import pytest
 
 from scalebench.core.run_folder import progress_path
 from scalebench.measure import progress
-from scalebench.measure.progress import RankProgress, ProgressFile, read_progress, rss_peak_bytes
+from scalebench.measure.progress import ProgressFile, RankProgress, read_progress, rss_peak_bytes
 from scalebench.measure.session import Session
 from tests.builders.runs import rank, simulated_spec
 from tests.builders.sweeps import curve
@@ -39,27 +39,27 @@ def test_updates_are_at_most_two_a_second(now: SimpleNamespace, tmp_path: Path) 
     file = ProgressFile(tmp_path, 0, 77)
     file.enter_phase("measure", 30.0)
     now.s += progress.WRITE_INTERVAL_S / 2
-    file.update(10, 100, 0.2)
+    file.step(10, 100, 0.2)
     seen = read_progress(tmp_path, 0)
     assert seen is not None and (seen.steps, seen.at_s) == (0, 1050.0)
     now.s += progress.WRITE_INTERVAL_S / 2
-    file.update(20, 200, 0.5)
+    file.step(20, 200, 0.5)
     seen = read_progress(tmp_path, 0)
     assert seen == RankProgress(0, 77, "measure", 1050.5, 20, 400.0, 0.5, 30.0)
-    file.update(30, 300, 0.6)
+    file.step(30, 300, 0.6)
     assert read_progress(tmp_path, 0) == seen
 
 
 def test_no_time_no_throughput(now: SimpleNamespace, tmp_path: Path) -> None:
     file = ProgressFile(tmp_path, 0, 77)
-    file.update(1, 10, 0.0)
+    file.step(1, 10, 0.0)
     seen = read_progress(tmp_path, 0)
     assert seen is not None and seen.samples_per_s is None and seen.steps == 1
 
 
 def test_a_new_phase_begins_from_nothing(tmp_path: Path) -> None:
     file = ProgressFile(tmp_path, 0, 77)
-    file.update(5, 50, 1.0)
+    file.step(5, 50, 1.0)
     file.enter_phase("evaluate")
     seen = read_progress(tmp_path, 0)
     assert seen is not None and (seen.steps, seen.samples_per_s, seen.elapsed_s) == (0, None, 0.0)
@@ -88,7 +88,7 @@ def test_memory_is_looked_at_with_each_write(tmp_path: Path) -> None:
 
 def test_a_training_tells_its_epoch_and_metric(now: SimpleNamespace, tmp_path: Path) -> None:
     file = ProgressFile(tmp_path, 0, 77)
-    file.update(20, 200, 0.5, 1.5, "mse 0.01")
+    file.step(20, 200, 0.5, 1.5, "mse 0.01")
     seen = read_progress(tmp_path, 0)
     assert seen is not None and (seen.epoch, seen.metric) == (1.5, "mse 0.01")
     file.enter_phase("probes")
@@ -100,11 +100,11 @@ def test_a_session_tells_how_far_its_training_is(now: SimpleNamespace, tmp_path:
     file = ProgressFile(tmp_path, 0, 77)
     session = Session(simulated_spec(), None, rank(), file)  # type: ignore[arg-type]
     source = SimpleNamespace(steps_per_epoch=50)
-    session._report_training(SimpleNamespace(updates=75, samples=750, train_s=3.0, train=source, curve=[]))  # type: ignore[arg-type]
+    session._report_training(SimpleNamespace(steps=75, samples=750, train_s=3.0, train=source, curve=[]))  # type: ignore[arg-type]
     seen = read_progress(tmp_path, 0)
     assert seen is not None and (seen.steps, seen.epoch, seen.metric) == (75, 1.5, None)
     now.s += progress.WRITE_INTERVAL_S
     points = curve([0.5, 0.25])
-    session._report_training(SimpleNamespace(updates=100, samples=1000, train_s=4.0, train=source, curve=points))  # type: ignore[arg-type]
+    session._report_training(SimpleNamespace(steps=100, samples=1000, train_s=4.0, train=source, curve=points))  # type: ignore[arg-type]
     seen = read_progress(tmp_path, 0)
     assert seen is not None and (seen.epoch, seen.metric, seen.samples_per_s) == (2.0, "mse 0.25", 250.0)

@@ -98,7 +98,7 @@ def test_what_a_session_leaves_in_the_record(tmp_path: Path) -> None:
     assert record.block_steps is not None and record.block_steps >= 1
     assert len(record.block_s) == len(record.block_samples) == len(record.block_losses) > 0
     losses = [loss for loss in record.warmup_losses + record.block_losses if loss is not None]
-    assert losses[0] == 1.0 and losses == sorted(losses, reverse=True), "1/k at update k"
+    assert losses[0] == 1.0 and losses == sorted(losses, reverse=True), "1/k at step k"
 
 
 def test_a_strategy_without_probes_has_nulls_and_the_reason(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_without_validation_there_is_no_such_phase(changes: dict[str, Any], tmp_
     [("gloo", "simulated requested gloo"), ("auto", "requested any backend")],
     ids=["named", "auto"],
 )
-def test_another_backend_than_asked_for_is_a_failure(asked: str, told: str, tmp_path: Path) -> None:
+def test_another_backend_than_requested_is_a_failure(asked: str, told: str, tmp_path: Path) -> None:
     """Replicas that silently do not average must not pass for a strategy."""
     spec = simulated_spec(gpus=2, strategy=StrategySpec("simulated", baseline="simulated", backend=asked))
     session = Session(spec, Simulated(spec, 0), RankRecord(0, "here", 1), ProgressFile(tmp_path, 0, 1))
@@ -174,12 +174,12 @@ def test_finish_takes_stock() -> None:
 
 
 def test_times_are_those_that_were_slept(tmp_path: Path) -> None:
-    """Loading, step, exchange and straggler, alone and together, on one and two ranks."""
+    """Loading, step, sync and straggler, alone and together, on one and two ranks."""
     known = {
         "step": (1, {"step_s": 0.02}, 0.02),
         "loading": (1, {"step_s": 0.005, "loading_s": 0.02}, 0.025),
         "group": (2, {"step_s": 0.02}, 0.02),
-        "exchange": (2, {"step_s": 0.01, "sync_s": 0.02}, 0.03),
+        "sync": (2, {"step_s": 0.01, "sync_s": 0.02}, 0.03),
         "imbalance": (2, {"step_s": 0.01, **STRAGGLER}, 0.03),
         "rank 0 straggles": (2, {"step_s": 0.01, "straggler_rank": 0, "straggler_s": 0.02}, 0.03),
         "no such straggler": (2, {"step_s": 0.02, "straggler_rank": 2, "straggler_s": 1.0}, 0.02),
@@ -207,7 +207,7 @@ def test_warm_up_does_not_count(tmp_path: Path) -> None:
     options = {"step_s": 0.002, "warmup_s": 0.1, "warmup_steps": 10}
     record, _ = one_rank(tmp_path, simulated_spec(options=options, measure={"warmup_steps": 10, "warmup_max_s": 3.0}))
     assert record.warmup_block_steps == 1
-    assert len(record.warmup_block_s) >= 20, "sixteen would show ten slow updates and too little of what follows"
+    assert len(record.warmup_block_s) >= 20, "sixteen would show ten slow steps and too little of what follows"
     assert min(record.warmup_block_s[:10]) >= 0.102
     assert statistics.median(record.block_s) < 0.05
     assert record.marks_s["measure"] - record.marks_s["warmup"] >= 10 * 0.102
@@ -215,7 +215,7 @@ def test_warm_up_does_not_count(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("gpus", [1, 2, 3])
 def test_every_sample_is_counted_also_of_an_uneven_last_batch(gpus: int, tmp_path: Path) -> None:
-    """94 samples in batches of 7 per device; each block against the sizes of its own updates."""
+    """94 samples in batches of 7 per device; each block against the sizes of its own steps."""
     spec = simulated_spec(gpus, size=125, measure={"block_s": 0.006, "warmup_steps": 7})
     spec.batch_per_device, spec.global_batch = 7, 7 * gpus
     result = run_spec(spec, tmp_path / "run")
@@ -226,10 +226,10 @@ def test_every_sample_is_counted_also_of_an_uneven_last_batch(gpus: int, tmp_pat
     assert train.global_samples(train.steps_per_epoch - 1) != 7 * gpus
     steps, warm = first.block_steps or 0, (first.warmup_block_steps or 0) * len(first.warmup_block_s)
     assert warm >= 7
-    sizes = [train.global_samples(update) for update in range(train.steps_per_epoch)]
+    sizes = [train.global_samples(step) for step in range(train.steps_per_epoch)]
     for block in range(len(first.block_s)):
         begin = warm + block * steps
-        expected = sum(sizes[update % len(sizes)] for update in range(begin, begin + steps))
+        expected = sum(sizes[step % len(sizes)] for step in range(begin, begin + steps))
         assert sum(rank.block_samples[block] for rank in result.ranks) == expected
 
 

@@ -14,7 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.core.spec import MeasureSpec
-from scalebench.measure.stopping_rule import CONTINUE, STOP, Warmup, is_long_enough, fit_steps_to_interval, create_measure_phase, choose_steps_per_block, create_training_phase
+from scalebench.measure.stopping_rule import (
+    Warmup,
+    choose_steps_per_block,
+    create_measure_phase,
+    create_training_phase,
+    fit_steps_to_interval,
+    is_long_enough,
+)
 from scalebench.measure.timed_loop import BlockSeries, LoopPhase
 
 SETTINGS = MeasureSpec(warmup_steps=50, block_s=0.05, min_s=3.0, max_s=30.0, target=0.01)
@@ -73,16 +80,16 @@ def test_enough_goes_on_while_the_interval_is_wide() -> None:
 
 
 class Rank:
-    """As much of a strategy as the measured stage sees; `heard` is what rank 0 says."""
+    """As much of a strategy as the measured phase sees; `from_rank_0` is what rank 0 says."""
 
-    def __init__(self, rank: int, heard: Callable[[float], float] = lambda own: own) -> None:
+    def __init__(self, rank: int, from_rank_0: Callable[[float], float] = lambda value: value) -> None:
         self.place = SimpleNamespace(rank=rank)
-        self.said: list[float] = []
-        self._heard = heard
+        self.broadcasts: list[float] = []
+        self._from_rank_0 = from_rank_0
 
     def broadcast(self, value: float) -> float:
-        self.said.append(value)
-        return self._heard(value)
+        self.broadcasts.append(value)
+        return self._from_rank_0(value)
 
 
 @pytest.fixture
@@ -93,17 +100,19 @@ def now(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return clock
 
 
-def warmed(step_s: Callable[[int], float], strategy: Any = None, lockstep: bool = True, **settings: Any) -> Warmup:
-    """A warm-up that went on until it was over; update k takes `step_s(k)`."""
+def run_warmup(
+    step_s: Callable[[int], float], strategy: Any = None, synchronous: bool = True, **settings: Any
+) -> Warmup:
+    """A warm-up that went on until it was over; step k takes `step_s(k)`."""
     clock = SimpleNamespace(s=0.0)
     chosen = dataclasses.replace(SETTINGS, **settings)
-    warmup = Warmup(strategy or Rank(0), chosen, lockstep, lambda series: None, lambda: clock.s)
-    warmup.stage.series.steps = warmup.stage.start(None)
-    assert warmup.stage.series.steps == 1, "so that an update that compiles is a block of its own"
+    warmup = Warmup(strategy or Rank(0), chosen, synchronous, lambda series: None, lambda: clock.s)
+    warmup.phase.series.steps = warmup.phase.start(None)
+    assert warmup.phase.series.steps == 1, "so that a step that compiles is a block of its value"
     for number in range(100_000):
         clock.s += step_s(number)
-        warmup.stage.series.seconds.append(step_s(number))
-        if warmup.stage.decide(warmup.stage.series):
+        warmup.phase.series.seconds.append(step_s(number))
+        if warmup.phase.decide(warmup.phase.series):
             return warmup
     raise AssertionError("it never ends")
 
@@ -112,133 +121,133 @@ def jitter(number: int) -> float:
     return 1e-4 * math.sin(number * number)
 
 
-@pytest.mark.parametrize(("length", "updates"), [(0, 50), (1, 50), (10, 50), (30, 100)])
-def test_warmup_lasts_until_steady_state_can_be_seen(length: int, updates: int) -> None:
-    warmup = warmed(lambda k: (0.1 if k < length else 0.01) + jitter(k), warmup_max_s=1e9)
-    assert warmup.found_steps == length
-    assert len(warmup.stage.series.seconds) == updates
+@pytest.mark.parametrize(("length", "steps"), [(0, 50), (1, 50), (10, 50), (30, 100)])
+def test_warmup_lasts_until_steady_state_can_be_seen(length: int, steps: int) -> None:
+    warmup = run_warmup(lambda k: (0.1 if k < length else 0.01) + jitter(k), warmup_max_s=1e9)
+    assert warmup.steady_after_steps == length
+    assert len(warmup.phase.series.seconds) == steps
 
 
 @pytest.mark.parametrize("lasts", [10, 40, 200])
 def test_a_warmup_that_fades_is_waited_for(lasts: int) -> None:
-    warmup = warmed(lambda k: 0.01 + 0.05 * math.exp(-3 * k / lasts) + jitter(k) / 10, warmup_max_s=1e9)
-    assert warmup.found_steps is not None
-    assert lasts <= 3 * warmup.found_steps and warmup.found_steps <= 3 * lasts
+    warmup = run_warmup(lambda k: 0.01 + 0.05 * math.exp(-3 * k / lasts) + jitter(k) / 10, warmup_max_s=1e9)
+    assert warmup.steady_after_steps is not None
+    assert lasts <= 3 * warmup.steady_after_steps and warmup.steady_after_steps <= 3 * lasts
 
 
 def test_a_warmup_that_goes_on_for_most_of_a_look_is_not_taken_for_steady() -> None:
-    """Seen from its first 50 updates, 40 of which are slow, the fast ones could be the exception."""
-    assert warmed(lambda k: (0.012 if k < 40 else 0.01) + jitter(k), warmup_max_s=1e9).found_steps == 40
+    """Seen from its first 50 steps, 40 of which are slow, the fast ones could be the exception."""
+    assert run_warmup(lambda k: (0.012 if k < 40 else 0.01) + jitter(k), warmup_max_s=1e9).steady_after_steps == 40
 
 
 @pytest.mark.parametrize(
-    ("least", "most", "updates"), [(50, 120, 120), (50, 20, 50), (0, 0, 1), (7, 7, 7), (0, 40, 40)]
+    ("minimum", "most", "steps"), [(50, 120, 120), (50, 20, 50), (0, 0, 1), (7, 7, 7), (0, 40, 40)]
 )
-def test_warmup_is_bounded_in_updates(least: int, most: int, updates: int) -> None:
-    warmup = warmed(lambda k: 1 / (k + 1), warmup_steps=least, warmup_max_steps=most, warmup_max_s=1e9)
-    assert (warmup.found_steps, len(warmup.stage.series.seconds)) == (None, updates)
+def test_warmup_is_bounded_in_updates(minimum: int, most: int, steps: int) -> None:
+    warmup = run_warmup(lambda k: 1 / (k + 1), warmup_steps=minimum, warmup_max_steps=maximum, warmup_max_s=1e9)
+    assert (warmup.steady_after_steps, len(warmup.phase.series.seconds)) == (None, steps)
 
 
 def test_warmup_is_bounded_in_time_once_its_steps_are_done() -> None:
-    warmup = warmed(lambda k: 0.1 + k / 100, warmup_steps=30, warmup_max_s=5.0)
-    assert (warmup.found_steps, len(warmup.stage.series.seconds)) == (None, 30)
+    warmup = run_warmup(lambda k: 0.1 + k / 100, warmup_steps=30, warmup_max_s=5.0)
+    assert (warmup.steady_after_steps, len(warmup.phase.series.seconds)) == (None, 30)
 
 
-@pytest.mark.parametrize(("step_s", "updates"), [(0.1, 50), (0.5, 40), (1.0, 20), (3.0, 7), (10.0, 5), (1000.0, 5)])
-def test_of_slow_updates_as_many_as_fit_are_enough(step_s: float, updates: int) -> None:
-    warmup = warmed(lambda k: 60.0 if k == 0 else step_s, warmup_max_s=20.0)  # the first one compiles
-    assert len(warmup.stage.series.seconds) == updates
+@pytest.mark.parametrize(("step_s", "steps"), [(0.1, 50), (0.5, 40), (1.0, 20), (3.0, 7), (10.0, 5), (1000.0, 5)])
+def test_of_slow_updates_as_many_as_fit_are_enough(step_s: float, steps: int) -> None:
+    warmup = run_warmup(lambda k: 60.0 if k == 0 else step_s, warmup_max_s=20.0)  # the first one compiles
+    assert len(warmup.phase.series.seconds) == steps
 
 
 def test_rank_0_says_how_many_slow_updates_are_enough() -> None:
-    words = [6.2, -1.0, 1.0]
-    other = warmed(lambda k: 1e-3 + jitter(k), Rank(1, lambda own: words.pop(0)))
-    assert len(other.stage.series.seconds) == 7
+    decisions = [6.2, -1.0, 1.0]
+    other = run_warmup(lambda k: 1e-3 + jitter(k), Rank(1, lambda value: decisions.pop(0)))
+    assert len(other.phase.series.seconds) == 7
 
 
 def test_rank_0_ends_the_warmup_of_all() -> None:
-    rank_0, told = Rank(0), []
-    first = warmed(lambda k: (0.1 if k < 10 else 0.01) + jitter(k), rank_0)
-    told = list(rank_0.said)
-    other = warmed(lambda k: 0.01 * (k + 1), Rank(1, lambda own: told.pop(0)))
-    assert (first.found_steps, other.found_steps) == (10, 10)
-    assert len(first.stage.series.seconds) == len(other.stage.series.seconds)
+    rank_0, decisions = Rank(0), []
+    first = run_warmup(lambda k: (0.1 if k < 10 else 0.01) + jitter(k), rank_0)
+    decisions = list(rank_0.broadcasts)
+    other = run_warmup(lambda k: 0.01 * (k + 1), Rank(1, lambda value: decisions.pop(0)))
+    assert (first.steady_after_steps, other.steady_after_steps) == (10, 10)
+    assert len(first.phase.series.seconds) == len(other.phase.series.seconds)
 
 
 def test_replicas_warm_up_without_talk() -> None:
     alone = Rank(1)
-    assert warmed(lambda k: 0.01 + jitter(k), alone, lockstep=False).found_steps == 0
-    assert alone.said == []
+    assert run_warmup(lambda k: 0.01 + jitter(k), alone, synchronous=False).steady_after_steps == 0
+    assert alone.broadcasts == []
 
 
-def measured(strategy: Any, lockstep: bool = True, reports: list[Any] | None = None) -> LoopPhase:
+def start_measuring(strategy: Any, synchronous: bool = True, reports: list[Any] | None = None) -> LoopPhase:
     reported = (reports if reports is not None else []).append
-    stage = create_measure_phase(strategy, SETTINGS, lockstep, reported, lambda: time.perf_counter())
-    stage.series.steps = stage.start(series([0.01] * 5))
-    return stage
+    phase = create_measure_phase(strategy, SETTINGS, synchronous, reported, lambda: time.perf_counter())
+    phase.series.steps = phase.start(series([0.01] * 5))
+    return phase
 
 
 def test_rank_0_decides_in_lockstep(now: SimpleNamespace) -> None:
     strategy, reports = Rank(0), []
-    stage = measured(strategy, reports=reports)
-    assert (stage.name, stage.limit_s, stage.series.steps) == ("measure", 30.0, 5)
-    assert strategy.said == [5.0]
-    assert not stage.decide(precise())
+    phase = start_measuring(strategy, reports=reports)
+    assert (phase.name, phase.limit_s, phase.series.steps) == ("measure", 30.0, 5)
+    assert strategy.broadcasts == [5.0]
+    assert not phase.decide(precise())
     now.s += 3.0
-    assert not stage.decide(precise(65))
-    assert stage.decide(precise())
-    assert strategy.said[1:] == [CONTINUE, CONTINUE, STOP]
+    assert not phase.decide(precise(65))
+    assert phase.decide(precise())
+    assert strategy.broadcasts[1:] == [0.0, 0.0, 1.0]
     assert len(reports) == 3
 
 
 def test_the_other_ranks_obey_whatever_they_see(now: SimpleNamespace) -> None:
-    words = [7.0, CONTINUE, STOP]
-    strategy = Rank(1, lambda own: words.pop(0))
-    stage = measured(strategy)
-    assert stage.series.steps == 7, "blocks are as long as those of rank 0"
+    decisions = [7.0, 0.0, 1.0]
+    strategy = Rank(1, lambda value: decisions.pop(0))
+    phase = start_measuring(strategy)
+    assert phase.series.steps == 7, "blocks are as long as those of rank 0"
     now.s += 100.0
-    assert not stage.decide(precise())
-    assert stage.decide(series([0.1]))
-    assert strategy.said[1:] == [CONTINUE, CONTINUE], "only rank 0 has a say"
+    assert not phase.decide(precise())
+    assert phase.decide(series([0.1]))
+    assert strategy.broadcasts[1:] == [0.0, 0.0], "only rank 0 has a say"
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_replicas_stop_at_the_common_deadline_without_talk(rank: int, now: SimpleNamespace) -> None:
-    strategy = Rank(rank, lambda own: own if own < 100 else 998.0)  # rank 0 began 2 s ago
-    stage = measured(strategy, lockstep=False)
-    assert strategy.said == [5.0, 1000.0]
+    strategy = Rank(rank, lambda value: value if value < 100 else 998.0)  # rank 0 began 2 s ago
+    phase = start_measuring(strategy, synchronous=False)
+    assert strategy.broadcasts == [5.0, 1000.0]
     now.s = 998.0 + 29.9
-    assert not stage.decide(precise())
+    assert not phase.decide(precise())
     now.s = 998.0 + 30.0
-    assert stage.decide(precise(3))
-    assert len(strategy.said) == 2
+    assert phase.decide(precise(3))
+    assert len(strategy.broadcasts) == 2
 
 
 def test_at_the_maximum_measuring_stops_in_any_case(now: SimpleNamespace) -> None:
-    stage = measured(Rank(0))
+    phase = start_measuring(Rank(0))
     now.s = math.nextafter(1030.0, 0)
-    assert not stage.decide(series([0.1]))
+    assert not phase.decide(series([0.1]))
     now.s = 1030.0
-    assert stage.decide(series([0.1]))
+    assert phase.decide(series([0.1]))
 
 
 @pytest.mark.parametrize(
-    ("steps", "between", "expected"),
+    ("steps", "interval", "expected"),
     [(5, None, 5), (5, 100, 5), (60, 100, 50), (60, 101, 50), (4, 7, 3), (50, 10, 10), (1, 10, 1), (7, 1, 1)],
 )
-def test_blocks_are_fitted_between_two_points(steps: int, between: int | None, expected: int) -> None:
-    assert fit_steps_to_interval(steps, between) == expected
+def test_blocks_are_fitted_between_two_points(steps: int, interval: int | None, expected: int) -> None:
+    assert fit_steps_to_interval(steps, interval) == expected
 
 
 @given(st.integers(1, 300), st.integers(1, 300))
-def test_hardly_an_update_is_left_over(steps: int, between: int) -> None:
-    found = fit_steps_to_interval(steps, between)
-    blocks = between // found
-    assert 1 <= found <= steps and between - blocks * found < blocks + 1
+def test_hardly_an_update_is_left_over(steps: int, interval: int) -> None:
+    chosen = fit_steps_to_interval(steps, interval)
+    blocks = between // chosen
+    assert 1 <= chosen <= steps and between - blocks * chosen < blocks + 1
 
 
 def test_a_training_to_a_stop_is_not_ended_by_its_figures() -> None:
-    words = [7.0]
-    stage = create_training_phase(Rank(1, lambda own: words.pop(0)), SETTINGS, lambda: 10, 4.0)  # type: ignore[arg-type]
-    assert (stage.name, stage.limit_s, stage.start(series([0.01] * 5))) == ("measure", 4.0, 5)
-    assert not stage.decide(precise()), "and no rank talks"
+    decisions = [7.0]
+    phase = create_training_phase(Rank(1, lambda value: decisions.pop(0)), SETTINGS, lambda: 10, 4.0)  # type: ignore[arg-type]
+    assert (phase.name, phase.limit_s, phase.start(series([0.01] * 5))) == ("measure", 4.0, 5)
+    assert not phase.decide(precise()), "and no rank talks"

@@ -48,10 +48,10 @@ def test_first_calls_do_not_count() -> None:
 @pytest.mark.parametrize(
     ("limit_s", "each_s", "expected"), [(1.0, 0.1, 10), (1.0, 0.001, 20), (1.0, 3.0, 4), (1.0, 0.0, 20), (0.0, 1.0, 4)]
 )
-def test_how_many(limit_s: float, each_s: float, expected: int) -> None:
+def test_repeats_within(limit_s: float, each_s: float, expected: int) -> None:
     assert repeats_within(limit_s, each_s, 4, 20) == expected
 
 
 @given(st.floats(0, 1e6), st.floats(0, 1e6), st.integers(1, 100), st.integers(0, 100))
-def test_how_many_keeps_its_bounds(limit_s: float, each_s: float, least: int, more: int) -> None:
+def test_repeats_within_keeps_its_bounds(limit_s: float, each_s: float, least: int, more: int) -> None:
     assert least <= repeats_within(limit_s, each_s, least, least + more) <= least + more

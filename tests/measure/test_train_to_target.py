@@ -27,13 +27,13 @@ BASE = simulated_spec()
 
 
 class Trainer:
-    """A rank whose update number k takes `step_s(k)` and has a loss of 1/k; looks and talk take long."""
+    """A rank whose step number k takes `step_s(k)` and has a loss of 1/k; looks and talk take long."""
 
     def __init__(self, rank: int = 0, heard: list[float] | None = None, **changes: Any) -> None:
         self.place, self.now_s, self.steps = SimpleNamespace(rank=rank), 0.0, 0
         self.said: list[float] = []
         self.rates: list[tuple[int, float]] = []
-        self.looks: list[tuple[int, int]] = []  # after which update, and of which samples: the first one's number
+        self.looks: list[tuple[int, int]] = []  # after which step, and of which samples: the first one's number
         self._heard = heard
         self.step_s: Callable[[int], float] = changes.get("step_s", lambda number: 1.0)
         self.loss: Callable[[int], float] = changes.get("loss", lambda number: 1 / number)
@@ -96,8 +96,8 @@ def trained(
     training = TrainingRun(run_spec(**train), trainer, data, looked, lambda training: None)  # type: ignore[arg-type]
     settings = MeasureSpec(block_s=float(block))
     warmup = fixed_length_phase("warmup", warm, 1)
-    measure = stopping_rule.create_training_phase(trainer, settings, training.between, None)  # type: ignore[arg-type]
-    loop = TimedLoop(trainer, data, [warmup, measure], clock=lambda: trainer.now_s, course=training)  # type: ignore[arg-type]
+    measure = stopping_rule.create_training_phase(trainer, settings, training.steps_between_points, None)  # type: ignore[arg-type]
+    loop = TimedLoop(trainer, data, [warmup, measure], clock=lambda: trainer.now_s, observer=training)  # type: ignore[arg-type]
     trainer.train(loop, data)
     return Trained(
         training, trainer, warmup.series.seconds, [*map(round, measure.series.seconds)], measure.series.steps
@@ -130,14 +130,14 @@ def steps_of(curve: list[CurvePoint]) -> list[int]:
         ({"stop": {"target": 1e-9, "epochs": 3}}, [10, 20, 30], "epochs"),
     ],
 )
-def test_points_and_the_end_are_where_they_were_asked_for(train: dict[str, Any], points: list[int], by: str) -> None:
+def test_points_and_the_end_are_where_they_were_requested(train: dict[str, Any], points: list[int], by: str) -> None:
     found = trained(**train)
     assert steps_of(found.training.curve) == points
     assert (found.training.stopped_by, found.trainer.steps) == (by, points[-1])
 
 
 def test_seconds_end_it_with_the_block_that_they_are_over_in() -> None:
-    """Of three updates of warm-up, the first of which does not count, and blocks of five."""
+    """Of three steps of warm-up, the first of which does not count, and blocks of five."""
     found = trained(stop={"seconds": 8.5}, evaluate_epochs=None)
     assert steps_of(found.training.curve) == [13] and found.training.stopped_by == "seconds"
     assert found.training.curve[0].train_s == 12.0
@@ -152,7 +152,7 @@ def test_points_by_seconds_of_training() -> None:
 
 
 def test_seconds_are_for_rank_0_to_say() -> None:
-    """Though this one's own updates take a hundred times as long."""
+    """Though this one's own steps take a hundred times as long."""
     slow = Trainer(1, [0.0, 0.0, 0.0, 1.0, 2.0], step_s=lambda number: 100.0)
     assert steps_of(trained(slow, warm=50, stop={"seconds": 8.5}, evaluate_epochs=None).training.curve) == [4, 5]
 
@@ -167,7 +167,7 @@ def test_a_point_holds_where_the_training_stood() -> None:
     assert first.loss == pytest.approx((sum(4 / k for k in range(1, 11)) + 2 / 11) / 42)
     assert (first.loss_samples, last.loss_samples) == (42, 8)
     assert last.loss == pytest.approx((1 / 12 + 1 / 13) / 2)
-    assert last.learning_rate == pytest.approx(1e-3 / 13), "the one that update 13 was made with"
+    assert last.learning_rate == pytest.approx(1e-3 / 13), "the one that step 13 was made with"
     assert first.metrics == {"mse": 1 / 11} and first.train_metrics == {"mse": 1 / 22}
     assert found.trainer.looks == [(11, 40), (11, 0), (13, 40), (13, 0)]
     assert found.training.first_step_s == 1.0
@@ -182,8 +182,8 @@ def test_nothing_between_blocks_is_training() -> None:
 
 def test_blocks_are_fitted_in_between_points_and_whole_ones_are_kept() -> None:
     found = trained(stop={"epochs": 4}, block=7)
-    assert found.block_steps == 5, "two of them to an epoch of ten updates, where seven would be one and a part"
-    # Three updates of warm-up leave seven of the first epoch: a whole block, and two in one cut short.
+    assert found.block_steps == 5, "two of them to an epoch of ten steps, where seven would be one and a part"
+    # Three steps of warm-up leave seven of the first epoch: a whole block, and two in one cut short.
     assert found.blocks == [5] + [5, 5] * 3
     assert found.training.curve[-1].train_s == 39.0
     assert trained(stop={"steps": 9}, block=100).block_steps == 6, "until the end"
@@ -203,7 +203,7 @@ def test_without_anything_to_look_at_a_point_still_has_its_loss() -> None:
     silent.config.measure = dataclasses.replace(silent.config.measure, evaluate=False)
     trainer, data = Trainer(), source()
     training = TrainingRun(silent, trainer, data, (data, data), lambda training: None)  # type: ignore[arg-type]
-    trainer.train(TimedLoop(trainer, data, [fixed_length_phase("one", 9, 1)], course=training), data)  # type: ignore[arg-type]
+    trainer.train(TimedLoop(trainer, data, [fixed_length_phase("one", 9, 1)], observer=training), data)  # type: ignore[arg-type]
     assert trainer.looks == [] and training.curve[-1].metrics == {}
 
 
@@ -233,12 +233,12 @@ def test_a_metric_that_is_no_number_ends_it_too() -> None:
 
 
 def test_a_run_that_measures_its_throughput_is_watched_as_well() -> None:
-    course = DivergenceCheck()
-    course.updated()
-    course.ended(StepBlock(2, 1.0, [(0.5, 4), (0.5, 4)]))
-    assert (course.room(), course.over) == (None, False)
-    with pytest.raises(Diverged, match="of update 4 is inf"):
-        course.ended(StepBlock(2, 1.0, [(0.5, 4), (math.inf, 4)]))
+    observer = DivergenceCheck()
+    observer.on_step()
+    observer.on_block(StepBlock(2, 1.0, [(0.5, 4), (0.5, 4)]))
+    assert (observer.steps_left(), observer.over) == (None, False)
+    with pytest.raises(Diverged, match="of step 4 is inf"):
+        observer.on_block(StepBlock(2, 1.0, [(0.5, 4), (math.inf, 4)]))
 
 
 STOPS = st.fixed_dictionaries(
@@ -258,10 +258,10 @@ STOPS = st.fixed_dictionaries(
     stop=STOPS, every=st.none() | st.floats(0.05, 3.0), every_s=st.none() | st.floats(0.5, 20.0),
     samples=st.integers(4, 50), warm=st.integers(1, 20), block=st.integers(1, 12), slow=st.floats(0.1, 3.0),
 )  # fmt: skip
-def test_whatever_is_asked_for(
+def test_whatever_is_requested(
     stop: dict[str, Any], every: float | None, every_s: float | None, samples: int, warm: int, block: int, slow: float
 ) -> None:
-    """Every update counts once, no point is missed, and a second rank with another clock does all the same."""
+    """Every step counts once, no point is missed, and a second rank with another clock does all the same."""
     asked = {"stop": stop, "evaluate_epochs": every, "evaluate_s": every_s}
     first = trained(Trainer(), samples, warm, block, **asked)
     other = trained(Trainer(1, list(first.trainer.said), step_s=lambda k: slow), samples, warm, block, **asked)

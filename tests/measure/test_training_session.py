@@ -20,8 +20,8 @@ from scalebench.strategies.simulated import Simulated
 from scalebench.workloads import datasets
 from tests.builders.runs import in_parallel, simulated_spec
 
-LEARNS = {"step_s": 0.001, "learning": 0.05}  # mse after n updates: exp(-n / 20)
-PER_EPOCH = 24  # updates, of 480 samples on two devices
+LEARNS = {"step_s": 0.001, "learning": 0.05}  # mse after n steps: exp(-n / 20)
+PER_EPOCH = 24  # steps, of 480 samples on two devices
 
 
 def spec_of(
@@ -86,7 +86,7 @@ def test_what_a_training_leaves(results: dict[str, tuple[Result, Path]]) -> None
 
 
 def test_looks_are_in_no_other_phase(results: dict[str, tuple[Result, Path]]) -> None:
-    """Three points of two looks of 50 ms each, between updates of 1 ms."""
+    """Three points of two looks of 50 ms each, between steps of 1 ms."""
     result, _ = results["epochs"]
     phases = result.phases
     assert phases.evaluate_s is not None and phases.evaluate_s >= 0.3
@@ -96,7 +96,7 @@ def test_looks_are_in_no_other_phase(results: dict[str, tuple[Result, Path]]) ->
 
 
 def test_a_training_that_was_over_within_warm_up(results: dict[str, tuple[Result, Path]]) -> None:
-    """An epoch is three updates: its seconds are those of the training, of which the first does not count."""
+    """An epoch is three steps: its seconds are those of the training, of which the first does not count."""
     result, folder = results["early"]
     assert (result.status, result.flags, result.phases.measure_s) == ("ok", ["over_in_warmup"], None)
     assert result.quality.final_loss == result.quality.curve[-1].loss

@@ -42,7 +42,9 @@ def test_the_row_is_that_of_the_largest_batch_that_fits(stand_in: Any, tmp_path:
 
 def test_a_try_is_a_few_updates_and_no_more(stand_in: Any, tmp_path: Path) -> None:
     tries = stand_in(100)
-    run_spec(searching(train=TrainSpec(10, schedule="cosine", warmup_epochs=1.0, stop=StopSpec(epochs=3))), tmp_path / "run")
+    run_spec(
+        searching(train=TrainSpec(10, schedule="cosine", warmup_epochs=1.0, stop=StopSpec(epochs=3))), tmp_path / "run"
+    )
     for spec in tries:
         measure, train = spec.config.measure, spec.config.train
         assert not any([measure.probes, measure.monitor, measure.evaluate]) and measure.search == "none"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.core.spec import Config, DatasetSpec
-from scalebench.runner.max_batch import RESOLUTION, largest_batch, max_samples_per_device, estimate_try_counts
+from scalebench.runner.max_batch import RESOLUTION, estimate_try_counts, largest_batch, max_samples_per_device
 from scalebench.workloads import datasets
 from scalebench.workloads.datasets import cache
 from tests.builders.runs import simulated_config

@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from scalebench.runner import memory_limit
-from scalebench.runner.memory_limit import OUT_OF_MEMORY, apply_limit, raised_limit_bytes, find_out_of_memory_line, limit_per_process_bytes, limit_unsupported_reason
+from scalebench.runner.memory_limit import (
+    OUT_OF_MEMORY,
+    apply_limit,
+    find_out_of_memory_line,
+    limit_per_process_bytes,
+    limit_unsupported_reason,
+    raised_limit_bytes,
+)
 
 HELD = """
 import mmap, sys, threading

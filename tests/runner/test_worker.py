@@ -18,7 +18,7 @@ from scalebench.core.result import RankRecord
 from scalebench.core.run_folder import rank_record_path
 from scalebench.core.spec import RunSpec, write_spec
 from scalebench.runner import worker
-from scalebench.runner.launchers.rank_environment import rank_environment, find_free_port
+from scalebench.runner.launchers.rank_environment import find_free_port, rank_environment
 from scalebench.runner.worker import classify_error, run_rank
 from scalebench.strategies.base import Unsupported
 from scalebench.strategies.simulated import Simulated

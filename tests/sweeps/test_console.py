@@ -1,4 +1,4 @@
-"""What people see while runs go on."""
+"""Terminal output while runs go on, and below a sweep."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from rich.console import Console as RichConsole
 from scalebench.core.errors import InputError
 from scalebench.core.result import CollectiveRecord, ProbeRecord, TransferRecord, write_result
 from scalebench.core.sweep_file import PlannedRun, new_sweep_record
-from scalebench.measure.progress import RankProgress, ProgressFile
+from scalebench.measure.progress import ProgressFile, RankProgress
 from scalebench.runner.jobs import JobRequest, QueueState
-from scalebench.sweeps.console import Console, describe_progress, describe_queue_counts, describe_queue
+from scalebench.sweeps.console import Console, describe_progress, describe_queue, describe_queue_counts
 from scalebench.sweeps.time_estimate import estimate_s
 from tests.builders import sweeps
 from tests.builders.runs import rank, record, simulated_spec
 from tests.builders.sweeps import training
 
 
-def on_terminal() -> Console:
-    made = Console()
-    made._rich = RichConsole(file=io.StringIO(), force_terminal=True, width=150, highlight=False, color_system=None)
-    return made
+def terminal_console() -> Console:
+    console = Console()
+    console._rich = RichConsole(file=io.StringIO(), force_terminal=True, width=150, highlight=False, color_system=None)
+    return console
 
 
-def shown(made: Console) -> str:
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", made.rich.file.getvalue())
+def read_output(console: Console) -> str:
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.rich.file.getvalue())
 
 
 def test_an_error_is_one_line_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,42 +44,42 @@ def test_lines_are_neither_broken_nor_markup(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out == line + "\n"
 
 
-def test_plain_output_gets_one_line_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plain_output_has_one_line_per_run(capsys: pytest.CaptureFixture[str]) -> None:
     with Console().show_progress(simulated_spec(gpus=2), 2, 3) as on_look:
         on_look([RankProgress(0, 1, "warmup", 0.0)])
         on_look([RankProgress(0, 1, "measure", 0.0)])
     assert capsys.readouterr().out == "[2/3] simulated gpus=2 ...\n"
 
 
-def test_a_terminal_gets_a_line_that_changes() -> None:
-    made = on_terminal()
-    with made.progress(simulated_spec(gpus=2), 2, 3) as on_look:
+def test_a_terminal_shows_a_line_that_changes() -> None:
+    console = terminal_console()
+    with console.show_progress(simulated_spec(gpus=2), 2, 3) as on_look:
         on_look([RankProgress(0, 1, "warmup", 0.0)])
-        made.rich._live_stack[0].refresh()
-    assert "[2/3] simulated gpus=2  warmup" in shown(made)
+        console.rich._live_stack[0].refresh()
+    assert "[2/3] simulated gpus=2  warmup" in read_output(console)
 
 
 def test_debugging_keeps_the_terminal_free() -> None:
-    made = on_terminal()
-    with made.progress(simulated_spec(debug=True), 1, 1) as on_look:
+    console = terminal_console()
+    with console.show_progress(simulated_spec(debug=True), 1, 1) as on_look:
         on_look([])
-    assert shown(made) == "[1/1] simulated gpus=1 ...\n"
+    assert read_output(console) == "[1/1] simulated gpus=1 ...\n"
 
 
-def test_a_pause_has_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pause_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with Console().show_pause(2.5):
         pass
     assert capsys.readouterr().out == "cooling down for 2.5 s ...\n"
-    made = on_terminal()
-    with made.cooling_down(30.0):
-        made.rich._live_stack[0].refresh()
-    assert "cooling down for 30 s" in shown(made) and capsys.readouterr().out == ""
+    console = terminal_console()
+    with console.show_pause(30.0):
+        console.rich._live_stack[0].refresh()
+    assert "cooling down for 30 s" in read_output(console) and capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_working_lets_the_work_through(terminal: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    made = on_terminal() if terminal else Console()
-    with pytest.raises(KeyError), made.working("data"):
+def test_exceptions_pass_through_an_activity_line(terminal: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    console = terminal_console() if terminal else Console()
+    with pytest.raises(KeyError), console.show_activity("data"):
         raise KeyError
     assert not capsys.readouterr().out
 
@@ -104,15 +104,15 @@ def test_working_lets_the_work_through(terminal: bool, capsys: pytest.CaptureFix
         ),
     ],
 )
-def test_describe(ranks: list[RankProgress], line: str) -> None:
+def test_progress_is_described_by_rank_0(ranks: list[RankProgress], line: str) -> None:
     assert describe_progress(ranks) == line
 
 
 def test_a_run_that_is_not_ok_gets_a_line_and_its_log(capsys: pytest.CaptureFixture[str]) -> None:
-    made = Console()
-    made.ended(record(), Path("/runs/1"))
-    made.ended(record(gpus=2, status="failed", block_s=None, reason="rank 1: [x] broke"), Path("/runs/1"))
-    made.ended(record(status="unsupported", block_s=None, reason="no GPU", log=None), Path("/runs/1"))
+    console = Console()
+    console.print_outcome(record(), Path("/runs/1"))
+    console.print_outcome(record(gpus=2, status="failed", block_s=None, reason="rank 1: [x] broke"), Path("/runs/1"))
+    console.print_outcome(record(status="unsupported", block_s=None, reason="no GPU", log=None), Path("/runs/1"))
     assert capsys.readouterr().out.splitlines() == [
         "ddp gpus=2: failed: rank 1: [x] broke (log: /runs/1/rank0.log)",
         "ddp gpus=1: unsupported: no GPU",
@@ -126,10 +126,10 @@ def test_a_skipped_run_gets_a_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_plan_lists_each_run_and_the_time_of_all(capsys: pytest.CaptureFixture[str]) -> None:
     measure = {"min_s": 10.0, "max_s": 20.0}
-    one, many = simulated_spec(measure=measure), simulated_spec(gpus=64, size=2000, measure=measure)
+    small, large = simulated_spec(measure=measure), simulated_spec(gpus=64, size=2000, measure=measure)
     cannot = simulated_spec()
     cannot.unsupported = "not here"
-    Console().print_plan([(one, True), (many, False), (cannot, False)])
+    Console().print_plan([(small, True), (large, False), (cannot, False)])
     first, second, third, last = capsys.readouterr().out.splitlines()
     assert first == "[1/3] simulated gpus=1 (baseline, added): batch 10 per device, 10 global, 10 to 20 s"
     assert second.startswith("[2/3] simulated gpus=64 [oversubscribed]: batch 10 per device, 640 global")
@@ -137,8 +137,8 @@ def test_the_plan_lists_each_run_and_the_time_of_all(capsys: pytest.CaptureFixtu
     assert last == "3 runs, about 21 to 41 s; nothing was started"
 
 
-def test_the_plan_tells_repeats_apart_and_counts_the_pauses(capsys: pytest.CaptureFixture[str]) -> None:
-    """None before the first run, nor for what cannot run."""
+def test_the_plan_numbers_repeats_and_counts_pauses(capsys: pytest.CaptureFixture[str]) -> None:
+    """There is no pause before the first run, nor for a run that cannot happen."""
     measure = {"min_s": 10.0, "max_s": 20.0, "repeats": 2, "cool_down_s": 30.0}
     cannot, *runs = simulated_spec(), *(simulated_spec(measure=measure, repeat=repeat) for repeat in (0, 1, 0, 1))
     cannot.unsupported = "not here"
@@ -151,18 +151,18 @@ def test_the_plan_tells_repeats_apart_and_counts_the_pauses(capsys: pytest.Captu
     assert last == f"5 runs, about {low_s:.0f} to {high_s:.0f} s, 90 s of them cooling down; nothing was started"
 
 
-def test_a_run_of_a_sweep_tells_how_long_the_rest_will_take(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_of_a_sweep_shows_how_long_the_rest_will_take(capsys: pytest.CaptureFixture[str]) -> None:
     with Console().show_progress(simulated_spec(), 1, 2, lambda: "about 5 s left"):
         pass
     assert capsys.readouterr().out == "[1/2] simulated gpus=1 ... (about 5 s left)\n"
-    made = on_terminal()
-    with made.progress(simulated_spec(), 1, 2, lambda: "about 5 s left") as on_look:
+    console = terminal_console()
+    with console.show_progress(simulated_spec(), 1, 2, lambda: "about 5 s left") as on_look:
         on_look([])
-        made.rich._live_stack[0].refresh()
-    assert "starting (about 5 s left)" in shown(made)
+        console.rich._live_stack[0].refresh()
+    assert "starting (about 5 s left)" in read_output(console)
 
 
-def test_what_there_was_no_time_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_left_out_for_lack_of_time_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     record = new_sweep_record([], "", "", 1.5)
     record.runs = [PlannedRun(number, f"run {number // 2}", "", 0, left_out=number > 3) for number in range(30)]
     Console().print_left_out(record)
@@ -185,14 +185,14 @@ def test_the_table_of_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         Console().print_table([tmp_path / "none"])
 
 
-def test_collectives_and_bandwidths_stand_below_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for strategy, taken_s in (("ddp_gloo", [1e-3, 1e-3]), ("horovod_mpi", [5e-4, 2e-3])):
+def test_collectives_and_bandwidths_are_below_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for strategy, times_s in (("ddp_gloo", [1e-3, 1e-3]), ("horovod_mpi", [5e-4, 2e-3])):
         measured = [
             CollectiveRecord("all_reduce", 4**k * 1024, 1, [0.99 * mean_s, 1.01 * mean_s, mean_s])
-            for k, mean_s in enumerate(taken_s)
+            for k, mean_s in enumerate(times_s)
         ]
-        moved = [TransferRecord("memcpy", 0, 0, 2**20, 1, [1e-3] * 4)] if strategy == "ddp_gloo" else []
-        probes = ProbeRecord(collectives=measured, bandwidth=moved)
+        transfers = [TransferRecord("memcpy", 0, 0, 2**20, 1, [1e-3] * 4)] if strategy == "ddp_gloo" else []
+        probes = ProbeRecord(collectives=measured, bandwidth=transfers)
         folder = tmp_path / strategy
         folder.mkdir()
         write_result(record(strategy, 2, ranks=[rank(k, [0.1] * 20, probes=probes) for k in range(2)]), folder)
@@ -203,7 +203,7 @@ def test_collectives_and_bandwidths_stand_below_the_table(tmp_path: Path, capsys
     assert "bandwidth" in out and "memcpy" in out
 
 
-def test_a_table_of_trainings_says_what_came_of_all_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_of_trainings_summarizes_all_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweeps.write(tmp_path, [training(seed=seed, values=[0.4, 0.1 + 0.1 * (seed > 1)]) for seed in range(4)])
     Console().print_table([tmp_path])
     lines = capsys.readouterr().out.splitlines()
@@ -228,12 +228,12 @@ def queue(**parts: object) -> QueueState:
         ({"pending": 1, "trouble": "timed out"}, "0 of 1 run over, 1 pending, no answer from SLURM: timed out"),
     ],
 )
-def test_a_queue_names_what_there_is_and_nothing_else(parts: dict[str, object], line: str) -> None:
+def test_queue_counts_omit_what_is_zero(parts: dict[str, object], line: str) -> None:
     assert describe_queue_counts(queue(**parts)) == line
 
 
 def test_the_first_running_jobs_show_their_phase(tmp_path: Path) -> None:
-    """One that has not begun to write has none; the third is one too many for a line."""
+    """A job without a progress file has no phase; a line has room for two jobs, not for the third."""
     runs = []
     for number, gpus in enumerate((1, 2, 4)):
         folder = tmp_path / str(number)

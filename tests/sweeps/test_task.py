@@ -15,7 +15,7 @@ from scalebench.core.config_files import conf_dir
 from scalebench.core.result import write_result
 from scalebench.core.sweep_file import read_sweep
 from scalebench.sweeps.plan import SweepRun
-from scalebench.sweeps.task import RepeatsRequested, CheckSingleRun, SweepSession, get_session
+from scalebench.sweeps.task import CheckSingleRun, RepeatsRequested, SweepSession, get_session
 from tests.builders.runs import record, simulated_spec
 
 

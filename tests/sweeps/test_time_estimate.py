@@ -7,7 +7,7 @@ import math
 import pytest
 
 from scalebench.core.spec import RunSpec, StopSpec, TrainSpec
-from scalebench.sweeps.time_estimate import PROBE_PHASES, SETUP_S, TimeEstimate, format_range, estimate_s, format_about
+from scalebench.sweeps.time_estimate import PROBE_PHASES, SETUP_S, TimeEstimate, estimate_s, format_about, format_range
 from tests.builders.runs import simulated_spec
 
 MEASURE = {"min_s": 10.0, "max_s": 20.0, "warmup_max_s": 0.0}  # with a start of 0.3 s: 15.3 s in the middle

@@ -1,4 +1,4 @@
-"""Trials of the ladder on an injected clock: strong scaling, four runs of known parts each, and their truth."""
+"""Trials of attribution on an injected clock: strong scaling, four runs of known parts each, and their truth."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 
 from scalebench.analysis.attribution.components import LOSS_PARTS
-from scalebench.core.stats.estimates import Estimate
 from scalebench.analysis.attribution.lost_efficiency import Attribution, attribute_run
+from scalebench.analysis.attribution.reference_runs import ReferenceRuns
 from scalebench.core.result import Result
+from scalebench.core.stats.estimates import Estimate
 from tests.truth.simulated_group import BATCH, Noise, Times, _blocks, _median, arrays, run, spec_of, truths
 from tests.truth.simulated_group import UPDATES as DRAWN
 
 MAX_STEPS = 50_000  # more than a run can have
-# Of the bare strategy at the full and at the local batch, of the strategy alone, and of the group.
+# The bare strategy at the full and at the local batch, the strategy on one device, and on several.
 FULL = Times(step_s=0.0016, loading_s=0.0003)
 BARE = Times(step_s=0.0010, loading_s=0.0002)
 SELF = Times(step_s=0.0011, loading_s=0.0002)
@@ -24,21 +25,21 @@ GROUP = Times(step_s=0.0013, loading_s=0.0003, exchange_s=0.0004, straggler_s=0.
 
 
 def run_trial(ranks: int, noise: Noise, seed: int) -> tuple[Attribution, int]:
-    """(the ladder of four runs, each of a seed of its own; updates of a probe's block of the group)."""
+    """Return the attribution from four runs with a seed each, and the steps of a probe's block of the group."""
     quiet, probed = spec_of(1, probes=False), spec_of(1)
     full = _rename_run(run(quiet, FULL, noise, MAX_STEPS, 4 * seed), "bare", "full", ranks)
     bare = _rename_run(run(quiet, BARE, noise, MAX_STEPS, 4 * seed + 1), "bare", "local")
     own = _rename_run(run(probed, SELF, noise, MAX_STEPS, 4 * seed + 2), "own", "own")
     together = _rename_run(run(spec_of(ranks), GROUP, noise, MAX_STEPS, 4 * seed + 3), "own", "group")
     together = replace(together, scale=replace(together.scale, scaling="strong"))
-    found = attribute_run(together, full, bare, own)
+    attribution = attribute_run(together, ReferenceRuns(full, bare, own))
     probes = together.ranks[0].probes
-    assert found is not None and probes is not None and probes.steps is not None
-    return found, probes.steps
+    assert attribution is not None and probes is not None and probes.steps is not None
+    return attribution, probes.steps
 
 
 def _rename_run(result: Result, strategy: str, run_id: str, devices: int = 1) -> Result:
-    """`devices`: as many devices' batch on the one that it has."""
+    """Name a run and its strategy; its one device has the batch of `devices` devices."""
     batch = result.scale.global_batch * devices
     ranks = [replace(one, block_samples=[count * devices for count in one.block_samples]) for one in result.ranks]
     spec = {**result.spec, "strategy": {**result.spec["strategy"], "name": strategy}}
@@ -47,7 +48,7 @@ def _rename_run(result: Result, strategy: str, run_id: str, devices: int = 1) ->
 
 
 def true_parts(ranks: int, noise: Noise, steps: int) -> tuple[dict[str, float], float]:
-    """(seconds of each part, of the whole update), by their definitions. `steps` are the updates of a probe's block."""
+    """Return the seconds of each part and of a step by their definitions; a probe's block has `steps` steps."""
     alone = {name: BATCH / truths(times, noise, 1, steps, steps)["throughput"] for name, times in
              (("full", FULL), ("bare", BARE), ("own", SELF))}  # fmt: skip
     loading_s = truths(SELF, noise, 1, steps, steps)["data_s"]
@@ -67,8 +68,8 @@ def true_parts(ranks: int, noise: Noise, steps: int) -> tuple[dict[str, float], 
 
 
 def measure_coverage(ranks: int, noise: Noise, trials: int) -> tuple[Counter[str], dict[str, float]]:
-    """(trials whose interval holds the truth, mean half-width in points of efficiency) by part: of its seconds, of its
-    share, and of all that is lost. The parts add up in every one."""
+    """Count the trials whose interval contains the truth, for the seconds and the share of each part and for all that
+    is lost, with mean half-widths in points of efficiency; the parts must add up in every trial."""
     known: dict[int, tuple[dict[str, float], float]] = {}
     held: Counter[str] = Counter()
     widths: dict[str, float] = {}
@@ -90,11 +91,11 @@ def measure_coverage(ranks: int, noise: Noise, trials: int) -> tuple[Counter[str
 
 
 def contains(one: Estimate, value: float) -> bool:
-    return one.low is not None and one.high is not None and one.low - 1e-12 <= value <= one.high + 1e-12
+    return one.has_limits and one.low - 1e-12 <= value <= one.high + 1e-12
 
 
 def _half_width(one: Estimate) -> float:
-    return float("inf") if one.low is None or one.high is None else (one.high - one.low) / 2
+    return (one.high - one.low) / 2
 
 
 def describe_coverage(case: str, trials: int, held: Counter[str], widths: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from scalebench.analysis.attribution.components import LOSS_PARTS
-from tests.truth.attribution_trials import BARE, FULL, GROUP, SELF, measure_coverage, describe_coverage, true_parts
+from tests.truth.attribution_trials import BARE, FULL, GROUP, SELF, describe_coverage, measure_coverage, true_parts
 from tests.truth.simulated_group import Noise, autoregressive, lognormal, white
 
 pytestmark = [pytest.mark.truth, pytest.mark.slow]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scalebench.measure.probes import Variant, InterleavedLoop
+from scalebench.measure.probes import InterleavedLoop, Variant
 from scalebench.measure.timing import time_blocks
 from scalebench.strategies.base import OPTIMIZER
 from tests.truth.simulated_group import Draws, Simulated, Times, spec_of, white

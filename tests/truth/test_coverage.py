@@ -11,7 +11,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from scalebench.analysis import throughput, step_breakdown
+from scalebench.analysis import step_breakdown, throughput
 from scalebench.core.result import Result
 from scalebench.core.stats.estimates import Estimate
 from tests.truth.simulated_group import Noise, Times, autoregressive, lognormal, run, spec_of, spikes, truths, white

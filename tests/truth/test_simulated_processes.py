@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scalebench.analysis import throughput, step_breakdown
+from scalebench.analysis import step_breakdown, throughput
 from scalebench.core.json_files import read_json
 from scalebench.core.result import Result
-from scalebench.core.stats.estimates import FloatArray, Estimate
+from scalebench.core.stats.estimates import Estimate, FloatArray
 from scalebench.runner.parent import run_spec
 from tests.builders.runs import in_parallel, simulated_spec
 from tests.truth.sleeping_worker import EXCHANGE_S

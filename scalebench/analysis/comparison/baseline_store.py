@@ -16,7 +16,7 @@ from pathlib import Path
 from scalebench.analysis.read_runs import find_results
 from scalebench.core.errors import InputError
 from scalebench.core.json_files import read_record, write_json
-from scalebench.core.machine.machine_class import MachineClass, classify_machine
+from scalebench.core.machine.machine import MachineClass, classify_machine
 from scalebench.core.result import read_result
 from scalebench.core.run_folder import RESULT_FILE
 

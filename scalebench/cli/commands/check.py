@@ -1,6 +1,6 @@
-"""`scalebench check NAME [KEY=VALUE ...] [--faults]`: does a strategy, a model or a data set keep its contract?
+"""`scalebench check NAME [KEY=VALUE ...] [--faults]`: check that a strategy, a model or a data set keeps its contract.
 
-Exit status 0: it does; 1: something does not hold, or nothing could be run here.
+The exit status is 0 where it does, 1 where a test fails or nothing can be run here.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from scalebench.testing.dataset_contract import DATA_ONLY, of_dataset
 if TYPE_CHECKING:
     import pytest
 
-KINDS = {"strategy": "strategy", "model": "model", "dataset": "data set"}  # and their names for people
+SUBJECT_KINDS = {"strategy": "strategy", "model": "model", "dataset": "data set"}  # config group: text for people
 USER_FUNCTION_KEYS = {"strategy": ("-",), "model": ("model.torch=", "model.keras="), "dataset": ("dataset.builder=",)}
 CHECK_USAGE = "usage: scalebench check NAME [KEY=VALUE ...] [--faults]"
-YAML_QUESTION_PREFIX = "yaml "  # questions that begin so start no process
-HOLDS, FAILS, SKIPPED = "holds", "fails", "not asked"
-# Neither the current folder nor another plugin of the environment changes what a contract means.
+YAML_TEST_PREFIX = "yaml "  # tests with this prefix start no process
+HOLDS, FAILS, SKIPPED = "holds", "fails", "skipped"
+# With these, neither the current folder nor another plugin of the environment affects a contract.
 PYTEST_SWITCHES = (
     "--disable-plugin-autoload",
     "--import-mode=importlib",
@@ -53,9 +53,9 @@ PYTEST_VARIABLES = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS")
 
 @dataclass(frozen=True)
 class CheckSubject:
-    """What is to be checked, and the overrides that go with it."""
+    """A strategy, model or data set to check, with its overrides."""
 
-    kind: str  # of KINDS
+    kind: str  # of SUBJECT_KINDS
     name: str
     overrides: tuple[str, ...]
     faults: bool
@@ -70,36 +70,36 @@ class CheckSubject:
 
 
 def add_arguments(parser: CommandParser) -> None:
-    parser.add_argument("words", nargs="*", metavar="NAME | KEY=VALUE", help="or model=custom model.torch=MODULE:F")
-    parser.add_argument("--faults", action="store_true", help="of a strategy: also let its workers fail and hang")
+    parser.add_argument("subject", nargs="*", metavar="NAME | KEY=VALUE", help="or model=custom model.torch=MODULE:F")
+    parser.add_argument("--faults", action="store_true", help="for a strategy: also let its workers fail and hang")
 
 
 def main(options: argparse.Namespace) -> int:
     if find_spec("pytest") is None:
         raise InputError("check needs pytest: pip install 'scalebench[testing]'")
-    subject = read_subject(options.words, options.faults)
+    subject = read_subject(options.subject, options.faults)
     cases = list_contracts(subject)
-    print(f"checking {KINDS[subject.kind]} {subject.title}", file=sys.stderr)
+    print(f"checking {SUBJECT_KINDS[subject.kind]} {subject.title}", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="scalebench-check-") as folder:
-        answers = run_contracts(cases, Path(folder))
-    print_results(subject, answers)
-    ran = any(answer.verdict == HOLDS and not answer.question.startswith(YAML_QUESTION_PREFIX) for answer in answers)
-    return 0 if ran and not any(answer.verdict == FAILS for answer in answers) else 1
+        results = run_contracts(cases, Path(folder))
+    print_results(subject, results)
+    has_run = any(result.verdict == HOLDS and not result.test.startswith(YAML_TEST_PREFIX) for result in results)
+    return 0 if has_run and not any(result.verdict == FAILS for result in results) else 1
 
 
-def read_subject(words: list[str], faults: bool = False) -> CheckSubject:
-    """InputError for a name that is none, or several things."""
-    overrides = [word for word in words if "=" in word]
-    names = [word for word in words if word not in overrides]
+def read_subject(arguments: list[str], faults: bool = False) -> CheckSubject:
+    """Read the subject from arguments. Raise InputError for a name that is unknown or ambiguous."""
+    overrides = [argument for argument in arguments if "=" in argument]
+    names = [argument for argument in arguments if argument not in overrides]
     if len(names) > 1:
         raise InputError(f"check takes one name, not '{' '.join(names)}'; {CHECK_USAGE}")
     if names:
         kind, name = _find_kind(names[0]), names[0]
     else:
         kind, name = _find_subject(overrides)
-        overrides = [word for word in overrides if word != f"{kind}={name}"]
+        overrides = [override for override in overrides if override != f"{kind}={name}"]
     if faults and kind != "strategy":
-        raise InputError(f"--faults is for strategies, and {name} is a {KINDS[kind]}")
+        raise InputError(f"--faults is for strategies, and {name} is a {SUBJECT_KINDS[kind]}")
     return CheckSubject(kind, name, tuple(overrides), faults)
 
 
@@ -112,32 +112,31 @@ def _find_kind(name: str) -> str:
             unknown_name_message("strategy, model or data set", name, {n for names in choices.values() for n in names})
         )
     if len(kinds) > 1:
-        which = " and ".join(f"a {KINDS[kind]}" for kind in kinds)
-        raise InputError(f"'{name}' is {which}: say {' or '.join(f'{kind}={name}' for kind in kinds)}")
+        meanings = " and ".join(f"a {SUBJECT_KINDS[kind]}" for kind in kinds)
+        raise InputError(f"'{name}' is {meanings}: say {' or '.join(f'{kind}={name}' for kind in kinds)}")
     return kinds[0]
 
 
 def _find_subject(overrides: list[str]) -> tuple[str, str]:
-    """The strategy where one is chosen, else the model, else the data set."""
-    chosen = dict(word.split("=", 1) for word in overrides)
-    for kind in KINDS:
+    """Return (kind, name) of the strategy where one is chosen, else of the model, else of the data set."""
+    chosen = dict(override.split("=", 1) for override in overrides)
+    for kind in SUBJECT_KINDS:
         if kind in chosen:
             return kind, chosen[kind]
     raise InputError(f"check what? {CHECK_USAGE}")
 
 
 def list_contracts(subject: CheckSubject) -> list[ContractCase]:
-    """The contracts of a subject. InputError where its overrides do not make a run."""
+    """List the contracts of a subject. Raise InputError where its overrides are invalid."""
     if subject.kind == "dataset":
         resolve_overrides([*of_dataset(subject.name, subject.overrides), *DATA_ONLY])
         return [ContractCase("DatasetContract", {"dataset": subject.name, "overrides": subject.overrides})]
     if subject.kind == "model":
         resolve_overrides(["strategy=simulated", f"model={subject.name}", "gpus=1", *subject.overrides])
         return [ContractCase("ModelContract", {"model": subject.name, "overrides": subject.overrides})]
-    others = tuple(word for word in subject.overrides if not word.startswith("gpus="))
+    others = tuple(override for override in subject.overrides if not override.startswith("gpus="))
     spec = resolve_overrides([f"strategy={subject.name}", *subject.overrides])
-    chosen = any(word.startswith("gpus=") for word in subject.overrides)
-    gpus = spec.gpus if chosen else min(2, spec.config.strategy.max_gpus or 2)
+    gpus = spec.gpus if others != subject.overrides else min(2, spec.config.strategy.max_gpus or 2)
     cases = [ContractCase("StrategyContract", {"strategy": subject.name, "gpus": gpus, "overrides": others})]
     return [*cases, ContractCase("FaultContract", _fault_settings(subject.name, others))] if subject.faults else cases
 
@@ -148,26 +147,27 @@ def _fault_settings(name: str, overrides: tuple[str, ...]) -> dict[str, Any]:
     return {"strategy": name, "overrides": overrides, "measuring": measuring, "rank": 1 if measuring > 1 else 0}
 
 
-def resolve_overrides(words: list[str]) -> RunSpec:
+def resolve_overrides(overrides: list[str]) -> RunSpec:
+    """Compose and resolve a run. Raise InputError for anything wrong with its overrides."""
     try:
-        return resolve.resolve(compose_config(words))
+        return resolve.resolve(compose_config(overrides))
     except EXPECTED_ERRORS as error:
-        raise InputError(explain_error(error, words)) from error
+        raise InputError(explain_error(error, overrides)) from error
 
 
-def print_results(subject: CheckSubject, answers: list[ContractResult]) -> None:
+def print_results(subject: CheckSubject, results: list[ContractResult]) -> None:
     """Print the table, and below it each of pytest's reports of failures once."""
-    table = Table(KINDS[subject.kind], subject.title, "", box=box.SIMPLE_HEAD)
-    for answer in answers:
-        table.add_row(answer.question, answer.verdict, answer.reason)
+    table = Table(SUBJECT_KINDS[subject.kind], subject.title, "", box=box.SIMPLE_HEAD)
+    for result in results:
+        table.add_row(result.test, result.verdict, result.reason)
     console = Console(markup=False, highlight=False)
-    console.width = console.width if console.is_terminal else 400  # a line for each question
+    console.width = console.width if console.is_terminal else 400  # one line for each test
     console.print(table)
-    for detail in dict.fromkeys(answer.detail for answer in answers if answer.detail):
+    for detail in dict.fromkeys(result.detail for result in results if result.detail):
         console.print(detail, soft_wrap=True)
-    counts = {verdict: sum(answer.verdict == verdict for answer in answers) for verdict in (HOLDS, FAILS, SKIPPED)}
-    words = {HOLDS: "hold", FAILS: "do not hold", SKIPPED: "not asked"}
-    console.print(f"{subject.title}: " + ", ".join(f"{count} {words[verdict]}" for verdict, count in counts.items()))
+    counts = {verdict: sum(result.verdict == verdict for result in results) for verdict in (HOLDS, FAILS, SKIPPED)}
+    texts = {HOLDS: "hold", FAILS: "do not hold", SKIPPED: "skipped"}
+    console.print(f"{subject.title}: " + ", ".join(f"{count} {texts[verdict]}" for verdict, count in counts.items()))
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class ContractCase:
     """One contract, and the attributes of its test class."""
 
     contract: str  # StrategyContract, ...
-    settings: Mapping[str, Any]  # strings, numbers, tuples: what repr writes and Python reads
+    settings: Mapping[str, Any]  # strings, numbers and tuples, which Python reads as repr writes them
 
     def source(self) -> str:
         lines = [f"    {key} = {value!r}" for key, value in self.settings.items()]
@@ -185,9 +185,9 @@ class ContractCase:
 
 @dataclass(frozen=True)
 class ContractResult:
-    """The outcome of one test."""
+    """The outcome of one test of a contract."""
 
-    question: str  # "losses equal the baselines"
+    test: str  # "losses equal the baselines"
     verdict: str
     reason: str = ""  # one line
     detail: str = ""  # pytest's report of a failure
@@ -197,10 +197,10 @@ class ContractResult:
 class ResultListener:
     """A plugin of pytest that keeps the outcome of each test."""
 
-    answers: dict[str, ContractResult] = field(default_factory=dict)  # by test
+    results: dict[str, ContractResult] = field(default_factory=dict)  # by pytest's id of the test
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed:  # also where its end fails, after the test itself went well
+        if report.failed:  # also where its teardown fails after the test has passed
             self._keep(report, FAILS, _summarize_failure(report), report.longreprtext)
         elif report.skipped:
             self._keep(report, SKIPPED, str(report.longrepr[2] if isinstance(report.longrepr, tuple) else ""))
@@ -214,28 +214,28 @@ class ResultListener:
     def _keep(self, report: Any, verdict: str, reason: str = "", detail: str = "") -> None:
         name = report.nodeid.rpartition("::")[2].removeprefix("test_").replace("_", " ")
         reason = reason.removeprefix("Skipped: ")
-        self.answers[report.nodeid] = ContractResult(name, verdict, " ".join(reason.split()), detail)
+        self.results[report.nodeid] = ContractResult(name, verdict, " ".join(reason.split()), detail)
 
 
 def run_contracts(cases: list[ContractCase], folder: Path) -> list[ContractResult]:
-    """Run the tests of these contracts with files in `folder`. Raises nothing but KeyboardInterrupt."""
+    """Run the tests of these contracts with files in `folder`. Raise nothing but KeyboardInterrupt."""
     import pytest
 
     (folder / "pytest.ini").write_text(PYTEST_SETTINGS)
     for number, case in enumerate(cases):
         (folder / f"test_{number}.py").write_text(case.source())
     listener = ResultListener()
-    places = ["-c", str(folder / "pytest.ini"), f"--rootdir={folder}", f"--confcutdir={folder}"]
-    without = [word for name in DISABLED_PYTEST_PLUGINS for word in ("-p", f"no:{name}")]
+    folders = ["-c", str(folder / "pytest.ini"), f"--rootdir={folder}", f"--confcutdir={folder}"]
+    without = [argument for name in DISABLED_PYTEST_PLUGINS for argument in ("-p", f"no:{name}")]
     with _without_pytest_variables(), _forget_modules(folder):
         status = pytest.main(
             [*places, f"--basetemp={folder / 'runs'}", *PYTEST_SWITCHES, *without, str(folder)], [listener]
         )
     if status == pytest.ExitCode.INTERRUPTED:
         raise KeyboardInterrupt
-    if status == pytest.ExitCode.INTERNAL_ERROR or not listener.answers:
-        return [*listener.answers.values(), ContractResult("pytest", FAILS, f"it ended with status {int(status)}")]
-    return list(listener.answers.values())
+    if status == pytest.ExitCode.INTERNAL_ERROR or not listener.results:
+        return [*listener.results.values(), ContractResult("pytest", FAILS, f"it ended with status {int(status)}")]
+    return list(listener.results.values())
 
 
 def _summarize_failure(report: Any) -> str:
@@ -246,7 +246,7 @@ def _summarize_failure(report: Any) -> str:
 
 @contextmanager
 def _forget_modules(folder: Path) -> Iterator[None]:
-    """Forget the modules of a folder: pytest would take one of the same name in another folder for them."""
+    """Forget the modules of a folder afterwards: pytest would use them for those of the same name in another folder."""
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""`scalebench compare A B`: what is faster, and how surely; for people and for CI, see docs/comparing.md."""
+"""`scalebench compare A B`: which is faster, and how certain that is; for people and for CI, see docs/comparing.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scalebench.analysis.comparison import Comparison, baseline_store
 from scalebench.analysis.comparison.pairing import Launch, launches, once
 from scalebench.cli.commands.arguments import CommandParser
 from scalebench.core.errors import InputError
-from scalebench.core.machine.machine_class import MachineClass, classify_machine
+from scalebench.core.machine.machine import MachineClass, classify_machine
 from scalebench.report import comparison_files, comparison_text
 
 COMPARISON_FORMATS = ("text", "json", "junit", "markdown")
@@ -34,98 +34,98 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument("--out", metavar="FILE", help="write that format to a file, and print the text")
 
 
-def main(chosen: argparse.Namespace) -> int:
-    chosen.ignore = [key for word in chosen.ignore for key in word.split(",") if key]
-    _check_options(chosen)
-    if chosen.save is not None:
-        return _save_baseline(chosen)
-    threshold = None if chosen.threshold is None else parse_share(chosen.threshold)
-    found = _compare(chosen, threshold)
-    status = 0 if found.no_baseline and chosen.missing == "ok" else comparison_text.EXIT[found.status]
-    _print_comparison(chosen, found, status)
+def main(options: argparse.Namespace) -> int:
+    options.ignore = [key for keys in options.ignore for key in keys.split(",") if key]
+    _check_options(options)
+    if options.save is not None:
+        return _save_baseline(options)
+    threshold = None if options.threshold is None else parse_share(options.threshold)
+    compared = _compare(options, threshold)
+    status = 0 if compared.no_baseline and options.missing == "ok" else comparison_text.EXIT[compared.status]
+    _print_comparison(options, compared, status)
     return status
 
 
-def _check_options(chosen: argparse.Namespace) -> None:
-    """Words that make no sense together: InputError."""
-    ways = [name for name in ("save", "against", "by") if getattr(chosen, name) is not None]
-    if len(ways) > 1:
-        raise InputError(f"compare: --{ways[0]} and --{ways[1]} do not go together")
-    if chosen.base is not None and chosen.by is None:
+def _check_options(options: argparse.Namespace) -> None:
+    """Raise InputError for options that do not go together."""
+    modes = [name for name in ("save", "against", "by") if getattr(options, name) is not None]
+    if len(modes) > 1:
+        raise InputError(f"compare: --{modes[0]} and --{modes[1]} do not go together")
+    if options.base is not None and options.by is None:
         raise InputError("compare: --base names a value of the key of --by KEY")
-    if chosen.missing == "ok" and chosen.against is None:
+    if options.missing == "ok" and options.against is None:
         raise InputError("compare: --missing ok is for --against NAME")
-    if chosen.replace and chosen.save is None:
+    if options.replace and options.save is None:
         raise InputError("compare: --replace is for --save NAME")
-    if not ways and len(chosen.paths) != 2:
+    if not modes and len(options.paths) != 2:
         raise InputError("compare needs two folders, A and B; or one and --by KEY, --against NAME or --save NAME")
-    if not chosen.paths:
-        raise InputError(f"compare --{ways[0]} needs the folder of a run or a sweep")
+    if not options.paths:
+        raise InputError(f"compare --{modes[0]} needs the folder of a run or a sweep")
 
 
-def parse_share(word: str) -> float:
-    """`3%`, `3 %` and `0.03` as 0.03; InputError for what is no share from 0 to below 1."""
-    number, percent = word.strip().removesuffix("%"), word.strip().endswith("%")
+def parse_share(text: str) -> float:
+    """Parse `3%`, `3 %` or `0.03` as 0.03. Raise InputError for anything but a share from 0 to below 1."""
+    number, is_percent = text.strip().removesuffix("%"), text.strip().endswith("%")
     try:
-        value = float(number) / (100 if percent else 1)
+        value = float(number) / (100 if is_percent else 1)
     except ValueError:
         value = math.nan
     if not 0 <= value < 1:
-        raise InputError(f"--threshold {word}: write a share of throughput from 0 to below 1, such as 3% or 0.03")
+        raise InputError(f"--threshold {text}: write a share of throughput from 0 to below 1, such as 3% or 0.03")
     return value
 
 
-def _save_baseline(chosen: argparse.Namespace) -> int:
-    for kind, folder, runs in baseline_store.save(chosen.save, chosen.paths, chosen.replace):
-        print(f"baseline '{chosen.save}': {runs} {'run' if runs == 1 else 'runs'} of {kind}: {folder}")
+def _save_baseline(options: argparse.Namespace) -> int:
+    for kind, folder, runs in baseline_store.save(options.save, options.paths, options.replace):
+        print(f"baseline '{options.save}': {runs} {'run' if runs == 1 else 'runs'} of {kind}: {folder}")
     return 0
 
 
-def _compare(chosen: argparse.Namespace, threshold: float | None) -> Comparison:
-    sides = [launches([path], number) for number, path in enumerate(chosen.paths)]
-    if chosen.by is not None:
-        every = once(launch for side in sides for launch in side)
-        return comparison.compare_by(every, chosen.by, chosen.base, chosen.ignore, threshold)
-    if chosen.against is None:
-        return _name_sides(comparison.compare(*sides, chosen.ignore, threshold), *chosen.paths)
-    here = once(launch for side in sides for launch in side)
-    folders = baseline_store.load_folder(chosen.against, _list_machine_classes(here))
+def _compare(options: argparse.Namespace, threshold: float | None) -> Comparison:
+    sides = [launches([path], number) for number, path in enumerate(options.paths)]
+    if options.by is not None:
+        runs = once(launch for side in sides for launch in side)
+        return comparison.compare_by(runs, options.by, options.base, options.ignore, threshold)
+    if options.against is None:
+        return _name_sides(comparison.compare(*sides, options.ignore, threshold), *options.paths)
+    runs = once(launch for side in sides for launch in side)
+    folders = baseline_store.load_folder(options.against, _list_machine_classes(runs))
     if not folders:
-        reason = baseline_store.no_baseline(chosen.against, _list_machine_classes(here))
-        return Comparison(None, chosen.ignore, threshold, [], [], reason, no_baseline=True)
-    found = comparison.compare(launches(folders), here, chosen.ignore, threshold)
-    return _name_sides(found, f"baseline '{chosen.against}'", ", ".join(chosen.paths))
+        reason = baseline_store.no_baseline(options.against, _list_machine_classes(runs))
+        return Comparison(None, options.ignore, threshold, [], [], reason, no_baseline=True)
+    compared = comparison.compare(launches(folders), runs, options.ignore, threshold)
+    return _name_sides(compared, f"baseline '{options.against}'", ", ".join(options.paths))
 
 
-def _name_sides(found: Comparison, a: str, b: str) -> Comparison:
-    found.notes.insert(0, f"A is {a}, B is {b}")
-    return found
+def _name_sides(compared: Comparison, a: str, b: str) -> Comparison:
+    compared.notes.insert(0, f"A is {a}, B is {b}")
+    return compared
 
 
-def _list_machine_classes(found: list[Launch]) -> list[MachineClass]:
-    return [classify_machine(launch.record.machine) for launch in found]
+def _list_machine_classes(runs: list[Launch]) -> list[MachineClass]:
+    return [classify_machine(launch.record.machine) for launch in runs]
 
 
-def _print_comparison(chosen: argparse.Namespace, found: Comparison, status: int) -> None:
-    """To the terminal in the format that was chosen; with --out that goes to the file, and the text to the terminal."""
+def _print_comparison(options: argparse.Namespace, compared: Comparison, status: int) -> None:
+    """To the terminal in the format that was options; with --out that goes to the file, and the text to the terminal."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else comparison_text.WIDTH
-    text = comparison_text.text(found, width)
-    made = {
-        "text": lambda: comparison_text.text(found) if chosen.out else text,
-        "json": lambda: comparison_files.as_json(found, status),
-        "junit": lambda: comparison_files.as_junit(found, status),
-        "markdown": lambda: comparison_files.as_markdown(found),
-    }[chosen.format]()
-    if chosen.out is None:
-        sys.stdout.write(made)
+    text = comparison_text.text(compared, width)
+    content = {
+        "text": lambda: comparison_text.text(compared) if options.out else text,
+        "json": lambda: comparison_files.as_json(compared, status),
+        "junit": lambda: comparison_files.as_junit(compared, status),
+        "markdown": lambda: comparison_files.as_markdown(compared),
+    }[options.format]()
+    if options.out is None:
+        sys.stdout.write(content)
         return
-    write_atomically(Path(chosen.out), made)
+    write_atomically(Path(options.out), content)
     sys.stdout.write(text)
-    print(f"written: {chosen.out}")
+    print(f"written: {options.out}")
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """The file whole or not at all; InputError where it cannot be written."""
+    """Write a file completely or not at all. Raise InputError where it cannot be written."""
     temporary = path.parent / f".{path.name}.{os.getpid()}"
     try:
         temporary.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""`scalebench new strategy NAME`: a distribution of one's own with a strategy that runs, from scalebench/template."""
+"""`scalebench new strategy NAME`: write a package with a strategy that runs, from the files in `template`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from scalebench.core.errors import InputError
 from scalebench.strategies import registry
 
 TEMPLATE_FOLDER = Path(__file__).with_name("template")
-KINDS = ("strategy",)
-TEMPLATE_SUFFIX = ".jinja"  # so that no tool takes a file of the template for one of ours
+TEMPLATE_KINDS = ("strategy",)
+TEMPLATE_SUFFIX = ".jinja"  # so that no tool treats a template as a source file
 NAME_PLACEHOLDER = "NAME"  # in the paths of the template
 NAME_PATTERN = (
     r"[a-z][a-z0-9]*(_[a-z0-9]+)*"  # of Python modules, of distributions (with a dash) and on the command line
 )
-# Not strategy=NAME, but a value of YAML or of Hydra's; and classes that the template's own would hide.
+# Names that YAML or Hydra read as another value, and classes that the template's own class would hide.
 YAML_WORDS = frozenset("null none true false yes no on off y n inf nan".split())
 TEMPLATE_CLASSES = frozenset(
     "torch_strategy torch_batch input_error run_spec loss_part iterable strategy_contract fault_contract".split()
@@ -37,38 +37,39 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument("--into", metavar="FOLDER", default=".", help="where its package is made; default: here")
 
 
-def main(words: argparse.Namespace) -> int:
-    if words.kind not in KINDS:
-        raise InputError(f"new makes a {' or a '.join(KINDS)}, not '{words.kind}'; docs/plugins.md tells of the others")
-    _check_name(words.name)
-    home = Path(words.into)
-    if not home.is_dir():
-        raise InputError(f"--into={words.into} is no folder; make it first")
-    folder = home / distribution_name(words.name)
-    made = _write_distribution(words.kind, words.name, folder)
-    print(f"{folder}: a distribution with the strategy '{words.name}'")
-    print("\n".join(f"  {path.relative_to(folder)}" for path in made))
-    print("\nIt averages gradients by all-reduces of its own; change that, and see what still holds:")
+def main(options: argparse.Namespace) -> int:
+    if options.kind not in TEMPLATE_KINDS:
+        kinds = " or a ".join(TEMPLATE_KINDS)
+        raise InputError(f"new makes a {kinds}, not '{options.kind}'; docs/plugins.md has the others")
+    _check_name(options.name)
+    parent = Path(options.into)
+    if not parent.is_dir():
+        raise InputError(f"--into={options.into} is no folder; make it first")
+    folder = parent / distribution_name(options.name)
+    files = _write_distribution(options.kind, options.name, folder)
+    print(f"{folder}: a distribution with the strategy '{options.name}'")
+    print("\n".join(f"  {path.relative_to(folder)}" for path in files))
+    print("\nIt averages gradients by all-reduces of its own; change that, and see which contract tests still pass:")
     print(f"  pip install -e {shlex.quote(f'{folder}[test]')}")
-    print(f"  scalebench strategy={words.name} gpus=2")
-    print(f"  scalebench check {words.name}")
+    print(f"  scalebench strategy={options.name} gpus=2")
+    print(f"  scalebench check {options.name}")
     return 0
 
 
 def distribution_name(name: str) -> str:
-    """What pip calls it."""
+    """Return the name under which pip installs the distribution."""
     return f"scalebench-{name.replace('_', '-')}"
 
 
 def render(kind: str, name: str) -> dict[Path, str]:
-    """Path within the distribution -> text."""
+    """Return the text of each file by its path within the distribution."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATE_FOLDER / kind),
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
-        autoescape=False,  # none of it is HTML
+        autoescape=False,  # nothing here is HTML
     )
-    told = {
+    values = {
         "name": name,
         "kind": "".join(part.capitalize() for part in name.split("_")),
         "distribution": distribution_name(name),
@@ -76,7 +77,7 @@ def render(kind: str, name: str) -> dict[Path, str]:
         "version": scalebench.__version__,
         "api": plugins.API_VERSION,
     }
-    found = sorted(environment.list_templates(extensions=[TEMPLATE_SUFFIX.removeprefix(".")]))
+    paths = sorted(environment.list_templates(extensions=[TEMPLATE_SUFFIX.removeprefix(".")]))
     return {
         Path(path.removesuffix(TEMPLATE_SUFFIX).replace(NAME_PLACEHOLDER, name)): environment.get_template(path).render(
             told
@@ -88,21 +89,21 @@ def render(kind: str, name: str) -> dict[Path, str]:
 def _check_name(name: str) -> None:
     if not re.fullmatch(NAME_PATTERN, name) or name in YAML_WORDS:
         raise InputError(
-            f"'{name}' cannot be chosen as strategy={name} and be a Python module too: take small letters, digits and "
+            f"'{name}' cannot be both strategy={name} and a Python module: use small letters, digits and "
             "single underscores, such as my_ring"
         )
     if name in TEMPLATE_CLASSES:
         raise InputError(f"the template has a class of that name already: take another one than '{name}'")
-    known = registry.strategy_entries().get(name)
-    if known is not None or name in config_files.list_options("strategy"):
-        origin = known.origin if known is not None else config_files.list_options("strategy")[name]
+    entry = registry.strategy_entries().get(name)
+    if entry is not None or name in config_files.list_options("strategy"):
+        origin = entry.origin if entry is not None else config_files.list_options("strategy")[name]
         raise InputError(f"strategy '{name}' is there already, from {origin}; take another name")
     if find_spec(f"scalebench_{name}") is not None:
         raise InputError(f"a package scalebench_{name} is there already; take another name, or uninstall it")
 
 
 def _write_distribution(kind: str, name: str, folder: Path) -> list[Path]:
-    """The files made; nothing stays of a distribution that could not be written."""
+    """Write all files and return them. A distribution that cannot be written completely is removed."""
     try:
         folder.mkdir()
     except FileExistsError:

@@ -1,10 +1,7 @@
-"""The processors that a process may use, how they are set and which memory is near them. Layer 0.
+"""The processors that this process may use, their settings, the memory near them, and the limits of its cgroups.
 
-Nothing here raises because the machine lacks something: what cannot be told is None (or left out), never 0.
-
-What the cgroups of this process allow it, versions 1 and 2. Layer 0.
-
-The system's own files, below /proc and /sys: their text, '' where there is none or it may not be read. Layer 0.
+All of it is read from system files below /proc and /sys. Nothing here raises because the machine lacks something: what
+cannot be determined is None (or left out), never 0.
 """
 
 from __future__ import annotations
@@ -15,11 +12,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-SYSTEM_ROOT = Path("/")  # tests put a folder of their own here
+SYSTEM_ROOT = Path("/")  # tests use another folder
+CPU_FOLDER = "sys/devices/system/cpu"
+NODE_FOLDER = "sys/devices/system/node"
+NO_LIMIT_BYTES = 2**60  # cgroups of version 1 have the largest number of pages where there is no limit
 
 
 def read_system_file(*path: str | Path) -> str:
-    """A system file's text, '' where there is none or it may not be read."""
+    """Return the text of a system file, '' where there is none or it may not be read."""
     try:
         return SYSTEM_ROOT.joinpath(*path).read_text(errors="replace")
     except OSError:
@@ -27,73 +27,69 @@ def read_system_file(*path: str | Path) -> str:
 
 
 def find_in_system_file(pattern: str, *path: str | Path) -> str | None:
-    """What the group of `pattern` matches in a system file, whose lines ^ and $ mean."""
-    found = re.search(pattern, read_system_file(*path), re.MULTILINE)
-    return found[1].strip() if found else None
+    """Return the first group of a pattern in a system file, where ^ and $ match at each line."""
+    match = re.search(pattern, read_system_file(*path), re.MULTILINE)
+    return match[1].strip() if match else None
 
 
 def read_system_number(*path: str | Path) -> int | None:
-    """A file that holds one whole number; None for any other."""
+    """Return the integer in a system file; None for any other content."""
     text = read_system_file(*path).strip()
     return int(text) if re.fullmatch(r"-?\d+", text) else None
 
 
 def parse_cpu_list(text: str) -> list[int]:
-    """The kernel's lists of processors: '0-2,8' -> [0, 1, 2, 8]."""
-    found: list[int] = []
+    """Return the numbers in the kernel's list of processors: [0, 1, 2, 8] for '0-2,8'."""
+    numbers: list[int] = []
     for first, last in re.findall(r"(\d+)(?:-(\d+))?", text):
-        found += range(int(first), int(last or first) + 1)
-    return found
-
-
-CPU_FOLDER = "sys/devices/system/cpu"
-NODE_FOLDER = "sys/devices/system/node"
+        numbers += range(int(first), int(last or first) + 1)
+    return numbers
 
 
 @dataclass(frozen=True)
 class NumaNode:
-    """Processors and the memory beside them."""
+    """One NUMA node: processors and the memory near them."""
 
     node: int
-    cpus: list[int]  # all of the machine's, also those that this process may not use
+    cpus: list[int]  # also those that this process may not use
     memory_bytes: int | None
-    distances: dict[str, int]  # to each node, this one too, by its number; 10 is itself
+    distances: dict[str, int]  # by number of each node; 10 to itself
 
 
 def usable_cpus() -> list[int]:
-    """Numbers of the logical CPUs that this process may run on, sorted."""
+    """Return the sorted numbers of the logical CPUs that this process may run on."""
     linux = hasattr(os, "sched_getaffinity")
     return sorted(os.sched_getaffinity(0)) if linux else list(range(os.cpu_count() or 1))
 
 
 def numa_nodes() -> list[NumaNode]:
-    """The NUMA nodes by number, also those without processors; empty where the kernel tells of none."""
+    """Return the NUMA nodes by number, also those without processors; empty where the kernel reports none."""
     folders = SYSTEM_ROOT.joinpath(NODE_FOLDER).glob("node[0-9]*")
     numbers = sorted(int(name) for name in (folder.name.removeprefix("node") for folder in folders) if name.isdigit())
     return [_read_numa_node(node, numbers) for node in numbers]
 
 
 def cpu_governors(cpus: Iterable[int]) -> list[str] | None:
-    """Who chooses the frequency of these CPUs: performance, powersave ..., each word once; None if untold."""
-    words = {read_system_file(CPU_FOLDER, f"cpu{cpu}", "cpufreq/scaling_governor").strip() for cpu in cpus} - {""}
-    return sorted(words) or None
+    """Return the frequency governors of these CPUs, each once: performance, powersave ...; None if unknown."""
+    names = {read_system_file(CPU_FOLDER, f"cpu{cpu}", "cpufreq/scaling_governor").strip() for cpu in cpus} - {""}
+    return sorted(names) or None
 
 
 def max_frequency_mhz(cpus: Iterable[int]) -> float | None:
-    """The highest frequency of these CPUs, with turbo, as the kernel has it from the hardware."""
+    """Return the highest frequency of these CPUs, including turbo, as the hardware reports it to the kernel."""
     khz = [read_system_number(CPU_FOLDER, f"cpu{cpu}", "cpufreq/cpuinfo_max_freq") for cpu in cpus]
     return max((value / 1000 for value in khz if value), default=None)
 
 
 def count_sockets() -> int | None:
-    """Processor packages of the whole machine."""
+    """Return the number of processor packages of the machine."""
     folders = SYSTEM_ROOT.joinpath(CPU_FOLDER).glob("cpu[0-9]*")
     packages = {read_system_number(CPU_FOLDER, folder.name, "topology/physical_package_id") for folder in folders}
     return len({package for package in packages if package is not None and package >= 0}) or None
 
 
 def has_smt() -> bool | None:
-    """Whether cores run more than one thread each (hyper-threading)."""
+    """Return whether cores run more than one thread each (hyper-threading)."""
     active = read_system_number(CPU_FOLDER, "smt/active")
     return None if active is None else bool(active)
 
@@ -101,7 +97,7 @@ def has_smt() -> bool | None:
 def _read_numa_node(node: int, numbers: list[int]) -> NumaNode:
     folder = f"{NODE_FOLDER}/node{node}"
     kilobytes = find_in_system_file(r"MemTotal:\s+(\d+) kB", folder, "meminfo")
-    distances = [int(word) for word in read_system_file(folder, "distance").split() if word.isdigit()]
+    distances = [int(text) for text in read_system_file(folder, "distance").split() if text.isdigit()]
     return NumaNode(
         node=node,
         cpus=parse_cpu_list(read_system_file(folder, "cpulist")),
@@ -111,22 +107,19 @@ def _read_numa_node(node: int, numbers: list[int]) -> NumaNode:
     )
 
 
-NO_LIMIT_BYTES = 2**60  # version 1 writes the largest number of pages where there is no limit
-
-
 def cpu_quota() -> float | None:
-    """CPU seconds per second that the cgroups of this process allow (versions 1 and 2); None = no limit."""
+    """Return the CPU seconds per second that the cgroups of this process allow (versions 1 and 2); None = no limit."""
     quotas: list[float] = []
     for folder in _cgroups("cpu"):
         version_1 = f"{read_system_file(folder, 'cpu.cfs_quota_us')} {read_system_file(folder, 'cpu.cfs_period_us')}"
         # Without a match there is no limit: "max" in version 2, -1 in version 1.
-        if found := re.match(r"(\d+)\s+([1-9]\d*)", read_system_file(folder, "cpu.max") or version_1):
-            quotas.append(int(found[1]) / int(found[2]))
+        if match := re.match(r"(\d+)\s+([1-9]\d*)", read_system_file(folder, "cpu.max") or version_1):
+            quotas.append(int(match[1]) / int(match[2]))
     return min(quotas, default=None)
 
 
 def memory_limit_bytes() -> int | None:
-    """Memory that the cgroups of this process allow; None = no limit but the machine's own memory."""
+    """Return the memory that the cgroups of this process allow; None = no limit but the machine's own memory."""
     limits: list[int] = []
     for folder in _cgroups("memory"):
         text = read_system_file(folder, "memory.max") or read_system_file(folder, "memory.limit_in_bytes")
@@ -136,10 +129,10 @@ def memory_limit_bytes() -> int | None:
 
 
 def _cgroups(controller: str) -> Iterator[Path]:
-    """The cgroups of this process that may limit it in this, and all above them, which limit it as well."""
+    """Yield the cgroups of this process for a controller, and all their ancestors, which limit it as well."""
     for line in read_system_file("proc/self/cgroup").splitlines():
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if controllers == "" or controller in controllers.split(","):  # version 2 names no controllers
-            # In a container the path may be the host's, and only its top mounted: missing ones are harmless.
+            # In a container the path may be the host's, with only its top mounted: missing folders are harmless.
             parts = path.strip("/").split("/")
             yield from (Path("sys/fs/cgroup", controllers, *parts[:n]) for n in range(len(parts) + 1))

@@ -1,12 +1,16 @@
-"""What this machine is: processors, memory, GPUs and software, for the record and for choosing devices.
+"""The facts of this machine, for the record and for choosing devices, and the class of machines that it belongs to.
 
-Nothing here raises because the machine lacks something: what cannot be told is None (or left out), never 0.
+Nothing here raises because the machine lacks something: what cannot be determined is None (or left out), never 0.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import hashlib
 import importlib.metadata
+import json
+import math
 import os
 import platform
 import re
@@ -17,13 +21,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from scalebench.core.machine import cpus as processors
-from scalebench.core.machine import cpus as system_files
+from scalebench.core.machine import cpus
 from scalebench.core.machine.cpus import NumaNode, cpu_quota, memory_limit_bytes
 from scalebench.core.machine.cpus import numa_nodes as numa_nodes
 from scalebench.core.machine.cpus import usable_cpus as usable_cpus
 from scalebench.core.machine.gpus import Gpu, detect_gpus, value_or_none
-from scalebench.core.machine.gpus import count_gpus as count_gpus  # asked for next to usable_cpus
+from scalebench.core.machine.gpus import count_gpus as count_gpus  # exported here like usable_cpus
 from scalebench.core.machine.gpus import gpu_numa_nodes as gpu_numa_nodes
 from scalebench.core.machine.gpus import pair_of_each_link as pair_of_each_link
 
@@ -31,15 +34,16 @@ PACKAGES = "scalebench torch pytorch-lightning tensorflow tensorflow-cpu keras h
 FRAMEWORK_VARIABLES = re.compile(
     r"(NCCL|HOROVOD|OMP|GLOO|TF|MKL|TORCH|PYTORCH|XLA|CUDA|CUDNN|CUBLAS|KMP|MALLOC)_|NVIDIA_TF32_OVERRIDE$"
 )
-# What a record shows besides: how MPI and UCX are set, and what a batch system has given.
+# Recorded besides: the settings of MPI and UCX, and what a batch system has allocated.
 SYSTEM_VARIABLES = re.compile(
     r"(OMPI_MCA|PRTE_MCA|PMIX_MCA|UCX|I_MPI|MPICH|FI)_|LD_PRELOAD$|"
     r"SLURM_(CLUSTER_NAME|CPUS?_|DISTRIBUTION$|GPUS?_|GPUS$|GRES|HINT$|JOB_(ID|NODELIST|NUM_NODES|PARTITION|CPUS|GPUS|QOS)|"
     r"JOBID$|LOCALID$|MEM_|NNODES$|NODELIST$|NPROCS$|NTASKS|PROCID$|STEP_GPUS$|TASKS_PER|THREADS_PER|TRES_PER)"
 )
-# Records are shown to others, and Terraform too keeps its variables, passwords among them, under TF_.
+# Not recorded, since records are shown to others: secrets, also Terraform's variables, which begin with TF_ too.
 SECRET_VARIABLES = re.compile(r"^TF_(VAR|TOKEN|CLI)_|TOKEN|SECRET|PASSW|CREDENTIAL|_KEY")
 MPI_VERSION_TIMEOUT_S = 2.0
+GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -49,12 +53,12 @@ class Machine:
     hostname: str
     cpu_model: str | None
     cpus: int  # usable by this process
-    cpu_quota: float | None  # CPUs' worth of time per second; None = no limit
+    cpu_quota: float | None  # CPU seconds per second; None = no limit
     cpus_physical: int | None  # cores of the whole machine, without their second threads
     memory_bytes: int | None
     numa_nodes: int | None
     gpus: list[Gpu]
-    topology: list[list[str]] | None  # word per GPU pair: X, NV#, PIX, PXB, PHB, NODE, SYS
+    topology: list[list[str]] | None  # by GPU pair: X, NV#, PIX, PXB, PHB, NODE, SYS
     driver_version: str | None
     cuda_driver_version: str | None
     os: str
@@ -71,48 +75,48 @@ class Machine:
     numa: list[NumaNode] | None = None
     memory_limit_bytes: int | None = None  # of the cgroups; None = no limit
     kernel: str | None = None
-    mpi: str | None = None  # what mpirun --version says first
-    peer_access: dict[str, list[list[str]]] | None = None  # read, write, nvlink, atomics: word per GPU pair, OK is yes
+    mpi: str | None = None  # first line of mpirun --version
+    peer_access: dict[str, list[list[str]]] | None = None  # read, write, nvlink, atomics: by GPU pair, OK is yes
 
 
 def detect_machine() -> Machine:
-    """Look at everything once; tens of milliseconds, longer where the GPU driver has to wake up."""
-    found, cpus, nodes = detect_gpus(), usable_cpus(), numa_nodes()
+    """Determine all facts once; tens of milliseconds, longer where the GPU driver has to wake up."""
+    gpu_facts, cpus_allowed, nodes = detect_gpus(), usable_cpus(), numa_nodes()
     return Machine(
         hostname=platform.node(),
-        cpu_model=system_files.find_in_system_file(
+        cpu_model=cpus.find_in_system_file(
             r"^(?:model name|cpu)\s*:(.+)$", "proc/cpuinfo"
-        ),  # POWER says "cpu", Arm neither
-        cpus=len(cpus),
+        ),  # POWER has "cpu", Arm neither
+        cpus=len(cpus_allowed),
         cpu_quota=cpu_quota(),
         cpus_physical=value_or_none(lambda: importlib.import_module("psutil").cpu_count(logical=False)),
         memory_bytes=value_or_none(lambda: os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
         numa_nodes=len(nodes) or None,
-        gpus=found.gpus,
-        topology=found.topology,
-        driver_version=found.driver_version,
-        cuda_driver_version=found.cuda_driver_version,
+        gpus=gpu_facts.gpus,
+        topology=gpu_facts.topology,
+        driver_version=gpu_facts.driver_version,
+        cuda_driver_version=gpu_facts.cuda_driver_version,
         os=platform.platform(),
         python=platform.python_version(),
         versions=_package_versions(),
         environment=_recorded_variables(),
         git_commit=git_commit(),
         container=_container_runtime(),
-        cpu_sockets=processors.count_sockets(),
-        cpus_allowed=cpus,
-        cpu_governors=processors.cpu_governors(cpus),
-        cpu_max_mhz=processors.max_frequency_mhz(cpus),
-        smt=processors.has_smt(),
+        cpu_sockets=cpus.count_sockets(),
+        cpus_allowed=cpus_allowed,
+        cpu_governors=cpus.cpu_governors(cpus_allowed),
+        cpu_max_mhz=cpus.max_frequency_mhz(cpus_allowed),
+        smt=cpus.has_smt(),
         numa=nodes or None,
         memory_limit_bytes=memory_limit_bytes(),
         kernel=platform.release() or None,
         mpi=mpi_version(),
-        peer_access=found.peer_access,
+        peer_access=gpu_facts.peer_access,
     )
 
 
 def describe_machine(machine: Machine) -> str:
-    """One line for people, such as '8 x NVIDIA A100-SXM4-40GB, 48 cores, 1000 GiB'."""
+    """Return one line for people, such as '8 x NVIDIA A100-SXM4-40GB, 48 cores, 1000 GiB'."""
     names = Counter(gpu.name or "unknown GPU" for gpu in machine.gpus)
     gpus = " + ".join(f"{count} x {name}" for name, count in names.items())
     cores = f"{machine.cpus} cores" if gpus else f"{machine.cpus} x {_short_cpu_model(machine.cpu_model)} cores"
@@ -123,20 +127,20 @@ def describe_machine(machine: Machine) -> str:
 
 
 def cache_folder() -> Path:
-    """Where files are kept that can be made again: $SCALEBENCH_CACHE, else scalebench in the user's cache folder."""
+    """Return the folder of reproducible files: $SCALEBENCH_CACHE, else scalebench in the user's cache folder."""
     chosen = os.environ.get("SCALEBENCH_CACHE")
     return Path(chosen or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "scalebench").expanduser()
 
 
 def oom_kills() -> int | None:
-    """The kernel's count of processes killed for memory since boot, on the whole host, not only ours."""
-    count = system_files.find_in_system_file(r"^oom_kill (\d+)$", "proc/vmstat")
+    """Return how many processes the kernel killed for memory since boot, on the host and not only of this run."""
+    count = cpus.find_in_system_file(r"^oom_kill (\d+)$", "proc/vmstat")
     return None if count is None else int(count)
 
 
 def git_commit(folder: Path | None = None) -> str | None:
-    """Commit checked out in `folder` (None: the working directory), '-dirty' if tracked files differ."""
-    # Without --no-optional-locks git would refresh the index file, under the hands of whoever works there.
+    """Return the commit checked out in `folder` (None: working directory), with '-dirty' if tracked files differ."""
+    # Without --no-optional-locks git would refresh the index file while somebody may be working there.
     command = ["git", "--no-optional-locks", "describe", "--always", "--dirty", "--abbrev=64", "--exclude=*"]
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=2.0, check=True)
@@ -146,12 +150,12 @@ def git_commit(folder: Path | None = None) -> str | None:
 
 
 def mpi_version() -> str | None:
-    """The first line of `mpirun --version`; None without an mpirun, or where it takes too long to say."""
+    """Return the first line of `mpirun --version`; None without mpirun, or where it takes too long."""
     path = shutil.which("mpirun")
     return None if path is None else _mpi_version(path)
 
 
-@functools.lru_cache  # it costs more than all else here, and every run asks
+@functools.lru_cache  # slower than everything else here, and needed by every run
 def _mpi_version(path: str) -> str | None:
     try:
         done = subprocess.run(
@@ -163,7 +167,7 @@ def _mpi_version(path: str) -> str | None:
 
 
 def _short_cpu_model(cpu_model: str | None) -> str:
-    """'Intel(R) Xeon(R) CPU E5-2680 v3 @ 2.50GHz' -> 'Intel Xeon E5-2680 v3'."""
+    """Return 'Intel Xeon E5-2680 v3' for 'Intel(R) Xeon(R) CPU E5-2680 v3 @ 2.50GHz'."""
     return re.sub(r"\((R|TM|r|tm)\)| CPU\b| \d+-Core Processor| @.*", "", cpu_model or "unknown").strip()
 
 
@@ -178,11 +182,49 @@ def _recorded_variables() -> dict[str, str]:
 
 
 def _container_runtime() -> str | None:
-    # The innermost first: Apptainer may run inside the others, and a Kubernetes pod may show Docker's file.
+    # The innermost first: Apptainer may run inside the others, and a Kubernetes pod may have Docker's file.
     if "APPTAINER_CONTAINER" in os.environ or "SINGULARITY_CONTAINER" in os.environ:
         return "apptainer"
     if "KUBERNETES_SERVICE_HOST" in os.environ:
         return "kubernetes"
-    if (system_files.SYSTEM_ROOT / "run/.containerenv").exists():
+    if (cpus.SYSTEM_ROOT / "run/.containerenv").exists():
         return "podman"
-    return "docker" if (system_files.SYSTEM_ROOT / ".dockerenv").exists() else None
+    return "docker" if (cpus.SYSTEM_ROOT / ".dockerenv").exists() else None
+
+
+@dataclass(frozen=True)
+class MachineClass:
+    """A type of machine: what its speed depends on, but neither host name nor software."""
+
+    cpu_model: str | None
+    cores: float | None  # usable ones, or the container's quota where that is less
+    memory_gib: float | None
+    gpus: dict[str, int]  # number by name
+
+    @property
+    def fingerprint(self) -> str:
+        """12 hex digits that are equal for equal types of machines."""
+        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def __str__(self) -> str:
+        gpus = ", ".join(f"{count} x {name}" for name, count in self.gpus.items()) or "no GPU"
+        cores = "unknown cores" if self.cores is None else f"{self.cores:g} cores"
+        memory = "unknown memory" if self.memory_gib is None else f"about {self.memory_gib:g} GiB"
+        return f"cpu {self.cpu_model or 'unknown'}, {cores}, {memory}, {gpus}"
+
+
+def classify_machine(machine: Machine) -> MachineClass:
+    """Return the type of a machine."""
+    cores = float(machine.cpus if machine.cpu_quota is None else min(machine.cpus, machine.cpu_quota))
+    names = Counter(gpu.name or "unknown GPU" for gpu in machine.gpus)
+    return MachineClass(machine.cpu_model, cores, _rounded_gib(machine.memory_bytes), dict(sorted(names.items())))
+
+
+def _rounded_gib(size_bytes: int | None) -> float | None:
+    """Return the nearest of 2^k and 1.5 x 2^k GiB: what kernel and firmware reserve makes no other type of machine."""
+    if not size_bytes or size_bytes < 0:
+        return None
+    exponent = math.floor(math.log2(size_bytes / GIB))
+    sizes_gib = [2.0**exponent, 1.5 * 2.0**exponent, 2.0 ** (exponent + 1)]
+    return min(sizes_gib, key=lambda size_gib: abs(math.log(size_bytes / GIB / size_gib)))

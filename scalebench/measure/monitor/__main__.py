@@ -1,4 +1,5 @@
-"""The process that samples: `python -m scalebench.measure.monitor FOLDER [NODE]`. On SIGTERM it writes its series and ends.
+"""The process that samples: `python -m scalebench.measure.monitor FOLDER [NODE]`. On SIGTERM it writes its series and
+ends.
 
 With the number of a node it is that node's monitor, where the agents of other ranks run beside its parent.
 
@@ -92,8 +93,8 @@ class Sampler:
 
 
 def main(argv: list[str]) -> int:
-    """Sample until a signal to end, then write the series. Return 1, with the reason as last line on stderr, when it could
-    not be written."""
+    """Sample until a signal to end, then write the series. Return 1, with the reason as last line on stderr, when it
+    could not be written."""
     signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
     folder, node = Path(argv[0]), int(argv[1]) if len(argv) > 1 else None
     parent = int(os.environ.get("SCALEBENCH_PARENT_PID", os.getppid()))

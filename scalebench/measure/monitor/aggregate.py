@@ -19,7 +19,7 @@ from scalebench.core.run_folder import monitor_path
 from scalebench.core.spec import RunSpec
 from scalebench.measure import clock_sync
 from scalebench.measure.monitor.flags import detect_flags, has_unequal_clocks
-from scalebench.measure.monitor.summary import measured_window, combine_devices, smallest_of, sum_of, summarize_monitor
+from scalebench.measure.monitor.summary import combine_devices, measured_window, smallest_of, sum_of, summarize_monitor
 from scalebench.measure.monitor.time_series import TimeSeries, read_series
 from scalebench.measure.nodes import NodeReport
 
@@ -93,7 +93,8 @@ def _summarize_series(
     unmeasured: str,
     node: int | None = None,
 ) -> NodeMonitor:
-    """Summarize a series by the marks of the `first` rank; `unmeasured` is the reason where that rank measured nothing."""
+    """Summarize a series by the marks of the `first` rank; `unmeasured` is the reason where that rank measured
+    nothing."""
     window = measured_window(first)
     monitor = MonitorRecord() if window is None else summarize_monitor(series, window, used, node)
     monitor.file = name

@@ -27,7 +27,8 @@ HEAT_REASONS = {"hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw
 def detect_flags(
     series: TimeSeries, window: TimeWindow | None, warmup_s: float | None, monitor: MonitorRecord, gpus: list[Gpu]
 ) -> list[str]:
-    """Return the flags of a run that used `gpus`; `warmup_s` is the time of its first step, `window` its measured phase."""
+    """Return the flags of a run that used `gpus`; `warmup_s` is the time of its first step, `window` its measured
+    phase."""
     used = [f"gpu{gpu.index}" for gpu in gpus]
     flags = {
         "foreign_process": any(_has_foreign_process(series, gpu, window) for gpu in used),

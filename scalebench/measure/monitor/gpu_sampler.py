@@ -120,7 +120,8 @@ def _query_quick(query: NvmlQuery) -> Iterator[tuple[str, float | None]]:
 
 
 def _query_throttle_reasons(query: NvmlQuery) -> list[str]:
-    """Return the names of what limits the clocks now; `none` where nothing does, no name where NVML does not report it."""
+    """Return the names of what limits the clocks now; `none` where nothing does, no name where NVML does not report
+    it."""
     mask = query("nvmlDeviceGetCurrentClocksEventReasons")
     if mask is None:
         mask = query("nvmlDeviceGetCurrentClocksThrottleReasons")  # its name in older drivers

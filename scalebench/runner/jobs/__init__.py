@@ -1,4 +1,4 @@
-"""The login side of runs that are jobs: submitted, followed to their results. Layer 3."""
+"""Runs as jobs of SLURM, from the login node: submitted, followed to their results, found again after a restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Follows jobs to their results: looks into their folders, and queries the scheduler now and then. Layer 3."""
+"""Follows jobs to their results: checks their folders often, and queries the scheduler less often."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Protocol
 from scalebench.core import process
 from scalebench.core.result import Result
 from scalebench.runner.collect import RunOutcome
-from scalebench.runner.jobs import outcome as verdict
-from scalebench.runner.jobs.job import SubmittedJob, JobRequest, QueueState, summarize_queue
+from scalebench.runner.jobs import outcome as job_results
+from scalebench.runner.jobs.job import JobRequest, QueueState, SubmittedJob, summarize_queue
 from scalebench.runner.jobs.submit import SubmitFunction, Submitter, adopt_job
 from scalebench.slurm import submit
 from scalebench.slurm.commands import Slurm, SlurmError
 from scalebench.slurm.job_states import JobState, JobStatePoller, is_over, why_never_starts
 
-POLL_INTERVAL_S = 0.5  # between two looks into the folders
-RESULT_LIMIT_S = 10.0  # that a result has to show up in a shared folder once the scheduler reports the job as over
-EXPLAIN_LIMIT_S = 60.0  # that the scheduler has to explain a result that is not ok
-MAX_UNKNOWN = 8  # answers, one after the other, without a job that was in no answer before
-CANCEL_LIMIT_S = 60.0  # that jobs have to end once they are cancelled
-SILENCE_LIMIT_S = 3600.0  # that the scheduler may be silent while no result comes in either
+POLL_INTERVAL_S = 0.5  # between two checks of the folders
+RESULT_LIMIT_S = 10.0  # for a result to appear in a shared folder after the scheduler reports the job as over
+EXPLAIN_LIMIT_S = 60.0  # for the scheduler to explain a result that is not ok
+MAX_UNKNOWN = 8  # consecutive answers without a job that was in no answer before
+CANCEL_LIMIT_S = 60.0  # for jobs to end after they are cancelled
+SILENCE_LIMIT_S = 3600.0  # for the scheduler not to answer, while no result comes in either
 
 JobResult = tuple[JobRequest, Result]
 
@@ -44,8 +44,8 @@ def sleep_until_cancelled(seconds: float) -> None:
 class JobFollower:
     """The jobs of one program, at most `max_jobs` of them unfinished at a time (None: no limit).
 
-    `on_change` gets the state of the queue whenever that changes, and at every look while some of them run, whose
-    progress files it may want to read.
+    `on_change` is called with the state of the queue whenever that changes, and at every check while jobs run, since it
+    may read their progress files.
     """
 
     def __init__(
@@ -62,26 +62,26 @@ class JobFollower:
         self._slurm, self._max_jobs, self._on_change = slurm, max_jobs, on_change
         self._watcher = watcher or JobStatePoller(slurm, clock=clock)
         self._clock, self._pause = clock, pause
-        self._names = verdict.create_node_name_expander(slurm)
+        self._expand_names = job_results.create_node_name_expander(slurm)
         self._submitter = Submitter(submit, clock)
         self._jobs: list[SubmittedJob] = []
         self._ready: deque[JobResult] = deque()
-        self._done, self._look_at_s = 0, clock()
+        self._done, self._next_check_s = 0, clock()
         self._reported: QueueState | None = None
-        self._trouble: str | None = None
+        self._error: str | None = None  # why the scheduler did not answer last time
         self._silent_since_s = clock()
         self._cancelled_s: float | None = None
 
     @property
     def unfinished(self) -> int:
-        """Jobs that have been submitted and are not over."""
+        """Return the number of jobs that have been submitted and have no result yet."""
         return len(self._jobs)
 
     def follow(self, requests: Sequence[JobRequest] = ()) -> Iterator[JobResult]:
         """Submit these runs, and yield each with its result as soon as there is one; adopted ones are only followed.
 
         InputError, before anything is submitted, for a folder that holds a result. A KeyboardInterrupt leaves all jobs
-        as they are, and the iterator goes on where it was when it is called again.
+        as they are, and the iterator continues when it is called again.
         """
         self._submitter.add([request for request in requests if not request.adopted])
         for request in requests:
@@ -91,14 +91,14 @@ class JobFollower:
 
     def cancel(self) -> None:
         """End all jobs, and do not submit the runs that wait; follow's iterator then yields their results, and is not
-        interrupted by the signal that led to this. A scheduler that does not answer is not waited for without end."""
+        interrupted by the signal that led to this. The wait for a scheduler that does not answer is limited."""
         process.cancelled.clear()
         self._cancelled_s = self._clock()
         with process.defer_signals():
             while self._submitter.waiting:
                 request = self._submitter.waiting.popleft()
                 outcome = RunOutcome("cancelled", "cancelled before it was submitted")
-                self._settle(request, verdict.write_result_for(request, outcome))
+                self._settle(request, job_results.write_result_for(request, outcome))
         self._scancel([job for job in self._jobs if job.over_s is None])
 
     def _next(self) -> JobResult | None:
@@ -107,9 +107,9 @@ class JobFollower:
                 self._report()
                 return None
             submitted = self._submit_one()
-            if self._clock() >= self._look_at_s:
-                self._look()
-                self._look_at_s = self._clock() + POLL_INTERVAL_S
+            if self._clock() >= self._next_check_s:
+                self._check_jobs()
+                self._next_check_s = self._clock() + POLL_INTERVAL_S
                 self._report()
             if not self._ready and not submitted:
                 self._pause(POLL_INTERVAL_S)
@@ -119,110 +119,117 @@ class JobFollower:
         full = self._max_jobs is not None and len(self._jobs) >= self._max_jobs
         if full or not self._submitter.ready:
             return False
-        with process.defer_signals():  # a job whose number got lost would run on unseen
-            request, made = self._submitter.next()
-            self._take(request, made)
-        return made is not None
+        with process.defer_signals():  # a job whose id was lost would go on unnoticed
+            request, submitted = self._submitter.next()
+            self._take(request, submitted)
+        return submitted is not None
 
-    def _take(self, request: JobRequest, made: SubmittedJob | Result | None) -> None:
-        if isinstance(made, SubmittedJob):
-            self._jobs.append(made)
-        elif made is not None:
-            self._settle(request, made)
+    def _take(self, request: JobRequest, submitted: SubmittedJob | Result | None) -> None:
+        if isinstance(submitted, SubmittedJob):
+            self._jobs.append(submitted)
+        elif submitted is not None:
+            self._settle(request, submitted)
 
-    def _look(self) -> None:
+    def _check_jobs(self) -> None:
         self._query()
         with process.defer_signals():
             for job in list(self._jobs):
-                row = self._row(job)
-                if row is not None:
+                result = self._final_result(job)
+                if result is not None:
                     submit.remove_pickles(job.request.folder)
                     self._jobs.remove(job)
-                    self._settle(job.request, row)
+                    self._settle(job.request, result)
 
     def _query(self) -> None:
-        """Query the state of every job, where it is time for it."""
+        """Query the states of all jobs; the watcher decides whether it is time for that."""
         ids = [job.id for job in self._jobs]
         before = self._watcher.queries
         try:
-            found = self._watcher.look(ids) if ids else {}
+            states = self._watcher.look(ids) if ids else {}
         except SlurmError as error:
-            self._silent_since_s = self._silent_since_s if self._trouble else self._clock()
-            self._trouble = str(error)
+            self._silent_since_s = self._silent_since_s if self._error else self._clock()
+            self._error = str(error)
             return
         if self._watcher.queries == before:
             return
-        self._trouble = None
+        self._error = None
         for job in self._jobs:
-            self._update(job, found.get(job.id))
-        if self._cancelled_s is not None:  # those that it did not accept the first time
+            self._update(job, states.get(job.id))
+        if self._cancelled_s is not None:  # again those that it did not accept before
             self._scancel([job for job in self._jobs if job.over_s is None and not job.cancelled])
 
     def _update(self, job: SubmittedJob, state: JobState | None) -> None:
         if state is None:
-            job.unknown += 1
-            gone = job.state is not None or job.unknown >= MAX_UNKNOWN  # the watcher itself drops none early
+            job.unknown_count += 1
+            # The watcher itself does not leave out a job too early.
+            has_ended = job.state is not None or job.unknown_count >= MAX_UNKNOWN
         else:
-            job.state, job.unknown = state, 0
-            gone = is_over(state)
-            why = None if gone or job.never else why_never_starts(state)
+            job.state, job.unknown_count = state, 0
+            has_ended = is_over(state)
+            why = None if has_ended or job.never_starts else why_never_starts(state)
             if why is not None and self._scancel([job]):
-                job.never = why
-        if gone and job.over_s is None:
+                job.never_starts = why
+        if has_ended and job.over_s is None:
             job.over_s = self._clock()
 
-    def _row(self, job: SubmittedJob) -> Result | None:
-        """Return the result of a job, once there is one that will not change any more."""
+    def _final_result(self, job: SubmittedJob) -> Result | None:
+        """Return the result of a job, once it will not change any more."""
         now_s = self._clock()
         if job.result is None:
-            job.result, job.result_s = verdict.read_job_result(job.request.folder, fresh=not job.pending), now_s
-        row = job.result
-        if row is not None:
-            waits = verdict.scheduler_may_explain(row) and job.over_s is None and now_s - job.result_s < EXPLAIN_LIMIT_S
-            return None if waits else verdict.amend_result(row, job, self._names)
-        if job.never is not None:
-            return self._made(job, RunOutcome("unsupported", job.never))
-        if job.over_s is not None:  # a job that never ran has left nothing
-            in_time = job.state is None or not is_over(job.state) or job.ran
-            return None if in_time and now_s - job.over_s < RESULT_LIMIT_S else verdict.write_missing_result(job, self._names)
-        return self._given_up(job, now_s)
-
-    def _given_up(self, job: SubmittedJob, now_s: float) -> Result | None:
-        """Give up a job of which the scheduler reports nothing any more."""
-        if self._cancelled_s is not None and now_s - self._cancelled_s >= CANCEL_LIMIT_S:
-            words = (
-                f"cancelled; after {CANCEL_LIMIT_S:g} s SLURM had not said that job {job.id} is over: scancel {job.id}"
+            job.result, job.result_s = job_results.read_job_result(job.request.folder, fresh=not job.pending), now_s
+        result = job.result
+        if result is not None:
+            waits = (
+                job_results.scheduler_may_explain(result)
+                and job.over_s is None
+                and now_s - job.result_s < EXPLAIN_LIMIT_S
             )
-            outcome = RunOutcome("cancelled", words)
-        elif self._trouble is not None and now_s - self._silent_since_s >= SILENCE_LIMIT_S:
-            words = f"nothing was heard of job {job.id} for {SILENCE_LIMIT_S / 60:g} min: {self._trouble}"
-            outcome = RunOutcome("failed", words)
+            return None if waits else job_results.amend_result(result, job, self._expand_names)
+        if job.never_starts is not None:
+            return self._write_outcome(job, RunOutcome("unsupported", job.never_starts))
+        if job.over_s is not None:  # a job that never ran has left nothing
+            may_appear = job.state is None or not is_over(job.state) or job.ran
+            if may_appear and now_s - job.over_s < RESULT_LIMIT_S:
+                return None
+            return job_results.write_missing_result(job, self._expand_names)
+        return self._give_up(job, now_s)
+
+    def _give_up(self, job: SubmittedJob, now_s: float) -> Result | None:
+        """Return the result of a job that the scheduler has reported nothing of for too long; None before."""
+        if self._cancelled_s is not None and now_s - self._cancelled_s >= CANCEL_LIMIT_S:
+            reason = f"cancelled; after {CANCEL_LIMIT_S:g} s SLURM still did not report job {job.id} as over: scancel {job.id}"
+            outcome = RunOutcome("cancelled", reason)
+        elif self._error is not None and now_s - self._silent_since_s >= SILENCE_LIMIT_S:
+            reason = f"no news of job {job.id} for {SILENCE_LIMIT_S / 60:g} min: {self._error}"
+            outcome = RunOutcome("failed", reason)
         else:
             return None
-        return self._made(job, outcome)
+        return self._write_outcome(job, outcome)
 
-    def _made(self, job: SubmittedJob, outcome: RunOutcome) -> Result:
-        return verdict.write_result_for(job.request, outcome, scheduler=verdict.make_scheduler_record(job, self._names, None))
+    def _write_outcome(self, job: SubmittedJob, outcome: RunOutcome) -> Result:
+        return job_results.write_result_for(
+            job.request, outcome, scheduler=job_results.make_scheduler_record(job, self._expand_names, None)
+        )
 
     def _scancel(self, jobs: Sequence[SubmittedJob]) -> bool:
-        """Return whether the scheduler accepted it."""
+        """Cancel jobs; return whether the scheduler accepted that."""
         if not jobs:
             return True
         try:
             self._slurm.run("scancel", *(job.id for job in jobs))
         except SlurmError as error:
-            self._trouble = str(error)
+            self._error = str(error)
             return False
         for job in jobs:
             job.cancelled = True
         return True
 
-    def _settle(self, request: JobRequest, row: Result) -> None:
+    def _settle(self, request: JobRequest, result: Result) -> None:
         self._done += 1
-        self._ready.append((request, row))
+        self._ready.append((request, result))
 
     def _report(self) -> None:
-        now = summarize_queue(len(self._submitter.waiting), self._jobs, self._done, self._trouble)
+        now = summarize_queue(len(self._submitter.waiting), self._jobs, self._done, self._error)
         if now.runs or now != self._reported:
             self._reported = now
             self._on_change(now)

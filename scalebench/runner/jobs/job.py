@@ -1,4 +1,4 @@
-"""Runs that are jobs, and how they stand. Layer 3."""
+"""Runs that are jobs, and their states."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ class JobRequest:
     number: int
     spec: RunSpec
     folder: Path
-    adopted: bool = False  # its job exists already, submitted by a program that has ended
+    adopted: bool = False  # an earlier program submitted its job
 
 
 @dataclass(eq=False)
 class SubmittedJob:
-    """A run that has been submitted and has no result yet. Times are by the follower's clock."""
+    """A run that has been submitted and has no result yet. Times are by the clock of the JobFollower."""
 
     request: JobRequest
     submission: Submission
-    state: JobState | None = None  # by the scheduler's last answer
-    unknown: int = 0  # answers of the scheduler since then that did not know it
-    result: Result | None = None  # that it left, and that the scheduler may explain better
-    result_s: float = 0.0  # when that was found
+    state: JobState | None = None  # in the scheduler's last answer
+    unknown_count: int = 0  # later answers of the scheduler without this job
+    result: Result | None = None  # left by the job; the scheduler may explain it better
+    result_s: float = 0.0  # when that was first read
     over_s: float | None = None  # when it was first reported as over
-    cancelled: bool = False  # by us
-    never: str | None = None  # why it could not start, and was taken out of the queue
+    cancelled: bool = False  # by this program
+    never_starts: str | None = None  # why it could not start, and was removed from the queue
 
     @property
     def id(self) -> str:
@@ -43,33 +43,34 @@ class SubmittedJob:
 
     @property
     def pending(self) -> bool:
-        """Whether it waits by the last answer; it may have started since."""
+        """Return whether it was waiting at the last answer; it may have started since."""
         return self.over_s is None and (self.state is None or self.state.state in WAITING_STATES)
 
     @property
     def ran(self) -> bool:
-        """Whether it got nodes; the start time of a job without any is only expected."""
+        """Return whether it got nodes: the start time of a job without nodes is only expected."""
         return self.state is not None and not self.pending and bool(self.state.node_list)
 
 
 @dataclass(frozen=True)
 class QueueState:
-    """The state of the runs that a scheduler has."""
+    """The state of all runs of a JobFollower."""
 
     waiting: int  # not submitted yet
     pending: int
-    reason: str | None  # the scheduler's commonest one for that
-    runs: tuple[JobRequest, ...]  # that run now
+    reason: str | None  # the scheduler's most frequent reason why jobs are pending
+    runs: tuple[JobRequest, ...]  # whose jobs run now
     over: int
-    trouble: str | None = None  # why the scheduler does not answer
+    error: str | None = None  # why the scheduler does not answer
 
     @property
     def running(self) -> int:
         return len(self.runs)
 
 
-def summarize_queue(waiting: int, jobs: Collection[SubmittedJob], over: int, trouble: str | None) -> QueueState:
+def summarize_queue(waiting: int, jobs: Collection[SubmittedJob], over: int, error: str | None) -> QueueState:
+    """Count the runs by state; `waiting` are not submitted yet, `over` have a result."""
     pending = [job for job in jobs if job.pending]
     reasons = Counter(job.state.reason for job in pending if job.state is not None and job.state.reason)
     reason = reasons.most_common(1)[0][0] if reasons else None
-    return QueueState(waiting, len(pending), reason, tuple(job.request for job in jobs if not job.pending), over, trouble)
+    return QueueState(waiting, len(pending), reason, tuple(job.request for job in jobs if not job.pending), over, error)

@@ -1,4 +1,4 @@
-"""Runs one run in its folder, as a job of SLURM does on its first node. Layer 3."""
+"""The program of a SLURM job: performs one run in its folder, on the first node of the job."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from scalebench.slurm import submit
 
 
 def run_job_and_exit(folder: str) -> NoReturn:
-    """Do all that a job does, and end the process: submitit would leave another file of its own otherwise."""
+    """Perform the run of a job, and end the process, since submitit would otherwise leave another file of its own."""
     submit.remove_pickles(Path(folder))
     run_job(folder)
     raise SystemExit(0)
 
 
 def run_job(folder: str) -> None:
-    """Run the spec.json of `folder`, and leave its result there, which also has the reason of a failure.
+    """Perform the run of the spec.json in `folder`, and leave its result there, also of a failure.
 
-    SIGTERM, which the processes of a job get when it is cancelled or its time is over, ends the run as Ctrl-C does.
+    SIGTERM, which SLURM sends when a job is cancelled or at its time limit, ends the run as Ctrl-C does.
     """
     for sign in (signal.SIGTERM, signal.SIGINT):
         signal.signal(sign, _interrupt)
     path = Path(folder)
     try:
-        print(_line(run_spec(read_spec(path), path)), flush=True)
+        print(_format_result(run_spec(read_spec(path), path)), flush=True)
     except KeyboardInterrupt:
         print("scalebench: cancelled", flush=True)
     except (InputError, OSError) as error:
@@ -42,6 +42,6 @@ def _interrupt(number: int, frame: Any) -> None:
     raise KeyboardInterrupt
 
 
-def _line(result: Result) -> str:
+def _format_result(result: Result) -> str:
     text = result.status if result.reason is None else f"{result.status}: {result.reason}"
     return f"scalebench: {result.scale.strategy} gpus={result.scale.gpus} {text}"

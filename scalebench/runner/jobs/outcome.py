@@ -1,4 +1,4 @@
-"""The result of a job: the one that it left, or one made of what its ranks left and the scheduler reports. Layer 3."""
+"""The result of a job: the one that it left, or one made from its ranks' files and the scheduler's report."""
 
 from __future__ import annotations
 
@@ -12,49 +12,57 @@ from scalebench.core.errors import InputError
 from scalebench.core.result import Result, SchedulerRecord, read_result, write_result
 from scalebench.core.run_folder import JOB_LOG, RESULT_FILE, UNREADABLE_RESULT_FILE, has_rank_files
 from scalebench.core.spec import RunSpec
-from scalebench.runner.collect import ResultParts, RunId, RunOutcome, assemble_result, outcome_of_first_failure, read_ranks, with_job_outcome
-from scalebench.runner.jobs.job import SubmittedJob, JobRequest
+from scalebench.runner.collect import (
+    ResultParts,
+    RunId,
+    RunOutcome,
+    assemble_result,
+    outcome_of_first_failure,
+    read_ranks,
+    with_job_outcome,
+)
+from scalebench.runner.jobs.job import JobRequest, SubmittedJob
 from scalebench.runner.launchers import srun
 from scalebench.runner.parent import StartedRun
 from scalebench.slurm.commands import Slurm, SlurmError
 from scalebench.slurm.job_states import END_STATES, JobState, classify_end, is_over, is_script_killed
 
-# Ends that come from outside; what ranks report then only follows from it.
+# Ends from outside the run; failures that ranks report then follow from them.
 EXTERNAL_ENDS = frozenset(END_STATES) - {"COMPLETED", "FAILED"}
-MAX_LOG_LINE_CHARACTERS = 200  # characters of a log's last line
-NodeNameExpander = Callable[[str], list[str]]  # of nodes, from the scheduler's short form
+MAX_LOG_LINE_CHARACTERS = 200
+NodeNameExpander = Callable[[str], list[str]]  # the names of nodes, from the scheduler's short form
 
 
 def read_job_result(folder: Path, fresh: bool) -> Result | None:
-    """Return the result that the job left; None before that, and for half of one.
+    """Return the result that the job left; None before that, and where it is incomplete.
 
-    `fresh`: list the folder, which makes NFS ask its server; to look at one file may answer from memory for a minute.
+    `fresh`: list the folder, which makes NFS query its server; a stat of one file may be cached for a minute.
     """
     try:
-        there = RESULT_FILE in os.listdir(folder) if fresh else os.path.exists(folder / RESULT_FILE)
-        return read_result(folder / RESULT_FILE) if there else None
+        exists = RESULT_FILE in os.listdir(folder) if fresh else os.path.exists(folder / RESULT_FILE)
+        return read_result(folder / RESULT_FILE) if exists else None
     except (OSError, InputError):
         return None
 
 
 def scheduler_may_explain(result: Result) -> bool:
-    """Return whether the scheduler may explain it better: a process that is killed does not know by whom."""
+    """Return whether the scheduler may explain a result better: a process that is killed cannot tell why."""
     return result.status in ("failed", "cancelled")
 
 
-def amend_result(result: Result, job: SubmittedJob, names: NodeNameExpander) -> Result:
-    """Add what the scheduler knows to a result that the job left, also in its file where that changes anything."""
+def amend_result(result: Result, job: SubmittedJob, expand_names: NodeNameExpander) -> Result:
+    """Add the scheduler's facts to a result that the job left, and rewrite its file if they change it."""
     outcome = None
     if job.state is not None and scheduler_may_explain(result) and job.state.state in EXTERNAL_ENDS:
         outcome = RunOutcome(*classify_end(job.state))
-    amended = with_job_outcome(result, make_scheduler_record(job, names, result.scheduler), outcome)
+    amended = with_job_outcome(result, make_scheduler_record(job, expand_names, result.scheduler), outcome)
     if amended != result:
-        with contextlib.suppress(OSError):  # one that cannot be written again stays as the job left it
+        with contextlib.suppress(OSError):  # a file that cannot be rewritten stays as the job left it
             write_result(amended, job.request.folder)
     return amended
 
 
-def write_missing_result(job: SubmittedJob, names: NodeNameExpander) -> Result:
+def write_missing_result(job: SubmittedJob, expand_names: NodeNameExpander) -> Result:
     """Write the result of a job that is over and left none."""
     folder = job.request.folder
     try:
@@ -64,7 +72,9 @@ def write_missing_result(job: SubmittedJob, names: NodeNameExpander) -> Result:
         return make_unwritten_result(job.request, RunOutcome("failed"), error)
     log = JOB_LOG if (folder / JOB_LOG).exists() else None
     started_at_s = job.state.started_at_s if job.state is not None and job.ran else None
-    return write_result_for(job.request, replace(outcome, log=log), make_scheduler_record(job, names, None), started_at_s)
+    return write_result_for(
+        job.request, replace(outcome, log=log), make_scheduler_record(job, expand_names, None), started_at_s
+    )
 
 
 def write_result_for(
@@ -73,7 +83,8 @@ def write_result_for(
     scheduler: SchedulerRecord | None = None,
     started_at_s: float | None = None,
 ) -> Result:
-    """Write a result that the run itself did not write. Where it cannot be written its reason says so."""
+    """Write a result that the run itself did not write, and return it. Where it cannot be written, its reason says
+    so."""
     try:
         request.folder.mkdir(parents=True, exist_ok=True)
         return StartedRun(request.spec, request.folder, RunId.new(started_at_s), scheduler).finish(outcome)
@@ -82,14 +93,14 @@ def write_result_for(
 
 
 def make_unwritten_result(request: JobRequest, outcome: RunOutcome, error: OSError) -> Result:
-    """Make a result that is in no file, since its folder cannot be written."""
+    """Return a result that is in no file, since its folder cannot be written."""
     why = f"{request.folder} cannot be written: {error.strerror or error}"
     reason = f"{outcome.reason}; {why}" if outcome.reason else why
     return assemble_result(request.spec, RunId.new(), RunOutcome("failed", reason), ResultParts())
 
 
 def keep_unreadable_result(folder: Path) -> None:
-    """Rename a file that is no whole record, so that it stays to be looked at."""
+    """Rename an incomplete result file, so that it is kept for inspection."""
     if RESULT_FILE in os.listdir(folder):
         os.replace(folder / RESULT_FILE, folder / UNREADABLE_RESULT_FILE)
 
@@ -100,40 +111,38 @@ def job_outcome(job: SubmittedJob) -> RunOutcome:
     if state is None or not is_over(state):
         if job.cancelled:
             return RunOutcome("cancelled", f"cancelled with its job {job.id}")
-        return RunOutcome("failed", f"SLURM knows nothing of job {job.id} any more, and it left no {RESULT_FILE}")
+        return RunOutcome("failed", f"SLURM does not list job {job.id} any more, and it left no {RESULT_FILE}")
     status, reason = classify_end(state)
     if state.state in EXTERNAL_ENDS or status == "unsupported":
         return RunOutcome(status, reason)
-    # Without cgroups SLURM reports that nowhere else.
+    # Without cgroups SLURM reports a lack of memory only in the log.
     memory = srun.memory_outcome(srun.read_log(folder / JOB_LOG)) if state.state == "FAILED" else None
     if memory is not None:
         return RunOutcome(*memory)
     failed = [rank for rank in read_ranks(folder, spec.processes) if rank is not None and rank.status != "ok"]
     if not failed:
-        return RunOutcome("failed", _unexplained(spec, folder, state, reason))
+        return RunOutcome("failed", _reason_without_records(spec, folder, state, reason))
     first = outcome_of_first_failure(failed, spec.processes)
-    # Without the script its ranks lose each other.
+    # Where the batch script was killed, the ranks lose their connections because of that.
     return replace(first, reason=f"{reason}; {first.reason}") if is_script_killed(state) else first
 
 
-def _unexplained(spec: RunSpec, folder: Path, state: JobState, reason: str | None) -> str:
+def _reason_without_records(spec: RunSpec, folder: Path, state: JobState, reason: str | None) -> str:
     names = os.listdir(folder)
-    sign_of_life = JOB_LOG in names or has_rank_files(names)
-    if state.node_list and not sign_of_life:
+    left_files = JOB_LOG in names or has_rank_files(names)
+    if state.node_list and not left_files:
         return (
             f"job {state.job_id} ran on {state.node_list} and left nothing in {folder.absolute()}: the "
             "nodes do not see this folder; set hydra.sweep.dir (or hydra.run.dir) to one that they share"
         )
     if UNREADABLE_RESULT_FILE in names:
-        return (
-            f"job {state.job_id} left a {RESULT_FILE} that is no whole record; it is kept as {UNREADABLE_RESULT_FILE}"
-        )
+        return f"job {state.job_id} left an incomplete {RESULT_FILE}; it is kept as {UNREADABLE_RESULT_FILE}"
     line = last_log_line(folder / JOB_LOG)
     return (reason or f"job {state.job_id} left no {RESULT_FILE}") + (f": {line}" if line else "")
 
 
 def last_log_line(log: Path) -> str:
-    """Return the last line of a log but for what submitit reports of itself."""
+    """Return the last line of a log, without submitit's own messages."""
     try:
         with open(log, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
@@ -144,25 +153,28 @@ def last_log_line(log: Path) -> str:
     return lines[-1][:MAX_LOG_LINE_CHARACTERS] if lines else ""
 
 
-def make_scheduler_record(job: SubmittedJob, names: NodeNameExpander, by_job: SchedulerRecord | None) -> SchedulerRecord:
-    """Return the scheduler's facts, and what the job itself recorded where the scheduler does not have them."""
-    made = replace(by_job) if by_job is not None else SchedulerRecord("slurm", job.id, job.submission.partition)
+def make_scheduler_record(
+    job: SubmittedJob, expand_names: NodeNameExpander, by_job: SchedulerRecord | None
+) -> SchedulerRecord:
+    """Return the scheduler's facts on a job, and the job's own where the scheduler has none."""
+    facts = replace(by_job) if by_job is not None else SchedulerRecord("slurm", job.id, job.submission.partition)
     state = job.state
     if state is None:
-        return made
-    if not made.nodes and state.node_list:
-        made.nodes = names(state.node_list)
+        return facts
+    if not facts.nodes and state.node_list:
+        facts.nodes = expand_names(state.node_list)
     if job.ran and state.started_at_s is not None and state.submitted_at_s is not None:  # both by one clock
-        made.queued_s = max(0.0, state.started_at_s - state.submitted_at_s)
+        facts.queued_s = max(0.0, state.started_at_s - state.submitted_at_s)
     if is_over(state):
-        made.state, made.reason = state.state, state.reason
-    return made
+        facts.state, facts.reason = state.state, state.reason
+    return facts
 
 
 def create_node_name_expander(slurm: Slurm) -> NodeNameExpander:
-    """Expand `h[1-2]` to h1, h2; none where that fails. SLURM's own command does it, without its controller."""
+    """Return a function that expands `h[1-2]` to h1, h2, by a command of SLURM that needs no controller; it returns
+    nothing where that fails."""
 
-    def names(node_list: str) -> list[str]:
+    def expand_names(node_list: str) -> list[str]:
         if not any(sign in node_list for sign in "[,"):
             return [node_list]
         try:
@@ -170,4 +182,4 @@ def create_node_name_expander(slurm: Slurm) -> NodeNameExpander:
         except SlurmError:
             return []
 
-    return names
+    return expand_names

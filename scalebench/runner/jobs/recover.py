@@ -1,4 +1,4 @@
-"""Jobs of a program that has ended: those that still run are found again, the others get their results. Layer 3."""
+"""Recovers the jobs of a program that has ended: finds those that still run, and writes the results of the others."""
 
 from __future__ import annotations
 
@@ -10,23 +10,28 @@ from scalebench.core.run_folder import JOB_FILE, RESULT_FILE
 from scalebench.core.spec import read_spec
 from scalebench.runner.jobs import outcome
 from scalebench.runner.jobs.follow import POLL_INTERVAL_S, RESULT_LIMIT_S, JobWatcher, sleep_until_cancelled
-from scalebench.runner.jobs.job import SubmittedJob, JobRequest
+from scalebench.runner.jobs.job import JobRequest, SubmittedJob
 from scalebench.slurm.commands import Slurm, SlurmError
 from scalebench.slurm.job_states import JobStatePoller, is_over
 from scalebench.slurm.submit import read_submission
 
-MAX_CLOCK_OFFSET_S = 600.0  # between hosts of one cluster; job numbers are used again, and by other clusters
+MAX_CLOCK_OFFSET_S = 600.0  # between hosts of one cluster; job ids are reused, and other clusters have the same
 RunKey = tuple[str, int]  # fingerprint, repeat
 
 
 def find_running_jobs(
-    root: Path, slurm: Slurm, *, watcher: JobWatcher | None = None, pause: Callable[[float], None] = sleep_until_cancelled
+    root: Path,
+    slurm: Slurm,
+    *,
+    watcher: JobWatcher | None = None,
+    pause: Callable[[float], None] = sleep_until_cancelled,
 ) -> dict[RunKey, Path]:
-    """Folders of runs at or below `root` whose jobs are pending or running; of equal runs the one submitted last.
+    """Return the folders of runs at or below `root` whose jobs are pending or running; of equal runs the last
+    submitted.
 
-    A job that is over and left no result gets one here, so that its run does not look like one that was never
-    submitted; one that the scheduler does not know may be another cluster's, and is left alone. InputError where the
-    scheduler does not answer: to submit a run once more that still runs would spoil both.
+    A job that is over and left no result gets one here, so that its run does not look as if it was never submitted; a
+    job that the scheduler does not list may be another cluster's, and is left alone. InputError where the scheduler
+    does not answer: submitting a run again while it still runs would spoil both.
     """
     jobs = _without_result(root)
     if not jobs:
@@ -36,13 +41,13 @@ def find_running_jobs(
     except SlurmError as error:
         first = jobs[0]
         raise InputError(
-            f"nobody can tell whether job {first.id} of {first.request.folder} still runs ({error}); "
+            f"it is unknown whether job {first.id} of {first.request.folder} still runs ({error}); "
             f"try again later, or remove its {JOB_FILE}"
         ) from error
     running, ended = {}, []
     for job in sorted(jobs, key=lambda job: job.submission.submitted_at_s):
         job.state = states.get(job.id)
-        if job.state is None or not _is_same(job):
+        if job.state is None or not _is_listed_job(job):
             continue
         if is_over(job.state):
             ended.append(job)
@@ -53,7 +58,7 @@ def find_running_jobs(
 
 
 def _without_result(root: Path) -> list[SubmittedJob]:
-    """Return the jobs that have no result; folders that cannot be read are passed over."""
+    """Return the jobs that have no result; folders that cannot be read are skipped."""
     jobs = []
     for path in sorted(root.rglob(JOB_FILE)):
         folder = path.parent
@@ -66,13 +71,13 @@ def _without_result(root: Path) -> list[SubmittedJob]:
     return jobs
 
 
-def _is_same(job: SubmittedJob) -> bool:
+def _is_listed_job(job: SubmittedJob) -> bool:
     submitted_at_s = None if job.state is None else job.state.submitted_at_s
     return submitted_at_s is None or abs(submitted_at_s - job.submission.submitted_at_s) < MAX_CLOCK_OFFSET_S
 
 
 def _write_results(ended: list[SubmittedJob], slurm: Slurm, pause: Callable[[float], None]) -> None:
-    """Wait a little first: jobs that have just ended may have left a result that is not visible yet."""
+    """Write results for ended jobs, after a short wait for results that jobs left but that are not visible yet."""
     waited_s = 0.0
     while ended := [job for job in ended if outcome.read_job_result(job.request.folder, fresh=True) is None]:
         if waited_s >= RESULT_LIMIT_S:

@@ -1,4 +1,4 @@
-"""Hands runs over to the scheduler, one after the other, and waits a little for one that does not answer. Layer 3."""
+"""Submits runs to the scheduler, one after the other, and tries again for a while where it does not answer."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from scalebench.core.run_folder import JOB_FILE, JOB_LOG, remove_leftovers
 from scalebench.core.spec import RunSpec, write_spec
 from scalebench.runner.collect import RunOutcome
 from scalebench.runner.jobs import outcome
-from scalebench.runner.jobs.job import SubmittedJob, JobRequest
+from scalebench.runner.jobs.job import JobRequest, SubmittedJob
 from scalebench.runner.parent import refuse_folder_with_result
 from scalebench.slurm.commands import JobRefused, SlurmError, SlurmUnreachable
 from scalebench.slurm.submit import Submission, read_submission
 
-RETRY_PAUSES_S = (2.0, 5.0, 10.0, 20.0)  # before the controller is tried again; it may just be starting anew
+RETRY_PAUSES_S = (2.0, 5.0, 10.0, 20.0)  # before the next tries; the controller may just be restarting
 
 SubmitFunction = Callable[[RunSpec, Path], Submission]
 
 
 class Submitter:
-    """Runs that wait to be submitted, in order."""
+    """The runs that wait to be submitted, in order."""
 
     def __init__(self, submit: SubmitFunction, clock: Callable[[], float]) -> None:
         self.waiting: deque[JobRequest] = deque()
@@ -31,7 +31,7 @@ class Submitter:
         self._tries, self._not_before_s = 0, clock()
 
     def add(self, requests: Sequence[JobRequest]) -> None:
-        """InputError for a folder that holds a result."""
+        """Add runs; raise InputError for a folder that holds a result."""
         for request in requests:
             refuse_folder_with_result(request.folder)
         self.waiting += requests
@@ -41,14 +41,15 @@ class Submitter:
         return bool(self.waiting) and self._clock() >= self._not_before_s
 
     def next(self) -> tuple[JobRequest, SubmittedJob | Result | None]:
-        """Submit the first that waits. Return its job, or its result where it cannot be one; None: try again later."""
+        """Submit the first waiting run. Return its job, or its result where it cannot be submitted; None: try again
+        later."""
         request = self.waiting[0]
-        made = self._made(request)
-        if made is not None:
+        submitted = self._submit_request(request)
+        if submitted is not None:
             self.waiting.popleft()
-        return request, made
+        return request, submitted
 
-    def _made(self, request: JobRequest) -> SubmittedJob | Result | None:
+    def _submit_request(self, request: JobRequest) -> SubmittedJob | Result | None:
         if request.spec.broken is not None:
             return outcome.write_result_for(request, RunOutcome("failed", request.spec.broken))
         if request.spec.unsupported is not None:
@@ -57,22 +58,22 @@ class Submitter:
             prepare_job_folder(request)
             submission = self._submit(request.spec, request.folder)
         except JobRefused as error:
-            made = outcome.write_result_for(request, RunOutcome("unsupported", str(error)))
+            result = outcome.write_result_for(request, RunOutcome("unsupported", str(error)))
         except SlurmUnreachable as error:
-            if self._later():
+            if self._may_retry():
                 return None
-            made = outcome.write_result_for(request, RunOutcome("failed", f"it could not be submitted: {error}"))
+            result = outcome.write_result_for(request, RunOutcome("failed", f"it could not be submitted: {error}"))
         except (SlurmError, InputError) as error:
-            made = outcome.write_result_for(request, RunOutcome("failed", f"it could not be submitted: {error}"))
+            result = outcome.write_result_for(request, RunOutcome("failed", f"it could not be submitted: {error}"))
         except OSError as error:
-            made = outcome.make_unwritten_result(request, RunOutcome("failed"), error)
+            result = outcome.make_unwritten_result(request, RunOutcome("failed"), error)
         else:
             self._tries = 0
             return SubmittedJob(request, submission)
-        return made
+        return result
 
-    def _later(self) -> bool:
-        """Return whether to try again. Once the controller has had its time, each run that is left has one try."""
+    def _may_retry(self) -> bool:
+        """Return whether to try again. After all pauses each of the remaining runs has one try."""
         if self._tries == len(RETRY_PAUSES_S):
             return False
         self._not_before_s = self._clock() + RETRY_PAUSES_S[self._tries]
@@ -84,16 +85,16 @@ def adopt_job(request: JobRequest) -> SubmittedJob | Result:
     """Return the job that an earlier program submitted; a failed result where it left no job.json."""
     reason = f"{request.folder} holds no {JOB_FILE}, so that its job cannot be followed"
     try:
-        found = read_submission(request.folder)
+        submission = read_submission(request.folder)
     except InputError as error:
-        found, reason = None, str(error)
-    if found is not None:
-        return SubmittedJob(request, found)
+        submission, reason = None, str(error)
+    if submission is not None:
+        return SubmittedJob(request, submission)
     return outcome.write_result_for(request, RunOutcome("failed", reason))
 
 
 def prepare_job_folder(request: JobRequest) -> None:
-    """Prepare its folder for the job, without what an earlier job left there. OSError."""
+    """Prepare the folder of a job, and remove the files of an earlier job; raise OSError where that fails."""
     request.folder.mkdir(parents=True, exist_ok=True)
     write_spec(request.spec, request.folder)
     remove_leftovers(request.folder)

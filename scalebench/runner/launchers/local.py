@@ -9,10 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from scalebench.core.process import defer_signals, as_start_errors
+from scalebench.core.process import as_start_errors, defer_signals
 from scalebench.core.run_folder import rank_log_name
-from scalebench.runner.launchers.rank_environment import LOOPBACK, rank_environment, find_free_ports
-from scalebench.runner.launchers.supervise import RankGroup, GroupExit, LaunchRequest, supervise
+from scalebench.runner.launchers.rank_environment import LOOPBACK, find_free_ports, rank_environment
+from scalebench.runner.launchers.supervise import GroupExit, LaunchRequest, RankGroup, supervise
 
 
 def launch(request: LaunchRequest) -> GroupExit:

@@ -19,18 +19,26 @@ from pathlib import Path
 
 from scalebench.config import placement as host_lists
 from scalebench.core import exit_with_parent
-from scalebench.core.machine.machine import SECRET_VARIABLES, FRAMEWORK_VARIABLES
-from scalebench.core.process import StartError, defer_signals, as_start_errors
+from scalebench.core.machine.machine import FRAMEWORK_VARIABLES, SECRET_VARIABLES
+from scalebench.core.process import StartError, as_start_errors, defer_signals
 from scalebench.core.run_folder import MPIRUN_LOG
 from scalebench.core.spec import RunSpec
 from scalebench.runner.launchers import srun
 from scalebench.runner.launchers.local import Child, start_program
-from scalebench.runner.launchers.rank_environment import ADDRESSES, LOOPBACK, RUN_ID, find_free_ports, assign_rank_addresses
+from scalebench.runner.launchers.rank_environment import (
+    ADDRESSES,
+    LOOPBACK,
+    RUN_ID,
+    assign_rank_addresses,
+    find_free_ports,
+)
 from scalebench.runner.launchers.remote_ranks import RemoteRanks
 from scalebench.runner.launchers.supervise import GroupExit, LaunchRequest, supervise
 from scalebench.slurm.resources import RANK_AGENT
 
-IGNORED_WARNING = re.compile(r"(\[\S+\] plm:rsh: )?Warning: ")  # of ssh on a new host, and of mpirun while it starts ssh
+IGNORED_WARNING = re.compile(
+    r"(\[\S+\] plm:rsh: )?Warning: "
+)  # of ssh on a new host, and of mpirun while it starts ssh
 NO_MPIRUN = "there is no mpirun on the PATH; install Open MPI (openmpi-bin) or take a strategy without MPI"
 QUERY_LIMIT_S = 20.0  # for mpirun to print facts about itself
 OPEN_MPI, HYDRA, UNKNOWN = "Open MPI", "Hydra", "unknown"
@@ -203,5 +211,8 @@ def _as_root() -> list[str]:
 
 
 def is_forwarded(name: str) -> bool:
-    """Return whether a variable is passed to other hosts. Passwords and keys are not: a command line is visible to all users."""
-    return bool(FORWARDED_VARIABLES.match(name) or FRAMEWORK_VARIABLES.match(name)) and not SECRET_VARIABLES.search(name)
+    """Return whether a variable is passed to other hosts. Passwords and keys are not: a command line is visible to all
+    users."""
+    return bool(FORWARDED_VARIABLES.match(name) or FRAMEWORK_VARIABLES.match(name)) and not SECRET_VARIABLES.search(
+        name
+    )

@@ -50,7 +50,9 @@ from scalebench.runner.launchers.supervise import FOLLOW_LIMIT_S, GRACE_PERIOD_S
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 SLURM_STEP, SLURM_NODE = "SLURM_STEP_ID", "SLURMD_NODENAME"
 SIGTERM_GAP_S = 0.5  # between the effect of SIGTERM on a worker and on its agent, where both are sent it
-STAY_AFTER_FAILURE_S = FOLLOW_LIMIT_S + GRACE_PERIOD_S + 5.0  # the launcher has decided by then; if it has died, so has mpirun
+STAY_AFTER_FAILURE_S = (
+    FOLLOW_LIMIT_S + GRACE_PERIOD_S + 5.0
+)  # the launcher has decided by then; if it has died, so has mpirun
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGCONT)
 STOP_INTERVAL_S = 1.0  # between two checks for the end of the run in its folder
 # torchrun's own variables, for groups that use its own store
@@ -137,8 +139,8 @@ class TorchrunAgent(RankAgent):
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _status(self, status: int) -> int:
-        """Return 0 only where the run succeeded: where the ranks of one node seem to have succeeded and others have not,
-        torchrun waits for minutes."""
+        """Return 0 only where the run succeeded: where the ranks of one node seem to have succeeded and others have
+        not, torchrun waits for minutes."""
         with contextlib.suppress(FileNotFoundError):
             if read_json(self._folder / STOP_FILE) is True:
                 return 0
@@ -194,7 +196,7 @@ def read_torchrun_rank(variables: Mapping[str, str], spec: RunSpec) -> int:
     for name, expected in (("LOCAL_RANK", place.local_rank), ("GROUP_RANK", place.node)):
         if variables.get(name, str(expected)) != str(expected):
             raise InputError(
-                f"rank {rank} should have {name}={expected} and has {variables[name]}; see --nproc-per-node of each node"
+                f"rank {rank} should have {name}={expected} and has {variables[name]}; see each node's --nproc-per-node"
             )
     return rank
 

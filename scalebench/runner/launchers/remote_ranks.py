@@ -108,14 +108,16 @@ class RemoteRanks(RankGroup[RemoteRank]):
     """All ranks under one program that started their agents: mpirun or srun."""
 
     def __init__(self, folder: Path, ranks: int, name: str, log: str, reason: Callable[[Path], str | None]) -> None:
-        """`name` is the program's, `log` the file with its output, and `reason` reads from it why the program failed."""
+        """`name` is the program's, `log` the file with its output, and `reason` reads from it why the program
+        failed."""
         super().__init__()
         self._name, self._log, self._reason = name, folder / log, reason
         self.members = [RemoteRank(folder, rank) for rank in range(ranks)]
         self.starter: Child | None = None
 
     def broken(self) -> str | None:
-        """Return why the program failed, also when it terminated ranks: by itself it does so only after one has failed."""
+        """Return why the program failed, also when it terminated ranks: by itself it does so only after one has
+        failed."""
         terminated = [str(rank) for rank, member in enumerate(self.members) if member.terminated]
         starter = self.starter
         if starter is not None and terminated:
@@ -136,7 +138,8 @@ class RemoteRanks(RankGroup[RemoteRank]):
         return self._reason(self._log) or f"{self._name} ended with exit status {code} and without a reason"
 
     def end(self, grace_s: float) -> None:
-        """End the ranks on this host, then the program, which ends those on other hosts and those that have just started."""
+        """End the ranks on this host, then the program, which ends those on other hosts and those that have just
+        started."""
         super().end(grace_s)
         starter = self.starter
         if starter is None:

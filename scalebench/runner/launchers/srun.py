@@ -16,7 +16,7 @@ from pathlib import Path
 from scalebench.core import exit_with_parent
 from scalebench.core.errors import InputError
 from scalebench.core.machine.cpus import parse_cpu_list
-from scalebench.core.process import StartError, defer_signals, as_start_errors
+from scalebench.core.process import StartError, as_start_errors, defer_signals
 from scalebench.core.result import SchedulerRecord
 from scalebench.core.run_folder import SRUN_HOSTS_FILE, SRUN_LOG
 from scalebench.core.spec import RunSpec
@@ -93,7 +93,7 @@ def _variables(hosts: list[str], run_id: str, folder: Path) -> dict[str, str]:
     return kept | {
         ADDRESSES: ",".join(assign_rank_addresses(hosts, run_id)),
         RUN_ID: run_id,
-        exit_with_parent.LAUNCHER_VARIABLE: exit_with_parent.REMOTE_LAUNCHER,  # the daemons on the nodes start the ranks
+        exit_with_parent.LAUNCHER_VARIABLE: exit_with_parent.REMOTE_LAUNCHER,  # the nodes' daemons start the ranks
         "SLURM_HOSTFILE": str((folder / SRUN_HOSTS_FILE).absolute()),  # read where the distribution is arbitrary
     }
 
@@ -210,7 +210,8 @@ class StepRanks(RemoteRanks):
         return None
 
     def first_failed(self, failed: list[int]) -> list[int]:
-        """Return the ranks that were killed with their agents, if any: others lost their connections because of them."""
+        """Return the ranks that were killed with their agents, if any: others lost their connections because of
+        them."""
         self._ended_without_file()
         return [rank for rank, member in enumerate(self.members) if member.lost] or failed
 
@@ -226,8 +227,8 @@ class StepRanks(RemoteRanks):
         return ends
 
     def _ended_tasks(self) -> dict[int, str]:
-        """Return srun's reports by rank. The log is read again only if it has grown, or a reported rank has left no exit
-        file yet."""
+        """Return srun's reports by rank. The log is read again only if it has grown, or a reported rank has left no
+        exit file yet."""
         size = self._log.stat().st_size if self._log.exists() else 0
         if size == self._read_bytes and all(self.members[rank].over for rank in self._reported_at_s):
             return {}
@@ -236,8 +237,8 @@ class StepRanks(RemoteRanks):
         return {rank: end for rank, end in ends.items() if rank < len(self.members)}
 
     def batch_outcome(self) -> tuple[str, str] | None:
-        """Return the outcome by srun's log. Once we have ended the step, only a lack of memory counts, which is reported
-        late: that the step was cancelled then follows from our ending it."""
+        """Return the outcome by srun's log. Once we have ended the step, only a lack of memory counts, which is
+        reported late: that the step was cancelled then follows from our ending it."""
         text = read_log(self._log)
         return memory_outcome(text) if self._ending else step_outcome(text)
 

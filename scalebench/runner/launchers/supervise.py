@@ -41,8 +41,8 @@ class Launcher(Protocol):
         """Run all ranks to their end.
 
         The group is ended when a rank fails, after `hang_s` without progress, and after `timeout_s` in all; service
-        ranks are also ended when all ranks that measure have ended well. Whatever happens, also an exception or Ctrl-C here, no
-        process is left. StartError when processes cannot be started.
+        ranks are also ended when all ranks that measure have ended well. Whatever happens, also an exception or Ctrl-C
+        here, no process is left. StartError when processes cannot be started.
         """
         ...
 
@@ -56,7 +56,9 @@ class GroupExit:
     wall_s: float
     died_first: list[int] = field(default_factory=list)  # the ranks that had failed when the first failure was noticed
     timeout: str | None = None  # why the group was ended by the launcher
-    timeout_at_s: float | None = None  # seconds since the epoch; failures that ranks report later follow from being ended
+    timeout_at_s: float | None = (
+        None  # seconds since the epoch; failures that ranks report later follow from being ended
+    )
     stopped: list[int] = field(default_factory=list)  # ranks that a signal had stopped by then
     pids: list[int] = field(default_factory=list)
     services: dict[int, str] = field(default_factory=dict)  # role by rank, of those that are ended after the others

@@ -21,9 +21,9 @@ from scalebench.core.process import StartError, cancelled, wait_until
 from scalebench.core.run_folder import STOP_FILE, TORCHRUN_FILE, rank_processes_path
 from scalebench.core.spec import RunSpec
 from scalebench.runner.launchers.rank_agent import STOP_INTERVAL_S, TorchrunGroup
-from scalebench.runner.launchers.rank_environment import LOOPBACK, find_free_ports, assign_rank_addresses
+from scalebench.runner.launchers.rank_environment import LOOPBACK, assign_rank_addresses, find_free_ports
 from scalebench.runner.launchers.remote_ranks import FS_DELAY_S, RemoteRank
-from scalebench.runner.launchers.supervise import GRACE_PERIOD_S, WORKER, RankGroup, GroupExit, LaunchRequest, supervise
+from scalebench.runner.launchers.supervise import GRACE_PERIOD_S, WORKER, GroupExit, LaunchRequest, RankGroup, supervise
 
 
 def launch(request: LaunchRequest) -> GroupExit:
@@ -101,8 +101,8 @@ class TorchrunRanks(RankGroup[RemoteRank]):
         self.members = [RemoteRank(folder, rank) for rank in range(spec.processes)]
 
     def broken(self) -> str | None:
-        """Return which ranks were ended other than by this launcher. An agent stays for a while after its rank failed, so
-        that it is not torchrun ending the others because of that failure."""
+        """Return which ranks were ended other than by this launcher. An agent stays for a while after its rank failed,
+        so that it is not torchrun ending the others because of that failure."""
         ranks = [str(rank) for rank, member in enumerate(self.members) if member.terminated]
         if any(member.lost for member in self.members):  # torchrun ends the others because of it
             return None
@@ -112,7 +112,9 @@ class TorchrunRanks(RankGroup[RemoteRank]):
         """Write stop.json, on which all ranks end."""
         if not self._stop.exists():
             self.terminated = self.broken()
-            succeeded = all(member.poll() == 0 for rank, member in enumerate(self.members) if rank not in self._services)
+            succeeded = all(
+                member.poll() == 0 for rank, member in enumerate(self.members) if rank not in self._services
+            )
             write_json(self._stop, succeeded)
 
     def end(self, grace_s: float) -> None:

@@ -190,8 +190,8 @@ class CentralStorage(SingleCopyStrategy, Replicated):
     def compute_step(self, parts: tuple[DevicePart, ...], global_samples: tf.Tensor) -> tf.Tensor:
         """Compute gradients on the replicas, and apply them once on the device that has the weights.
 
-        If the replicas called the optimizer, TensorFlow would sum on the CPU wherever the weights are, and copy the sums
-        to the parameter device by way of the first replica's device.
+        If the replicas called the optimizer, TensorFlow would sum on the CPU wherever the weights are, and copy the
+        sums to the parameter device by way of the first replica's device.
         """
         loss_sums, gradients = self.strategy.run(self.compute_gradients, (*self.per_replica(parts), global_samples))
         per_gradient = [self.strategy.experimental_local_results(gradient) for gradient in gradients]

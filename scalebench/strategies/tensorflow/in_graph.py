@@ -97,7 +97,7 @@ class InGraph(central_storage.SingleCopyStrategy):
 
     @staticmethod
     def _tower_gradients(loss: tf.Tensor, towers: list[Tower], devices: Sequence[str]) -> list[list[tf.Tensor]]:
-        """Return the gradients of each tower's weights as tensors on its device, 0 if the loss is independent of one."""
+        """Return the gradients of each tower's weights on its device, 0 for weights that the loss is independent of."""
         gradients = iter(tf.gradients(loss, [weight for tower in towers for weight in tower.weights]))
         per_tower = []
         for device, tower in zip(devices, towers, strict=True):
@@ -111,8 +111,8 @@ class InGraph(central_storage.SingleCopyStrategy):
     def compute_per_device(
         self, parts: tuple[DevicePart, ...], global_samples: tf.Tensor, backward: bool
     ) -> list[DeviceResult]:
-        """Compute the loss of each tower's own outputs, even if the step merges them first, since a tower would then wait
-        for the others between forward and backward pass."""
+        """Compute the loss of each tower's own outputs, even if the step merges them first, since a tower would then
+        wait for the others between forward and backward pass."""
         ((inputs, targets),) = parts
         towers, results = self._build_towers(inputs), []
         for device, tower, loss_sum in zip(self.devices, towers, self._tower_loss_sums(towers, targets), strict=True):
@@ -156,12 +156,12 @@ class InGraph(central_storage.SingleCopyStrategy):
     def _slice(self, batch: tf.Tensor) -> list[tf.Tensor]:
         """Slice a batch into one equal slice per device; the last one also gets the remainder."""
         count, slices = len(self.devices), []
-        for number, own in enumerate(self.devices):
-            device = own if self.options.slice_device == "each" else self.input_devices()[0]
+        for number, own_device in enumerate(self.devices):
+            device = own_device if self.options.slice_device == "each" else self.input_devices()[0]
             with tf.device(device), tf.name_scope("slice"):
-                share = tf.shape(batch)[0] // count
-                stop = None if number == count - 1 else (number + 1) * share
-                slices.append(batch[number * share : stop])
+                size = tf.shape(batch)[0] // count
+                stop = None if number == count - 1 else (number + 1) * size
+                slices.append(batch[number * size : stop])
         return slices
 
     def _loss_sum(self, towers: list[Tower], targets: tf.Tensor) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""Training by Keras' own loop, `Model.fit`, as the studies timed it; what it costs over a plain loop is a figure."""
+"""Training with Keras' own loop, `Model.fit`, as in the original studies, to measure its cost over a plain loop."""
 
 from __future__ import annotations
 
@@ -19,106 +19,106 @@ from scalebench.strategies.tensorflow.model import NetworkModel
 from scalebench.strategies.tensorflow.user_model import UserModel
 from scalebench.workloads.source import Batch, Source
 
-PREFETCHED_BATCHES = 2  # batches that wait for fit where prefetching is asked for, as many as in the other loops
+PREFETCHED_BATCHES = 2  # with dataset.prefetch=queue, as many as in the other loops
 
 
 class LossReportingModel(keras.Model):
-    """Reports the loss of each batch; Keras by itself reports the mean since the epoch began."""
+    """A model that reports the loss of each batch; Keras itself reports the mean since the start of the epoch."""
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
-        found = super().compute_metrics(x, y, y_pred, sample_weight)
-        return found | {"loss_sum": tf.reduce_sum(self.loss.call(y, y_pred))}
+        metrics = super().compute_metrics(x, y, y_pred, sample_weight)
+        return metrics | {"loss_sum": tf.reduce_sum(self.loss.call(y, y_pred))}
 
 
 class FitModel(LossReportingModel, NetworkModel):
-    """A network of ours, for fit."""
+    """A network of scalebench, for fit."""
 
 
 class UserFitModel(LossReportingModel, UserModel):
-    """A user's own, for fit."""
+    """A user's model, for fit."""
 
 
 class SummedLoss(keras.losses.Loss):
-    """A loss per sample, added up with the samples' weights."""
+    """A per-sample loss, summed with the samples' weights."""
 
-    def __init__(self, per_sample: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], labels: bool) -> None:
+    def __init__(self, per_sample: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], has_labels: bool) -> None:
         super().__init__(name="loss", reduction="sum")
-        self._per_sample, self._labels = per_sample, labels
+        self._per_sample, self._has_labels = per_sample, has_labels
 
     def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
-        return self._per_sample(y_pred, tf.cast(y_true, tf.int64) if self._labels else y_true)
+        return self._per_sample(y_pred, tf.cast(y_true, tf.int64) if self._has_labels else y_true)
 
 
 class LoopCallback(keras.callbacks.Callback):
-    """Tells the loop of each update, and ends fit when the loop is over."""
+    """Reports each step to the loop, and ends fit when the loop is over."""
 
     def __init__(self, loop: Loop, samples: Iterator[int], replicas: int) -> None:
         super().__init__()
         self._loop, self._samples, self._replicas = loop, samples, replicas
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        # Keras gives the mean over the replicas.
+        # Keras reports the mean over the replicas.
         part = LossPart((logs or {})["loss_sum"] * self._replicas, next(self._samples))
         if self._loop.done(part):
             self.model.stop_training = True
 
 
 class BatchPipeline:
-    """The loop's batches as a tf.data pipeline, which draws them in a thread of its own."""
+    """The loop's batches as a tf.data pipeline, which reads them in its own thread."""
 
-    def __init__(self, loop: Loop, on_batch: Callable[[Batch], None], probe: int) -> None:
-        """`probe`: samples of a batch that fit only looks at before it begins from the start; 0: it does not."""
+    def __init__(self, loop: Loop, on_batch: Callable[[Batch], None], probe_samples: int) -> None:
+        """`probe_samples`: size of the batch that fit inspects before it restarts the pipeline; 0: it inspects none."""
         self._batches = iter(loop)
         self._on_batch = on_batch
-        self._drawing = threading.Lock()
-        self._over, self._probe = False, probe
-        self._first = next(self._batches)  # here, where the loop's clock belongs
-        self._samples: list[int] = []
+        self._reading = threading.Lock()
+        self._stopped, self._probe_samples = False, probe_samples
+        self._first = next(self._batches)  # read in this thread, since it starts the loop's clock
+        self._sizes: list[int] = []
 
-    def samples(self) -> Iterator[int]:
-        """Sizes of the batches, in the order in which they were drawn."""
+    def batch_sizes(self) -> Iterator[int]:
+        """Yield the sizes of the batches in the order in which they were read."""
         for index in itertools.count():
-            yield self._samples[index]
+            yield self._sizes[index]
 
-    def dataset(self, specs: tuple[tf.TensorSpec, tf.TensorSpec], ahead: int) -> tf.data.Dataset:
+    def dataset(self, specs: tuple[tf.TensorSpec, tf.TensorSpec], prefetched: int) -> tf.data.Dataset:
         signature = (*specs, tf.TensorSpec((None,), tf.float32))
-        found = tf.data.Dataset.from_generator(self._elements, output_signature=signature)
-        if ahead:
-            return found.prefetch(ahead)
+        elements = tf.data.Dataset.from_generator(self._elements, output_signature=signature)
+        if prefetched:
+            return elements.prefetch(prefetched)
         options = tf.data.Options()
-        options.experimental_optimization.inject_prefetch = False  # it would by itself, where none is asked for
-        return found.with_options(options)
+        options.experimental_optimization.inject_prefetch = False  # on by default
+        return elements.with_options(options)
 
     def stop(self) -> None:
-        """Draw no more; a batch that is being drawn is waited for."""
-        self._over = True
-        with self._drawing:
+        """Stop reading batches, after the current one."""
+        self._stopped = True
+        with self._reading:
             pass
 
     def _elements(self) -> Iterator[tuple[Any, Any, Any]]:
-        if self._probe:
+        if self._probe_samples:
             inputs, targets, weights = _fit_element(self._first)
-            probe, self._probe = self._probe, 0
-            yield inputs[:probe], targets[:probe], weights[:probe]
+            count, self._probe_samples = self._probe_samples, 0
+            yield inputs[:count], targets[:count], weights[:count]
             return
         batch: Batch | None = self._first
         while batch is not None:
             self._on_batch(batch)
-            self._samples.append(batch.samples)
+            self._sizes.append(batch.samples)
             yield _fit_element(batch)
-            with self._drawing:
-                batch = None if self._over else next(self._batches, None)
+            with self._reading:
+                batch = None if self._stopped else next(self._batches, None)
 
 
 def _fit_element(batch: Batch) -> tuple[Any, Any, Any]:
-    """Inputs, targets, and weights that make the sum of the losses the mean over the global batch."""
+    """Return inputs, targets, and sample weights with which the sum of the losses is the mean over the global batch."""
     return batch.inputs, batch.targets, np.full(batch.samples, 1 / batch.global_samples, np.float32)
 
 
 class FitStrategy(TensorFlowStrategy):
-    """A strategy whose option `loop` chooses between a plain loop (custom) and Keras' (fit)."""
+    """A strategy whose option `loop` chooses between a plain loop (custom) and Keras' own (fit)."""
 
-    _train_functions: dict[bool, Any]  # fit's, by whether gradients are exchanged
+    _train_functions: dict[bool, Any]  # of fit, by syncs_gradients
     _placed: tuple[Batch, TfBatch] | None = None
 
     @property
@@ -130,22 +130,22 @@ class FitStrategy(TensorFlowStrategy):
             self._refuse_unsupported_by_fit()
         super().setup()
         if self.uses_fit:
-            loss = SummedLoss(self._loss, labels=self.spec.config.model.loss == "cross_entropy")
+            loss = SummedLoss(self._loss, has_labels=self.spec.config.model.loss == "cross_entropy")
             with self.scope():
                 self.model.compile(optimizer=self.optimizer, loss=loss, jit_compile=self.spec.config.train.compile)
-            self.model.make_train_function()  # which is traced when it is first called
+            self.model.make_train_function()  # traced at its first call
             self._train_functions = {True: self.model.train_function}
 
     def _refuse_unsupported_by_fit(self) -> None:
         settings = self.spec.config
         if settings.train.compile and len(self.place.devices) > 1:
             raise Unsupported(
-                "strategy.options.loop=fit hands the update of all devices to XLA as one, which would merge them; "
+                "strategy.options.loop=fit hands the step of all devices to XLA as one, which would merge them; "
                 "use loop=custom with train.compile=true"
             )
         if settings.train.accumulate > 1:
             raise Unsupported(
-                "strategy.options.loop=fit computes the samples of an update at once; use loop=custom with "
+                "strategy.options.loop=fit computes the samples of a step at once; use loop=custom with "
                 "train.accumulate"
             )
         if settings.dataset.feed == "device" or settings.dataset.prefetch == "device":
@@ -168,22 +168,22 @@ class FitStrategy(TensorFlowStrategy):
             super().train(loop)
             return
         replicas = self.model.distribute_strategy.num_replicas_in_sync
-        with self.scope():  # only under a strategy, and it wants equal parts
-            supply = BatchPipeline(loop, self._remember, probe=replicas if tf.distribute.has_strategy() else 0)
-        told = LoopCallback(loop, supply.samples(), replicas)
-        dataset = supply.dataset(
-            self._part_spec(), PREFETCHED_BATCHES if self.spec.config.dataset.prefetch == "queue" else 0
-        )
+        with self.scope():  # fit inspects a batch only under a strategy, and wants one that divides by the replicas
+            probe_samples = replicas if tf.distribute.has_strategy() else 0
+        pipeline = BatchPipeline(loop, self._set_last_batch, probe_samples)
+        prefetched = PREFETCHED_BATCHES if self.spec.config.dataset.prefetch == "queue" else 0
+        dataset = pipeline.dataset(self._part_spec(), prefetched)
+        callback = LoopCallback(loop, pipeline.batch_sizes(), replicas)
         try:
-            self.model.fit(dataset, epochs=1, shuffle=False, verbose=0, callbacks=[told])
+            self.model.fit(dataset, epochs=1, shuffle=False, verbose=0, callbacks=[callback])
         finally:
-            supply.stop()
+            pipeline.stop()
 
-    def _remember(self, batch: Batch) -> None:
+    def _set_last_batch(self, batch: Batch) -> None:
         self.last_batch = batch
 
     def to_step_batch(self, batch: Any) -> TfBatch:
-        """Under fit `batch` is in host memory; it is put on the devices once, as the plain loop would."""
+        """Return the batch as in the plain loop: under fit it is in host memory, and is copied to the devices once."""
         if not self.uses_fit:
             return super().to_step_batch(batch)
         if self._placed is None or self._placed[0] is not batch:
@@ -191,10 +191,11 @@ class FitStrategy(TensorFlowStrategy):
         return self._placed[1]
 
     def set_gradient_sync(self, on: bool) -> None:
-        """Also while fit is running, between batches: it looks its function up for each of them."""
+        """Switch synchronization, between batches also while fit is running, since fit looks up its train function for
+        each batch."""
         super().set_gradient_sync(on)
         if self.uses_fit:
-            optimizer.set_gradient_reduction(self.optimizer, on)  # for the one that is traced next
+            optimizer.set_gradient_reduction(self.optimizer, on)  # for the train function that is traced next
             if on not in self._train_functions:
                 self.model.make_train_function(force=True)
                 self._train_functions[on] = self.model.train_function

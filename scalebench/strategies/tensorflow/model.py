@@ -1,9 +1,7 @@
-"""A neutral network as a Keras model, its weights under their neutral names.
+"""A framework-neutral network as a Keras model, with its weights under their neutral names.
 
-The operations are TensorFlow's own, in the layout that was asked for: Keras' layers transpose around pools and
-never use the fused batch normalisation.
-
-Operations of transformers in TensorFlow, on (samples, positions, channels).
+The operations are TensorFlow's own, in the configured memory layout: Keras' layers transpose around pooling and never
+use fused batch normalization.
 """
 
 from __future__ import annotations
@@ -29,13 +27,12 @@ def _embedding(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) ->
 
 @tf.custom_gradient
 def lookup_rows(table: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tuple[tf.Tensor, None]]]:
-    """Those rows of the table. Its gradient is as large as the table, as PyTorch's is: tf.gather gives the rows that
-    were used, of which every device has others, and an exchange of these sends more the more devices there are."""
+    """Return rows of a table, with a dense gradient like PyTorch's. The gradient of tf.gather has only the used rows,
+    which differ between devices, so that synchronizing it sends more with every device."""
 
     def backward(upstream: tf.Tensor) -> tuple[tf.Tensor, None]:
-        width = table.shape[1]
-        each, of = tf.reshape(upstream, [-1, width]), tf.reshape(rows, [-1])
-        return tf.math.unsorted_segment_sum(each, of, table.shape[0]), None
+        gradients, indices = tf.reshape(upstream, [-1, table.shape[1]]), tf.reshape(rows, [-1])
+        return tf.math.unsorted_segment_sum(gradients, indices, table.shape[0]), None
 
     return tf.gather(table, rows), backward
 
@@ -45,24 +42,24 @@ def _positions(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) ->
 
 
 def _layer_norm(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> tf.Tensor:
-    """In float32 whatever comes, as PyTorch does it."""
+    """Normalize in float32 for any input type, as PyTorch does."""
     floats = tf.cast(x, tf.float32)
     mean, variance = tf.nn.moments(floats, [-1], keepdims=True)
     gamma, beta = (tf.convert_to_tensor(model.variables_by_name[f"{node.name}/{last}"]) for last in ("gamma", "beta"))
-    normalised = (floats - mean) * tf.math.rsqrt(variance + node.settings["epsilon"])
-    return tf.cast(normalised * gamma + beta, x.dtype)
+    normalized = (floats - mean) * tf.math.rsqrt(variance + node.settings["epsilon"])
+    return tf.cast(normalized * gamma + beta, x.dtype)
 
 
 def _attention(model: NetworkModel, node: Node, *xs: tf.Tensor, training: bool) -> tf.Tensor:
-    """TensorFlow has no kernel for it: all pairs of positions are multiplied, and the later ones masked."""
+    """Compute causal attention from all pairs of positions with a mask, since TensorFlow has no kernel for it."""
     positions, width = node.shape
     heads, head_width = node.settings["heads"], node.settings["head_width"]
     split = (tf.reshape(x, [-1, positions, heads, head_width]) for x in xs)
     query, key, value = (tf.transpose(x, [0, 2, 1, 3]) for x in split)
     products = tf.matmul(query, key, transpose_b=True) / tf.cast(math.sqrt(head_width), query.dtype)
-    seen = tf.linalg.band_part(tf.ones([positions, positions], tf.bool), -1, 0)
-    shares = tf.nn.softmax(tf.where(seen, products, products.dtype.min))
-    return tf.reshape(tf.transpose(tf.matmul(shares, value), [0, 2, 1, 3]), [-1, positions, width])
+    causal_mask = tf.linalg.band_part(tf.ones([positions, positions], tf.bool), -1, 0)
+    attention = tf.nn.softmax(tf.where(causal_mask, products, products.dtype.min))
+    return tf.reshape(tf.transpose(tf.matmul(attention, value), [0, 2, 1, 3]), [-1, positions, width])
 
 
 SEQUENCE_OPERATIONS: dict[str, Callable[..., tf.Tensor]] = {
@@ -77,15 +74,15 @@ WeightArrays = Mapping[str, NDArray[np.float32]]
 
 
 class NetworkModel(keras.Model):
-    """`network` with its weights set to `arrays`; call it with (samples, *input_shape), channels last.
+    """A Keras model of `network` with weights from `arrays`; it takes (samples, *input_shape), channels last.
 
-    Inputs are floats, bytes that become floats here, or whole numbers to look up. `data_format` (nhwc or nchw) is
-    how two-dimensional activations lie in memory, `compute_dtype` what they are computed in; the weights are float32
-    in any case, and so is the output. Make it where its variables shall live: under a strategy's scope or a device; or
-    name the device of each node in `node_devices`, on which its operations then are as well.
+    Inputs are floats, bytes that are scaled to floats here, or integers to look up. `data_format` (nhwc or nchw) is the
+    memory layout of two-dimensional activations, `compute_dtype` their type; weights and output are always float32.
+    Create it in the scope or on the device of its variables, or name a device for each node in `node_devices`, which
+    then also runs the node's operations.
     """
 
-    drawing: tuple[keras.Variable, ...] = ()  # dropout here keeps no state of its own
+    random_states: tuple[keras.Variable, ...] = ()  # dropout here has no state
 
     def __init__(
         self,
@@ -118,34 +115,34 @@ class NetworkModel(keras.Model):
             return tf.cast(outputs[self.network.output.name], tf.float32)
 
     def start_forward(self, inputs: tf.Tensor) -> dict[str, tf.Tensor]:
-        """What the input of the network gives, for `through`."""
+        """Return the output of the network's input node, for `run_nodes`."""
         with self.device_scope(self.network.input):
             return {self.network.input.name: self._prepared(inputs)}
 
     def run_nodes(self, nodes: Iterable[Node], outputs: dict[str, tf.Tensor], training: bool) -> None:
-        """Adds what these nodes give to `outputs`, which has what they read."""
+        """Add the outputs of these nodes to `outputs`, which already contains their inputs."""
         for node in nodes:
-            xs = [outputs[name] for name in node.inputs]
+            inputs = [outputs[name] for name in node.inputs]
             with self.device_scope(node):
-                outputs[node.name] = OPERATIONS[node.op](self, node, *xs, training=training)
+                outputs[node.name] = OPERATIONS[node.op](self, node, *inputs, training=training)
 
     def device_scope(self, node: Node) -> AbstractContextManager[Any]:
-        """A scope of the node's own device, where it has one."""
+        """Return a scope of the node's device, if it has its own."""
         return tf.device(self._node_devices[node.name]) if node.name in self._node_devices else nullcontext()
 
     def weight(self, node: Node, last: str) -> tf.Tensor | None:
-        """The node's array of that name in the type that is computed in; None if it has none."""
+        """Return the node's array of that name in the compute dtype; None if it has none."""
         variable = self.variables_by_name.get(f"{node.name}/{last}")
         return None if variable is None else tf.cast(variable, self.compute_dtype)
 
     def layout_argument(self, node: Node) -> dict[str, str]:
-        """The keyword argument for operations over one or two spatial axes."""
+        """Return the layout keyword argument of operations over one or two spatial axes."""
         if len(node.shape) == 2:
             return {"data_format": "NWC"}
         return {"data_format": "NCHW" if self.channels_first else "NHWC"}
 
     def per_axis(self, spatial: Any, channels: Any, batch: Any) -> list[Any]:
-        """A list for all axes of an activation, from the values for its spatial axes."""
+        """Return a list of values for all axes of an activation, in the order of its layout."""
         return [batch, channels, *spatial] if self.channels_first else [batch, *spatial, channels]
 
     def pad(self, x: tf.Tensor, pads: Any, value: float = 0.0) -> tf.Tensor:
@@ -153,7 +150,7 @@ class NetworkModel(keras.Model):
         return tf.pad(x, paddings, constant_values=tf.cast(value, x.dtype))
 
     def _prepared(self, inputs: tf.Tensor) -> tf.Tensor:
-        # Scaled before it is rounded: bfloat16 has few numbers near 2, and many near the 0 that they become.
+        # Scaled in float32: bytes lose more in bfloat16 than their scaled values near 0.
         if inputs.dtype in (tf.int32, tf.int64):
             return inputs
         x = tf.cast(inputs, tf.float32) / PIXEL_SCALE - 1 if inputs.dtype == tf.uint8 else inputs
@@ -162,15 +159,15 @@ class NetworkModel(keras.Model):
 
 
 def _create_variable(name: str, array: NDArray[np.float32], trainable: bool) -> keras.Variable:
-    """A moving statistic is one of each replica, which is averaged only where it is read from outside."""
-    shared = {} if trainable else {"synchronization": "on_read", "aggregation": "mean"}
+    """Create a variable; a moving statistic is kept per replica, and averaged only when it is read from outside."""
+    distribution = {} if trainable else {"synchronization": "on_read", "aggregation": "mean"}
     return keras.Variable(
         lambda shape, dtype: tf.constant(array, dtype),
         shape=array.shape,
         dtype="float32",
         trainable=trainable,
         name=name.replace("/", "."),
-        **shared,
+        **distribution,
     )
 
 
@@ -181,12 +178,12 @@ def _conv(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> tf.T
         x, padding = model.pad(x, node.settings["pads"]), "VALID"
     x = tf.nn.convolution(x, kernel, strides=node.settings["strides"], padding=padding, **model.layout_argument(node))
     bias = model.weight(node, "bias")
-    # bias_add knows no NWC, and needs none: the channels stand last.
+    # bias_add does not know NWC, and needs no format for channels last.
     return x if bias is None else tf.nn.bias_add(x, bias, "NCHW" if model.channels_first else None)
 
 
 def _dense(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> tf.Tensor:
-    """As one product of two matrices, whatever the positions."""
+    """Compute one product of two matrices, also over several positions."""
     kernel, bias = model.weight(node, "kernel"), model.weight(node, "bias")
     y = tf.matmul(tf.reshape(x, [-1, kernel.shape[0]]) if len(node.shape) > 1 else x, kernel)
     y = y if bias is None else tf.nn.bias_add(y, bias)
@@ -194,8 +191,8 @@ def _dense(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> tf.
 
 
 def _batch_norm(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> tf.Tensor:
-    """The fused kernel, whose statistics and parameters are float32 also where `x` is not."""
-    mean, variance = (model.variables_by_name[f"{node.name}/moving_{what}"] for what in ("mean", "variance"))
+    """Call the fused kernel, whose statistics and parameters are float32 for any type of `x`."""
+    mean, variance = (model.variables_by_name[f"{node.name}/moving_{name}"] for name in ("mean", "variance"))
     beta = tf.convert_to_tensor(model.variables_by_name[f"{node.name}/beta"])
     gamma = model.variables_by_name.get(f"{node.name}/gamma")
     y, new_mean, new_variance = tf.compat.v1.nn.fused_batch_norm(
@@ -215,23 +212,23 @@ def _batch_norm(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -
     return y
 
 
-def _create_pool(pool: Callable[..., tf.Tensor], beyond: float | None) -> Callable[..., tf.Tensor]:
-    """`beyond`: the value of padding that TensorFlow would not place itself; None: such a pool cannot be had."""
+def _create_pool(pool: Callable[..., tf.Tensor], padding_value: float | None) -> Callable[..., tf.Tensor]:
+    """Create a pooling operation; `padding_value` is for padding that is not TensorFlow's SAME, None: unsupported."""
 
     def apply(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> tf.Tensor:
         window = node.settings["window"]
         padding = padding_name(x, node, window, model)
         if padding == "EXPLICIT":
-            if beyond is None:
+            if padding_value is None:
                 raise ValueError(f"{node.name}: TensorFlow has no mean over a window that leaves out such padding")
-            x, padding = model.pad(x, node.settings["pads"], beyond), "VALID"
+            x, padding = model.pad(x, node.settings["pads"], padding_value), "VALID"
         return pool(x, list(window), node.settings["strides"], padding, **model.layout_argument(node))
 
     return apply
 
 
 def padding_name(x: tf.Tensor, node: Node, window: Any, model: NetworkModel) -> str:
-    """SAME or VALID where TensorFlow would pad just so, which its kernels do by themselves; else EXPLICIT."""
+    """Return SAME or VALID if TensorFlow's kernels pad the same way by themselves, else EXPLICIT."""
     pads, strides = node.settings["pads"], node.settings["strides"]
     if all(pad == (0, 0) for pad in pads):
         return "VALID"
@@ -248,13 +245,12 @@ def _pad_channels(model: NetworkModel, node: Node, x: tf.Tensor, training: bool)
 
 
 def _lrn(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> tf.Tensor:
-    """The kernel knows channels last only, and on the CPU no bfloat16."""
-    first = model.channels_first
+    """Normalize in float32 and channels last: the kernel has no other layout, and on the CPU no bfloat16."""
     s = node.settings
-    x = tf.cast(tf.transpose(x, [0, 2, 3, 1]) if first else x, tf.float32)
+    x = tf.cast(tf.transpose(x, [0, 2, 3, 1]) if model.channels_first else x, tf.float32)
     x = tf.nn.local_response_normalization(x, s["radius"], s["bias"], s["alpha"], s["beta"])
     x = tf.cast(x, model.compute_dtype)
-    return tf.transpose(x, [0, 3, 1, 2]) if first else x
+    return tf.transpose(x, [0, 3, 1, 2]) if model.channels_first else x
 
 
 def _flatten(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> tf.Tensor:
@@ -290,7 +286,10 @@ OPERATIONS: dict[str, Callable[..., tf.Tensor]] = {
 
 
 def read_weights(model: NetworkModel | UserModel, statistics: bool = False) -> dict[str, NDArray[np.float32]]:
-    """Copies of the trained arrays under their names, and of the moving statistics if asked for."""
-    wanted = {id(variable) for variable in [*model.trained, *(model.moving_statistics if statistics else ())]}
-    found = {name: variable for name, variable in model.variables_by_name.items() if id(variable) in wanted}
-    return {name: np.array(variable.value.numpy()) for name, variable in found.items()}
+    """Return copies of the trained arrays by name, with `statistics` also of the moving statistics."""
+    included = {id(variable) for variable in [*model.trained, *(model.moving_statistics if statistics else ())]}
+    return {
+        name: np.array(variable.value.numpy())
+        for name, variable in model.variables_by_name.items()
+        if id(variable) in included
+    }

@@ -1,14 +1,7 @@
-"""Model parallelism in one process: the layers of one model in sequence over its devices, by tf.device.
+"""Model parallelism in one process: the layers of one model are split into stages, one per device, by tf.device.
 
-What goes from device to device within one update of a model that is cut into stages, read off the traced graph and
-the profiler.
-
-An optimizer for the weights of each device, made and run there; together they are used as one.
-
-A single one of Keras would put all gradients through one operation, to add them up over replicas, and its steps, which
-name no device, on the first one: the gradients and weights of the others would go there and back in every update.
-
-How long each stage of a model works by itself: forward and backward on its device, with what it gets in training.
+Also the optimizers of the stages, the tensors that are sent between stages (observed in the traced graph and the
+profiler), and the time of each stage by itself.
 """
 
 from __future__ import annotations
@@ -28,7 +21,6 @@ from scalebench.core.errors import InputError
 from scalebench.core.result import StageRecord
 from scalebench.strategies.base import Loop, NotMeasured, Unsupported
 from scalebench.strategies.tensorflow import central_storage, devices, observed, optimizer
-from scalebench.strategies.tensorflow import optimizer as training
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
 from scalebench.strategies.tensorflow.batches import DevicePart
 from scalebench.strategies.tensorflow.model import NetworkModel
@@ -38,28 +30,26 @@ from scalebench.workloads import partition, user_code
 from scalebench.workloads.network import Network
 from scalebench.workloads.partition import NetworkStage
 
-SEND_OPERATION = (
-    "_Send"  # the operation that TensorFlow puts where a tensor leaves a device; it has the tensor's name in front
-)
+LossFunction = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+SEND_OPERATION = "_Send"  # where a tensor leaves a device, TensorFlow inserts TENSOR:_Send
+TIMED_RUNS = 5  # after a first one, which traces
 
 
 def stage_transfers(function: Any) -> list[tf.Tensor]:
-    """The tensors that operations on another device read, one for each such device, in the order of the forward pass
-    and then of the backward pass.
-
-    Left out are single numbers (the loss, the learning rate), and what is fed in: samples and targets.
-    """
-    found: dict[tuple[str, tf.DeviceSpec], tf.Tensor] = {}
+    """Return the tensors that are read on another device, once per reading device, in the order of the forward pass and
+    then of the backward pass. Scalars (loss, learning rate) and fed samples and targets are left out."""
+    transfers: dict[tuple[str, tf.DeviceSpec], tf.Tensor] = {}
     for operation in function.graph.get_operations():
-        there = _operation_device(operation)
+        target = _operation_device(operation)
         for tensor in operation.inputs:
-            if _crosses_devices(tensor, there):
-                found.setdefault((tensor.name, there), tensor)
-    return list(found.values())
+            if _crosses_devices(tensor, target):
+                transfers.setdefault((tensor.name, target), tensor)
+    return list(transfers.values())
 
 
 def observed_transfer_backend(train: Callable[[Loop], None], function: Any, batch: Any) -> str | None:
-    """copy, if two more updates on `batch` were seen to send such a tensor on; None: nothing. Spoils the weights."""
+    """Train two more steps on `batch`; return copy if one of the stage transfers was sent, else None. Spoils the
+    weights."""
     if batch is None:
         raise RuntimeError("backend_used replays the last batch of the training, and there was no training")
     names = {tensor.op.name for tensor in stage_transfers(function)}
@@ -68,41 +58,42 @@ def observed_transfer_backend(train: Callable[[Loop], None], function: Any, batc
 
 
 def sent_operations(events: set[str]) -> set[str]:
-    """Names of the operations whose outputs left their device: 'stage/Relu/_29:_Send' is of stage/Relu."""
+    """Return the names of operations whose output left the device: 'stage/Relu/_29:_Send' belongs to stage/Relu."""
     return {event.partition(":")[0].rpartition("/")[0] for event in events if event.endswith(f":{SEND_OPERATION}")}
 
 
 class TransferChain:
-    """Buffers of these sizes taken from device to device, one after the other: forward, then back, then anew."""
+    """Copies of buffers of these sizes from device to device, one after the other: forward, back, and again."""
 
     def __init__(self, devices: Sequence[str], sizes_bytes: Sequence[int]) -> None:
         forward = list(pairwise(devices))
-        hops = [*forward, *((there, here) for here, there in reversed(forward))]
-        self._ways = [hops[number % len(hops)] for number in range(len(sizes_bytes))]
+        hops = [*forward, *((target, source) for source, target in reversed(forward))]
+        self._hops = [hops[number % len(hops)] for number in range(len(sizes_bytes))]
         self._buffers = []
-        for (here, _), size in zip(self._ways, sizes_bytes, strict=True):
-            with tf.device(here):
+        for (source, _), size in zip(self._hops, sizes_bytes, strict=True):
+            with tf.device(source):
                 self._buffers.append(tf.zeros(max(1, size // 4)))
-        self._run = tf.function(self._taken, jit_compile=False, autograph=False)
+        self._run = tf.function(self._copy_in_turn, jit_compile=False, autograph=False)
 
     def __call__(self) -> None:
         self._run(self._buffers)
 
-    def _taken(self, buffers: list[tf.Tensor]) -> list[tf.Tensor]:
-        arrived: list[tf.Tensor] = []
-        for buffer, (here, there) in zip(buffers, self._ways, strict=True):
-            with tf.device(here), tf.control_dependencies(arrived[-1:]):
-                leaves = tf.identity(buffer)
-            with tf.device(there):
-                arrived.append(tf.identity(leaves))
-        return arrived
+    def _copy_in_turn(self, buffers: list[tf.Tensor]) -> list[tf.Tensor]:
+        copies: list[tf.Tensor] = []
+        for buffer, (source, target) in zip(buffers, self._hops, strict=True):
+            with tf.device(source), tf.control_dependencies(copies[-1:]):
+                sent = tf.identity(buffer)
+            with tf.device(target):
+                copies.append(tf.identity(sent))
+        return copies
 
 
-def _crosses_devices(tensor: tf.Tensor, there: tf.DeviceSpec) -> bool:
-    """What names no device is put where the variable is that it reads, or follows what it is fed."""
-    here = _operation_device(tensor.op)
-    named = here.device_type is not None and there.device_type is not None
-    return named and here != there and tensor.shape.rank != 0 and tensor.dtype != tf.resource
+def _crosses_devices(tensor: tf.Tensor, target: tf.DeviceSpec) -> bool:
+    """Return whether a tensor with more than one element is sent to another device. An operation without a device is
+    placed with the variable that it reads or the value that it is fed, so it is left out."""
+    source = _operation_device(tensor.op)
+    both_placed = source.device_type is not None and target.device_type is not None
+    return both_placed and source != target and tensor.shape.rank != 0 and tensor.dtype != tf.resource
 
 
 def _operation_device(operation: tf.Operation) -> tf.DeviceSpec:
@@ -111,110 +102,114 @@ def _operation_device(operation: tf.Operation) -> tf.DeviceSpec:
 
 
 class StageOptimizers:
-    """What the strategies use of an optimizer, but for a scale of the loss."""
+    """An optimizer per device, created and run on it, with the interface of one optimizer; it does not scale losses.
 
-    def __init__(self, make: Callable[[], training.DecayingOptimizer]) -> None:
-        self._make = make
-        self.of_device: dict[str, training.DecayingOptimizer] = {}
+    A single Keras optimizer would pass all gradients through one operation, which sums them over replicas, and run its
+    step on the first device: gradients and weights of the others would be copied there and back in every step.
+    """
+
+    def __init__(self, create: Callable[[], optimizer.DecayingOptimizer]) -> None:
+        self._create = create
+        self.by_device: dict[str, optimizer.DecayingOptimizer] = {}
 
     @property
     def variables(self) -> list[keras.Variable]:
-        return [variable for one in self.of_device.values() for variable in one.variables]
+        return [variable for each in self.by_device.values() for variable in each.variables]
 
     def build(self, variables: Iterable[keras.Variable]) -> None:
-        of_device: dict[str, list[keras.Variable]] = {}
+        groups: dict[str, list[keras.Variable]] = {}
         for variable in variables:
-            of_device.setdefault(variable.value.device, []).append(variable)
-        for device, own in of_device.items():
+            groups.setdefault(variable.value.device, []).append(variable)
+        for device, group in groups.items():
             with tf.device(device):
-                self.of_device[device] = self._make()
-                self.of_device[device].build(own)
+                self.by_device[device] = self._create()
+                self.by_device[device].build(group)
 
     def apply(self, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]) -> None:
         pairs = list(zip(gradients, variables, strict=True))
-        for device, device_optimizer in self.of_device.items():
-            own = [(gradient, variable) for gradient, variable in pairs if variable.value.device == device]
+        for device, device_optimizer in self.by_device.items():
+            local = [(gradient, variable) for gradient, variable in pairs if variable.value.device == device]
             with tf.device(device):
-                device_optimizer.apply(*zip(*own, strict=True))
+                device_optimizer.apply(*zip(*local, strict=True))
 
     def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
         return loss
 
     def set_learning_rate(self, rate: float) -> None:
-        for device_optimizer in self.of_device.values():
-            training.set_learning_rate(device_optimizer, rate)
-
-
-TIMED_RUNS = 5  # after a first one, which traces
-LossFunction = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+        for device_optimizer in self.by_device.values():
+            optimizer.set_learning_rate(device_optimizer, rate)
 
 
 def stage_seconds(
-    model: NetworkModel, cut: Sequence[NetworkStage], part: DevicePart, loss: LossFunction
+    model: NetworkModel, stages: Sequence[NetworkStage], part: DevicePart, loss: LossFunction
 ) -> list[float]:
-    """Of each stage in turn, the median; the other devices have nothing to do. Moves moving statistics."""
+    """Return the median seconds of forward and backward pass of each stage, measured one stage at a time while the
+    other devices are idle. Updates moving statistics."""
     inputs, targets = part
-    with model.device_scope(cut[-1].output):
+    with model.device_scope(stages[-1].output):
         targets = tf.identity(targets)
     return [
-        _median_seconds(_stage_function(model, stage, loss if stage is cut[-1] else None), read, targets)
-        for stage, read in zip(cut, _stage_inputs(model, cut, inputs), strict=True)
+        _median_seconds(_stage_function(model, stage, loss if stage is stages[-1] else None), stage_input, targets)
+        for stage, stage_input in zip(stages, _stage_inputs(model, stages, inputs), strict=True)
     ]
 
 
-def _stage_inputs(model: NetworkModel, cut: Sequence[NetworkStage], inputs: tf.Tensor) -> list[tf.Tensor]:
-    """What each stage reads, on the device of the stage."""
+def _stage_inputs(model: NetworkModel, stages: Sequence[NetworkStage], inputs: tf.Tensor) -> list[tf.Tensor]:
+    """Return the input of each stage, on the stage's device."""
 
     def forward(inputs: tf.Tensor) -> list[tf.Tensor]:
         outputs = model.start_forward(inputs)
         model.run_nodes(model.network.nodes[1:], outputs, training=True)
-        return [outputs[stage.source.name] for stage in cut]
+        return [outputs[stage.source.name] for stage in stages]
 
-    here = []
-    for stage, read in zip(cut, tf.function(forward, jit_compile=False, autograph=False)(inputs), strict=True):
+    placed = []
+    for stage, output in zip(stages, tf.function(forward, jit_compile=False, autograph=False)(inputs), strict=True):
         with model.device_scope(stage.nodes[0]):
-            here.append(tf.identity(read))
-    return here
+            placed.append(tf.identity(output))
+    return placed
 
 
 def _stage_function(model: NetworkModel, stage: NetworkStage, loss: LossFunction | None) -> Callable[..., Any]:
-    """(what the stage reads, targets) -> a number of each gradient that it finds. `loss`: of the last stage; the others
-    begin with the gradients of their outputs, for which ones stand."""
+    """Return a function (stage input, targets) -> the first element of each gradient of the stage.
+
+    The last stage starts its backward pass from `loss`, the others from gradients of their outputs, here all ones.
+    """
     arrays = [array for node in stage.nodes for array in node.arrays if array.trainable]
     weights = [model.variables_by_name[array.name].value for array in arrays]
 
-    def run(read: tf.Tensor, targets: tf.Tensor) -> list[tf.Tensor]:
-        outputs = {stage.source.name: read}
+    def run(stage_input: tf.Tensor, targets: tf.Tensor) -> list[tf.Tensor]:
+        outputs = {stage.source.name: stage_input}
         model.run_nodes(stage.nodes, outputs, training=True)
         with model.device_scope(stage.output):
             y = outputs[stage.output.name]
-            ends = y if loss is None else tf.reduce_sum(loss(tf.cast(y, tf.float32), targets))
-            begins = tf.ones_like(ends)
-        wanted = weights if stage.index == 0 else [read, *weights]  # nobody wants those of the samples
-        return first_elements(found for found in tf.gradients(ends, wanted, grad_ys=begins) if found is not None)
+            result = y if loss is None else tf.reduce_sum(loss(tf.cast(y, tf.float32), targets))
+            upstream = tf.ones_like(result)
+        sources = weights if stage.index == 0 else [stage_input, *weights]  # samples need no gradient
+        gradients = tf.gradients(result, sources, grad_ys=upstream)
+        return first_elements(gradient for gradient in gradients if gradient is not None)
 
     return tf.function(run, jit_compile=False, autograph=False)
 
 
 def first_elements(arrays: Iterable[tf.Tensor]) -> list[tf.Tensor]:
-    """Their first numbers. What a function gives back goes to the first device, which takes time, and what it does not
-    give back is not computed."""
-    found = []
+    """Return the first element of each array. TensorFlow copies a function's results to the first device, which takes
+    time, and prunes what is not returned."""
+    elements = []
     for array in map(tf.convert_to_tensor, arrays):
         with tf.device(array.device):
-            found.append(tf.reshape(array, [-1])[0])
-    return found
+            elements.append(tf.reshape(array, [-1])[0])
+    return elements
 
 
-def _median_seconds(run: Callable[..., Any], read: tf.Tensor, targets: tf.Tensor) -> float:
-    found = []
+def _median_seconds(run: Callable[..., Any], stage_input: tf.Tensor, targets: tf.Tensor) -> float:
+    seconds = []
     for _ in range(TIMED_RUNS + 1):
         devices.synchronize()
         start = time.perf_counter()
-        run(read, targets)
+        run(stage_input, targets)
         devices.synchronize()
-        found.append(time.perf_counter() - start)
-    return statistics.median(found[1:])
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[1:])
 
 
 COSTS: dict[str, Callable[[Network], list[float]]] = {
@@ -225,36 +220,37 @@ COSTS: dict[str, Callable[[Network], list[float]]] = {
 
 @dataclass
 class TensorFlowModelParallelOptions:
-    """Where the model is cut."""
+    """Options of model parallelism."""
 
-    split: str = "flops"  # flops | size
+    split: str = "flops"  # flops | size: the quantity that is balanced over the stages
 
 
 class TensorFlowModelParallel(TensorFlowStrategy):
-    """All devices of one process, each with a stage of the one model. A batch goes through them whole, so that one
-    device works while the others wait."""
+    """Model parallelism over all devices of one process, each with one stage. A batch passes through the stages as a
+    unit, so that one device works while the others wait."""
 
     Options = TensorFlowModelParallelOptions
     model: NetworkModel
-    cut: list[NetworkStage]
-    _exchange: tuple[list[int], TransferChain] | None = None
+    network_stages: list[NetworkStage]
+    _transfers: tuple[list[int], TransferChain] | None = None
 
     def shard(self) -> tuple[int, int]:
-        return 0, 1  # whole batches go in at the first stage
+        return 0, 1  # this process reads full batches for the first stage
 
     def setup(self) -> None:
-        self._refuse()
+        self._refuse_unsupported()
         super().setup()
 
     def node_devices(self, network: Network) -> dict[str, str]:
         try:
-            self.cut = partition.split_into_stages(network, len(self.devices), COSTS[self.options.split](network))
+            self.network_stages = partition.split_into_stages(
+                network, len(self.devices), COSTS[self.options.split](network)
+            )
         except InputError as reason:
             raise Unsupported(str(reason)) from None
-        found = {
-            node.name: device for stage, device in zip(self.cut, self.devices, strict=True) for node in stage.nodes
-        }
-        return {network.input.name: self.devices[0], **found}
+        pairs = zip(self.network_stages, self.devices, strict=True)
+        by_node = {node.name: device for stage, device in pairs for node in stage.nodes}
+        return {network.input.name: self.devices[0], **by_node}
 
     def create_base_optimizer(self) -> Any:
         return StageOptimizers(super().create_base_optimizer)
@@ -263,7 +259,7 @@ class TensorFlowModelParallel(TensorFlowStrategy):
         self.optimizer.set_learning_rate(rate)
 
     def input_devices(self) -> list[str]:
-        """Of the samples; their targets go on to the last device within the update."""
+        """Return the first device, which gets the samples; the step copies their targets to the last device."""
         return self.devices[:1]
 
     def compute_part_loss(self, inputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
@@ -274,81 +270,81 @@ class TensorFlowModelParallel(TensorFlowStrategy):
     def compute_part_gradients(
         self, inputs: tf.Tensor, targets: tf.Tensor, mean_over: tf.Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """By tf.gradients, which leaves each gradient's operations where those of the forward pass are; a tape would
-        have them all on the first device."""
+        """Compute gradients with tf.gradients, which places their operations with those of the forward pass; a tape
+        would place them all on the first device."""
         loss_sum = self.compute_part_loss(inputs, targets)
         with tf.device(self.devices[-1]):
             loss = self.optimizer.scale_loss(loss_sum / mean_over)
         weights = [variable.value for variable in self.model.trainable_variables]
         gradients = []
-        for weight, found in zip(weights, tf.gradients(loss, weights), strict=True):
+        for weight, gradient in zip(weights, tf.gradients(loss, weights), strict=True):
             with tf.device(weight.device):
-                gradients += optimizer.dense_gradients([found], [weight])
+                gradients += optimizer.dense_gradients([gradient], [weight])
         return loss_sum, gradients
 
     def compute_per_device(
-        self, parts: tuple[DevicePart, ...], global_samples: tf.Tensor, back: bool
+        self, parts: tuple[DevicePart, ...], global_samples: tf.Tensor, backward: bool
     ) -> list[DeviceResult]:
-        """All devices have one share, with what their stages pass on; the gradients stay where they are."""
-        ((loss_sum, gradients),) = super().compute_per_device(parts, global_samples, back)
+        """Return one result for all devices, including their stage transfers; gradients stay on their devices."""
+        ((loss_sum, gradients),) = super().compute_per_device(parts, global_samples, backward)
         return [DeviceResult(loss_sum, first_elements(gradients))]
 
     def set_gradient_sync(self, on: bool) -> None:
         raise NotMeasured(
-            f"{self.spec.config.strategy.name} has one model over all devices, and there is no update without what its "
+            f"{self.spec.config.strategy.name} has one model over all devices, and there is no step without what its "
             f"stages pass on"
         )
 
     def message_sizes(self) -> list[int]:
-        """The activations at the cuts, and behind them their gradients, of a whole global batch."""
-        return [self._bytes(tensor) for tensor in stage_transfers(self._traced())]
+        """Return the bytes of the activations between stages for a global batch, then those of their gradients."""
+        return [self._batch_bytes(tensor) for tensor in stage_transfers(self._traced())]
 
     def run_isolated_sync(self, sizes: list[int]) -> None:
-        if len(self.devices) == 1:  # nobody to pass anything on to
+        if len(self.devices) == 1:  # nothing is sent
             return
-        if self._exchange is None or self._exchange[0] != sizes:
-            self._exchange = sizes, TransferChain(self.devices, sizes)
-        self._exchange[1]()
+        if self._transfers is None or self._transfers[0] != sizes:
+            self._transfers = sizes, TransferChain(self.devices, sizes)
+        self._transfers[1]()
 
     def local_step(self, batch: Any) -> list[float]:
-        raise NotMeasured("each stage waits for the one before it; `stages` of the record tells how long each works")
+        raise NotMeasured("each stage waits for the one before it; `stages` of the record has the time of each")
 
     def backend_used(self) -> str | None:
         return observed_transfer_backend(self.train, self._traced(), self.last_batch)
 
     def stages(self) -> list[StageRecord]:
-        """Seconds are of the last batch of the training, whose size it may be that it does not share."""
-        if len(self.cut) == 1:
+        """Return the stages, with seconds measured on the last batch of the training, which may be a smaller one."""
+        if len(self.network_stages) == 1:
             return []
-        work_s: list[float] | list[None] = [None] * len(self.cut)
+        work_s: list[float] | list[None] = [None] * len(self.network_stages)
         if self.last_batch is not None:
-            work_s = stage_seconds(self.model, self.cut, self.last_batch.parts[0], self._loss)
-        return [self._record(stage, seconds) for stage, seconds in zip(self.cut, work_s, strict=True)]
+            work_s = stage_seconds(self.model, self.network_stages, self.last_batch.parts[0], self._loss)
+        return [self._record(stage, seconds) for stage, seconds in zip(self.network_stages, work_s, strict=True)]
 
     def _record(self, stage: NetworkStage, work_s: float | None) -> StageRecord:
         sent_bytes = math.prod(stage.output.shape) * self.model.compute_dtype.size * self.spec.global_batch
-        held = [array for node in stage.nodes for array in node.arrays if array.trainable]
+        weights = [array for node in stage.nodes for array in node.arrays if array.trainable]
         return StageRecord(
             index=stage.index,
-            stages=len(self.cut),
+            stages=len(self.network_stages),
             replica=0,
             first=stage.nodes[0].name,
             last=stage.output.name,
-            parameter_bytes=sum(4 * math.prod(array.shape) for array in held),
+            parameter_bytes=sum(4 * math.prod(array.shape) for array in weights),
             micro_batches=1,
-            sent_bytes=None if stage is self.cut[-1] else sent_bytes,
+            sent_bytes=None if stage is self.network_stages[-1] else sent_bytes,
             work_s=work_s,
         )
 
     def _traced(self) -> Any:
         return self.step_function().get_concrete_function()
 
-    def _bytes(self, tensor: tf.Tensor) -> int:
-        """Of a tensor over the samples of a global batch."""
+    def _batch_bytes(self, tensor: tf.Tensor) -> int:
+        """Return the bytes of a tensor for the samples of a global batch."""
         shape = [self.spec.global_batch if size is None else size for size in tensor.shape]
         return math.prod(shape) * tensor.dtype.size
 
-    def _refuse(self) -> None:
+    def _refuse_unsupported(self) -> None:
         settings, name = self.spec.config, self.spec.config.strategy.name
         if user_code.is_user_model(settings.model):
             raise Unsupported(

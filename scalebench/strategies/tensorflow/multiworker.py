@@ -1,10 +1,5 @@
-"""tf.distribute.MultiWorkerMirroredStrategy: a process with its copy of the weights for each device, gradients
-added up.
-
-The processes of a run as TensorFlow's cluster: who is where.
-
-The group of processes that MultiWorkerMirroredStrategy forms, one worker each, and numbers put together over it.
-"""
+"""tf.distribute.MultiWorkerMirroredStrategy, with one process and one copy of the weights per device, and TensorFlow's
+cluster of processes."""
 
 from __future__ import annotations
 
@@ -19,20 +14,21 @@ from scalebench.core.errors import InputError, unknown_name_message
 from scalebench.core.spec import RunSpec
 from scalebench.strategies.tensorflow.mirrored import Replicated
 
-ADDRESSES = "SCALEBENCH_ADDRESSES"  # of all ranks in order, host:port each, from the launcher
+ADDRESSES = "SCALEBENCH_ADDRESSES"  # set by the launcher: host:port of all ranks in order
+IMPLEMENTATIONS = {"auto": "AUTO", "ring": "RING", "nccl": "NCCL"}
 
 
 def rank_addresses() -> list[str]:
-    """host:port of every rank. RuntimeError outside a launched process."""
-    found = os.environ.get(ADDRESSES)
-    if not found:
+    """Return host:port of every rank; raise RuntimeError in a process that no launcher started."""
+    addresses = os.environ.get(ADDRESSES)
+    if not addresses:
         raise RuntimeError(f"{ADDRESSES} is not set: a launcher of scalebench has to start the processes of a cluster")
-    return found.split(",")
+    return addresses.split(",")
 
 
 @contextmanager
 def explain_port_conflict(rank: int) -> Iterator[None]:
-    """Around what starts this rank's server, which says only that it could not."""
+    """Name the port if this rank's server cannot start in the block; TensorFlow's error does not name it."""
     try:
         yield
     except tf.errors.UnknownError as error:
@@ -44,7 +40,7 @@ def explain_port_conflict(rank: int) -> Iterator[None]:
 def cluster_resolver(
     jobs: dict[str, list[str]], job: str, index: int, devices: Sequence[str]
 ) -> tf.distribute.cluster_resolver.SimpleClusterResolver:
-    """What TF_CONFIG would say: the addresses of each job, which task of which job this is, and what it has."""
+    """Return what TF_CONFIG would contain: the addresses of each job, and job, task and GPU count of this process."""
     return tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(jobs),
         task_type=job,
@@ -54,53 +50,52 @@ def cluster_resolver(
     )
 
 
-IMPLEMENTATIONS = {"auto": "AUTO", "ring": "RING", "nccl": "NCCL"}
-
-
 class WorkerGroup:
-    """This process's membership. Gradients of a model made under `strategy.scope()` travel by `backend`."""
+    """This process's membership in the group of workers that MultiWorkerMirroredStrategy forms. `backend` synchronizes
+    the gradients of a model that is created under `strategy.scope()`."""
 
     def __init__(self, spec: RunSpec, rank: int, devices: list[str], backend: str, bytes_per_pack: int = 0) -> None:
-        """Join; every process of the run has to. Comes before anything else is done with `devices`."""
+        """Join the group, as every process of the run must, before any other use of `devices`."""
         if backend not in IMPLEMENTATIONS:
             raise InputError(unknown_name_message("strategy.backend", backend, IMPLEMENTATIONS))
-        everyone = rank_addresses()
-        _set_group_timeout(spec.group_timeout_s, len(everyone))
+        addresses = rank_addresses()
+        _set_group_timeout(spec.group_timeout_s, len(addresses))
         experimental = tf.distribute.experimental
         options = experimental.CommunicationOptions(
             bytes_per_pack=bytes_per_pack,
             implementation=experimental.CommunicationImplementation[IMPLEMENTATIONS[backend]],
         )
-        resolver_ = cluster_resolver({"worker": everyone}, "worker", rank, devices)
+        resolver = cluster_resolver({"worker": addresses}, "worker", rank, devices)
         with explain_port_conflict(rank):
-            self.strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver_, options)
+            self.strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
         self._rank, self._device = rank, devices[0]
-        self._total = tf.function(self._add_up, input_signature=[tf.TensorSpec((None,), tf.float64)])
+        self._sum = tf.function(self._sum_on_replicas, input_signature=[tf.TensorSpec((None,), tf.float64)])
 
     def broadcast(self, value: float) -> float:
-        """Rank 0's value on every rank."""
+        """Return rank 0's value on every rank."""
         return self.sum([value if self._rank == 0 else 0.0])[0]
 
     def sum(self, values: list[float]) -> list[float]:
-        """Sums over the workers, all of which have to call this."""
+        """Return the sums over the workers, all of which must call this."""
         with tf.device(self._device):
-            totals = self._total(tf.constant(values, tf.float64))
+            totals = self._sum(tf.constant(values, tf.float64))
         return [float(total) for total in totals.numpy()]
 
-    def _add_up(self, values: tf.Tensor) -> tf.Tensor:
+    def _sum_on_replicas(self, values: tf.Tensor) -> tf.Tensor:
         return self.strategy.run(_sum_on_replica, (values,))
 
 
-def _sum_on_replica(mine: tf.Tensor) -> tf.Tensor:
-    # The identity gives the tensor a device, without which the all-reduce has no destination.
-    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(mine))
+def _sum_on_replica(values: tf.Tensor) -> tf.Tensor:
+    # The identity places the tensor on a device, without which the all-reduce has no destination.
+    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(values))
 
 
 def _set_group_timeout(limit_s: float, workers: int) -> None:
-    """Have the group's heartbeats and its meeting take so long.
+    """Set the timeout of the group's heartbeats and of its start.
 
-    TensorFlow's own 10 s would call a worker dead that a debugger or SIGSTOP holds. One that is really dead is
-    the launcher's to see. CommunicationOptions has a timeout too, which starts a thread for every collective.
+    TensorFlow's default of 10 s would declare a worker dead that is stopped by a debugger or SIGSTOP; workers that are
+    really dead are detected by the launcher. CommunicationOptions has a timeout too, but that starts a thread for every
+    collective.
     """
     from tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2 import CoordinatedJob
     from tensorflow.python.eager import context
@@ -117,13 +112,13 @@ def _set_group_timeout(limit_s: float, workers: int) -> None:
 
 @dataclass
 class MultiWorkerOptions:
-    """Of tf.distribute.experimental.CommunicationOptions."""
+    """Options of MultiWorkerMirroredStrategy, for tf.distribute.experimental.CommunicationOptions."""
 
-    bytes_per_pack: int = 0  # gradients are packed into messages of so many bytes; 0: all in one
+    bytes_per_pack: int = 0  # size of the messages that gradients are packed into; 0: one message
 
 
 class MultiWorker(Replicated):
-    """One process per device; `strategy.backend` says what carries the gradients: auto, ring or nccl."""
+    """MultiWorkerMirroredStrategy; `strategy.backend` chooses what synchronizes the gradients: auto, ring or nccl."""
 
     Options = MultiWorkerOptions
     workers: WorkerGroup
@@ -134,8 +129,8 @@ class MultiWorker(Replicated):
         self.strategy = self.workers.strategy
 
     def forward(self, inputs: tf.Tensor) -> tf.Tensor:
-        """By this process's replica, with its own moving statistics: to read their mean is a collective, and the
-        workers need not have equally many batches to validate."""
+        """Run the model on this process's replica with its own moving statistics: to read their mean is a collective,
+        and workers may have different numbers of validation batches."""
         return self.strategy.run(super().forward, (inputs,))
 
     def broadcast(self, value: float) -> float:

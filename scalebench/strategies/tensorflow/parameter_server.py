@@ -1,15 +1,12 @@
-"""tf.distribute.ParameterServerStrategy: the weights live in ps processes, which workers update each on its own.
+"""tf.distribute.ParameterServerStrategy: ps processes hold the weights, which workers update independently.
 
-The chief deals out the rows of each global batch, and a worker that is free takes the next part, reads its samples,
-and applies the gradient of the mean over them at the full learning rate, to weights that others have changed
-meanwhile. So a step, the update of a whole global batch, is as many updates as there are workers.
+The chief splits the rows of each global batch into parts. A free worker takes the next part, reads its samples, and
+applies the gradient of their mean loss at the full learning rate, to weights that others may have changed meanwhile. So
+a step of a global batch consists of as many updates as there are workers.
 
-The ps and worker processes of a parameter server: TensorFlow's server, and Python of ours that the chief reaches
-through it.
-
-What the chief schedules on a worker is a graph, and a tf.data generator in it would run in the chief and send every
-sample over the network. So each worker keeps a function that reads rows of the data set, under a name that the
-chief's graphs call.
+Workers and ps processes run TensorFlow's server. The chief schedules graphs on workers, and a tf.data generator in such
+a graph would run in the chief and send every sample over the network. So each worker registers a function that reads
+rows of the dataset, under a name that the chief's graphs call.
 """
 
 from __future__ import annotations
@@ -38,42 +35,44 @@ from scalebench.workloads.source import Source
 from scalebench.workloads.uncached_rows import UncachedRows
 
 READ_TOKEN, RECORD_TOKEN = "scalebench.read", "scalebench.record"
-_python_functions: dict[str, Callable[..., Any]] = {}  # TensorFlow's own table holds them weakly
+WRITE_PREFIXES = ("Assign", "ResourceApply")  # of the types of operations that change a variable
+_python_functions: dict[str, Callable[..., Any]] = {}  # keeps them alive: TensorFlow's table has weak references
 
 
 def addresses_by_job(spec: RunSpec) -> dict[str, list[str]]:
-    """Addresses by role."""
-    everyone = multiworker.rank_addresses()
+    """Return the addresses of the processes of each role."""
+    addresses = multiworker.rank_addresses()
     roles = dict.fromkeys(place.role for place in spec.places)
-    return {role: [everyone[p.rank] for p in spec.places if p.role == role] for role in roles}
+    return {role: [addresses[p.rank] for p in spec.places if p.role == role] for role in roles}
 
 
 def run_server(spec: RunSpec, place: RankPlacement) -> None:
-    """Run the server of this process; returns only by an exception or a signal."""
+    """Run the server of this process until an exception or a signal ends it."""
     from tensorflow.python.eager import context
 
-    mine = devices.configure_devices(spec.device, place)
+    local_devices = devices.configure_devices(spec.device, place)
     configure_threads(spec, place)
     if place.role == "worker":
-        devices.configure_precision(spec.config.train.precision, mine[0])
+        devices.configure_precision(spec.config.train.precision, local_devices[0])
         _register_python_function(READ_TOKEN, RowReader(spec))
     _register_python_function(RECORD_TOKEN, EventRecorder())
     index = sum(p.role == place.role for p in spec.places[: place.rank])
-    everyone, config = tf.train.ClusterSpec(addresses_by_job(spec)), context.context().config
+    cluster, config = tf.train.ClusterSpec(addresses_by_job(spec)), context.context().config
     with multiworker.explain_port_conflict(place.rank):
-        server = tf.distribute.Server(everyone, place.role, index, protocol="grpc", config=config)
-    while server:  # its join() would keep signals from Python
+        server = tf.distribute.Server(cluster, place.role, index, protocol="grpc", config=config)
+    while server:  # its join() would block Python's signal handlers
         signal.pause()
 
 
 def configure_threads(spec: RunSpec, place: RankPlacement) -> None:
-    """Threads that run operations: a call from another process keeps one until all of its operations, which need
-    others, are done. A worker is called by the chief alone, one call at a time, and the others by all workers."""
+    """Set the number of threads that run operations. A call from another process occupies one of them until all of its
+    operations, which need other threads, are done. Only the chief calls a worker, with one call at a time; all workers
+    call the other processes."""
     tf.config.threading.set_inter_op_parallelism_threads(2 if place.role == "worker" else spec.gpus + 1)
 
 
 class RowReader:
-    """Samples of the training set by their row, read in this process as `dataset.feed` says."""
+    """Reads rows of the training set in this process, as `dataset.feed` says."""
 
     def __init__(self, spec: RunSpec) -> None:
         feed = spec.config.dataset.feed
@@ -94,60 +93,57 @@ class RowReader:
 
 
 class EventRecorder:
-    """Called with True, profiles this process until it is called with False, which gives the names of all events."""
+    """Profiles this process from a call with True until a call with False, which returns the names of all events."""
 
     def __init__(self) -> None:
-        self._over = threading.Event()
+        self._stop = threading.Event()
         self._events: Future[set[str]] | None = None
 
     def __call__(self, on: NDArray[np.bool_]) -> NDArray[np.object_]:
         if not on:
             assert self._events is not None
-            self._over.set()
+            self._stop.set()
             return np.array([name.encode() for name in sorted(self._events.result())], object)
-        start_forward = threading.Event()
-        self._over.clear()
+        started = threading.Event()
+        self._stop.clear()
         self._events = ThreadPoolExecutor(1).submit(
-            observed.record_event_names, lambda: (start_forward.set(), self._over.wait())
+            observed.record_event_names, lambda: (started.set(), self._stop.wait())
         )
-        start_forward.wait()
+        started.wait()
         return np.array([], object)
 
 
 def read_rows(rows: tf.Tensor, spec: tuple[tf.TensorSpec, tf.TensorSpec]) -> list[tf.Tensor]:
-    """Inputs and targets of these rows (int64), read in whichever worker runs the graph that this becomes part of."""
-    parts = tf.raw_ops.PyFunc(input=[rows], token=READ_TOKEN, Tout=[part.dtype for part in spec])
-    return [tf.ensure_shape(part, wanted.shape) for part, wanted in zip(parts, spec, strict=True)]
+    """Return inputs and targets of these rows (int64), read by the worker that executes the traced graph."""
+    tensors = tf.raw_ops.PyFunc(input=[rows], token=READ_TOKEN, Tout=[part.dtype for part in spec])
+    return [tf.ensure_shape(tensor, part.shape) for tensor, part in zip(tensors, spec, strict=True)]
 
 
 def record_remote_events(job: str, index: int, on: bool) -> set[str]:
-    """Begin to profile that process, or end it and get the names of its events; called from the chief."""
+    """Start to profile a process, or stop and return the names of its events; called by the chief."""
     with tf.device(f"/job:{job}/replica:0/task:{index}/device:CPU:0"):
         (names,) = tf.raw_ops.PyFunc(input=[tf.constant(on)], token=RECORD_TOKEN, Tout=[tf.string])
     return {name.decode() for name in names.numpy()}
 
 
 def _register_python_function(token: str, function: Callable[..., Any]) -> None:
-    """Have PyFunc operations of that token call `function` in this process. tf.numpy_function would choose the token
-    itself and bind the operation to the process that made the graph."""
+    """Let PyFunc operations of that token call `function` in this process. tf.numpy_function would choose the token
+    itself and bind the operation to the process that created the graph."""
     from tensorflow.python.ops import script_ops
 
     _python_functions[token] = function
     script_ops._py_funcs._funcs[token] = function
 
 
-WRITE_PREFIXES = ("Assign", "ResourceApply")  # how the types of operations begin that change a variable
-
-
 class RowParts(NamedTuple):
-    """A global batch as rows of the data set, one part for each worker."""
+    """The rows of a global batch in the dataset, one part for each worker."""
 
     parts: list[tf.Tensor]
     samples: int
 
 
 class PendingLoss:
-    """The sum of losses that workers are still at."""
+    """The sum of losses that workers may still be computing; float() waits for it."""
 
     def __init__(self, losses: list[Any]) -> None:
         self._losses = losses
@@ -157,7 +153,8 @@ class PendingLoss:
 
 
 class ParameterServer(TensorFlowStrategy):
-    """The chief: it holds no weights and computes nothing, but schedules, measures and validates."""
+    """The chief, which holds no weights and trains nothing, but schedules, measures and validates; or with `serve` one
+    of the other processes."""
 
     reads_in_step = True
     strategy: tf.distribute.ParameterServerStrategy
@@ -167,10 +164,10 @@ class ParameterServer(TensorFlowStrategy):
         run_server(self.spec, self.place)
 
     def shard(self) -> tuple[int, int]:
-        return 0, 1  # the chief deals out whole global batches
+        return 0, 1  # the chief distributes full global batches
 
     def join(self) -> None:
-        self._refuse()
+        self._refuse_unsupported()
         configure_threads(self.spec, self.place)
         resolver = multiworker.cluster_resolver(addresses_by_job(self.spec), "chief", 0, self.devices)
         with multiworker.explain_port_conflict(self.place.rank):
@@ -182,7 +179,7 @@ class ParameterServer(TensorFlowStrategy):
 
     def setup(self) -> None:
         super().setup()
-        # Told with every update: workers may still be at those that were scheduled before the last change.
+        # The rate is an argument of every update: workers may still run updates scheduled before the last change.
         self.set_learning_rate(self.spec.learning_rate)
         self.optimizer.learning_rate = lambda: self._traced_rate
         forward_on_worker = self._forward
@@ -193,10 +190,10 @@ class ParameterServer(TensorFlowStrategy):
     def feed(self, source: Source) -> Iterator[RowParts]:
         epoch = 0
         while True:
-            for update in range(source.steps_per_epoch):
-                rows = source.batch_indices(*((0, 0) if source.feed == "fixed" else (epoch, update)))
-                mine = [rows[span] for span in split_evenly(len(rows), self.spec.gpus)]
-                yield RowParts([tf.constant(part, tf.int64) for part in mine if len(part)], len(rows))
+            for step in range(source.steps_per_epoch):
+                rows = source.batch_indices(*((0, 0) if source.feed == "fixed" else (epoch, step)))
+                parts = [rows[span] for span in split_evenly(len(rows), self.spec.gpus)]
+                yield RowParts([tf.constant(part, tf.int64) for part in parts if len(part)], len(rows))
             epoch += 1
 
     def step(self, batch: RowParts) -> LossPart | None:
@@ -213,7 +210,7 @@ class ParameterServer(TensorFlowStrategy):
         return self._functions[True]
 
     def rows_step(self, rows: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
-        """One worker's update from its rows of the data set, at that learning rate; the sum of the losses over them."""
+        """Train one worker's update on its rows at this learning rate; return the sum of their losses."""
         self._traced_rate = rate
         inputs, targets = read_rows(rows, self._part_spec())
         return self.strategy.run(self.replica_step, (inputs, targets, tf.zeros(())))
@@ -222,7 +219,7 @@ class ParameterServer(TensorFlowStrategy):
         self._rate = tf.constant(rate, tf.float32)
 
     def loss_divisor(self, inputs: tf.Tensor, global_samples: tf.Tensor) -> tf.Tensor:
-        """Each update follows the mean over its own samples, since nothing is added up."""
+        """Return the samples of this update, since gradients of workers are not summed."""
         return tf.cast(tf.shape(inputs)[0], tf.float32)
 
     def forward(self, inputs: tf.Tensor) -> tf.Tensor:
@@ -232,7 +229,7 @@ class ParameterServer(TensorFlowStrategy):
         self.coordinator.join()
 
     def message_sizes(self) -> list[int]:
-        """The gradients that one worker sends, each a message of its own; as many weights come to it."""
+        """Return the bytes of the gradients that one worker sends, each as one message; it receives as many weights."""
         return [v.value.dtype.size * v.value.shape.num_elements() for v in self.model.trainable_variables]
 
     def run_isolated_sync(self, sizes: list[int]) -> None:
@@ -247,7 +244,7 @@ class ParameterServer(TensorFlowStrategy):
     def copy_batch(self, batch: Any) -> None:
         raise self._chief_not_measured()
 
-    def profile(self, updates: int, trace: Path | None) -> Profile:
+    def profile(self, steps: int, trace: Path | None) -> Profile:
         raise self._chief_not_measured()
 
     def _chief_not_measured(self) -> NotMeasured:
@@ -256,8 +253,8 @@ class ParameterServer(TensorFlowStrategy):
         )
 
     def backend_used(self) -> str | None:
-        """grpc, the only way between TensorFlow's servers, where updates were seen to be written in the process of a
-        ps and not in the worker's. Spoils the weights."""
+        """Train two more steps; return grpc, the only transport between TensorFlow's servers, if a ps process executed
+        operations that write weights. Spoils the weights."""
         if self.last_batch is None:
             raise RuntimeError("backend_used replays the last batch of the training, and there was no training")
         self.synchronize()
@@ -265,12 +262,12 @@ class ParameterServer(TensorFlowStrategy):
         for _ in range(REPLAY_STEPS):
             self.step(self.last_batch)
         self.synchronize()
-        ran = {event.partition(":")[0] for event in record_remote_events("ps", 0, on=False)}
+        executed = {event.partition(":")[0] for event in record_remote_events("ps", 0, on=False)}
         operations = self.step_function().get_concrete_function().graph.get_operations()
-        return "grpc" if any(o.name in ran for o in operations if o.type.startswith(WRITE_PREFIXES)) else None
+        return "grpc" if any(o.name in executed for o in operations if o.type.startswith(WRITE_PREFIXES)) else None
 
-    def _refuse(self) -> None:
-        """Unsupported for settings that go against where the weights and the samples are."""
+    def _refuse_unsupported(self) -> None:
+        """Raise Unsupported for settings that conflict with the location of the weights or the samples."""
         config = self.spec.config
         if config.dataset.feed == "device" or config.dataset.prefetch != "none":
             raise Unsupported(
@@ -288,7 +285,7 @@ class ParameterServer(TensorFlowStrategy):
             )
 
     def peak_memory_bytes(self) -> list[int | None]:
-        return [None for _ in self.place.devices]  # the devices are other processes'
+        return [None for _ in self.place.devices]  # other processes have the devices
 
     def state_bytes(self) -> list[int | None]:
-        return [None for _ in self.place.devices]  # as the weights are
+        return [None for _ in self.place.devices]  # and the weights

@@ -87,8 +87,8 @@ class PerDeviceStep:
 
 
 def _timestamp_after(tensors: list[tf.Tensor]) -> tf.Tensor:
-    """Return the seconds since the epoch when all tensors are computed. Without run_independently, tf.function would run
-    the timestamps one after the other in program order, as it does with all stateful operations."""
+    """Return the seconds since the epoch when all tensors are computed. Without run_independently, tf.function would
+    run the timestamps one after the other in program order, as it does with all stateful operations."""
     with tf.device("/CPU:0"), tf.control_dependencies(tensors):
         now = tf.timestamp()
     now.graph.experimental_acd_manager.run_independently(now.op)
@@ -118,7 +118,7 @@ class TensorFlowProbes(Strategy, Probes):
     def compute_per_device(
         self, parts: tuple[DevicePart, ...], global_samples: tf.Tensor, backward: bool
     ) -> list[DeviceResult]:
-        """Compute the loss, and with `backward` the gradients, on every device of this process without synchronization."""
+        """Compute the loss, and with `backward` the gradients, on every device, without synchronization."""
 
     def to_step_batch(self, batch: Any) -> TfBatch:
         """Return a batch of `feed` in the form that the step takes."""

@@ -1,5 +1,5 @@
-"""TensorFlow's profiler: recordings of this process as lines of events, Chrome traces of them, and the time of a step by
-operation."""
+"""TensorFlow's profiler: recordings of this process as lines of events, Chrome traces of them, and the time of a step
+by operation."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""A user's own keras.Model as the strategies here take it, and what kinds of variables it has.
-
-model.keras: a user's function called for its network, which starts alike on all ranks and under all strategies.
-
-A user's own network looked over before it trains: what it takes, gives, draws, and what nobody would train.
-"""
+"""A user's Keras model (`model.keras`): the call of the user's function, checks of the model before training, and a
+wrapper with the interface that strategies use. Its initial weights are equal on all ranks and under all strategies."""
 
 from __future__ import annotations
 
@@ -20,27 +16,32 @@ import tensorflow as tf
 
 from scalebench.core.errors import PluginError
 from scalebench.core.spec import Config
-from scalebench.strategies.base import Unsupported
+from scalebench.strategies.base import GroupSum, Unsupported
 from scalebench.workloads import user_code
 from scalebench.workloads.datasets.images import PIXEL_SCALE
 
+CHECK_SAMPLES = 2
+ADDED_LOSS = "adds a loss of its own (a regularizer or add_loss), which nobody would minimise: leave it out"
+POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
+MAX_MESSAGE_CHARS = 300  # messages of Keras can be pages long; the log has the full text
+ANSI_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+KERAS_CALL_PREFIX = re.compile(r"Exception encountered when calling [^\n]*\n")  # once per layer around the failing one
+
 
 class UserModel(keras.Model):
-    """`inner` called with (samples, *input_shape), channels last: floats, or bytes that become -1..1 here.
+    """A wrapper of the user's model `inner`, which takes (samples, *input_shape), channels last.
 
-    Its outputs become float32. Make it, like `inner`, where its variables shall live. `variables_by_name` has the trained
-    ones under names that are the same in every process: the paths that Keras gives them.
+    Bytes are scaled to -1..1, outputs are cast to float32. Create it, like `inner`, in the scope of its variables.
+    `variables_by_name` has trained weights and moving statistics under Keras' paths, which are equal in all processes.
     """
 
     def __init__(self, inner: keras.Model, changed: Sequence[keras.Variable] = ()) -> None:
-        """`changed`: the variables that a pass in training changes by itself."""
-        super().__init__(name=f"own_{inner.name}", dtype="float32")
+        """Wrap `inner`; `changed` are the variables that a training pass changes by itself."""
+        super().__init__(name=f"user_{inner.name}", dtype="float32")
         self.inner = inner
         self.trained = list(inner.trainable_variables)
         self.moving_statistics = [variable for variable in changed if _is_float(variable)]
-        self.random_states = [
-            variable for variable in changed if not _is_float(variable)
-        ]  # random layers, and what counts
+        self.random_states = [variable for variable in changed if not _is_float(variable)]  # and counters
         self.variables_by_name = _name_variables([*self.trained, *self.moving_statistics])
         self.built = True
 
@@ -50,36 +51,35 @@ class UserModel(keras.Model):
 
 
 def per_replica_variables() -> Any:
-    """A scope in which what is not trained becomes a variable of each replica, as with our own networks.
+    """Return a scope in which variables that are not trained are created per replica, as in scalebench's networks.
 
-    Keras says nothing of how replicas' moving statistics or states of random layers go together, and tf.distribute
-    then refuses to have them assigned. Statistics are averaged where they are read from outside.
+    Keras does not set how moving statistics and states of random layers are synchronized and aggregated over replicas,
+    and tf.distribute then rejects their assignment. Statistics are averaged when they are read from outside.
     """
 
     def create(next_creator: Callable[..., Any], **settings: Any) -> Any:
         if not settings.get("trainable", True):
-            floats = tf.as_dtype(settings.get("dtype") or tf.float32).is_floating
-            how = tf.VariableAggregation
+            is_float, aggregation = tf.as_dtype(settings.get("dtype") or tf.float32).is_floating, tf.VariableAggregation
             settings["synchronization"] = tf.VariableSynchronization.ON_READ
-            settings["aggregation"] = how.MEAN if floats else how.ONLY_FIRST_REPLICA
+            settings["aggregation"] = aggregation.MEAN if is_float else aggregation.ONLY_FIRST_REPLICA
         return next_creator(**settings)
 
     return tf.variable_creator_scope(create)
 
 
 def seed_replicas_apart(model: UserModel, rank: int) -> None:
-    """Have the replicas' random layers draw different numbers; they were made from one seed.
+    """Give the random layers of each replica a different seed, since all were created from one.
 
-    Devices that share one copy of the variables (central storage) draw the same for different samples.
+    Devices that share one copy of the variables (central storage) draw equal numbers for their different samples.
     """
     for variable in model.random_states:
-        if tuple(variable.shape) == (2,):  # (seed, draws so far), as Keras has it
-            for number, own in enumerate(getattr(variable.value, "values", (variable.value,))):
-                own.assign(own + tf.constant([rank + number, 0], own.dtype))
+        if tuple(variable.shape) == (2,):  # Keras' seed state: (seed, number of draws)
+            for number, state in enumerate(getattr(variable.value, "values", (variable.value,))):
+                state.assign(state + tf.constant([rank + number, 0], state.dtype))
 
 
 def disable_dropout(inner: keras.Model) -> None:
-    """Switch its dropout layers off, those in recurrent cells and in attention too."""
+    """Switch off dropout in all layers, also in recurrent cells and in attention."""
     layers = keras.layers
     kinds = (layers.Dropout, layers.AlphaDropout, layers.GaussianDropout)
     for layer in inner._flatten_layers():
@@ -93,45 +93,41 @@ def _is_float(variable: keras.Variable) -> bool:
 
 
 def _name_variables(variables: list[keras.Variable]) -> dict[str, keras.Variable]:
-    found: dict[str, keras.Variable] = {}
+    by_name: dict[str, keras.Variable] = {}
     for variable in variables:
         name, number = variable.path, 2
-        while name in found:  # two layers may go by one name
+        while name in by_name:  # two layers may have the same name
             name, number = f"{variable.path}:{number}", number + 1
-        found[name] = variable
-    return found
-
-
-CHECK_SAMPLES = 2
-ADDED_LOSS = "adds a loss of its own (a regularizer or add_loss), which nobody would minimise: leave it out"
+        by_name[name] = variable
+    return by_name
 
 
 class ModelProblem(Exception):
-    """What is wrong with the network, to be said behind the name of its function."""
+    """A reason why a user's model cannot be trained; reported after the name of its function."""
 
 
 def build_layers(inner: keras.Model, config: Config) -> None:
-    """Have it build what is not built yet; nothing is computed."""
+    """Build the layers that are not built yet, without computing anything."""
     inner(keras.KerasTensor((None, *config.model.input_shape), "float32"), training=False)
 
 
 def check_inputs(inner: keras.Model, config: Config) -> None:
-    """Problem where a network that says what it takes does not take our samples: Keras would cast or squeeze them."""
+    """Raise ModelProblem if the model declares inputs other than the samples, which Keras would cast or squeeze."""
     try:
         inputs = inner.inputs
-    except AttributeError:  # nothing is said before it is built
+    except AttributeError:  # a subclassed model declares none before it is built
         return
     if not inputs:
         return
     if len(inputs) != 1:
         raise ModelProblem(f"takes {len(inputs)} inputs, and a sample is one array")
     batch, *shape = inputs[0].shape
-    wanted = list(config.model.input_shape)
+    sample_shape = list(config.model.input_shape)
     if batch is not None:
         raise ModelProblem(f"takes batches of {batch} only: leave the batch out of its Input")
-    if len(shape) != len(wanted) or any(a not in (None, b) for a, b in zip(shape, wanted, strict=True)):
+    if len(shape) != len(sample_shape) or any(a not in (None, b) for a, b in zip(shape, sample_shape, strict=True)):
         raise ModelProblem(
-            f"takes samples of {tuple(shape)}; those of dataset={config.dataset.name} are {tuple(wanted)}"
+            f"takes samples of {tuple(shape)}; those of dataset={config.dataset.name} are {tuple(sample_shape)}"
         )
     if not tf.as_dtype(inputs[0].dtype).is_floating:
         raise ModelProblem(
@@ -140,8 +136,10 @@ def check_inputs(inner: keras.Model, config: Config) -> None:
 
 
 def check_model(inner: keras.Model, config: Config) -> list[keras.Variable]:
-    """Problem for a built network that cannot be trained as config.model says. The variables that a pass in training
-    changes: moving statistics, states of random layers."""
+    """Check that a built model can be trained as `config.model` says, else raise ModelProblem.
+
+    Returns the variables that a training pass changes: moving statistics and states of random layers.
+    """
     if not inner.trainable_variables:
         raise ModelProblem("has no weights to train")
     for variable in inner.trainable_variables:
@@ -163,7 +161,8 @@ def check_model(inner: keras.Model, config: Config) -> list[keras.Variable]:
 
 
 def _trace_pass(inner: keras.Model, config: Config, training: bool) -> tuple[Any, list[keras.Variable]]:
-    """(outputs for two samples, what is assigned to), from a graph that nobody runs: no variable is read or changed."""
+    """Trace a pass over two samples in a graph that is never run, so that no variable is read or changed; return
+    (outputs, variables that the pass assigns)."""
     variables, scopes = inner.variables, []
 
     def run(inputs: tf.Tensor) -> Any:
@@ -187,28 +186,25 @@ def _trace_pass(inner: keras.Model, config: Config, training: bool) -> tuple[Any
 
 
 def _check_outputs(outputs: Any, inner: keras.Model, config: Config) -> None:
-    """Problem unless the loss can be made of them and of the targets."""
+    """Raise ModelProblem unless the loss can be computed from the outputs and the targets."""
     if not isinstance(outputs, tf.Tensor):
         raise ModelProblem(f"should give one tensor, and gives a {type(outputs).__name__}")
-    found, data = tuple(outputs.shape), config.dataset
+    shape, dataset = tuple(outputs.shape), config.dataset
+    result = f"gives outputs of {shape} for {CHECK_SAMPLES} samples"
     if config.model.loss != "cross_entropy":
-        wanted = (CHECK_SAMPLES, *config.model.target_shape)
-        if found != wanted:
-            raise ModelProblem(
-                f"gives outputs of {found} for {CHECK_SAMPLES} samples; the targets of dataset={data.name} are {wanted}"
-            )
+        target_shape = (CHECK_SAMPLES, *config.model.target_shape)
+        if shape != target_shape:
+            raise ModelProblem(f"{result}; the targets of dataset={dataset.name} are {target_shape}")
         return
-    if len(found) != 2 or found[0] != CHECK_SAMPLES or found[1] is None or found[1] < (data.classes or 2):
-        has = f"{data.classes} classes" if data.classes else "classes"
-        raise ModelProblem(
-            f"gives outputs of {found} for {CHECK_SAMPLES} samples; dataset={data.name} has {has}: give each an output"
-        )
+    if len(shape) != 2 or shape[0] != CHECK_SAMPLES or shape[1] is None or shape[1] < (dataset.classes or 2):
+        classes = f"{dataset.classes} classes" if dataset.classes else "classes"
+        raise ModelProblem(f"{result}; dataset={dataset.name} has {classes}: give each an output")
     if _ends_in_softmax(inner):
         raise ModelProblem("ends in a softmax, and cross_entropy takes what goes into one (logits): leave it out")
 
 
 def _ends_in_softmax(inner: keras.Model) -> bool:
-    """As far as the network tells what comes last."""
+    """Return whether the model ends in a softmax, as far as its last operation is known."""
     try:
         last = inner.outputs[0]._keras_history.operation
     except (AttributeError, TypeError, IndexError):
@@ -216,32 +212,23 @@ def _ends_in_softmax(inner: keras.Model) -> bool:
     return isinstance(last, keras.layers.Softmax) or getattr(last, "activation", None) is keras.activations.softmax
 
 
-POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
-MAX_MESSAGE_CHARS = 300  # characters of a message of Keras' at the most, which may be pages: the log has it whole
-ANSI_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-KERAS_CALL_PREFIX = re.compile(
-    r"Exception encountered when calling [^\n]*\n"
-)  # once for each layer around the one that fails
-
-
 def refuse_unsupported(config: Config) -> None:
-    """Unsupported for what only networks of ours can do."""
+    """Raise Unsupported for settings that only scalebench's own networks support."""
     model, strategy = config.model, config.strategy
     if model.keras is None:
         raise Unsupported(f"model={model.name} has no model.keras=MODULE:FUNCTION, which {strategy.name} needs")
     if config.train.data_format == "nchw":
         raise Unsupported(
-            f"train.data_format=nchw lays out networks of scalebench's own; the layers of {function_label(config)} are given "
-            f"channels last, so leave it out"
+            f"train.data_format=nchw lays out networks of scalebench's own; the layers of {function_label(config)} are "
+            f"given channels last, so leave it out"
         )
 
 
-def build_user_model(config: Config, compute_dtype: str, rank: int, kind: type[UserModel]) -> UserModel:
-    """The network of model.keras with the weights that the seed gives, on every rank; call it in the scope in which
-    its variables shall live.
+def build_user_model(config: Config, compute_dtype: str, rank: int, model_class: type[UserModel]) -> UserModel:
+    """Build the model of `model.keras`, with weights from the seed on every rank; call it in the scope of its variables.
 
-    PluginError, which names the function and has the traceback as its log, where it fails or gives something that
-    cannot be trained on such samples.
+    If the user's function fails, or returns a model that cannot be trained on the samples, raises PluginError with the
+    name of the function and the traceback as its log.
     """
     policy = keras.config.dtype_policy()
     keras.config.set_dtype_policy(POLICIES[compute_dtype])
@@ -255,34 +242,36 @@ def build_user_model(config: Config, compute_dtype: str, rank: int, kind: type[U
             changed = check_model(inner, config)
     finally:
         keras.config.set_dtype_policy(policy)
-    model = kind(inner, changed)
-    tf.random.set_seed(config.seed + rank)  # for random operations of TensorFlow's own
+    model = model_class(inner, changed)
+    tf.random.set_seed(config.seed + rank)  # for TensorFlow's own random operations
     seed_replicas_apart(model, rank)
     return model
 
 
-def check_equal_weights(model: UserModel, config: Config, broadcast: Callable[[float], float], ranks: Any) -> None:
-    """PluginError on all ranks where some rank's weights are not rank 0's; `ranks` adds numbers up over them."""
+def check_equal_weights(
+    model: UserModel, config: Config, broadcast: Callable[[float], float], sum_over_group: GroupSum
+) -> None:
+    """Raise PluginError on all ranks if the weights of any rank differ from rank 0's."""
     checksum = 0
     for variable in model.trained:
         checksum = zlib.crc32(variable.value.numpy().tobytes(), checksum)
-    (others,) = ranks([float(broadcast(float(checksum)) != checksum)])
-    if others:
+    (different_ranks,) = sum_over_group([float(broadcast(float(checksum)) != checksum)])
+    if different_ranks:
         raise PluginError(
-            f"{function_label(config)} gives other weights on every rank: draw them from Keras, numpy.random or random, which "
-            f"are seeded"
+            f"{function_label(config)} gives other weights on every rank: draw them from Keras, numpy.random or random, "
+            f"which are seeded"
         )
 
 
 def function_label(config: Config) -> str:
-    """What a fault begins with."""
+    """Return the config key and value that name the user's function in messages."""
     return f"model.keras={config.model.keras}"
 
 
 @contextmanager
 def attribute_errors_to_user(config: Config) -> Iterator[None]:
-    """Around the user's code: a fault becomes one line that names the function. Memory that is not enough stays what
-    it is."""
+    """Turn errors of the user's code in the block into a PluginError of one line that names the function; errors for
+    lack of memory pass unchanged."""
     try:
         yield
     except (PluginError, MemoryError, tf.errors.ResourceExhaustedError):
@@ -300,25 +289,26 @@ def _one_line_message(error: BaseException) -> str:
 
 
 def _call_user_function(config: Config) -> keras.Model:
-    """What the function gives. Modules may make networks when they are imported, hence the first seed."""
+    """Call the user's function and return its model. The seed is set twice, since a module may create networks when it
+    is imported."""
     keras.utils.set_random_seed(config.seed % 2**32)
     function = user_code.load_function(str(config.model.keras), "model.keras")
     if isinstance(function, keras.Layer) or not callable(function):
         raise ModelProblem(f"is a {type(function).__name__}: name a function that makes the network")
     _check_call(function, config)
     keras.utils.set_random_seed(config.seed % 2**32)
-    made = function(**config.model.options)
-    if not isinstance(made, keras.Model):
-        given = f"the class {made.__name__}" if isinstance(made, type) else f"a {type(made).__name__}"
-        raise ModelProblem(f"gives {given}, and no keras.Model")
-    return made
+    model = function(**config.model.options)
+    if not isinstance(model, keras.Model):
+        result = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
+        raise ModelProblem(f"gives {result}, and no keras.Model")
+    return model
 
 
 def _check_call(function: Callable[..., Any], config: Config) -> None:
     options = config.model.options
     try:
         inspect.signature(function).bind(**options)
-    except ValueError:  # some builtins do not tell what they take
+    except ValueError:  # some builtins have no signature
         return
     except TypeError as error:
         raise ModelProblem(f"cannot be called with model.options={options}: {error}") from None

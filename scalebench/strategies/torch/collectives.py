@@ -30,9 +30,9 @@ class TorchCollective:
         """`size_bytes` is a multiple of 4 times the ranks for operations with parts."""
         self.name, self._rank, self._ranks = name, rank, ranks
         count = size_bytes // FLOAT_BYTES
-        self._whole = _allocate_floats(count, device)
+        self._full = _allocate_floats(count, device)
         self._part = _allocate_floats(count // ranks if name in OPERATIONS_WITH_PARTS else 0, device)
-        self._other = _allocate_floats(count if name == "all_to_all" else 0, device)
+        self._output = _allocate_floats(count if name == "all_to_all" else 0, device)
         # Unbound: a bound method would be a reference cycle, which frees the buffers late.
         self._run: Callable[[TorchCollective], object] = getattr(TorchCollective, f"_{name}")
 
@@ -42,33 +42,33 @@ class TorchCollective:
     def put(self, values: Callable[[int], np.ndarray]) -> None:
         """Fill what this rank sends with `values` of its rank, for a check of the results."""
         sends_part = self.name in ("all_gather", "gather")
-        target = self._part if sends_part else self._whole
+        target = self._part if sends_part else self._full
         target.copy_(torch.from_numpy(values(self._rank)))
 
     def results(self) -> dict[int, np.ndarray]:
         """Return the operation's result by this rank; nothing where only the root has one."""
         if self.name in ("reduce", "gather") and self._rank != ROOT:
             return {}
-        outputs = {"reduce_scatter": self._part, "scatter": self._part, "all_to_all": self._other}
-        return {self._rank: outputs.get(self.name, self._whole).cpu().numpy().copy()}
+        outputs = {"reduce_scatter": self._part, "scatter": self._part, "all_to_all": self._output}
+        return {self._rank: outputs.get(self.name, self._full).cpu().numpy().copy()}
 
     def _parts(self) -> list[Tensor]:
-        return list(self._whole.chunk(self._ranks))
+        return list(self._full.chunk(self._ranks))
 
     def _all_reduce(self) -> None:
-        dist.all_reduce(self._whole)
+        dist.all_reduce(self._full)
 
     def _reduce(self) -> None:
-        dist.reduce(self._whole, dst=ROOT)
+        dist.reduce(self._full, dst=ROOT)
 
     def _broadcast(self) -> None:
-        dist.broadcast(self._whole, src=ROOT)
+        dist.broadcast(self._full, src=ROOT)
 
     def _all_gather(self) -> None:
-        all_gather(self._whole, self._part)
+        all_gather(self._full, self._part)
 
     def _reduce_scatter(self) -> None:
-        reduce_scatter(self._part, self._whole)
+        reduce_scatter(self._part, self._full)
 
     def _gather(self) -> None:
         dist.gather(self._part, self._parts() if self._rank == ROOT else None, dst=ROOT)

@@ -67,7 +67,8 @@ class TrainerStrategy(TorchStrategy):
 
     def train(self, loop: Loop) -> None:
         with self.attribute_errors_to_user():
-            self._build_trainer(_LoopReporter(self, loop)).fit(_TrainerModule(self), train_dataloaders=_LoopParts(self, loop))
+            trainer = self._build_trainer(_LoopReporter(self, loop))
+            trainer.fit(_TrainerModule(self), train_dataloaders=_LoopParts(self, loop))
         self.model.to(self.device)  # Lightning leaves it on the CPU, and the optimizer's state
         move_optimizer_state(self.optimizer, self.device)
 

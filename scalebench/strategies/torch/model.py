@@ -1,12 +1,8 @@
-"""A network of `workloads.network` as a torch module.
+"""Networks of `workloads.network` as torch modules, and their weights under neutral names.
 
-Operations of `workloads.network` as torch modules. They take (samples, channels, positions) or (samples,
-channels, height, width): torch's order, however the numbers lie in memory; those of CHANNELS_LAST take the channels
-behind the positions, and those of EITHER_ORDER do not ask.
-
-Operations of transformers as torch modules. They take and give (samples, positions, channels).
-
-Weights of a NetworkModule by the neutral names of `workloads.network`, in neutral layout; a user's as they are.
+Operations take (samples, channels, positions) or (samples, channels, height, width), which is torch's order of axes
+in any memory layout. The operations of CHANNELS_LAST, among them all those of transformers, take and return the
+channels after the positions, and those of EITHER_ORDER take both.
 """
 
 from __future__ import annotations
@@ -30,7 +26,7 @@ from scalebench.workloads.network import Network, Node, Pads
 
 
 class PositionEmbedding(nn.Module):
-    """Adds what is learnt of each position."""
+    """Adds a learned value to each position."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -41,7 +37,8 @@ class PositionEmbedding(nn.Module):
 
 
 class CausalAttention(nn.Module):
-    """By PyTorch's own kernels, over as many heads as the width that comes in has: of a part of it, a part of them."""
+    """PyTorch's scaled dot-product attention over as many heads as the input's width has: a part of the width, as in
+    tensor parallelism, is a part of the heads."""
 
     def __init__(self, head_width: int) -> None:
         super().__init__()
@@ -52,29 +49,21 @@ class CausalAttention(nn.Module):
         return functional.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).flatten(2)
 
 
-SEQUENCE_LAYERS_MAKERS: dict[str, Callable[[Node], nn.Module]] = {
-    "embedding": lambda node: skip_init(nn.Embedding, *node.arrays[0].shape),
-    "positions": lambda node: PositionEmbedding(node.shape),
-    "layer_norm": lambda node: nn.LayerNorm(node.shape[-1], node.settings["epsilon"]),
-    "gelu": lambda node: nn.GELU(approximate="tanh"),
-    "attention": lambda node: CausalAttention(node.settings["head_width"]),
-}
-
 CONV_FUNCTIONS = {1: functional.conv1d, 2: functional.conv2d}
 MAX_POOL = {1: nn.MaxPool1d, 2: nn.MaxPool2d}
 AVG_POOL = {1: functional.avg_pool1d, 2: functional.avg_pool2d}
 
 
 class BatchNorm(nn.Module):
-    """Normalises with the statistics of this replica's batch, and keeps moving ones for evaluation.
+    """Normalizes with the statistics of this replica's batch, and keeps moving ones for evaluation.
 
-    Without `scale` gamma is a constant one. A channel with a single value has no variance to learn from:
-    there the moving statistics are left alone.
+    Without `scale`, gamma is constantly 1. A channel with a single value has no variance: it leaves the moving
+    statistics as they are.
     """
 
-    def __init__(self, channels: int, epsilon: float, kept: float, scale: bool) -> None:
+    def __init__(self, channels: int, epsilon: float, decay: float, scale: bool) -> None:
         super().__init__()
-        self.epsilon, self.momentum = epsilon, 1 - kept  # torch's is what the new batch adds
+        self.epsilon, self.momentum = epsilon, 1 - decay  # torch's momentum is the weight of the new batch
         if scale:
             self.weight = nn.Parameter(torch.empty(channels))
         else:
@@ -84,9 +73,9 @@ class BatchNorm(nn.Module):
         self.register_buffer("running_var", torch.empty(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        tell = not self.training or x.numel() > x.shape[1]
-        moving = (self.running_mean, self.running_var) if tell else (None, None)
-        # Not functional.batch_norm, which refuses single values.
+        uses_moving = not self.training or x.numel() > x.shape[1]
+        moving = (self.running_mean, self.running_var) if uses_moving else (None, None)
+        # functional.batch_norm would refuse single values.
         return torch.batch_norm(
             x, self.weight, self.bias, *moving, self.training, self.momentum, self.epsilon,
             torch.backends.cudnn.enabled,
@@ -94,7 +83,7 @@ class BatchNorm(nn.Module):
 
 
 class Pad(nn.Module):
-    """A constant around the last axes, by (before, after) of each."""
+    """Pads the last axes with a constant, by (before, after) for each axis."""
 
     def __init__(self, pads: Pads, value: float = 0.0) -> None:
         super().__init__()
@@ -105,27 +94,28 @@ class Pad(nn.Module):
 
 
 class AvgPool(nn.Module):
-    """The mean of each window over what is data and not padding."""
+    """Averages each window over its data without the padding."""
 
     def __init__(self, node: Node, spatial: tuple[int, ...]) -> None:
         super().__init__()
         self.window, self.strides = node.settings["window"], node.settings["strides"]
         pads, self.pool = node.settings["pads"], AVG_POOL[len(spatial)]
-        self.inside = _symmetric_padding(pads, self.window)
-        self.pad = None if self.inside is not None else Pad(pads)
+        self.padding = _symmetric_padding(pads, self.window)
+        self.pad = None if self.padding is not None else Pad(pads)
         self.register_buffer("share", None, persistent=False)
-        if self.pad is not None:  # torch would count zeros of an uneven padding
+        if self.pad is not None:  # torch would count the zeros of an asymmetric padding
             data = self.pad(torch.ones(1, 1, *spatial))
             self.share = self.pool(data, self.window, self.strides)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.pad is None:
-            return self.pool(x, self.window, self.strides, self.inside, count_include_pad=False)
+            return self.pool(x, self.window, self.strides, self.padding, count_include_pad=False)
         return self.pool(self.pad(x), self.window, self.strides) / self.share.to(x.dtype)
 
 
 class LocalResponseNorm(nn.Module):
-    """Sums over channels as a convolution with ones on a band; torch's own takes five times as long."""
+    """Local response normalization whose sums over channels are a convolution with a band matrix of ones; torch's own
+    module takes five times as long."""
 
     def __init__(self, node: Node, spatial: tuple[int, ...]) -> None:
         super().__init__()
@@ -144,14 +134,14 @@ class GlobalAvgPool(nn.Module):
 
 
 class Flatten(nn.Module):
-    """Channels vary fastest, as in the neutral layout; no copy where they do so in memory."""
+    """Flattens with channels varying fastest, as in the neutral layout; copies only where memory differs from that."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.movedim(1, -1).flatten(1)
 
 
 class Add(nn.Module):
-    """The sum; of all but one, added to that one in place, where `overwrites` says which."""
+    """Adds its inputs, in place to the input with the index `overwrites` unless that is None."""
 
     def __init__(self, overwrites: int | None) -> None:
         super().__init__()
@@ -168,7 +158,7 @@ class Add(nn.Module):
 
 
 class MoveChannels(nn.Module):
-    """A view in the other order of axes: channels to the last place, or from there to where torch has them."""
+    """Returns a view with the channels moved to the last axis, or from there to torch's place."""
 
     def __init__(self, to_last: bool) -> None:
         super().__init__()
@@ -184,21 +174,19 @@ class Concat(nn.Module):
 
 
 def build_modules(node: Node, spatial: tuple[int, ...]) -> list[nn.Module]:
-    """What computes a node, one after the other; `spatial` is the shape of its first input without channels."""
-    if node.op in SEQUENCE_LAYERS_MAKERS:
-        return [SEQUENCE_LAYERS_MAKERS[node.op](node)]
-    made = MODULE_BUILDERS[node.op](node, spatial)
-    return made if isinstance(made, list) else [made]
+    """Build the modules that compute a node, in order; `spatial` is its first input's shape without channels."""
+    modules = MODULE_BUILDERS[node.op](node, spatial)
+    return modules if isinstance(modules, list) else [modules]
 
 
 def _conv(node: Node, spatial: tuple[int, ...]) -> list[nn.Module]:
     *window, inputs, outputs = node.arrays[0].shape
     pads, strides = node.settings["pads"], node.settings["strides"]
-    even = all(before == after for before, after in pads)
-    inside = tuple(before for before, _ in pads) if even else 0
+    symmetric = all(before == after for before, after in pads)
+    padding = tuple(before for before, _ in pads) if symmetric else 0
     kind = CONV_MODULES[len(window)]
-    conv = skip_init(kind, inputs, outputs, tuple(window), strides, inside, bias=len(node.arrays) > 1)
-    return [conv] if even else [Pad(pads), conv]
+    conv = skip_init(kind, inputs, outputs, tuple(window), strides, padding, bias=len(node.arrays) > 1)
+    return [conv] if symmetric else [Pad(pads), conv]
 
 
 def _dense(node: Node, spatial: tuple[int, ...]) -> nn.Module:
@@ -211,22 +199,22 @@ def _batch_norm(node: Node, spatial: tuple[int, ...]) -> nn.Module:
 
 def _max_pool(node: Node, spatial: tuple[int, ...]) -> list[nn.Module]:
     window, strides, pads = (node.settings[key] for key in ("window", "strides", "pads"))
-    inside = _symmetric_padding(pads, window)
-    pool = MAX_POOL[len(window)](window, strides, 0 if inside is None else inside)
-    return [pool] if inside is not None else [Pad(pads, -math.inf), pool]
+    padding = _symmetric_padding(pads, window)
+    pool = MAX_POOL[len(window)](window, strides, 0 if padding is None else padding)
+    return [pool] if padding is not None else [Pad(pads, -math.inf), pool]
 
 
 def _symmetric_padding(pads: Pads, window: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The padding that a pooling of torch can do by itself: the same on both sides, at most half a window."""
-    fits = all(before == after <= width // 2 for (before, after), width in zip(pads, window, strict=True))
-    return tuple(before for before, _ in pads) if fits else None
+    """Return the padding if torch's pooling supports it: equal on both sides and at most half a window; else None."""
+    supported = all(before == after <= width // 2 for (before, after), width in zip(pads, window, strict=True))
+    return tuple(before for before, _ in pads) if supported else None
 
 
 CHANNELS_LAST = ("dense", "embedding", "positions", "layer_norm", "attention")
 EITHER_ORDER = ("relu", "gelu", "dropout", "add")
 CONV_MODULES = {1: nn.Conv1d, 2: nn.Conv2d}
 
-# `input` has no module: NetworkModule itself takes the batch in.
+# `input` has no module: NetworkModule itself converts the batch.
 MODULE_BUILDERS: dict[str, Callable[[Node, tuple[int, ...]], nn.Module | list[nn.Module]]] = {
     "conv": _conv,
     "dense": _dense,
@@ -242,29 +230,34 @@ MODULE_BUILDERS: dict[str, Callable[[Node, tuple[int, ...]], nn.Module | list[nn
     "flatten": lambda node, spatial: Flatten(),
     "add": lambda node, spatial: Add(node.settings.get("overwrites")),
     "concat": lambda node, spatial: Concat(),
+    "embedding": lambda node, spatial: skip_init(nn.Embedding, *node.arrays[0].shape),
+    "positions": lambda node, spatial: PositionEmbedding(node.shape),
+    "layer_norm": lambda node, spatial: nn.LayerNorm(node.shape[-1], node.settings["epsilon"]),
+    "gelu": lambda node, spatial: nn.GELU(approximate="tanh"),
+    "attention": lambda node, spatial: CausalAttention(node.settings["head_width"]),
 }
 
-# No backward pass of these reads their output, so that it may be overwritten.
+# Operations whose output may be overwritten, since their backward pass does not read it.
 OVERWRITABLE = ("conv", "dense", "batch_norm", "add", "concat")
 
 
 @dataclass(frozen=True)
 class ForwardStep:
-    """One module of the forward pass: what it reads, what its output is called, what nobody reads after it."""
+    """One module of the forward pass with the names of the values that it reads and writes."""
 
     module: str
     inputs: tuple[str, ...]
     output: str
-    spent: tuple[str, ...] = ()
+    last_reads: tuple[str, ...] = ()  # inputs that no later step reads
 
 
 class NetworkModule(nn.Module):
-    """(samples, *input_shape) -> (samples, outputs); arrays are parameters and buffers of their node's module.
+    """A network as a module: (samples, *input_shape) -> (samples, outputs).
 
-    Outputs for each position come as (samples, outputs, positions), as torch's losses take them. Inputs are float32,
-    uint8 that becomes -1 .. 1 (see datasets.images), or whole numbers to look up. Images lie in memory channels last,
-    as they come, or with `data_format` nchw channels first. Without `dropout` such nodes let everything through.
-    Weights are uninitialised: see weights.load_weights.
+    Arrays of a node are parameters and buffers of its module. Outputs for each position are (samples, outputs,
+    positions), as torch's losses take them. Inputs are float32, uint8 that becomes -1 .. 1 (see datasets.images), or
+    integers to look up. Images are channels last in memory, as they are fed, or with `data_format` nchw channels
+    first. Without `dropout`, dropout nodes pass everything. Weights are uninitialized until load_weights.
     """
 
     def __init__(self, network: Network, data_format: str = "nhwc", dropout: bool = True) -> None:
@@ -273,14 +266,14 @@ class NetworkModule(nn.Module):
         self.images = len(network.input.shape) == 3
         self.channels_first = self.images and data_format == "nchw"
         self._shapes = {node.name: node.shape for node in network.nodes}
-        self._last: set[str] = set()  # values whose channels stand behind the positions
+        self._channels_last: set[str] = set()  # values whose channels come after the positions
         steps: list[ForwardStep] = []
         for node in _mark_overwrites(_merge_padding(network.nodes)):
             if node.op == "dropout" and not dropout:
                 node = dataclasses.replace(node, settings={"rate": 0.0})
             if node.op != "input":
-                steps += self._add(node)
-        steps += self._moved([network.output.name], to_last=False)[1]
+                steps += self._add_node(node)
+        steps += self._order_channels([network.output.name], to_last=False)[1]
         self.plan = _mark_last_reads(steps)
         if self.images and not self.channels_first:
             self.to(memory_format=torch.channels_last)
@@ -292,7 +285,7 @@ class NetworkModule(nn.Module):
         values = {self.network.input.name: x.div(PIXEL_SCALE).sub(1) if x.dtype == torch.uint8 else x}
         for step in self.plan:
             values[step.output] = getattr(self, step.module)(*[values[name] for name in step.inputs])
-            for name in step.spent:
+            for name in step.last_reads:
                 del values[name]
         return values[self.plan[-1].output]
 
@@ -309,12 +302,12 @@ class NetworkModule(nn.Module):
                     if hasattr(reader, setting):
                         setattr(reader, setting, off)
 
-    def _add(self, node: Node) -> list[ForwardStep]:
-        """Registers the modules of a node; the last one, which holds its arrays, bears its name."""
-        to_last = node.inputs[0] in self._last if node.op in EITHER_ORDER else node.op in CHANNELS_LAST
-        read, steps = self._moved(node.inputs, to_last)
+    def _add_node(self, node: Node) -> list[ForwardStep]:
+        """Register the modules of a node; the last one, which holds its arrays, has the node's name."""
+        to_last = node.inputs[0] in self._channels_last if node.op in EITHER_ORDER else node.op in CHANNELS_LAST
+        read, steps = self._order_channels(node.inputs, to_last)
         if to_last and len(node.shape) > 1:
-            self._last.add(node.name)
+            self._channels_last.add(node.name)
         modules = build_modules(node, self._shapes[node.inputs[0]][:-1])
         names = [f"{node.name}/{i}" for i in range(len(modules) - 1)] + [node.name]
         for name, module in zip(names, modules, strict=True):
@@ -322,61 +315,61 @@ class NetworkModule(nn.Module):
         inputs = [tuple(read)] + [(name,) for name in names[:-1]]
         return steps + [ForwardStep(name, read, name) for name, read in zip(names, inputs, strict=True)]
 
-    def _moved(self, names: Sequence[str], to_last: bool) -> tuple[list[str], list[ForwardStep]]:
-        """What these values are called where their channels stand last, or not, and the steps that bring them there."""
-        called, steps = [], []
+    def _order_channels(self, names: Sequence[str], to_last: bool) -> tuple[list[str], list[ForwardStep]]:
+        """Return the names of these values with channels last, or first, and the steps that move the channels."""
+        ordered, steps = [], []
         for name in names:
             moved = name
-            if len(self._shapes[name]) > 1 and (name in self._last) != to_last:
+            if len(self._shapes[name]) > 1 and (name in self._channels_last) != to_last:
                 moved = f"{name}/{'last' if to_last else 'first'}"
                 if moved not in self._modules:
                     self.add_module(moved, MoveChannels(to_last))
                     steps.append(ForwardStep(moved, (name,), moved))
-            called.append(moved)
-        return called, steps
+            ordered.append(moved)
+        return ordered, steps
 
 
 def _merge_padding(nodes: Sequence[Node]) -> list[Node]:
-    """The nodes with each zero_pad that a convolution alone reads drawn into it: no padded copy is made."""
+    """Merge each zero_pad that only one convolution reads into that convolution, which avoids a padded copy."""
     readers = Counter(name for node in nodes for name in node.inputs)
     by_name = {node.name: node for node in nodes}
-    made, gone = [], set()
+    merged, removed = [], set()
     for node in nodes:
         before = by_name[node.inputs[0]] if node.op == "conv" else None
         if before is not None and before.op == "zero_pad" and readers[before.name] == 1:
             both = zip(node.settings["pads"], before.settings["pads"], strict=True)
             pads = tuple((a[0] + b[0], a[1] + b[1]) for a, b in both)
             node = dataclasses.replace(node, inputs=before.inputs, settings={**node.settings, "pads": pads})
-            gone.add(before.name)
-        made.append(node)
-    return [node for node in made if node.name not in gone]
+            removed.add(before.name)
+        merged.append(node)
+    return [node for node in merged if node.name not in removed]
 
 
 def _mark_overwrites(nodes: Sequence[Node]) -> list[Node]:
-    """The nodes with each relu and sum told which input it may overwrite: what it is the only reader of."""
+    """Mark for each relu and add an input that it may overwrite, because it is that input's only reader."""
     readers = Counter(name for node in nodes for name in node.inputs)
-    free = {node.name for node in nodes if node.op in OVERWRITABLE and readers[node.name] == 1}
-    made = []
+    overwritable = {node.name for node in nodes if node.op in OVERWRITABLE and readers[node.name] == 1}
+    marked = []
     for node in nodes:
-        place = next((i for i, name in enumerate(node.inputs) if name in free), None)
-        if node.op in ("relu", "add") and place is not None:
-            node = dataclasses.replace(node, settings={**node.settings, "overwrites": place})
-        made.append(node)
-    return made
+        index = next((i for i, name in enumerate(node.inputs) if name in overwritable), None)
+        if node.op in ("relu", "add") and index is not None:
+            node = dataclasses.replace(node, settings={**node.settings, "overwrites": index})
+        marked.append(node)
+    return marked
 
 
 def _mark_last_reads(steps: Sequence[ForwardStep]) -> list[ForwardStep]:
-    """The steps, each with the values that it is the last to read."""
-    seen = {steps[-1].output}
-    made = []
+    """Mark in each step the values that it is the last to read, which are freed after it."""
+    read_later = {steps[-1].output}
+    marked = []
     for step in reversed(steps):
-        spent = tuple(dict.fromkeys(name for name in step.inputs if name not in seen))
-        seen.update(step.inputs)
-        made.append(dataclasses.replace(step, spent=spent))
-    return made[::-1]
+        last_reads = tuple(dict.fromkeys(name for name in step.inputs if name not in read_later))
+        read_later.update(step.inputs)
+        marked.append(dataclasses.replace(step, last_reads=last_reads))
+    return marked[::-1]
 
 
-# Last part of a neutral name -> torch's.
+# Last part of a neutral name -> torch's name.
 _TORCH_NAMES = {
     "kernel": "weight",
     "embeddings": "weight",
@@ -387,7 +380,7 @@ _TORCH_NAMES = {
     "moving_variance": "running_var",
 }
 
-# Kernels by their number of axes: torch's axes in terms of the neutral ones, which end in (in, out).
+# Number of a kernel's axes -> torch's axes in terms of the neutral ones, which end in (in, out).
 _KERNEL_AXES = {
     2: (1, 0),  # dense (in, out) -> (out, in)
     3: (2, 1, 0),  # conv1d (width, in, out) -> (out, in, width)
@@ -396,42 +389,44 @@ _KERNEL_AXES = {
 
 
 def load_weights(model: NetworkModule, arrays: dict[str, NDArray[np.float32]]) -> None:
-    """Set every parameter and moving statistic from the array of its neutral name.
+    """Set every parameter and moving statistic from the array with its neutral name.
 
-    ValueError if an array has no place in the model, a place no array, or the two differ in shape.
+    Raises ValueError if the names of tensors and arrays differ, or the shapes of two that belong together.
     """
-    places = _named_tensors(model, statistics=True)
-    if places.keys() != arrays.keys():
-        odd = sorted(places.keys() ^ arrays.keys())
-        raise ValueError(f"model and arrays disagree about {', '.join(odd)}")
-    for name, place in places.items():
+    tensors = _named_tensors(model, statistics=True)
+    if tensors.keys() != arrays.keys():
+        unmatched = sorted(tensors.keys() ^ arrays.keys())
+        raise ValueError(f"model and arrays disagree about {', '.join(unmatched)}")
+    for name, tensor in tensors.items():
         array = np.ascontiguousarray(arrays[name].transpose(_torch_axes(name, arrays[name].ndim)))
-        if array.shape != tuple(place.shape):
-            raise ValueError(f"{name} is {array.shape} as torch has it, the model's is {tuple(place.shape)}")
+        if array.shape != tuple(tensor.shape):
+            raise ValueError(f"{name} is {array.shape} as torch has it, the model's is {tuple(tensor.shape)}")
         with torch.no_grad():
-            place.copy_(torch.from_numpy(array))
+            tensor.copy_(torch.from_numpy(array))
 
 
 def read_weights(model: NetworkModule | UserModule, statistics: bool = False) -> dict[str, NDArray[np.float32]]:
-    """Copies of what is trained, and with `statistics` of the moving ones, by neutral name; a user's own as
-    OwnModule.arrays has them. What is split over processes is put together, so that all of them have to call this."""
+    """Copy the trained arrays, and with `statistics` the moving ones, by neutral name; a user's by UserModule.arrays.
+
+    Arrays that are split over processes are gathered, so that all processes have to call this.
+    """
     if isinstance(model, UserModule):
         return model.arrays(statistics)
     arrays = {}
-    for name, place in _named_tensors(model, statistics).items():
-        place = place.full_tensor() if hasattr(place, "full_tensor") else place
-        array = place.detach().cpu().clone().numpy()  # numpy fixes the memory that it looks at, which FSDP frees
+    for name, tensor in _named_tensors(model, statistics).items():
+        full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        array = full.detach().cpu().clone().numpy()  # cloned: a numpy view pins its memory, which FSDP frees
         arrays[name] = array.transpose(np.argsort(_torch_axes(name, array.ndim))).copy(order="C")
     return arrays
 
 
 def _named_tensors(model: NetworkModule, statistics: bool) -> dict[str, Tensor]:
-    places = {}
+    tensors = {}
     for array in model.network.arrays:
         if array.trainable or statistics:
             layer, _, last = array.name.rpartition("/")
-            places[array.name] = getattr(getattr(model, layer), _TORCH_NAMES[last])
-    return places
+            tensors[array.name] = getattr(getattr(model, layer), _TORCH_NAMES[last])
+    return tensors
 
 
 def _torch_axes(name: str, ndim: int) -> tuple[int, ...]:

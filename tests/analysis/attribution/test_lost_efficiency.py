@@ -91,7 +91,7 @@ def test_weak_scaling_has_no_batch_part() -> None:
 def test_the_parts_agree_with_the_columns_of_the_frame() -> None:
     result, bare, own = weak_scaling_runs()
     run = attribute_weak()
-    cells = load.frame([result, bare, own], [Path()] * 3).to_dict("records")[0]
+    cells = load.frame_of_results([result, bare, own], [Path()] * 3).to_dict("records")[0]
     ends = [run.lost.value, run.lost.low, run.lost.high]
     columns = [f"efficiency_bare{end}" for end in ("", "_high", "_low")]
     assert ends == [pytest.approx(1 - cells[column], abs=SUM_TOLERANCE) for column in columns]

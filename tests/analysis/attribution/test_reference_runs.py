@@ -1,8 +1,9 @@
-"""One-device runs at the local batch of a strong run: which ones are alike but for it."""
+"""One-device runs at the local batch of a strong-scaling run: equal in everything but the batch."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -11,46 +12,45 @@ from scalebench.core.result import Result
 from tests.builders.attribution_runs import one_device_run, strong_scaling_runs, two_device_run
 
 
-def names(result: Result, *others: Result) -> tuple[str | None, str | None]:
+def find(result: Result, *others: Result) -> tuple[Result | None, Result | None]:
     local = LocalBaselines([result, *others])
-    return tuple(found and found.run_id for found in (local.find_bare(result), local.find_self(result)))  # type: ignore[return-value]
+    return local.find_bare(result), local.find_self(result)
 
 
 @pytest.mark.parametrize("scaling", ["weak", "strong"])
-def test_told_either_way(scaling: str) -> None:
+def test_runs_of_either_scaling_are_baselines(scaling: str) -> None:
     bare, own = (one_device_run(name, 0.01, 10, scaling=scaling) for name in ("bare_torch", "ddp"))
-    found = names(two_device_run("strong"), bare, own)
-    assert found == (bare.run_id, own.run_id)
+    result, full, *_ = strong_scaling_runs()
+    found = find(result, full, bare, own)
+    assert found[0] is bare and found[1] is own
 
 
-def test_the_record_itself_comes_back() -> None:
-    result, full, bare, own = strong_scaling_runs()
-    local = LocalBaselines([result, full, bare, own])
-    assert local.find_bare(result) is bare and local.find_self(result) is own
-
-
-def test_another_batch_is_none() -> None:
-    result, full, _, _ = strong_scaling_runs()
-    assert names(result, full, one_device_run("bare_torch", 0.01, 5), one_device_run("ddp", 0.01, 20)) == (None, None)
-
-
-def test_another_workload_or_a_failed_run_is_none() -> None:
-    result = two_device_run("strong")
-    other = one_device_run("bare_torch", 0.01, seed=1)
-    failed = dataclasses.replace(one_device_run("ddp", 0.01), status="failed")
-    assert names(result, other, failed) == (None, None)
+def changed_train(**settings: Any) -> Result:
     bare = one_device_run("bare_torch", 0.01)
-    bare.spec["train"] = {**bare.spec["train"], "precision": "bfloat16"}
-    assert names(result, bare) == (None, None)
+    return dataclasses.replace(bare, spec={**bare.spec, "train": {**bare.spec["train"], **settings}})
 
 
-def test_a_batch_that_is_no_whole_number_has_none() -> None:
+@pytest.mark.parametrize(
+    "other",
+    [
+        one_device_run("bare_torch", 0.01, 5),
+        one_device_run("ddp", 0.01, 20),
+        one_device_run("bare_torch", 0.01, seed=1),
+        dataclasses.replace(one_device_run("ddp", 0.01), status="failed"),
+        changed_train(precision="bfloat16"),
+    ],
+    ids=["smaller batch", "larger batch", "seed", "failed", "precision"],
+)
+def test_runs_that_differ_in_more_are_no_baselines(other: Result) -> None:
+    assert find(two_device_run("strong"), other) == (None, None)
+
+
+def test_a_batch_that_is_no_integer_has_no_baseline() -> None:
     result = two_device_run("strong")
     result = dataclasses.replace(result, scale=dataclasses.replace(result.scale, global_batch=21))
-    assert names(result, one_device_run("bare_torch", 0.01), one_device_run("ddp", 0.01)) == (None, None)
+    assert find(result, one_device_run("bare_torch", 0.01), one_device_run("ddp", 0.01)) == (None, None)
 
 
-def test_of_several_that_of_the_same_repeat() -> None:
-    result = two_device_run("strong", repeat=1)
+def test_the_baseline_of_the_same_repeat_is_nearest() -> None:
     first, second = (one_device_run("bare_torch", 0.01, repeat=repeat) for repeat in (0, 1))
-    assert names(result, first, second)[0] == second.run_id
+    assert find(two_device_run("strong", repeat=1), first, second)[0] is second

@@ -12,7 +12,7 @@ from scalebench.analysis.comparison.baseline_store import load_folder, no_baseli
 from scalebench.analysis.comparison.pairing import launches
 from scalebench.core.errors import InputError
 from scalebench.core.machine.gpus import Gpu
-from scalebench.core.machine.machine_class import MachineClass, classify_machine
+from scalebench.core.machine.machine import MachineClass, classify_machine
 from scalebench.core.result import write_result
 from tests.builders.comparisons import folder, machine, results
 from tests.builders.runs import MACHINE, record

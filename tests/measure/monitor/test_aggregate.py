@@ -13,7 +13,7 @@ from scalebench.core.result import MonitorRecord, Result, read_result
 from scalebench.core.run_folder import MONITOR_FILE
 from scalebench.core.spec import RankPlacement, RunSpec
 from scalebench.measure.monitor import aggregate
-from scalebench.measure.monitor.aggregate import MonitorPart, make_monitor_part, list_used_gpus
+from scalebench.measure.monitor.aggregate import MonitorPart, list_used_gpus, make_monitor_part
 from scalebench.runner.parent import run_spec
 from tests.builders.runs import MACHINE, rank, simulated_spec
 from tests.nvml_stand_in import put_in
@@ -110,7 +110,10 @@ def test_a_run_that_measured_nothing(tmp_path: Path) -> None:
     result = run_spec(
         simulated_spec(options={"fault": "raise", "fault_phase": "setup"}, measure={"monitor": True}), tmp_path / "r"
     )
-    assert (result.status, result.monitor) == ("failed", MonitorRecord(file=MONITOR_FILE, reason="nothing was measured"))
+    assert (result.status, result.monitor) == (
+        "failed",
+        MonitorRecord(file=MONITOR_FILE, reason="nothing was measured"),
+    )
 
 
 def test_the_gpus_of_a_run() -> None:

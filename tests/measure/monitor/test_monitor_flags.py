@@ -38,7 +38,10 @@ def flags(
 
 def test_a_quiet_machine_has_none() -> None:
     assert flags() == []
-    assert guards.detect_flags(TimeSeries({}), WINDOW, WARMUP_S, summarize_monitor(TimeSeries({}), WINDOW, [0, 1]), GPUS) == []
+    assert (
+        guards.detect_flags(TimeSeries({}), WINDOW, WARMUP_S, summarize_monitor(TimeSeries({}), WINDOW, [0, 1]), GPUS)
+        == []
+    )
     assert guards.detect_flags(TimeSeries({}), None, None, summarize_monitor(TimeSeries({}), WINDOW, []), []) == []
 
 

@@ -23,7 +23,9 @@ def test_gauges_are_cut_to_the_window() -> None:
 def test_a_counter_between_its_samples() -> None:
     found = series({"cpu/busy_s": lambda t: 5 + 3 * t}, every_s=0.7)
     assert found.counter_growth("cpu", "busy_s", WINDOW) == pytest.approx(30.0)
-    assert found.counter_growth("cpu", "busy_s", TimeWindow(BEGIN_S + 10.1, BEGIN_S + 10.2)) == pytest.approx(0.3, rel=1e-4)
+    assert found.counter_growth("cpu", "busy_s", TimeWindow(BEGIN_S + 10.1, BEGIN_S + 10.2)) == pytest.approx(
+        0.3, rel=1e-4
+    )
 
 
 def test_an_integral_between_its_samples() -> None:
@@ -56,7 +58,10 @@ def test_figures_leave_the_gaps_out() -> None:
     assert counter.counter_growth("cpu", "busy_s", gapped()) == pytest.approx(18.0, rel=1e-6)
     assert counter.counter_growth("cpu", "busy_s", WINDOW) == pytest.approx(37.0, rel=1e-6)
     everything = gapped(((0.0, 30.0),))
-    assert counter.counter_growth("cpu", "busy_s", everything) is None and counter.mean("cpu", "busy_s", everything) is None
+    assert (
+        counter.counter_growth("cpu", "busy_s", everything) is None
+        and counter.mean("cpu", "busy_s", everything) is None
+    )
 
 
 @pytest.mark.parametrize(("end_s", "known"), [(19.5, True), (18.5, False), (9.0, False)])

@@ -94,7 +94,7 @@ def test_a_scheduler_that_does_not_take_it_is_asked_again(tmp_path: Path) -> Non
 def test_one_that_never_answers_is_not_waited_for_for_ever(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path, Scheduler([runs()], deaf={"scancel", "squeue"}))
     found = cancelled_at(sweep, 20.0)
-    assert found == [(0, "cancelled", "cancelled; after 60 s SLURM had not said that job 101 is over: scancel 101")]
+    assert found == [(0, "cancelled", "cancelled; after 60 s SLURM still did not report job 101 as over: scancel 101")]
     assert sweep.scheduler.now_s <= 20.0 + follow.CANCEL_LIMIT_S + 2 * follow.POLL_INTERVAL_S
 
 

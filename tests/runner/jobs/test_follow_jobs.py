@@ -118,14 +118,14 @@ def test_a_scheduler_that_falls_silent_is_told_and_rows_come_in(tmp_path: Path) 
     sweep = Sweep(tmp_path, scheduler)
     ((_, result),) = sweep.ends()
     assert result.status == "ok" and scheduler.now_s <= 30.5
-    assert {s.trouble for s in sweep.told} == {"squeue: Unable to contact slurm controller (connect failure)"}
+    assert {s.error for s in sweep.told} == {"squeue: Unable to contact slurm controller (connect failure)"}
 
 
 def test_one_that_stays_silent_is_not_waited_for_for_ever(tmp_path: Path) -> None:
     scheduler = Scheduler([[]], deaf={"squeue"})
     ((_, result),) = Sweep(tmp_path, scheduler).ends()
     assert result.status == "failed" and scheduler.now_s >= follow.SILENCE_LIMIT_S
-    assert result.reason is not None and result.reason.startswith("nothing was heard of job 101 for 60 min: squeue: ")
+    assert result.reason is not None and result.reason.startswith("no news of job 101 for 60 min: squeue: ")
 
 
 def test_a_row_that_shows_up_late_is_the_row(tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def test_a_job_that_nobody_knows_any_more(start: float, tmp_path: Path) -> None:
     play: Play = [(1.0, forgotten)] if not start else runs((20.0, forgotten))
     result = end_of(tmp_path, play)
     assert result.status == "failed" and result.scheduler is not None and result.scheduler.state is None
-    assert result.reason == "SLURM knows nothing of job 101 any more, and it left no result.json"
+    assert result.reason == "SLURM does not list job 101 any more, and it left no result.json"
 
 
 def test_half_a_row_is_kept_beside_the_one_that_takes_its_place(tmp_path: Path) -> None:

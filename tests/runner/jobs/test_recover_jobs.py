@@ -88,7 +88,7 @@ def test_without_an_answer_nothing_is_submitted_twice(tmp_path: Path) -> None:
     scheduler = Scheduler(deaf={"squeue"})
     (folder,) = killed(tmp_path, [runs()], scheduler)
     with pytest.raises(
-        InputError, match=rf"nobody can tell whether job 101 of {folder} still runs \(squeue: .*\); try"
+        InputError, match=rf"it is unknown whether job 101 of {folder} still runs \(squeue: .*\); try"
     ):
         find(tmp_path, scheduler)
 

@@ -14,7 +14,12 @@ import pytest
 from scalebench.core.machine import cpus
 from scalebench.core.spec import HardwareSpec
 from scalebench.runner.launchers import rank_environment
-from scalebench.runner.launchers.rank_environment import THREAD_VARIABLES, rank_environment, find_free_port, find_free_ports
+from scalebench.runner.launchers.rank_environment import (
+    THREAD_VARIABLES,
+    find_free_port,
+    find_free_ports,
+    rank_environment,
+)
 from tests.builders.runs import simulated_spec
 
 
@@ -52,7 +57,8 @@ def test_gloo_takes_the_loopback_where_all_ranks_are_here(monkeypatch: pytest.Mo
     here, there = "127.0.0.1:5000", "10.0.0.1:5001"
     assert rank_environment(simulated_spec(gpus=2), "an id", 0, [here, here])["GLOO_SOCKET_IFNAME"] == "lo"
     names = [
-        rank_environment(simulated_spec(gpus=2), "an id", rank, [here, there])["GLOO_SOCKET_IFNAME"] for rank in range(2)
+        rank_environment(simulated_spec(gpus=2), "an id", rank, [here, there])["GLOO_SOCKET_IFNAME"]
+        for rank in range(2)
     ]
     assert names == ["eth1", "eth2"], "each the one towards the other"
 
@@ -176,4 +182,7 @@ def test_ranks_of_one_host_meet_over_its_loopback() -> None:
     assert {address.rpartition(":")[0] for address in rank_environment.assign_rank_addresses(["far", "far"], "")} == {
         "127.0.0.1"
     }
-    assert [address.rpartition(":")[0] for address in rank_environment.assign_rank_addresses(["a", "b"], "")] == ["a", "b"]
+    assert [address.rpartition(":")[0] for address in rank_environment.assign_rank_addresses(["a", "b"], "")] == [
+        "a",
+        "b",
+    ]

@@ -33,7 +33,9 @@ def spec_of(gpus: int, hosts: list[str], **measure: float) -> RunSpec:
 
 def test_a_command_for_each_node(tmp_path: Path) -> None:
     spec = spec_of(3, ["a:2", "b:2"])
-    assert [(host, shlex.join(words)) for host, words in torchrun.node_commands(spec, tmp_path / "a run", "a:4711")] == [
+    assert [
+        (host, shlex.join(words)) for host, words in torchrun.node_commands(spec, tmp_path / "a run", "a:4711")
+    ] == [
         (
             host,
             f"{sys.executable} -m torch.distributed.run --nnodes=2 --node-rank={node} --nproc-per-node={ranks} "

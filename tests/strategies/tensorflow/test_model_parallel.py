@@ -51,7 +51,7 @@ def test_forward_and_backward_of_a_stage_are_on_its_device(strategy: Any, model:
     operations = two.step_function().get_concrete_function().graph.get_operations()
     back = [op for op in operations if op.name.startswith("gradients")]
     ahead = [op for op in operations if op.name.startswith(two.model.name)]
-    for stage, device in zip(two.cut, DEVICES, strict=True):
+    for stage, device in zip(two.network_stages, DEVICES, strict=True):
         nodes = Counter(node.op for node in stage.nodes)
         for found, types in ((ahead, FORWARD_OF), (back, BACKWARD_OF)):
             here = Counter(op.type for op in found if on(op.device) == on(device))

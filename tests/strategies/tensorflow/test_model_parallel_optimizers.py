@@ -15,10 +15,10 @@ from tests.strategies.tensorflow.two_stage_model import RESNET, TWO, batches, on
 
 def test_variables_and_slots_are_on_the_device_of_their_stage(strategy: Any) -> None:
     two = strategy(*TWO, *RESNET, "train.optimizer=adam")
-    for stage, device in zip(two.cut, DEVICES, strict=True):
+    for stage, device in zip(two.network_stages, DEVICES, strict=True):
         names = [array.name for node in stage.nodes for array in node.arrays]
         held = [two.model.variables_by_name[name] for name in names]
-        slots = two.optimizer.of_device[held[0].value.device].variables
+        slots = two.optimizer.by_device[held[0].value.device].variables
         assert {on(variable.value.device) for variable in (*held, *slots)} == {on(device)}
         assert len(slots) == 2 + 2 * sum(variable.trainable for variable in held)  # iterations, rate, two moments
 

@@ -19,11 +19,11 @@ from tests.strategies.tensorflow.two_stage_model import RESNET, TWO, batches, on
 def test_each_stage_computes_its_own_gradients_and_no_more(strategy: Any) -> None:
     two = strategy(*TWO, *RESNET)
     inputs, targets = batches(two, (4,))[0].parts[0]
-    read = model_parallel._stage_inputs(two.model, two.cut, inputs)
+    read = model_parallel._stage_inputs(two.model, two.network_stages, inputs)
     assert [on(tensor.device) for tensor in read] == [on(device) for device in DEVICES]
-    assert tuple(read[1].shape) == (4, *two.cut[0].output.shape)
-    for stage, device, own in zip(two.cut, DEVICES, read, strict=True):
-        alone = model_parallel._stage_function(two.model, stage, two._loss if stage is two.cut[-1] else None)
+    assert tuple(read[1].shape) == (4, *two.network_stages[0].output.shape)
+    for stage, device, own in zip(two.network_stages, DEVICES, read, strict=True):
+        alone = model_parallel._stage_function(two.model, stage, two._loss if stage is two.network_stages[-1] else None)
         trained = sum(array.trainable for node in stage.nodes for array in node.arrays)
         found = alone(own, targets)
         assert len(found) == trained + (stage.index > 0)  # and of what it reads, which goes back
@@ -39,8 +39,8 @@ def test_the_last_ones_gradients_are_those_of_the_update(strategy: Any) -> None:
     """Of the sum of the losses, which an update divides by the samples."""
     two = strategy(*TWO)
     (batch,) = batches(two, (6,))
-    _, read = model_parallel._stage_inputs(two.model, two.cut, batch.parts[0][0])
-    last = two.cut[-1]
+    _, read = model_parallel._stage_inputs(two.model, two.network_stages, batch.parts[0][0])
+    last = two.network_stages[-1]
     _, *found = model_parallel._stage_function(two.model, last, two._loss)(read, batch.parts[0][1])
     assert len(found) == sum(len(node.arrays) for node in last.nodes)
     wanted = gradients(two, batch)[-len(found) :]

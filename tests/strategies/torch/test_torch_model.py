@@ -183,7 +183,7 @@ def test_plan() -> None:
     assert [name for name in steps if name.startswith("zero_pad")] == ["zero_pad_10"]
     in_place = {name: made.get_submodule(name).inplace for name in steps if name.startswith("relu")}
     assert list(in_place.values()) == [True, True, False]
-    spent = [name for step in made.plan for name in step.spent]
+    spent = [name for step in made.plan for name in step.last_reads]
     assert sorted(spent) == sorted({"input", *steps} - {"dense"})
 
 

@@ -1,7 +1,4 @@
-"""The model cut into stages, one behind the other, each in a process of its own.
-
-What a model that is cut into stages cannot do, told before processes meet: all of them find the same.
-"""
+"""Strategies that cut the model into consecutive stages with a process for each, and train them in micro-batches."""
 
 from __future__ import annotations
 
@@ -22,7 +19,6 @@ from scalebench.strategies.torch.base import TorchStrategy, count_parameters
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.group import TorchGroup
 from scalebench.strategies.torch.model import NetworkModule, read_weights
-from scalebench.strategies.torch.pipeline import stage
 from scalebench.strategies.torch.pipeline.schedule import (
     MicroBatchSchedule,
     PipelineForward,
@@ -31,12 +27,14 @@ from scalebench.strategies.torch.pipeline.schedule import (
 )
 from scalebench.strategies.torch.pipeline.stage import (
     COUNTED_COSTS,
+    PASSES_REPEATS,
     SPLIT_BY_TIME,
     ActivationLayout,
     StageModule,
     build_stage_model,
     example_inputs,
     measure_median_s,
+    measure_node_costs,
 )
 from scalebench.workloads import networks, partition, user_code
 from scalebench.workloads.network import Network
@@ -44,7 +42,10 @@ from scalebench.workloads.source import Source
 
 
 def check_supported(spec: RunSpec, backend: str, schedule: str, stages: int, micro_batches: int) -> None:
-    """Raises Unsupported with the first reason."""
+    """Raise Unsupported for a run that cannot be cut into stages.
+
+    It is called before processes meet, and all of them come to the same result.
+    """
     train, name = spec.config.train, spec.config.strategy.name
     if user_code.is_user_model(spec.config.model):
         raise Unsupported(
@@ -69,14 +70,14 @@ def check_supported(spec: RunSpec, backend: str, schedule: str, stages: int, mic
 
 @dataclass
 class ModelParallelOptions:
-    """Where the model is cut."""
+    """The option that decides where the model is cut."""
 
-    split: str = SPLIT_BY_TIME  # time | flops | size: what is balanced over the stages
+    split: str = SPLIT_BY_TIME  # time | flops | size: the cost that is balanced over the stages
 
 
 @dataclass
 class PipelineOptions:
-    """Where the model is cut, and what a batch goes through it in."""
+    """The number of micro-batches, and where the model is cut."""
 
     micro_batches: int | None = None  # None: see workloads.partition.default_micro_batches
     split: str = SPLIT_BY_TIME
@@ -84,7 +85,7 @@ class PipelineOptions:
 
 @dataclass
 class HybridOptions:
-    """As of a pipeline, of which there are gpus / stages; each trains on its own part of a batch."""
+    """The options of gpus / stages pipelines, each of which trains on its own part of a batch."""
 
     stages: int = 2
     micro_batches: int | None = None  # None: see workloads.partition.default_micro_batches
@@ -93,9 +94,10 @@ class HybridOptions:
 
 
 class ModelParallel(TorchStrategy):
-    """A whole batch goes through the stages, so that one device works while the others wait.
+    """A whole batch passes through the stages, so that one device works while the others wait.
 
-    `net` is this process' stage, around `model` with its weights; `cut` and `wires` are those of all stages.
+    `net` is this process's stage around `model` with its weights; `network_stages` and `layouts` (of the stages'
+    outputs) cover all stages.
     """
 
     Options: ClassVar[type] = ModelParallelOptions
@@ -103,18 +105,18 @@ class ModelParallel(TorchStrategy):
     micro_batches: int = 1
     stage_count: int
     replicas: int = 1
-    chain: StageGroup
-    cut: list[partition.NetworkStage]
-    wires: list[ActivationLayout]
+    stage_group: StageGroup
+    network_stages: list[partition.NetworkStage]
+    layouts: list[ActivationLayout]
     model: NetworkModule
-    relay: PipelineForward
-    _passes_of: MicroBatchSchedule
+    pipeline_forward: PipelineForward
+    _micro_batch_schedule: MicroBatchSchedule
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
         self.stage_count = spec.processes
         self._transfers: StageTransfers | None = None
-        self._params: int | None = None
+        self._num_params: int | None = None
 
     def group_backend(self) -> str:
         requested = self.spec.config.strategy.backend
@@ -126,107 +128,113 @@ class ModelParallel(TorchStrategy):
         return self.place.rank // self.stage_count, self.replicas
 
     def count_micro_batches(self) -> int:
-        """In how many parts a batch goes through the stages."""
+        """Return the number of parts in which a batch passes through the stages."""
         return 1
 
     def setup(self) -> None:
-        self.shard()  # whether there are whole replicas
+        self.shard()  # raises Unsupported unless the devices form whole replicas
         self.micro_batches = self.count_micro_batches()
         check_supported(self.spec, self.group_backend(), self.schedule, self.stage_count, self.micro_batches)
         network = networks.build_network(self.spec.config.model)
-        self._partition(network, partition.node_training_flops(network))  # there are places enough, whatever they cost
-        obstacle = partition.indivisible_reason(
-            partition.epoch_batch_sizes(self.spec, *self.shard()), self.micro_batches
-        )
-        if obstacle is not None:
-            raise Unsupported(f"{self.spec.config.strategy.name}: {obstacle}")
+        self._cut(network, partition.node_training_flops(network))  # checks that there are enough cuts
+        reason = partition.indivisible_reason(partition.epoch_batch_sizes(self.spec, *self.shard()), self.micro_batches)
+        if reason is not None:
+            raise Unsupported(f"{self.spec.config.strategy.name}: {reason}")
         super().setup()
 
     def join(self) -> TorchGroup | None:
         group = super().join()
-        limit_s = self.spec.group_timeout_s
-        self.chain = StageGroup(self.place.rank, self.stage_count, self.replicas, self.device, limit_s)
+        timeout_s = self.spec.group_timeout_s
+        self.stage_group = StageGroup(self.place.rank, self.stage_count, self.replicas, self.device, timeout_s)
         return group
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """What a stage gives, it tries itself, and tells the others. Stages draw apart, as layers of one device do."""
+        """Build this process's stage. Each stage determines the layout of its outputs and broadcasts it.
+
+        Stages draw different random numbers, as the layers of one device do.
+        """
         torch.manual_seed(self.spec.config.seed + self.place.rank)
-        self.wires = []
+        group, self.layouts = self.stage_group, []
         for index in range(self.stage_count):
-            self.wires.append(self.chain.told(self._tried() if index == self.chain.index else None, index))
-        sends = None if self.chain.last else self.wires[self.chain.index]
-        module = StageModule(self.model, self.precision.autocast, self._reads(), sends)
-        self.relay = PipelineForward(module, self.chain)
-        self._passes_of = MicroBatchSchedule(self.schedule, self.micro_batches, module, self.chain, self.wires)
+            layout = self._determine_layout() if index == group.index else None
+            self.layouts.append(group.broadcast_object(layout, index))
+        output_layout = None if group.is_last else self.layouts[group.index]
+        module = StageModule(self.model, self.precision.autocast, self._input_layout(), output_layout)
+        self.pipeline_forward = PipelineForward(module, group)
+        self._micro_batch_schedule = MicroBatchSchedule(self.schedule, self.micro_batches, module, group, self.layouts)
         return module
 
     def step(self, batch: TorchBatch) -> LossPart | None:
         if self.last_batch is None or batch.samples >= self.last_batch.samples:
             self.last_batch = batch
         self.optimizer.zero_grad()
-        part = self._passes_of(batch, self.spec.config, self._loss)
+        part = self._micro_batch_schedule(batch, self.spec.config, self._loss)
         if self.replicas > 1:
-            self.chain.add_up([one.grad for one in self.model.parameters() if one.grad is not None])
+            gradients = [each.grad for each in self.model.parameters() if each.grad is not None]
+            self.stage_group.sum_gradients(gradients)
         self.precision.step_optimizer(self.optimizer)
         return part
 
     def partial_step(self, batch: TorchBatch, until: str) -> None:
-        raise NotMeasured(f"{self.spec.config.strategy.name} has no update without what its stages pass on")
+        raise NotMeasured(f"{self.spec.config.strategy.name} has no step without what its stages pass on")
 
     def message_sizes(self) -> list[int]:
-        """The activations of each micro-batch at each cut of each replica, and their gradients; then, where there are
-        several replicas, the gradients of each stage."""
+        """Return the activations of each micro-batch at each cut of each replica, and their gradients; with several
+        replicas also the gradients of each stage."""
         sizes = []
         for replica in range(self.replicas):
-            for wire in self.wires[:-1]:
-                sizes += [wire.bytes(self._micro_samples(replica))] * (2 * self.micro_batches)
-        summed = range(self.stage_count) if self.replicas > 1 else ()
-        return sizes + [self._parameter_bytes(index) for index in summed]
+            for layout in self.layouts[:-1]:
+                sizes += [layout.size_bytes(self._micro_batch_samples(replica))] * (2 * self.micro_batches)
+        summed_stages = range(self.stage_count) if self.replicas > 1 else ()
+        return sizes + [self._parameter_bytes(index) for index in summed_stages]
 
     def run_isolated_sync(self, sizes: list[int]) -> None:
-        """All of one update, whose sizes they are."""
+        """Send all messages of one step, whose sizes are those of message_sizes."""
         if self._transfers is None:
-            samples, parameters = self._micro_samples(self.chain.replica), list(self.model.parameters())
-            self._transfers = StageTransfers(self.chain, self.wires, samples, self.micro_batches, parameters)
+            samples, parameters = self._micro_batch_samples(self.stage_group.replica), list(self.model.parameters())
+            self._transfers = StageTransfers(self.stage_group, self.layouts, samples, self.micro_batches, parameters)
         self._transfers()
 
     def backend_used(self) -> str | None:
-        """Two more updates under the profiler, so it comes last: it spoils the weights."""
+        """Observe the backend in two more steps under the profiler, which spoil the weights."""
         return self.observe_backend()
 
     def evaluate(self, source: Source) -> dict[str, float]:
-        """Every stage goes through the same samples, and the last one judges."""
+        """Evaluate the same samples on every stage; the last one computes the metrics."""
         assert self.group is not None, "setup comes first"
+        model, spec = self.pipeline_forward, self.spec.config.model
         with self._peak.paused(self.device):
-            return evaluation.compute_metrics(self.relay, self.spec.config.model, source, self.device, self.group.sum)
+            return evaluation.compute_metrics(model, spec, source, self.device, self.group.sum)
 
     def num_params(self) -> int:
-        """The sum over the stages, found once by all of them together."""
-        if self._params is None:
+        """Return the sum over the stages, which all of them compute together once."""
+        if self._num_params is None:
             assert self.group is not None, "setup comes first"
-            self._params = round(self.group.sum([count_parameters(self.model)])[0]) // self.replicas
-        return self._params
+            self._num_params = round(self.group.sum([count_parameters(self.model)])[0]) // self.replicas
+        return self._num_params
 
     def parameters(self) -> dict[str, Any]:
-        """Of the whole model; every process has to call it."""
-        return {name: array for stage in self.chain.gathered(read_weights(self.model)) for name, array in stage.items()}
+        """Return the weights of the complete model; every process has to call this."""
+        gathered = self.stage_group.gather_objects(read_weights(self.model))
+        return {name: array for arrays in gathered for name, array in arrays.items()}
 
     def stages(self) -> list[StageRecord]:
-        """One stage of a chain works at a time, on a batch of the training."""
+        """Measure the stages of a replica one after the other, on a batch of the training."""
         if self.stage_count == 1 or self.last_batch is None:
             return []
-        work_s = None
+        group, work_s = self.stage_group, None
         for index in range(self.stage_count):
-            if index == self.chain.index:
-                work_s = measure_median_s(self._passes_of.work(self.last_batch, self._loss), self.synchronize)
+            if index == group.index:
+                passes = self._micro_batch_schedule.build_local_passes(self.last_batch, self._loss)
+                work_s = measure_median_s(passes, self.synchronize, PASSES_REPEATS)
             self.broadcast(0.0)
-        stage = self.cut[self.chain.index]
-        sent_bytes = None if self.chain.last else self.wires[stage.index].bytes(self.last_batch.samples)
+        stage = self.network_stages[group.index]
+        sent_bytes = None if group.is_last else self.layouts[stage.index].size_bytes(self.last_batch.samples)
         return [
             StageRecord(
                 index=stage.index,
                 stages=self.stage_count,
-                replica=self.chain.replica,
+                replica=group.replica,
                 first=stage.nodes[0].name,
                 last=stage.output.name,
                 parameter_bytes=self._parameter_bytes(stage.index),
@@ -238,54 +246,55 @@ class ModelParallel(TorchStrategy):
 
     def _build_network(self) -> NetworkModule:
         network = networks.build_network(self.spec.config.model)
-        self.cut = self._partition(network, self._costs(network))
-        return build_stage_model(self.cut[self.chain.index], self.spec.config, self.device)
+        self.network_stages = self._cut(network, self._node_costs(network))
+        return build_stage_model(self.network_stages[self.stage_group.index], self.spec.config, self.device)
 
-    def _costs(self, network: Network) -> list[float]:
-        """The same on every rank: seconds are those of rank 0."""
-        split = "flops" if self.stage_count == 1 else self.options.split  # nothing to balance
+    def _node_costs(self, network: Network) -> list[float]:
+        """Return the cost of each node, the same on every rank: measured seconds are those of rank 0."""
+        split = "flops" if self.stage_count == 1 else self.options.split  # one stage has nothing to balance
         if split in COUNTED_COSTS:
             return COUNTED_COSTS[split](network)
         costs = [0.0] * len(network.nodes)
         if self.place.rank == 0:
-            measured = self.spec.config, self._micro_samples(0), self.device, self.precision, self.synchronize
-            costs = stage.measure_node_costs(network, *measured)
-        assert self.group is not None, "processes have met"
+            samples = self._micro_batch_samples(0)
+            costs = measure_node_costs(
+                network, self.spec.config, samples, self.device, self.precision, self.synchronize
+            )
+        assert self.group is not None, "setup comes first"
         return self.group.sum(costs)
 
-    def _partition(self, network: Network, costs: list[float]) -> list[partition.NetworkStage]:
+    def _cut(self, network: Network, costs: list[float]) -> list[partition.NetworkStage]:
         try:
             return partition.split_into_stages(network, self.stage_count, costs)
-        except InputError as reason:
-            raise Unsupported(str(reason)) from None
+        except InputError as error:
+            raise Unsupported(str(error)) from None
 
     @torch.no_grad()
-    def _tried(self) -> ActivationLayout:
-        """What this stage gives. Moving statistics and random numbers stay as they are."""
-        reads, samples = self._reads(), 2
-        given = (
-            example_inputs(self.spec.config, samples, self.device)
-            if reads is None
-            else reads.empty(samples, self.device).zero_()
-        )
+    def _determine_layout(self) -> ActivationLayout:
+        """Run this stage to get the layout of its outputs. Moving statistics and random numbers stay as they are."""
+        layout, samples = self._input_layout(), 2
+        if layout is None:
+            inputs = example_inputs(self.spec.config, samples, self.device)
+        else:
+            inputs = layout.empty(samples, self.device).zero_()
         self.model.eval()
-        outputs = StageModule(self.model, self.precision.autocast, reads, None)(given)
+        outputs = StageModule(self.model, self.precision.autocast, layout, None)(inputs)
         self.model.train()
-        return ActivationLayout.of(outputs)
+        return ActivationLayout.from_outputs(outputs)
 
-    def _reads(self) -> ActivationLayout | None:
-        return None if self.chain.first else self.wires[self.chain.index - 1]
+    def _input_layout(self) -> ActivationLayout | None:
+        return None if self.stage_group.is_first else self.layouts[self.stage_group.index - 1]
 
-    def _micro_samples(self, replica: int) -> int:
-        whole, _ = partition.epoch_batch_sizes(self.spec, replica, self.replicas)
-        return whole.samples // self.micro_batches
+    def _micro_batch_samples(self, replica: int) -> int:
+        full, _ = partition.epoch_batch_sizes(self.spec, replica, self.replicas)
+        return full.samples // self.micro_batches
 
     def _parameter_bytes(self, index: int) -> int:
-        return round(sum(partition.node_parameter_bytes(self.cut[index].network("stage"))))
+        return round(sum(partition.node_parameter_bytes(self.network_stages[index].network("stage"))))
 
 
 class Pipeline(ModelParallel):
-    """All micro-batches go forward through the stages, then all of them back (GPipe, Huang et al. 2019)."""
+    """All micro-batches go forward through the stages, and then all of them backward (GPipe, Huang et al. 2019)."""
 
     Options = PipelineOptions
 
@@ -299,22 +308,23 @@ class Pipeline(ModelParallel):
 
 
 class Pipeline1F1B(Pipeline):
-    """Forward and backward of micro-batches take turns once the pipeline is full, so that a stage keeps activations of
-    no more micro-batches than there are stages from it on (PipeDream-Flush, Narayanan et al. 2021)."""
+    """Forward and backward passes of micro-batches alternate once the pipeline is full, so that a stage keeps the
+    activations of at most as many micro-batches as there are stages from it on (PipeDream-Flush, Narayanan et al.
+    2021)."""
 
     schedule = "1f1b"
 
 
 class Hybrid(Pipeline):
-    """Several pipelines side by side, each with its part of a batch; the gradients of each stage are added up over
-    them behind the backward pass."""
+    """Several pipelines, each with its own part of a batch; the gradients of each stage are added up over them after
+    the backward pass."""
 
     Options = HybridOptions
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
-        alone = spec.processes == 1  # then it is its own baseline: the whole model, in micro-batches
-        self.schedule, self.stage_count = self.options.schedule, 1 if alone else self.options.stages
+        # On one device it is its own baseline: the complete model, in micro-batches.
+        self.schedule, self.stage_count = self.options.schedule, 1 if spec.processes == 1 else self.options.stages
         self.replicas = spec.processes // self.stage_count
 
     def shard(self) -> tuple[int, int]:

@@ -1,6 +1,6 @@
-"""Forward and backward of an update in micro-batches through the stages, by torch.distributed.pipelining.
+"""The groups of processes that hold a model's stages, what they send, and the micro-batch schedules.
 
-The processes that hold the stages of one model, one behind the other, and what goes between them.
+Schedules are those of torch.distributed.pipelining.
 """
 
 from __future__ import annotations
@@ -19,180 +19,194 @@ from scalebench.strategies.base import LossPart
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.pipeline.stage import ActivationLayout, StageModule, StagePasses, example_inputs
 
-
-class StageGroup:
-    """Where this process stands: rank = replica * stages + index.
-
-    `group` has the stages of its replica, `alike` the same stage of all replicas; None: there is only one of them.
-    """
-
-    def __init__(self, rank: int, stages: int, replicas: int, device: torch.device, timeout_s: float) -> None:
-        """All processes have to make theirs at the same time: groups are formed."""
-        self.stages, self.replicas, self.device = stages, replicas, device
-        self.replica, self.index = divmod(rank, stages)
-        self.first, self.last = self.index == 0, self.index == stages - 1
-        self._begin = self.replica * stages  # rank of its first stage
-        self.group: Any = None
-        self.alike: Any = None
-        if replicas > 1:
-            limit = timedelta(seconds=timeout_s)
-            for replica in range(replicas):
-                made = dist.new_group(list(range(replica * stages, (replica + 1) * stages)), timeout=limit)
-                self.group = made if replica == self.replica else self.group
-            for index in range(stages):
-                made = dist.new_group(list(range(index, stages * replicas, stages)), timeout=limit)
-                self.alike = made if index == self.index else self.alike
-
-    def told(self, value: Any, stage: int) -> Any:
-        """What that stage's process says, on all of the chain."""
-        said = [value]
-        dist.broadcast_object_list(said, src=self._begin + stage, group=self.group, device=self._objects_on())
-        return said[0]
-
-    def gathered(self, value: Any) -> list[Any]:
-        """What each stage's process says, on all of the chain."""
-        found: list[Any] = [None] * self.stages
-        dist.all_gather_object(found, value, group=self.group)
-        return found
-
-    def send(self, tensor: Tensor, on: bool) -> Any:
-        """Begin to send to the next stage, or with `on` false to the one before."""
-        return dist.isend(tensor, self._begin + self.index + (1 if on else -1), group=self.group)
-
-    def receive(self, into: Tensor, on: bool) -> None:
-        """What is sent `on` by the stage before, or back by the next one."""
-        dist.recv(into, self._begin + self.index + (-1 if on else 1), group=self.group)
-
-    def add_up(self, gradients: list[Tensor]) -> None:
-        """Over the replicas, in place, all of this stage at once."""
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
-        dist.all_reduce(flat, group=self.alike)
-        for gradient, total in zip(gradients, flat.split([one.numel() for one in gradients]), strict=True):
-            gradient.copy_(total.view(gradient.shape))
-
-    def _objects_on(self) -> torch.device | None:
-        return self.device if dist.get_backend(self.group) == "nccl" else None
-
-
-class PipelineForward(nn.Module):
-    """A forward pass through the whole chain, for each of whose stages it is called with the same samples: what the
-    model says on the last one, None on the others."""
-
-    def __init__(self, module: StageModule, chain: StageGroup) -> None:
-        super().__init__()
-        self.module, self._chain = module, chain
-        self._sending: tuple[Any, Tensor] | None = None
-
-    def forward(self, inputs: Tensor) -> Tensor | None:
-        reads = self.module.reads
-        if reads is not None:
-            taken = reads.empty(len(inputs), self._chain.device)
-            self._chain.receive(taken, on=True)
-            inputs = taken
-        outputs = self.module(inputs)
-        if self._chain.last:
-            return outputs
-        if self._sending is not None:  # the next stage may still be at the samples before
-            self._sending[0].wait()
-        self._sending = self._chain.send(outputs, on=True), outputs
-        return None
-
-
-class StageTransfers:
-    """All that goes between the stages of an update, without the work: activations micro-batch by micro-batch to the
-    end, their gradients back, and the sums of gradients over the replicas."""
-
-    def __init__(
-        self,
-        chain: StageGroup,
-        wires: list[ActivationLayout],
-        samples: int,
-        micro_batches: int,
-        parameters: list[nn.Parameter],
-    ) -> None:
-        """`samples` of a micro-batch; `parameters` of this stage."""
-        self._chain, self._micro_batches = chain, micro_batches
-        self._before = [] if chain.first else [wires[chain.index - 1].empty(samples, chain.device)]
-        self._behind = [] if chain.last else [wires[chain.index].empty(samples, chain.device)]
-        self._gradients = [torch.zeros_like(one) for one in parameters] if chain.replicas > 1 else []
-
-    def __call__(self) -> None:
-        self._through(self._before, self._behind, on=True)
-        self._through(self._behind, self._before, on=False)
-        if self._gradients:
-            self._chain.add_up(self._gradients)
-
-    def _through(self, sources: list[Tensor], targets: list[Tensor], on: bool) -> None:
-        sending = []
-        for _ in range(self._micro_batches):
-            for source in sources:
-                self._chain.receive(source, on)
-            sending += [self._chain.send(target, on) for target in targets]
-        for work in sending:
-            work.wait()
-
-
 SCHEDULES: dict[str, type[Any]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-class MicroBatchSchedule:
-    """Adds the gradients of a batch up in a stage's weights.
+class StageGroup:
+    """This process's position among the stages and replicas: rank = replica * stages + index.
 
-    torch's schedules have buffers for micro-batches of one size: there is one for each size of batch that comes, and
+    `stage_group` has the stages of this replica, `replica_group` this stage of all replicas; with one replica both are
+    None, and stages use the default group.
+    """
+
+    def __init__(self, rank: int, stages: int, replicas: int, device: torch.device, timeout_s: float) -> None:
+        """Form the groups, which all processes have to do at the same time."""
+        self.stages, self.replicas, self.device = stages, replicas, device
+        self.replica, self.index = divmod(rank, stages)
+        self.is_first, self.is_last = self.index == 0, self.index == stages - 1
+        self._first_rank = self.replica * stages
+        self.stage_group: Any = None
+        self.replica_group: Any = None
+        if replicas > 1:
+            timeout = timedelta(seconds=timeout_s)
+            for replica in range(replicas):
+                group = dist.new_group(list(range(replica * stages, (replica + 1) * stages)), timeout=timeout)
+                self.stage_group = group if replica == self.replica else self.stage_group
+            for index in range(stages):
+                group = dist.new_group(list(range(index, stages * replicas, stages)), timeout=timeout)
+                self.replica_group = group if index == self.index else self.replica_group
+
+    def broadcast_object(self, value: Any, stage: int) -> Any:
+        """Return the value of that stage on all stages."""
+        values = [value]
+        device = self.device if dist.get_backend(self.stage_group) == "nccl" else None
+        dist.broadcast_object_list(values, src=self._first_rank + stage, group=self.stage_group, device=device)
+        return values[0]
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Return the values of all stages on all stages."""
+        values: list[Any] = [None] * self.stages
+        dist.all_gather_object(values, value, group=self.stage_group)
+        return values
+
+    def send(self, tensor: Tensor, forward: bool) -> Any:
+        """Start sending to the next stage, or with `forward` false to the previous one."""
+        return dist.isend(tensor, self._first_rank + self.index + (1 if forward else -1), group=self.stage_group)
+
+    def receive(self, target: Tensor, forward: bool) -> None:
+        """Receive from the previous stage, or with `forward` false from the next one."""
+        dist.recv(target, self._first_rank + self.index + (-1 if forward else 1), group=self.stage_group)
+
+    def sum_gradients(self, gradients: list[Tensor]) -> None:
+        """Add up all gradients of this stage over the replicas, in place and in one message."""
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(flat, group=self.replica_group)
+        totals = flat.split([gradient.numel() for gradient in gradients])
+        for gradient, total in zip(gradients, totals, strict=True):
+            gradient.copy_(total.view(gradient.shape))
+
+
+class PipelineForward(nn.Module):
+    """A forward pass through all stages, each of which calls it with the same samples.
+
+    It returns the model's outputs on the last stage and None on the others.
+    """
+
+    def __init__(self, module: StageModule, group: StageGroup) -> None:
+        super().__init__()
+        self.module, self._group = module, group
+        self._sending: tuple[Any, Tensor] | None = None
+
+    def forward(self, inputs: Tensor) -> Tensor | None:
+        layout = self.module.input_layout
+        if layout is not None:
+            received = layout.empty(len(inputs), self._group.device)
+            self._group.receive(received, forward=True)
+            inputs = received
+        outputs = self.module(inputs)
+        if self._group.is_last:
+            return outputs
+        if self._sending is not None:  # the next stage may still work on the previous samples
+            self._sending[0].wait()
+        self._sending = self._group.send(outputs, forward=True), outputs
+        return None
+
+
+class StageTransfers:
+    """All communication of a step without its computation: the activations of each micro-batch from stage to stage,
+    their gradients back, and the sums of gradients over the replicas."""
+
+    def __init__(
+        self,
+        group: StageGroup,
+        layouts: list[ActivationLayout],
+        samples: int,
+        micro_batches: int,
+        parameters: list[nn.Parameter],
+    ) -> None:
+        """`samples` are those of a micro-batch, `layouts` those of all stages' outputs, `parameters` this stage's."""
+        self._group, self._micro_batches = group, micro_batches
+        self._inputs = [] if group.is_first else [layouts[group.index - 1].empty(samples, group.device)]
+        self._outputs = [] if group.is_last else [layouts[group.index].empty(samples, group.device)]
+        self._gradients = [torch.zeros_like(parameter) for parameter in parameters] if group.replicas > 1 else []
+
+    def __call__(self) -> None:
+        self._pass_on(self._inputs, self._outputs, forward=True)
+        self._pass_on(self._outputs, self._inputs, forward=False)
+        if self._gradients:
+            self._group.sum_gradients(self._gradients)
+
+    def _pass_on(self, received: list[Tensor], sent: list[Tensor], forward: bool) -> None:
+        sending = []
+        for _ in range(self._micro_batches):
+            for tensor in received:
+                self._group.receive(tensor, forward)
+            sending += [self._group.send(tensor, forward) for tensor in sent]
+        for work in sending:
+            work.wait()
+
+
+class MicroBatchSchedule:
+    """Accumulates a batch's gradients in a stage's weights, micro-batch by micro-batch.
+
+    torch's schedules have buffers for micro-batches of one size, so that there is one schedule for each batch size;
     all of them share the stage.
     """
 
     def __init__(
-        self, name: str, micro_batches: int, module: StageModule, chain: StageGroup, wires: list[ActivationLayout]
+        self,
+        name: str,
+        micro_batches: int,
+        module: StageModule,
+        group: StageGroup,
+        layouts: list[ActivationLayout],
     ) -> None:
-        """`wires` of all stages: what each gives."""
+        """`layouts` are those of all stages' outputs."""
         self.name, self.micro_batches = name, micro_batches
-        self._module, self._chain, self._wires = module, chain, wires
-        self._made: dict[tuple[int, int], Any] = {}
+        self._module, self._group, self._layouts = module, group, layouts
+        self._schedules: dict[tuple[int, int], Any] = {}
 
     def __call__(self, batch: TorchBatch, config: Config, loss: Loss) -> LossPart | None:
-        """`loss`: the mean over the samples of (outputs, targets). What is reported, on the last stage."""
+        """Run the passes of a batch; the last stage returns the loss. `loss`: the mean of (outputs, targets)."""
         key = batch.samples, batch.global_samples
-        if key not in self._made:
-            self._made[key] = self._make(batch, config, loss)
-        taken = (batch.inputs,) if self._chain.first else ()
-        if not self._chain.last:
-            self._made[key].step(*taken)
+        if key not in self._schedules:
+            self._schedules[key] = self._build_schedule(batch, config, loss)
+        inputs = (batch.inputs,) if self._group.is_first else ()
+        if not self._group.is_last:
+            self._schedules[key].step(*inputs)
             return None
         losses: list[Tensor] = []
-        self._made[key].step(*taken, target=batch.targets, losses=losses, return_outputs=False)
-        return LossPart(sum(one.detach() for one in losses) * batch.global_samples, batch.samples)
+        self._schedules[key].step(*inputs, target=batch.targets, losses=losses, return_outputs=False)
+        return LossPart(sum(each.detach() for each in losses) * batch.global_samples, batch.samples)
 
-    def work(self, batch: TorchBatch, loss: Loss) -> StagePasses:
-        """This stage's part of an update on a batch by itself; activations are made up."""
-        count, chain = self.micro_batches, self._chain
+    def build_local_passes(self, batch: TorchBatch, loss: Loss) -> StagePasses:
+        """Build this stage's passes of one step without communication; received activations are random numbers."""
+        count, group = self.micro_batches, self._group
         inputs = list(batch.inputs.split(batch.samples // count))
-        if self._module.reads is not None:
-            made = [self._module.reads.empty(len(part), chain.device).normal_() for part in inputs]
-            inputs = [one.requires_grad_() for one in made]
-        ahead = count if self.name == "gpipe" else min(count, chain.stages - chain.index)
-        if not chain.last:
-            return StagePasses(self._module, inputs, ahead)
-        targets, shared = batch.targets.split(batch.samples // count), _weight_loss(loss, batch.global_samples)
-        return StagePasses(self._module, inputs, ahead, lambda number, outputs: shared(outputs, targets[number]))
-
-    def _make(self, batch: TorchBatch, config: Config, loss: Loss) -> Any:
-        samples, chain, meta = batch.samples // self.micro_batches, self._chain, torch.device("meta")
-        gives = [wire.empty(samples, meta).requires_grad_() for wire in self._wires]
-        reads = example_inputs(config, samples, meta) if chain.first else gives[chain.index - 1]
-        stage = PipelineStage(
-            self._module, chain.index, chain.stages, chain.device, reads, gives[chain.index], group=chain.group
+        layout = self._module.input_layout
+        if layout is not None:
+            inputs = [layout.empty(len(part), group.device).normal_().requires_grad_() for part in inputs]
+        forwards_ahead = count if self.name == "gpipe" else min(count, group.stages - group.index)
+        if not group.is_last:
+            return StagePasses(self._module, inputs, forwards_ahead)
+        targets, weighted = batch.targets.split(batch.samples // count), _weight_loss(loss, batch.global_samples)
+        return StagePasses(
+            self._module, inputs, forwards_ahead, lambda number, outputs: weighted(outputs, targets[number])
         )
-        shared = _weight_loss(loss, batch.global_samples)
-        return SCHEDULES[self.name](stage, self.micro_batches, loss_fn=shared, scale_grads=False)
+
+    def _build_schedule(self, batch: TorchBatch, config: Config, loss: Loss) -> Any:
+        samples, group, meta = batch.samples // self.micro_batches, self._group, torch.device("meta")
+        outputs = [layout.empty(samples, meta).requires_grad_() for layout in self._layouts]
+        inputs = example_inputs(config, samples, meta) if group.is_first else outputs[group.index - 1]
+        stage = PipelineStage(
+            self._module,
+            group.index,
+            group.stages,
+            group.device,
+            inputs,
+            outputs[group.index],
+            group=group.stage_group,
+        )
+        weighted = _weight_loss(loss, batch.global_samples)
+        return SCHEDULES[self.name](stage, self.micro_batches, loss_fn=weighted, scale_grads=False)
 
 
 def _weight_loss(loss: Loss, global_samples: int) -> Loss:
-    """Of a micro-batch, so that the sum over them, and over the replicas, is the mean over the global batch."""
+    """Weight a micro-batch's loss so that the sum over micro-batches and replicas is the global batch's mean."""
 
-    def share(outputs: Tensor, targets: Tensor) -> Tensor:
+    def weighted(outputs: Tensor, targets: Tensor) -> Tensor:
         mean, weight = loss(outputs.float(), targets), len(targets) / global_samples
         return mean if weight == 1 else mean * weight
 
-    return share
+    return weighted

@@ -1,8 +1,6 @@
-"""One stage of a network as a module, and what it sends on to the next one.
+"""One stage of a network as a module, the layout of its activations between stages, and the costs that cut a network.
 
-What each node of a network costs, by what `strategy.options.split` balances over the stages.
-
-How long forward and backward of a part of a model take by themselves.
+`strategy.options.split` chooses the cost of each node: counted FLOPs or bytes, or measured seconds.
 """
 
 from __future__ import annotations
@@ -26,60 +24,75 @@ from scalebench.workloads.network import Network
 from scalebench.workloads.partition import NetworkStage, find_cuts, node_parameter_bytes, node_training_flops
 from scalebench.workloads.weights import initial_weights
 
+SPLIT_BY_TIME = "time"
+COUNTED_COSTS: dict[str, Callable[[Network], list[float]]] = {
+    "flops": node_training_flops,
+    "size": node_parameter_bytes,
+}
+COST_REPEATS = 3
+PASSES_REPEATS = 5
+MAX_MEASURING_S = 10.0  # no more repeats after this time
+
 
 class ActivationLayout(NamedTuple):
-    """What goes from a stage to the next one, and its gradient back: contiguous, in the order in which it lies in the
-    sender's memory, so that neither side copies."""
+    """The layout of activations between two stages, and of their gradients on the way back.
+
+    They are sent contiguously in the order of the sender's memory, so that neither side copies them.
+    """
 
     shape: tuple[int, ...]  # of one sample, as it is sent
     dtype: torch.dtype
     channels_last: bool  # (positions..., channels); else torch's order
 
     @classmethod
-    def of(cls, outputs: Tensor) -> ActivationLayout:
-        """For outputs like these, which are in torch's order."""
+    def from_outputs(cls, outputs: Tensor) -> ActivationLayout:
+        """Return the layout of outputs like these, whose axes are in torch's order."""
         channels_last = outputs.dim() > 2 and not outputs.is_contiguous() and outputs.movedim(1, -1).is_contiguous()
-        sent = outputs.movedim(1, -1) if channels_last else outputs
-        return cls(tuple(sent.shape[1:]), outputs.dtype, channels_last)
+        packed = outputs.movedim(1, -1) if channels_last else outputs
+        return cls(tuple(packed.shape[1:]), outputs.dtype, channels_last)
 
-    def bytes(self, samples: int) -> int:
+    def size_bytes(self, samples: int) -> int:
         return samples * math.prod(self.shape) * self.dtype.itemsize
 
     def empty(self, samples: int, device: torch.device | str) -> Tensor:
         return torch.empty(samples, *self.shape, dtype=self.dtype, device=device)
 
-    def sent(self, outputs: Tensor) -> Tensor:
+    def pack(self, outputs: Tensor) -> Tensor:
+        """Return a stage's outputs as they are sent."""
         return (outputs.movedim(1, -1) if self.channels_last else outputs).contiguous()
 
-    def received(self, sent: Tensor) -> Tensor:
-        """A view in the neutral order, which a NetworkModule takes."""
-        return sent if self.channels_last or sent.dim() < 3 else sent.movedim(1, -1)
+    def unpack(self, packed: Tensor) -> Tensor:
+        """Return what was received as a view in the neutral order, which a NetworkModule takes."""
+        return packed if self.channels_last or packed.dim() < 3 else packed.movedim(1, -1)
 
 
 class StageModule(nn.Module):
-    """A stage's part of the forward pass, from what comes over `reads` to what goes over `sends`; None: samples come
-    in, as they are fed, and what the model says goes out."""
+    """One stage's part of the forward pass.
+
+    An `input_layout` of None means the first stage, which takes samples as they are fed; an `output_layout` of None
+    means the last one, which returns the model's outputs.
+    """
 
     def __init__(
         self,
         model: NetworkModule,
         autocast: Callable[[], AbstractContextManager[None]],
-        reads: ActivationLayout | None,
-        sends: ActivationLayout | None,
+        input_layout: ActivationLayout | None,
+        output_layout: ActivationLayout | None,
     ) -> None:
         super().__init__()
-        self.model, self.reads, self.sends = model, reads, sends
+        self.model, self.input_layout, self.output_layout = model, input_layout, output_layout
         self._autocast = autocast
 
     def forward(self, inputs: Tensor) -> Tensor:
-        taken = inputs if self.reads is None else self.reads.received(inputs)
+        x = inputs if self.input_layout is None else self.input_layout.unpack(inputs)
         with self._autocast():
-            outputs = self.model(taken)
-        return outputs if self.sends is None else self.sends.sent(outputs)
+            outputs = self.model(x)
+        return outputs if self.output_layout is None else self.output_layout.pack(outputs)
 
 
 def build_stage_model(stage: NetworkStage, config: Config, device: torch.device) -> NetworkModule:
-    """With those of the weights that the whole model starts from which are the stage's."""
+    """Build a stage's module with its part of the weights that the complete model starts from."""
     network = stage.network(config.model.name)
     model = NetworkModule(network, config.train.data_format, config.train.dropout)
     arrays = ((array.name, array.shape, array.init) for array in network.arrays)
@@ -88,67 +101,55 @@ def build_stage_model(stage: NetworkStage, config: Config, device: torch.device)
 
 
 def example_inputs(config: Config, samples: int, device: torch.device) -> Tensor:
-    """Inputs of the whole model, as they are fed: zeros."""
+    """Return zeros with the shape and type of the complete model's inputs as they are fed."""
     dtype = getattr(torch, config.dataset.dtype)
     return torch.zeros(samples, *config.model.input_shape, dtype=dtype, device=device)
 
 
-PASSES_REPEATS = 5
-MAX_MEASURING_S = 10.0  # after which there are no more repeats
-
-
-def measure_median_s(
-    action: Callable[[], None], synchronize: Callable[[], None], repeats: int = PASSES_REPEATS
-) -> float:
-    """Seconds of an action, once it has been warmed up."""
-    found: list[float] = []
-    action()
-    while len(found) < repeats and sum(found) < MAX_MEASURING_S:
-        synchronize()
-        start = time.perf_counter()
-        action()
-        synchronize()
-        found.append(time.perf_counter() - start)
-    return statistics.median(found)
-
-
 class StagePasses:
-    """Forward and backward of the micro-batches of one update through one stage, in the order in which the schedule
-    has them: so many forward passes go ahead, and then they take turns."""
+    """Forward and backward passes of one step's micro-batches through one stage, in the order of the schedule.
+
+    The first `forwards_ahead` micro-batches go forward at once; after that, backward and forward passes alternate.
+    """
 
     def __init__(
         self,
         module: nn.Module,
         inputs: list[Tensor],
-        ahead: int,
+        forwards_ahead: int,
         loss: Callable[[int, Tensor], Tensor] | None = None,
     ) -> None:
-        """`loss`: what is differentiated of a micro-batch's outputs; None: they are, with ones for gradients."""
-        self._module, self._inputs, self._ahead, self._loss = module, inputs, ahead, loss
+        """`loss` returns the loss of a micro-batch from its number and outputs; None: gradients of ones are used."""
+        self._module, self._inputs, self._forwards_ahead, self._loss = module, inputs, forwards_ahead, loss
 
     def __call__(self) -> None:
         self._module.zero_grad()
-        begun: deque[Tensor] = deque()
+        pending: deque[Tensor] = deque()
         for number, inputs in enumerate(self._inputs):
             inputs.grad = None
             outputs = self._module(inputs)
-            begun.append(outputs if self._loss is None else self._loss(number, outputs))
-            if len(begun) == self._ahead:
-                self._backward(begun.popleft())
-        while begun:
-            self._backward(begun.popleft())
+            pending.append(outputs if self._loss is None else self._loss(number, outputs))
+            if len(pending) == self._forwards_ahead:
+                self._backward(pending.popleft())
+        while pending:
+            self._backward(pending.popleft())
 
     def _backward(self, outputs: Tensor) -> None:
-        if outputs.requires_grad:  # not those of layers without weights that read samples
+        if outputs.requires_grad:  # layers without weights that read samples have no gradient
             outputs.backward(torch.ones_like(outputs))
 
 
-SPLIT_BY_TIME = "time"
-COUNTED_COSTS: dict[str, Callable[[Network], list[float]]] = {
-    "flops": node_training_flops,
-    "size": node_parameter_bytes,
-}
-COST_REPEATS = 3
+def measure_median_s(action: Callable[[], None], synchronize: Callable[[], None], repeats: int) -> float:
+    """Return the median seconds of an action, after one call for warming up."""
+    seconds: list[float] = []
+    action()
+    while len(seconds) < repeats and sum(seconds) < MAX_MEASURING_S:
+        synchronize()
+        start = time.perf_counter()
+        action()
+        synchronize()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
 
 
 def measure_node_costs(
@@ -159,12 +160,15 @@ def measure_node_costs(
     precision: Precision,
     synchronize: Callable[[], None],
 ) -> list[float]:
-    """Seconds of forward and backward of so many samples, of each node: those of a segment, between two places where
-    the network can be cut, are its last node's. One segment at a time has its weights in memory."""
+    """Measure the seconds of forward and backward of that many samples for each node.
+
+    A segment between two possible cuts counts as the cost of its last node. Only one segment at a time has its weights
+    in memory.
+    """
     costs = dict.fromkeys((node.name for node in network.nodes), 0.0)
     for segment in cut_into_segments(network):
         module = StageModule(build_stage_model(segment, config, device), precision.autocast, None, None)
-        inputs = example_inputs(config, samples, device)  # which nobody wants gradients of
+        inputs = example_inputs(config, samples, device)  # the first segment's inputs need no gradient
         if segment.index:
             inputs = torch.randn(samples, *segment.source.shape, device=device, requires_grad=True)
         costs[segment.output.name] = measure_median_s(StagePasses(module, [inputs], 1), synchronize, COST_REPEATS)
@@ -172,7 +176,7 @@ def measure_node_costs(
 
 
 def cut_into_segments(network: Network) -> Iterator[NetworkStage]:
-    """The network cut wherever it can be."""
+    """Cut the network wherever that is possible."""
     ends = [0, *find_cuts(network), len(network.nodes) - 1]
-    for index, (a, b) in enumerate(pairwise(ends)):
-        yield NetworkStage(index, tuple(network.nodes[a + 1 : b + 1]), network.nodes[a])
+    for index, (first, last) in enumerate(pairwise(ends)):
+        yield NetworkStage(index, tuple(network.nodes[first + 1 : last + 1]), network.nodes[first])

@@ -1,4 +1,4 @@
-"""Causes of exposed exchange: told where the figures say so, and not where they do not."""
+"""Causes of exposed synchronization: reported where the figures say so, and not where they do not."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from scalebench.analysis.attribution.causes import AttributedRun, Cause
 from scalebench.analysis.attribution.causes import communication as checks
 from scalebench.analysis.attribution.lost_efficiency import attribute_run
+from scalebench.analysis.attribution.reference_runs import ReferenceRuns
 from scalebench.core.result import Result, Sync
 from tests.builders.attribution_runs import STEPS, TRANSFER_S, probe_series, weak_scaling_runs
 from tests.builders.runs import MACHINE
@@ -22,25 +23,26 @@ ROW = {
 }  # fmt: skip
 
 
-def case(
+def attributed(
     messages: list[int] | None = None,
-    alone_s: float = TRANSFER_S,
+    isolated_s: float = TRANSFER_S,
     backward_s: float | None = None,
     options: dict[str, Any] | None = None,
     rows: Any = (),
     change: Any = lambda result: result,
     **changes: Any,
 ) -> AttributedRun:
-    """Exposed without the wait are 1.2 ms; `alone_s`: the same exchange alone."""
+    """Exposed without the wait are 1.2 ms; `isolated_s`: the same exchange alone."""
     parts = {} if backward_s is None else {"part_steps": STEPS, "forward_s": probe_series(0.001),
                                            "backward_s": probe_series(0.001 + backward_s)}  # fmt: skip
-    probes = {"isolated_sync_s": probe_series(alone_s, 0.001), **parts, **changes.pop("probes", {})}
+    probes = {"isolated_sync_s": probe_series(isolated_s, 0.001), **parts, **changes.pop("probes", {})}
     result, bare, own = weak_scaling_runs(probes=probes, sync=Sync(message_bytes=messages or []), **changes)
     result.spec["strategy"]["options"] = options or {}
     result = change(result)
-    found = attribute_run(result, bare, bare, own)
-    assert found is not None
-    return AttributedRun(found, result, bare, bare, own, rows)
+    references = ReferenceRuns(bare, bare, own)
+    attribution = attribute_run(result, references)
+    assert attribution is not None
+    return AttributedRun(attribution, result, references, rows)
 
 
 def evidence(cause: Cause | None) -> str:
@@ -48,46 +50,56 @@ def evidence(cause: Cause | None) -> str:
     return cause.evidence
 
 
-def test_one_message() -> None:
-    cause = checks.check_single_message(case([614_000], options={"bucket_cap_mb": 25.0}))
-    assert evidence(cause) == "1 message of 614 kB, 1.2 ms exposed, 1.2 ms alone"
+def test_all_gradients_in_one_message() -> None:
+    cause = checks.check_single_message(attributed([614_000], options={"bucket_cap_mb": 25.0}))
+    assert evidence(cause) == "1 message of 614 kB, 1.20 ms exposed, 1.20 ms in isolation"
     assert cause is not None and "(lower strategy.options.bucket_cap_mb, now 25)" in cause.remedy
-    assert checks.check_single_message(case([300_000, 314_000])) is None
-    assert checks.check_single_message(case([614_000], alone_s=0.002)) is None  # a part of it is hidden
-    assert checks.check_single_message(case([614_000], probes={"sync_on_s": probe_series(0.0108)})) is None  # nothing is exposed
-
-
-def test_an_exchange_that_costs_more_than_alone() -> None:
+    assert checks.check_single_message(attributed([300_000, 314_000])) is None
+    assert checks.check_single_message(attributed([614_000], isolated_s=0.002)) is None  # a part of it is hidden
     assert (
-        evidence(checks.check_sync_slower_in_training(case(alone_s=0.0009)))
-        == "1.2 ms of the update without the wait for the slowest, 900 us alone"
+        checks.check_single_message(attributed([614_000], probes={"sync_on_s": probe_series(0.0108)})) is None
+    )  # nothing is exposed
+
+
+def test_sync_that_is_slower_in_training() -> None:
+    assert (
+        evidence(checks.check_sync_slower_in_training(attributed(isolated_s=0.0009)))
+        == "1.20 ms of the step without the imbalance, 900 us in isolation"
     )
-    assert checks.check_sync_slower_in_training(case()) is None
-    assert checks.check_sync_slower_in_training(case(alone_s=0.0009, probes={"local_step_s": []})) is None
+    assert checks.check_sync_slower_in_training(attributed()) is None
+    assert checks.check_sync_slower_in_training(attributed(isolated_s=0.0009, probes={"local_step_s": []})) is None
 
 
-def test_a_backward_pass_too_short_to_hide_it() -> None:
-    assert evidence(checks.check_sync_longer_than_backward(case(backward_s=0.001))) == "1.2 ms alone, a backward pass of 1 ms"
-    assert checks.check_sync_longer_than_backward(case(backward_s=0.002)) is None
-    assert checks.check_sync_longer_than_backward(case()) is None
+def test_sync_that_is_longer_than_the_backward_pass() -> None:
+    assert (
+        evidence(checks.check_sync_longer_than_backward(attributed(backward_s=0.001)))
+        == "1.20 ms in isolation, a backward pass of 1.00 ms"
+    )
+    assert checks.check_sync_longer_than_backward(attributed(backward_s=0.002)) is None
+    assert checks.check_sync_longer_than_backward(attributed()) is None
 
 
-def test_small_messages_and_large_ones() -> None:
-    small = checks.check_small_messages(case([40_000] * 8, options={"fusion_threshold_mb": 0.5}))
-    assert evidence(small) == "8 messages of 40 kB, 150 us each alone"
+def test_small_and_large_messages() -> None:
+    small = checks.check_small_messages(attributed([40_000] * 8, options={"fusion_threshold_mb": 0.5}))
+    assert evidence(small) == "8 messages of 40.0 kB, 150 us each in isolation"
     assert small is not None and "(raise strategy.options.fusion_threshold_mb, now 0.5)" in small.remedy
-    single = checks.check_small_messages(case([40_000]))
-    assert evidence(single).startswith("1 message of 40 kB") and single is not None
+    single = checks.check_small_messages(attributed([40_000]))
+    assert evidence(single).startswith("1 message of 40.0 kB") and single is not None
     assert single.remedy.startswith("Try a larger train.batch_per_device")
-    assert checks.check_small_messages(case([400_000] * 3)) is None and checks.check_small_messages(case()) is None
-    large = checks.check_large_messages(case([25_000_000, 5_000_000], options={"compression": "none"}))
+    assert (
+        checks.check_small_messages(attributed([400_000] * 3)) is None
+        and checks.check_small_messages(attributed()) is None
+    )
+    large = checks.check_large_messages(attributed([25_000_000, 5_000_000], options={"compression": "none"}))
     # A ring of two moves each byte once over each link: 2 (2 - 1) / 2.
-    assert evidence(large) == "30 MB in 2 take 1.2 ms alone, 25 GB/s on each link of a ring"
+    assert evidence(large) == "30.0 MB in 2 take 1.20 ms in isolation, 25.0 GB/s on each link of a ring"
     assert large is not None and "compression=fp16" in large.remedy
-    assert checks.check_large_messages(case([400_000] * 3)) is None
+    assert checks.check_large_messages(attributed([400_000] * 3)) is None
 
 
-def nccl(topology: Any = PCIE, peers: Any = None, backend: str = "nccl", cpu: float = 3000.0, **row: Any) -> AttributedRun:
+def nccl(
+    topology: Any = PCIE, peers: Any = None, backend: str = "nccl", cpu: float = 3000.0, **row: Any
+) -> AttributedRun:
     def on_gpus(result: Result) -> Result:
         machine = dataclasses.replace(MACHINE, topology=topology, peer_access=peers)
         scale = dataclasses.replace(result.scale, backend_used=backend)
@@ -95,19 +107,19 @@ def nccl(topology: Any = PCIE, peers: Any = None, backend: str = "nccl", cpu: fl
 
     mine = {**ROW, "run_id": "ddp-2-10-weak-0", "throughput_samples_per_s": 2000.0, "throughput_high": 2010.0}
     other = {**ROW, "run_id": "cpu", "strategy": "mirrored_reduce_cpu", "throughput_samples_per_s": cpu}
-    return case(rows=[mine, {**other, "throughput_low": 0.99 * cpu, **row}], change=on_gpus)
+    return attributed(rows=[mine, {**other, "throughput_low": 0.99 * cpu, **row}], change=on_gpus)
 
 
-def test_nccl_without_a_direct_way() -> None:
-    told = evidence(checks.check_nccl_without_links(nccl()))
-    assert told == "mirrored_reduce_cpu 3,000 samples/s, this 2,000; no NVLink (GPUs connected by PHB)"
+def test_nccl_without_direct_links() -> None:
+    text = evidence(checks.check_nccl_without_links(nccl()))
+    assert text == "mirrored_reduce_cpu 3,000 samples/s, this 2,000; no NVLink (GPUs connected by PHB)"
     no_peers = {"read": [["X", "CNS"], ["CNS", "X"]]}
     assert evidence(checks.check_nccl_without_links(nccl(peers=no_peers))).endswith("no peer access between all")
     assert evidence(checks.check_nccl_without_links(nccl(throughput_low=None))).startswith("mirrored_reduce_cpu")
 
 
 @pytest.mark.parametrize(
-    "told",
+    "changes",
     [
         {"topology": [["X", "NV4"], ["NV4", "X"]]},
         {"topology": None},
@@ -120,27 +132,27 @@ def test_nccl_without_a_direct_way() -> None:
         {"status": "failed"},
     ],
 )
-def test_nccl_is_not_accused_where_a_figure_is_missing(told: dict[str, Any]) -> None:
-    assert checks.check_nccl_without_links(nccl(**told)) is None
+def test_nccl_is_no_cause_without_all_its_evidence(changes: dict[str, Any]) -> None:
+    assert checks.check_nccl_without_links(nccl(**changes)) is None
 
 
 def waiting(**changes: Any) -> AttributedRun:
     mine = {**ROW, "run_id": "ddp-2-10-weak-0", "gpu_util_mean": 0.9, "gpu_power_w_mean": 210.0, "speedup_self": 1.5,
             "collective_kernel_share": 0.87}  # fmt: skip
     before = {**ROW, "run_id": "one", "gpus": 1, "gpu_util_mean": 0.4, "gpu_power_w_mean": 105.0, "speedup_self": 1.0}
-    return case(rows=[{**mine, **changes}, before])
+    return attributed(rows=[{**mine, **changes}, before])
 
 
-def test_a_kernel_that_waits() -> None:
+def test_kernels_that_wait_for_other_devices() -> None:
     assert evidence(checks.check_waiting_kernels(waiting())) == (
-        "from 1 to 2 devices utilisation goes from 40 % to 90 %, power a device from 105 to 105 W, speedup from 1.00 "
-        "to 1.50; collective operations are 87 % of all kernels' time"
+        "from 1 to 2 devices utilization goes from 40 % to 90 %, power per device from 105 to 105 W, speedup from 1.00 "
+        "to 1.50; collective operations are 87 % of kernel time"
     )
     assert "collective" not in evidence(checks.check_waiting_kernels(waiting(collective_kernel_share=None)))
 
 
 @pytest.mark.parametrize(
-    "told",
+    "changes",
     [
         {"gpu_util_mean": 0.5},
         {"gpu_util_mean": None},
@@ -151,5 +163,5 @@ def test_a_kernel_that_waits() -> None:
         {"run_id": "another"},
     ],
 )
-def test_kernels_that_work_are_not_said_to_wait(told: dict[str, Any]) -> None:
-    assert checks.check_waiting_kernels(waiting(**told)) is None
+def test_kernels_that_work_are_no_cause(changes: dict[str, Any]) -> None:
+    assert checks.check_waiting_kernels(waiting(**changes)) is None

@@ -1,7 +1,8 @@
-"""Causes of waiting, and of what changed meanwhile: told where the figures say so, and not where they do not."""
+"""Causes of imbalance and of changed conditions: reported where the figures say so, and not where they do not."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from scalebench.analysis.attribution.causes import AttributedRun
 from scalebench.analysis.attribution.causes import imbalance as checks
 from scalebench.analysis.attribution.lost_efficiency import attribute_run
+from scalebench.analysis.attribution.reference_runs import ReferenceRuns
 from scalebench.core.result import DeviceMonitorRecord, MonitorRecord
 from tests.builders.attribution_runs import STEPS, weak_scaling_runs
 
@@ -16,7 +18,7 @@ SLOW = [[0.010] * 20, [0.013] * 20]
 TURNS = [[0.010, 0.013] * 10, [0.013, 0.010] * 10]
 
 
-def case(local_s: list[list[float]] | None = None, later_s: float = 0.0, **changes: Any) -> AttributedRun:
+def attributed(local_s: list[list[float]] | None = None, later_s: float = 0.0, **changes: Any) -> AttributedRun:
     """`local_s`: single updates of each rank; `later_s`: what an update of the headline takes more."""
     result, bare, own = weak_scaling_runs(**changes)
     for number, one in enumerate(result.ranks):
@@ -24,22 +26,23 @@ def case(local_s: list[list[float]] | None = None, later_s: float = 0.0, **chang
         if local_s is not None:
             assert one.probes is not None
             one.probes.local_step_s = [local_s[number]]
-    found = attribute_run(result, bare, bare, own)
-    assert found is not None
-    return AttributedRun(found, result, bare, bare, own)
+    references = ReferenceRuns(bare, bare, own)
+    attribution = attribute_run(result, references)
+    assert attribution is not None
+    return AttributedRun(attribution, result, references)
 
 
-def test_one_slow_device() -> None:
-    cause = checks.check_slow_device(case(SLOW))
+def test_one_device_is_always_the_slowest() -> None:
+    cause = checks.check_slow_device(attributed(SLOW))
     assert cause is not None and cause.part == "imbalance"
     assert (
-        cause.evidence == "device 1 is the slowest in 100 % of the updates: 13 ms by itself, the median device 11.5 ms"
+        cause.evidence == "device 1 is the slowest in 100 % of the steps: 13.0 ms by itself, the median device 11.5 ms"
     )
-    assert checks.check_random_delays(case(SLOW)) is None and checks.check_slow_device(case(TURNS)) is None
+    assert checks.check_random_delays(attributed(SLOW)) is None and checks.check_slow_device(attributed(TURNS)) is None
 
 
 def test_devices_of_one_process() -> None:
-    one = case()
+    one = attributed()
     first, second = one.result.ranks
     assert first.probes is not None and second.probes is not None
     first.probes.local_step_s, second.probes.local_step_s = [[0.01] * 9, [0.02] * 9], [[0.01] * 9, [0.01] * 9]
@@ -47,45 +50,49 @@ def test_devices_of_one_process() -> None:
     assert cause is not None and cause.evidence.startswith("device 1 is the slowest in 100 %")
 
 
-def test_another_one_each_time() -> None:
-    cause = checks.check_random_delays(case(TURNS, monitor=MonitorRecord(cpu_cores_others_mean=0.53)))
+def test_another_device_is_the_slowest_each_time() -> None:
+    cause = checks.check_random_delays(attributed(TURNS, monitor=MonitorRecord(cpu_cores_others_mean=0.53)))
     assert cause is not None
-    assert cause.evidence == "no device is the slowest in more than 50 % of the updates; other programs use 0.53 cores"
-    told = checks.check_random_delays(case(TURNS))
-    assert told is not None and "other programs" not in told.evidence
+    assert cause.evidence == "no device is the slowest in more than 50 % of the steps; other programs use 0.53 cores"
+    cause = checks.check_random_delays(attributed(TURNS))
+    assert cause is not None and "other programs" not in cause.evidence
 
 
-def test_nobody_waits() -> None:
+def test_equal_devices_have_no_cause() -> None:
     equal = [[0.010] * 20, [0.0101] * 20]
-    assert checks.check_slow_device(case(equal)) is None and checks.check_random_delays(case(equal)) is None
-    assert checks.check_slow_device(case(probes={"local_step_s": []})) is None
+    assert checks.check_slow_device(attributed(equal)) is None and checks.check_random_delays(attributed(equal)) is None
+    assert checks.check_slow_device(attributed(probes={"local_step_s": []})) is None
 
 
 def test_unequal_clocks() -> None:
     devices = [DeviceMonitorRecord(0, sm_clock_mhz_mean=1410.0), DeviceMonitorRecord(3, sm_clock_mhz_mean=1200.0)]
-    cause = checks.check_unequal_clocks(case(SLOW, flags=["unequal_clocks"], monitor=MonitorRecord(devices=devices)))
+    cause = checks.check_unequal_clocks(
+        attributed(SLOW, flags=["unequal_clocks"], monitor=MonitorRecord(devices=devices))
+    )
     assert cause is not None
     assert cause.evidence == "flagged unequal_clocks, GPU 3 at 1200 MHz, GPU 0 at 1410 MHz"
-    told = checks.check_unequal_clocks(case(SLOW, flags=["throttled"]))
-    assert told is not None and told.evidence == "flagged throttled"
-    assert checks.check_unequal_clocks(case(SLOW)) is None
+    cause = checks.check_unequal_clocks(attributed(SLOW, flags=["throttled"]))
+    assert cause is not None and cause.evidence == "flagged throttled"
+    assert checks.check_unequal_clocks(attributed(SLOW)) is None
 
 
 @pytest.mark.parametrize("later_s", [0.002, -0.002])
-def test_a_machine_that_changed(later_s: float) -> None:
+def test_conditions_that_changed_before_the_probes(later_s: float) -> None:
     monitor = MonitorRecord(cpu_cores_others_mean=1.5, swap_in_bytes=2_000_000, swap_out_bytes=1_000_000)
-    cause = checks.check_changed_conditions(case(later_s=later_s, flags=["busy_machine", "swapping"], monitor=monitor))
+    cause = checks.check_changed_conditions(
+        attributed(later_s=later_s, flags=["busy_machine", "swapping"], monitor=monitor)
+    )
     assert cause is not None and cause.part == "drift"
-    assert cause.evidence == "flagged busy_machine, swapping, 1.5 cores in use by others, 3 MB swapped"
-    assert checks.check_changed_conditions(case(later_s=later_s)) is None
+    assert cause.evidence == "flagged busy_machine, swapping, 1.5 cores in use by others, 3.00 MB swapped"
+    assert checks.check_changed_conditions(attributed(later_s=later_s)) is None
 
 
 def test_no_drift_has_no_cause() -> None:
-    assert checks.check_changed_conditions(case(flags=["busy_machine"])) is None
+    assert checks.check_changed_conditions(attributed(flags=["busy_machine"])) is None
 
 
-def test_flags_that_only_the_frame_knows() -> None:
-    one = case(later_s=0.002)
-    row = {"run_id": one.ladder.run_id, "flags": "target_missed drifts", "status": "ok"}
-    cause = checks.check_changed_conditions(AttributedRun(one.ladder, one.result, rows=[row]))
+def test_flags_added_on_load_count() -> None:
+    one = attributed(later_s=0.002)
+    row = {"run_id": one.attribution.run_id, "flags": "target_missed drifts", "status": "ok"}
+    cause = checks.check_changed_conditions(dataclasses.replace(one, rows=[row]))
     assert cause is not None and "the level of the blocks changes" in cause.cause

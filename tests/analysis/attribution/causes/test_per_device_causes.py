@@ -1,4 +1,4 @@
-"""Causes that each device has by itself: told where the figures say so, and not where they do not."""
+"""Causes that each device has by itself: reported where the figures say so, and not where they do not."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from scalebench.analysis.attribution import causes
 from scalebench.analysis.attribution.causes import AttributedRun, Cause
 from scalebench.analysis.attribution.causes import per_device as checks
 from scalebench.analysis.attribution.lost_efficiency import attribute_run
+from scalebench.analysis.attribution.reference_runs import ReferenceRuns
 from scalebench.core.result import MonitorRecord, ProbeRecord, Result
 from tests.builders.attribution_runs import (
     BARE_S,
@@ -24,23 +25,27 @@ from tests.builders.attribution_runs import (
 )
 
 
-def case(
+def attributed(
     result: Result | None = None, full: Result | None = None, bare: Result | None = None, own: Result | None = None
 ) -> AttributedRun:
     """Of strong scaling."""
     made = strong_scaling_runs()
-    result, full, bare, own = (given or usual for given, usual in zip((result, full, bare, own), made, strict=True))
-    found = attribute_run(result, full, bare, own)
-    assert found is not None
-    return AttributedRun(found, result, full, bare, own)
+    result, full, bare, own = (changed or usual for changed, usual in zip((result, full, bare, own), made, strict=True))
+    references = ReferenceRuns(full, bare, own)
+    attribution = attribute_run(result, references)
+    assert attribution is not None
+    return AttributedRun(attribution, result, references)
 
 
 def with_parts(result: Result, computing_s: float, slower: float = 1.0) -> Result:
     """Forward and backward of so many seconds in all ranks."""
     for one in result.ranks:
         assert one.probes is not None
-        told = {"forward_s": probe_series(computing_s / 3 * slower), "backward_s": probe_series(computing_s * slower)}
-        one.probes = dataclasses.replace(one.probes, part_steps=STEPS, **told)
+        found_causes = {
+            "forward_s": probe_series(computing_s / 3 * slower),
+            "backward_s": probe_series(computing_s * slower),
+        }
+        one.probes = dataclasses.replace(one.probes, part_steps=STEPS, **found_causes)
     return result
 
 
@@ -55,91 +60,106 @@ def contended(**changes: Any) -> Result:
     return result
 
 
-def found(check: Any, one: AttributedRun) -> Cause:
+def require_cause(check: Any, one: AttributedRun) -> Cause:
     cause = check(one)
     assert isinstance(cause, Cause), check
     return cause
 
 
-def test_small_updates_that_do_not_depend_on_their_batch() -> None:
-    cause = found(checks.check_launch_latency, case(full=one_device_run("bare_torch", 0.011, 20, scaling="strong")))
+def test_launch_latency_dominates_small_batches() -> None:
+    cause = require_cause(
+        checks.check_launch_latency, attributed(full=one_device_run("bare_torch", 0.011, 20, scaling="strong"))
+    )
     # t(10) = 10 ms, t(20) = 11 ms: 9 ms whatever the batch.
-    assert cause.part == "batch" and "10 samples take 10 ms, 20 take 11 ms: 90 %" in cause.evidence
-    assert checks.check_launch_latency(case()) is None  # 18 ms: 2 ms whatever the batch
-    assert checks.check_launch_latency(case(full=one_device_run("bare_torch", 0.0199, 20, scaling="strong"))) is None  # nothing lost
+    assert cause.part == "batch" and "10 samples take 10.0 ms, 20 take 11.0 ms: 90 %" in cause.evidence
+    assert checks.check_launch_latency(attributed()) is None  # 18 ms: 2 ms whatever the batch
+    assert (
+        checks.check_launch_latency(attributed(full=one_device_run("bare_torch", 0.0199, 20, scaling="strong"))) is None
+    )  # nothing lost
 
 
-def test_samples_that_take_longer_in_a_small_batch() -> None:
+def test_samples_take_longer_in_a_small_batch() -> None:
     full = with_parts(one_device_run("bare_torch", 0.018, 2 * BATCH, scaling="strong"), 0.016)
     bare = with_parts(one_device_run("bare_torch", BARE_S), 0.009)
-    cause = found(checks.check_small_kernels, case(full=full, bare=bare))
-    assert "900 us a sample with the local batch, 800 us with the full one" in cause.evidence
-    assert checks.check_small_kernels(case(full=full, bare=with_parts(one_device_run("bare_torch", BARE_S), 0.008))) is None
-    assert checks.check_small_kernels(case(full=full)) is None
+    cause = require_cause(checks.check_small_kernels, attributed(full=full, bare=bare))
+    assert "900 us per sample with the local batch, 800 us with the full one" in cause.evidence
+    assert (
+        checks.check_small_kernels(attributed(full=full, bare=with_parts(one_device_run("bare_torch", BARE_S), 0.008)))
+        is None
+    )
+    assert checks.check_small_kernels(attributed(full=full)) is None
 
 
 @pytest.mark.parametrize(
     ("strategy", "words"), [("lightning_ddp_gloo", "Lightning's Trainer"), ("horovod_gloo", "horovod")]
 )
-def test_a_wrapper(strategy: str, words: str) -> None:
+def test_overhead_of_a_wrapper(strategy: str, words: str) -> None:
     own, result = one_device_run(strategy, 0.014), contended(strategy=strategy)
-    cause = found(checks.check_wrapper_overhead, case(result, own=own))
-    assert words in cause.cause and "4 ms an update of 10 samples" in cause.evidence
+    cause = require_cause(checks.check_wrapper_overhead, attributed(result, own=own))
+    assert words in cause.cause and "4.00 ms in a step of 10 samples" in cause.evidence
     assert ("loggers" in cause.remedy) is strategy.startswith("lightning")
-    assert checks.check_wrapper_overhead(case()) is None  # of half a millisecond, less than a tenth
+    assert checks.check_wrapper_overhead(attributed()) is None  # of half a millisecond, less than a tenth
 
 
-def test_merged_overhead_is_no_wrappers() -> None:
-    result, full, bare, _ = strong_scaling_runs()
-    one = attribute_run(result, full, None, one_device_run("ddp", 0.02))
-    assert one is not None and one.parts[0].names == ("batch", "overhead")
-    assert checks.check_wrapper_overhead(AttributedRun(one, result, full, None, one_device_run("ddp", 0.02))) is None
-    assert bare.scale.gpus == 1
+def test_merged_overhead_is_not_attributed_to_a_wrapper() -> None:
+    result, full, _, _ = strong_scaling_runs()
+    references = ReferenceRuns(full, None, one_device_run("ddp", 0.02))
+    attribution = attribute_run(result, references)
+    assert attribution is not None and attribution.parts[0].names == ("batch", "overhead")
+    assert checks.check_wrapper_overhead(AttributedRun(attribution, result, references)) is None
 
 
 def test_more_threads_than_cores() -> None:
     result = contended()
     for one in result.ranks:
         one.threads = 4
-    cause = found(checks.check_oversubscription, case(result))
+    cause = require_cause(checks.check_oversubscription, attributed(result))
     assert cause.evidence == "8 threads of 2 processes on 2 cores"
-    assert checks.check_oversubscription(case(contended())) is None
-    flagged = found(checks.check_oversubscription, case(contended(flags=["oversubscribed"])))
+    assert checks.check_oversubscription(attributed(contended())) is None
+    flagged = require_cause(checks.check_oversubscription, attributed(contended(flags=["oversubscribed"])))
     assert flagged.evidence.endswith("flagged oversubscribed")
     few = two_device_run("strong", flags=["oversubscribed"])
     for one in few.ranks:
         assert one.probes is not None
         one.probes.fixed_batch_s = probe_series(SELF_S - 0.0012)  # less than a device alone
-    assert checks.check_oversubscription(case(few)) is None
+    assert checks.check_oversubscription(attributed(few)) is None
 
 
-def test_workers_that_share_memory() -> None:
+def test_cpu_workers_share_memory_bandwidth() -> None:
     own = with_parts(one_device_run("ddp", SELF_S), 0.009)
-    cause = found(checks.check_shared_memory, case(with_parts(contended(), 0.0105), own=own))
-    assert cause.evidence == "forward and backward take 10.5 ms here, 9 ms on one device alone"
-    assert checks.check_shared_memory(case(with_parts(contended(), 0.0092), own=own)) is None
-    assert checks.check_shared_memory(case(with_parts(contended(flags=["oversubscribed"]), 0.0105), own=own)) is None
-    assert checks.check_shared_memory(case(contended(), own=own)) is None
+    cause = require_cause(checks.check_shared_memory, attributed(with_parts(contended(), 0.0105), own=own))
+    assert cause.evidence == "forward and backward take 10.5 ms here, 9.00 ms on one device alone"
+    assert checks.check_shared_memory(attributed(with_parts(contended(), 0.0092), own=own)) is None
+    assert (
+        checks.check_shared_memory(attributed(with_parts(contended(flags=["oversubscribed"]), 0.0105), own=own)) is None
+    )
+    assert checks.check_shared_memory(attributed(contended(), own=own)) is None
 
 
-def test_clocks_that_are_lower_in_company() -> None:
+def test_clocks_are_lower_together() -> None:
     own = one_device_run("ddp", SELF_S, monitor=MonitorRecord(sm_clock_mhz_mean=1400.0))
     mine = MonitorRecord(sm_clock_mhz_mean=1300.0, throttle_reasons=["sw_power_cap"])
-    cause = found(checks.check_lower_clocks, case(contended(monitor=mine), own=own))
+    cause = require_cause(checks.check_lower_clocks, attributed(contended(monitor=mine), own=own))
     assert cause.evidence == "1300 MHz here, 1400 MHz on one device; throttle reasons: sw_power_cap"
-    assert checks.check_lower_clocks(case(contended(monitor=MonitorRecord(sm_clock_mhz_mean=1390.0)), own=own)) is None
-    assert found(checks.check_lower_clocks, case(contended(flags=["throttled"]))).evidence == "flagged throttled"
-    assert checks.check_lower_clocks(case(contended())) is None
+    assert (
+        checks.check_lower_clocks(attributed(contended(monitor=MonitorRecord(sm_clock_mhz_mean=1390.0)), own=own))
+        is None
+    )
+    assert (
+        require_cause(checks.check_lower_clocks, attributed(contended(flags=["throttled"]))).evidence
+        == "flagged throttled"
+    )
+    assert checks.check_lower_clocks(attributed(contended())) is None
 
 
-def test_a_host_whose_cores_are_busy() -> None:
+def test_busy_cores_of_the_host() -> None:
     def on_gpu(used: float | None) -> AttributedRun:
         result = contended(monitor=MonitorRecord(cpu_util_mean=used))
-        return case(dataclasses.replace(result, scale=dataclasses.replace(result.scale, device="cuda")))
+        return attributed(dataclasses.replace(result, scale=dataclasses.replace(result.scale, device="cuda")))
 
-    assert "97 % of the cores" in found(checks.check_busy_host, on_gpu(0.97)).evidence
+    assert "97 % of the cores" in require_cause(checks.check_busy_host, on_gpu(0.97)).evidence
     assert checks.check_busy_host(on_gpu(0.5)) is None and checks.check_busy_host(on_gpu(None)) is None
-    assert checks.check_busy_host(case(contended(monitor=MonitorRecord(cpu_util_mean=0.97)))) is None
+    assert checks.check_busy_host(attributed(contended(monitor=MonitorRecord(cpu_util_mean=0.97)))) is None
 
 
 def loaded(feed: str, prefetch: str, loading_s: float = 0.0015, **monitor: Any) -> AttributedRun:
@@ -150,17 +170,17 @@ def loaded(feed: str, prefetch: str, loading_s: float = 0.0015, **monitor: Any) 
         one.probes.sync_on_s, one.probes.sync_off_s = probe_series(0.0135), probe_series(0.0115 + loading_s)
         one.probes.fixed_batch_s = probe_series(0.0105)
     workload = dataclasses.replace(result.workload, feed=feed, prefetch=prefetch)
-    return case(dataclasses.replace(result, workload=workload))
+    return attributed(dataclasses.replace(result, workload=workload))
 
 
 def test_loading() -> None:
-    disk = found(checks.check_loading, loaded("disk", "none", disk_read_bytes_per_s=3.2e8))
+    disk = require_cause(checks.check_loading, loaded("disk", "none", disk_read_bytes_per_s=3.2e8))
     assert "share the disk" in disk.cause and "320 MB/s read from disk" in disk.evidence
-    assert "dataset.prefetch=queue" in disk.remedy and "1 ms on one device" in disk.evidence
-    host = found(checks.check_loading, loaded("host", "none", 0.0004))
+    assert "dataset.prefetch=queue" in disk.remedy and "1.00 ms on one device" in disk.evidence
+    host = require_cause(checks.check_loading, loaded("host", "none", 0.0004))
     assert "while its device waits" in host.cause and "nothing is prefetched" in host.evidence
-    slower = found(checks.check_loading, loaded("host", "queue", 0.002))
-    assert "slower in company" in slower.cause and "prefetch" not in slower.remedy
+    slower = require_cause(checks.check_loading, loaded("host", "queue", 0.002))
+    assert "more slowly than one" in slower.cause and "prefetch" not in slower.remedy
     assert checks.check_loading(loaded("host", "queue", 0.0004)) is None
     assert checks.check_loading(loaded("host", "none", 0.0)) is None
 
@@ -168,24 +188,26 @@ def test_loading() -> None:
 def test_one_process_for_all_devices_has_no_threads_to_count() -> None:
     one = contended(flags=["oversubscribed"])
     one.ranks = one.ranks[:1]
-    (cause,) = [cause for cause in [checks.check_oversubscription(case(one))] if cause]
+    (cause,) = [cause for cause in [checks.check_oversubscription(attributed(one))] if cause]
     assert cause.evidence == "2 devices on 2 cores, flagged oversubscribed"
 
 
 def test_parts_within_their_noise_have_no_cause() -> None:
     """A large contention that is not resolved."""
-    assert found(checks.check_oversubscription, case(contended(flags=["oversubscribed"])))
+    assert require_cause(checks.check_oversubscription, attributed(contended(flags=["oversubscribed"])))
     wide = contended(flags=["oversubscribed"])
     for one in wide.ranks:
         assert isinstance(one.probes, ProbeRecord)
-        one.probes.fixed_batch_s = [seconds * (1 + 0.9 * (-1) ** n) for n, seconds in enumerate(one.probes.fixed_batch_s)]
-    assert checks.check_oversubscription(case(wide)) is None
+        one.probes.fixed_batch_s = [
+            seconds * (1 + 0.9 * (-1) ** n) for n, seconds in enumerate(one.probes.fixed_batch_s)
+        ]
+    assert checks.check_oversubscription(attributed(wide)) is None
 
 
 def test_a_sentence_has_part_cause_evidence_and_remedy() -> None:
-    told = causes.find_causes(case(contended(flags=["oversubscribed"])))
-    assert [one.part for one in told] == ["contention", "imbalance", "transfer"]
-    assert told[0].sentence() == (
+    found_causes = causes.find_causes(attributed(contended(flags=["oversubscribed"])))
+    assert [one.part for one in found_causes] == ["contention", "imbalance", "transfer"]
+    assert found_causes[0].sentence() == (
         "contention: there are more threads or devices than cores, so that they take turns on them (2 threads of 2 "
         "processes on 2 cores, flagged oversubscribed). Try fewer devices on a node, or a smaller "
         "hardware.cpus_per_device."
