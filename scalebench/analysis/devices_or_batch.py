@@ -1,5 +1,5 @@
-"""More devices or a larger batch: N devices of b samples beside one device of N * b, and how much of a larger batch's
-gain is that it exchanges less often. Layer 1.
+"""More devices or a larger batch: N devices of b samples compared with one device of N * b, and how much of a larger
+batch's gain comes from synchronizing gradients less often.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import Any
 from scalebench.analysis.identity import (
     BARE_BASELINE_COLUMNS,
     DEVICES_OR_BATCH_COLUMNS,
-    OPTIMIZER_COLUMNS,
     TRAINED_COLUMNS,
+    Key,
     column_key,
+    global_batch_key,
 )
 from scalebench.analysis.scaling_curves import Curve, estimate_of
 from scalebench.analysis.time_to_target import TrainingOutcome
@@ -23,34 +24,33 @@ from scalebench.core.stats.estimate_arithmetic import combine, estimate_around, 
 from scalebench.core.stats.estimates import Estimate, divide_estimates
 
 RATE = "throughput_samples_per_s"
-Key = tuple[Any, ...]
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class DevicesOrBatch:
-    """N devices of b samples and one device of N * b: the same samples and as many updates an epoch. `many` and `one`
-    are rows; `own`: one device of the same strategy, else of its bare baseline.
+    """N devices of b samples (`many_devices`) and one device of N * b (`one_device`): the same samples and as many steps in
+    an epoch. With `same_strategy` the one device runs the strategy itself, else its bare baseline.
 
-    `throughput`: that of N devices over that of one. `trainings`: what came of both over their seeds, None where they
-    had no target, or different ones. `sooner`: seconds to it of one device over those of N devices, None unless every
-    seed of both got there. Limits are 95 %.
+    `throughput` is that of N devices over that of one. `trainings` are both over their seeds, None if they had no target,
+    or different ones. `time_ratio` is the one device's seconds to the target over those of N devices, None unless every
+    seed of both reached it. Limits are 95 %.
     """
 
-    many: Row
-    one: Row
-    own: bool
+    many_devices: Row
+    one_device: Row
+    same_strategy: bool
     throughput: Estimate
     trainings: tuple[TrainingOutcome, TrainingOutcome] | None
-    sooner: Estimate | None
+    time_ratio: Estimate | None
 
 
 @dataclass(frozen=True)
 class BatchGain:
-    """From one batch of a device to the next larger one, on as many devices; seconds of an epoch.
+    """One batch of a device and the next larger one, on as many devices; seconds of an epoch.
 
-    `predicted`: exposed sync of an update times the updates of an epoch, before minus after; None without probes.
-    `measured`: the epoch before minus after. Above 0: the larger batch is faster.
+    `predicted` is the exposed sync of a step times the steps of an epoch, before minus after; None without probes.
+    `measured` is the time of the epoch before minus after. Above 0: the larger batch is faster.
     """
 
     before: Row
@@ -60,70 +60,72 @@ class BatchGain:
 
     @property
     def share(self) -> float | None:
-        """Of what was gained, that which fewer exchanges explain; None where nothing was."""
+        """The share of the gain that less frequent synchronization explains; None if there is no gain."""
         if self.predicted is None or self.measured is None or not is_above_zero(self.measured):
             return None
         return self.predicted.value / self.measured.value
 
 
-def compare_devices_with_batch(curves: Iterable[Curve], outcomes: Iterable[TrainingOutcome] = ()) -> list[DevicesOrBatch]:
-    """Of curves over devices, in their order, and of the trainings of the same runs.
+def compare_devices_with_batch(
+    curves: Iterable[Curve], outcomes: Iterable[TrainingOutcome] = ()
+) -> list[DevicesOrBatch]:
+    """Compare N devices with one device at the same global batch, on scaling curves and the trainings of the same runs.
 
-    In weak scaling only: in strong scaling every speedup is such a comparison. Of several seeds throughput is that of
-    the first, time to the target that of all.
+    In weak scaling only: in strong scaling every speedup is such a comparison. Throughput is that of the first of several
+    seeds, the time to the target that of all.
     """
-    rows: list[tuple[Curve, Row]] = [(one, row) for one in curves for row in one.rows if row["scaling"] != "strong"]
-    name_of = {row["run_id"]: row["strategy"] for _, row in rows}
-    own: dict[Key, Row] = {}
-    bare: dict[Key, Row] = {}
+    rows = [(curve, row) for curve in curves for row in curve.rows if row["scaling"] != "strong"]
+    strategy_of = {row["run_id"]: row["strategy"] for _, row in rows}
+    self_rows: dict[Key, Row] = {}
+    bare_rows: dict[Key, Row] = {}
+    several: dict[Key, tuple[Curve, Row]] = {}
     for curve, row in rows:
+        work = global_batch_key(row, curve.group)
         if row["gpus"] == 1:
-            own.setdefault((_work(curve, row), column_key(row, DEVICES_OR_BATCH_COLUMNS)), row)
-            bare.setdefault((_work(curve, row), row["strategy"], column_key(row, BARE_BASELINE_COLUMNS)), row)
-    firsts: dict[Key, tuple[Curve, Row]] = {}
-    for curve, row in rows:
-        if row["gpus"] > 1:
-            firsts.setdefault((_work(curve, row), column_key(row, TRAINED_COLUMNS), row["gpus"]), (curve, row))
-    found, trained = [], {str(one.first["training_id"]): one for one in outcomes}
-    for curve, row in firsts.values():
-        work = _work(curve, row)
-        mine = own.get((work, column_key(row, DEVICES_OR_BATCH_COLUMNS)))
-        plain = bare.get((work, name_of.get(row["baseline_bare_id"]), column_key(row, BARE_BASELINE_COLUMNS)))
-        found += [] if mine is None else [_compare_pair(row, mine, True, trained)]
-        found += [] if plain is None or plain is mine else [_compare_pair(row, plain, False, trained)]
-    return found
+            self_rows.setdefault((work, column_key(row, DEVICES_OR_BATCH_COLUMNS)), row)
+            bare_rows.setdefault((work, row["strategy"], column_key(row, BARE_BASELINE_COLUMNS)), row)
+        else:
+            several.setdefault((work, column_key(row, TRAINED_COLUMNS), row["gpus"]), (curve, row))
+    comparisons, trained = [], {str(outcome.first_run["training_id"]): outcome for outcome in outcomes}
+    for curve, row in several.values():
+        work, bare_strategy = global_batch_key(row, curve.group), strategy_of.get(row["baseline_bare_id"])
+        same = self_rows.get((work, column_key(row, DEVICES_OR_BATCH_COLUMNS)))
+        bare = bare_rows.get((work, bare_strategy, column_key(row, BARE_BASELINE_COLUMNS)))
+        comparisons += [] if same is None else [_compare_pair(row, same, True, trained)]
+        comparisons += [] if bare is None or bare is same else [_compare_pair(row, bare, False, trained)]
+    return comparisons
+
+
+def _compare_pair(
+    many: Row, single: Row, same_strategy: bool, trained: Mapping[str, TrainingOutcome]
+) -> DevicesOrBatch:
+    rate, single_rate = (estimate_of(row, RATE, "throughput") for row in (many, single))
+    limits = None if rate is None or single_rate is None else divide_estimates(rate, single_rate)
+    throughput = estimate_around(many[RATE] / single[RATE], limits)
+    left, right = (trained.get(str(row.get("training_id"))) for row in (many, single))
+    if left is None or right is None or left.target is None or left.target != right.target:
+        return DevicesOrBatch(many, single, same_strategy, throughput, None, None)
+    return DevicesOrBatch(many, single, same_strategy, throughput, (left, right), _time_ratio(left, right))
+
+
+def _time_ratio(many: TrainingOutcome, single: TrainingOutcome) -> Estimate | None:
+    if any(outcome.reached < outcome.seeds for outcome in (many, single)):
+        return None
+    (many_s, many_limits), (single_s, single_limits) = (
+        outcome.figures["time_to_target_s"] for outcome in (many, single)
+    )
+    if not (many_s and single_s):
+        return None  # the first step, whose seconds do not count, was enough
+    has_limits = many_limits is not None and single_limits is not None
+    return estimate_around(single_s / many_s, divide_estimates(single_limits, many_limits) if has_limits else None)  # type: ignore[arg-type]
 
 
 def list_batch_gains(curve: Curve) -> Iterator[BatchGain]:
-    """Of a curve over batches; none on one device, which exchanges nothing."""
+    """Yield the gains along a curve over batches; none on one device, which synchronizes nothing."""
     for before, after in itertools.pairwise(curve.rows):
         if before["gpus"] > 1:
-            yield BatchGain(before, after, _difference(_sync_s_per_epoch(before), _sync_s_per_epoch(after)), _difference(_epoch_s(before), _epoch_s(after)))
-
-
-def _work(curve: Curve, row: Row) -> Key:
-    """What both do: the samples of an update of all devices among it."""
-    shared = (text for name, text in curve.group.items() if name != "batch")
-    return (*shared, row["global_batch"], row.get("learning_rate"), *(row.get(name) for name in OPTIMIZER_COLUMNS))
-
-
-def _compare_pair(many: Row, one: Row, own: bool, trained: Mapping[str, TrainingOutcome]) -> DevicesOrBatch:
-    mine, base = (estimate_of(row, RATE, "throughput") for row in (many, one))
-    limits = None if mine is None or base is None else divide_estimates(mine, base)
-    throughput = estimate_around(many[RATE] / one[RATE], limits)
-    left, right = (trained.get(str(row.get("training_id"))) for row in (many, one))
-    if left is None or right is None or left.target is None or left.target != right.target:
-        return DevicesOrBatch(many, one, own, throughput, None, None)
-    return DevicesOrBatch(many, one, own, throughput, (left, right), _time_ratio(left, right))
-
-
-def _time_ratio(many: TrainingOutcome, one: TrainingOutcome) -> Estimate | None:
-    if any(part.reached < part.seeds for part in (many, one)):
-        return None
-    (mine, own), (base, theirs) = (part.figures["time_to_target_s"] for part in (many, one))
-    if not (mine and base):
-        return None  # the first update, whose seconds do not count, was enough
-    return estimate_around(base / mine, None if own is None or theirs is None else divide_estimates(theirs, own))
+            predicted = _difference(_sync_s_per_epoch(before), _sync_s_per_epoch(after))
+            yield BatchGain(before, after, predicted, _difference(_epoch_s(before), _epoch_s(after)))
 
 
 def _difference(before: Estimate | None, after: Estimate | None) -> Estimate | None:
@@ -133,13 +135,12 @@ def _difference(before: Estimate | None, after: Estimate | None) -> Estimate | N
 
 
 def _sync_s_per_epoch(row: Row) -> Estimate | None:
-    """Seconds of an epoch."""
-    step_s, updates = row["sync_exposed_s"], row["steps_per_epoch"]
-    if step_s is None or not updates:
+    sync_s, steps = row["sync_exposed_s"], row["steps_per_epoch"]
+    if sync_s is None or not steps:
         return None
-    limits = estimate_of(row, "sync_exposed_s")
-    scaled = None if limits is None else Estimate(*(updates * one for one in (limits.value, limits.low, limits.high)))
-    return estimate_around(updates * step_s, scaled)
+    per_step = estimate_of(row, "sync_exposed_s")
+    limits = None if per_step is None else Estimate(*(steps * s for s in (per_step.value, per_step.low, per_step.high)))
+    return estimate_around(steps * sync_s, limits)
 
 
 def _epoch_s(row: Row) -> Estimate | None:

@@ -109,7 +109,7 @@ def pool_runs(compared: ComparedRuns) -> pd.DataFrame:
     return make_frame(rows, [*FRAME_COLUMNS, "repeats"])
 
 
-def mean_over_repeats(values: Sequence[float]) -> tuple[float, Estimate | None]:
+def geometric_mean_over_repeats(values: Sequence[float]) -> tuple[float, Estimate | None]:
     """Return (geometric mean, its 95 % interval) of positive figures, one a repeat; no interval of fewer than three.
 
     Student's t on the logarithms: repeats differ by factors, no limit becomes negative, seconds and samples/s give the
@@ -150,9 +150,9 @@ def pooled_speedup(configuration: Configuration, base: Configuration) -> tuple[f
         return None, None
     pairs = pair_interleaved(configuration.repeats, base.repeats)
     if len(pairs) >= MIN_REPEATS:
-        return mean_over_repeats([configuration.rates[a.run_id] / base.rates[b.run_id] for a, b in pairs])
-    value, interval = mean_over_repeats([*configuration.rates.values()])
-    base_value, base_interval = mean_over_repeats([*base.rates.values()])
+        return geometric_mean_over_repeats([configuration.rates[a.run_id] / base.rates[b.run_id] for a, b in pairs])
+    value, interval = geometric_mean_over_repeats([*configuration.rates.values()])
+    base_value, base_interval = geometric_mean_over_repeats([*base.rates.values()])
     has_interval = interval is not None and base_interval is not None
     return value / base_value, divide_estimates(interval, base_interval) if has_interval else None  # type: ignore[arg-type]
 
@@ -204,12 +204,12 @@ def _make_row(configuration: Configuration, against: dict[str, Configuration | N
 
 def _headline_cells(configuration: Configuration) -> Cells:
     """Return throughput and the times that follow from it, as geometric means over repeats."""
-    value, interval = mean_over_repeats([*configuration.rates.values()])
+    value, interval = geometric_mean_over_repeats([*configuration.rates.values()])
     cells: Cells = interval_cells("throughput_samples_per_s", "throughput", value, interval)
     cells["interval_over"] = None if interval is None else "repeats"
     for name in ("step_s", "epoch_s", "device_hours_per_epoch"):
         values = _present_values(configuration.rows, name)
-        cells[name] = mean_over_repeats(values)[0] if values else None
+        cells[name] = geometric_mean_over_repeats(values)[0] if values else None
     return cells
 
 

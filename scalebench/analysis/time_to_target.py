@@ -1,12 +1,12 @@
-"""Trainings over their seeds: whether and when they got to the target, how good they became, and how many times sooner
-that was than on one device. Layer 1.
+"""Trainings over their seeds: whether and when they reached the target, how good they became, and their speedup to the
+target.
 
-A seed is one observation, however often it was launched: launches of a seed follow the same course, and differ in
-their seconds alone. Seconds, epochs and speedups differ by factors, so their means are geometric and their intervals
-Student's t on logarithms (pooling.over_launches); metrics and gaps have the arithmetic mean and Student's t.
+A seed is one observation, however many runs it has: runs of a seed follow the same course, and differ in their seconds
+alone. Seconds, epochs and speedups differ by factors, so their means are geometric and their intervals Student's t on
+logarithms (repeats.geometric_mean_over_repeats); metrics and gaps have the arithmetic mean and Student's t.
 
-An interval stands only where at least three seeds have the figure and none lacks it: seconds to a target that some
-seeds never reached are those of the lucky ones.
+There is an interval only if at least three seeds have the figure and none lacks it: seconds to a target that some seeds
+never reached are those of the lucky ones.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from scalebench.analysis.repeats import MIN_REPEATS, mean_over_repeats
+from scalebench.analysis.repeats import MIN_REPEATS, geometric_mean_over_repeats
 from scalebench.analysis.rows import interval_cells
 from scalebench.analysis.scaling_curves import plain_row
 from scalebench.core.stats.estimates import CONFIDENCE, Estimate, student_t
@@ -29,12 +29,12 @@ Row = dict[str, Any]  # cells of the frame, None for null
 FACTOR_COLUMNS = ("time_to_target_s", "epochs_to_target", "trained_s", "trained_epochs")
 LEVEL_COLUMNS = ("metric", "best_metric", "train_metric", "generalisation_gap")
 SPEEDUP_COLUMNS = ("speedup_target_bare", "speedup_bare", "speedup_target_self", "speedup_self")
-SETTING_COLUMNS = (
+TRAINING_COLUMNS = (
     "training_id model dataset hardware machine scaling strategy gpus batch_per_device global_batch optimizer "
     "learning_rate learning_rate_rule base_batch weight_decay accumulate train_options options precision metric_name target"
 ).split()
 TRAINING_TABLE_COLUMNS = [
-    *SETTING_COLUMNS,
+    *TRAINING_COLUMNS,
     *("seeds", "launches", "reached", "failed", "stopped_by"),
     *(f"{name}{end}" for name in (*FACTOR_COLUMNS, *LEVEL_COLUMNS, *SPEEDUP_COLUMNS) for end in ("", "_low", "_high")),
 ]
@@ -42,37 +42,40 @@ TRAINING_TABLE_COLUMNS = [
 
 @dataclass(frozen=True)
 class TrainingOutcome:
-    """What came of one training. `figures` are means over its seeds with their 95 % intervals, by column."""
+    """One training over its seeds. `figures` are means over the seeds with their 95 % intervals, by column."""
 
-    first: Row  # of the frame: the first launch that ended well, else the first
-    launches: list[Row]  # that ended well, in the frame's order
+    first_run: Row  # the first row that is ok, else the first
+    runs: list[Row]  # that are ok, in the order of the frame
     seeds: int  # that were tried
-    reached: int  # seeds of which every launch got to the target
-    failed: int  # seeds without a launch that ended well
+    reached: int  # seeds of which every run reached the target
+    failed: int  # seeds without a run that is ok
     figures: dict[str, Figure]
 
     @property
     def target(self) -> float | None:
-        target: float | None = self.first["target"]
+        target: float | None = self.first_run["target"]
         return target
 
     @property
     def stopped_by(self) -> list[str]:
-        """What ended it, of several launches each reason once."""
-        return list(dict.fromkeys(row["stopped_by"] for row in self.launches if row["stopped_by"] is not None))
+        """The reasons why its runs ended, each once."""
+        return list(dict.fromkeys(row["stopped_by"] for row in self.runs if row["stopped_by"] is not None))
 
     @property
     def by_seed(self) -> list[Row]:
-        """The first launch of each seed."""
-        firsts: dict[Any, Row] = {}
-        for row in self.launches:
-            firsts.setdefault(row["seed"], row)
-        return list(firsts.values())
+        """The first run of each seed."""
+        first_runs: dict[Any, Row] = {}
+        for row in self.runs:
+            first_runs.setdefault(row["seed"], row)
+        return list(first_runs.values())
 
 
 def summarize_trainings(frame: pd.DataFrame) -> list[TrainingOutcome]:
-    """Of the trainings to a stop in a frame of single runs (scalebench.load), in its order. Runs that were not tried
-    (unsupported, cancelled), that ended for want of memory or that were ended from outside, tell nothing of it."""
+    """Return the outcome of each training to a stop in a frame of single runs (scalebench.load), in its order.
+
+    Runs that were not tried (unsupported, cancelled), that ran out of memory or that were ended from outside do not count:
+    they say nothing about the training.
+    """
     tried = frame[frame["training_id"].notna() & frame["status"].isin(["ok", "failed"])]
     rows: dict[str, list[Row]] = {}
     for row in tried.drop_duplicates("run_id").to_dict("records"):  # resume=true makes copies
@@ -81,55 +84,55 @@ def summarize_trainings(frame: pd.DataFrame) -> list[TrainingOutcome]:
 
 
 def make_training_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """COLUMNS, a row for each training; empty where no run trained to a stop."""
+    """Return TRAINING_TABLE_COLUMNS with a row for each training; empty if no run trained to a stop."""
     import pandas as pd
 
     rows = []
-    for one in summarize_trainings(frame):
-        row = {name: one.first.get(name) for name in SETTING_COLUMNS}
-        row |= {"seeds": one.seeds, "launches": len(one.launches), "reached": one.reached, "failed": one.failed}
-        row["stopped_by"] = " ".join(one.stopped_by) or None
-        for name, figure in one.figures.items():
+    for outcome in summarize_trainings(frame):
+        row = {name: outcome.first_run.get(name) for name in TRAINING_COLUMNS}
+        counts = (outcome.seeds, len(outcome.runs), outcome.reached, outcome.failed)
+        row |= dict(zip(("seeds", "launches", "reached", "failed"), counts, strict=True))
+        row["stopped_by"] = " ".join(outcome.stopped_by) or None
+        for name, figure in outcome.figures.items():
             row |= interval_cells(name, name, *figure)
         rows.append(row)
     return pd.DataFrame(rows, columns=TRAINING_TABLE_COLUMNS)
 
 
 def _summarize_training(rows: list[Row]) -> TrainingOutcome:
-    good = [row for row in rows if row["status"] == "ok"]
+    ended = [row for row in rows if row["status"] == "ok"]
     by_seed: dict[Any, list[Row]] = {}
-    for row in good:
+    for row in ended:
         by_seed.setdefault(row["seed"], []).append({**row, "epochs_to_target": _epochs_to_target(row)})
-    of_seeds, tried = list(by_seed.values()), len({row["seed"] for row in rows})
-    figures = {name: _over_seeds(name, of_seeds, tried, mean_of_factors) for name in FACTOR_COLUMNS}
-    figures |= {name: _over_seeds(name, of_seeds, tried, mean_of_levels) for name in LEVEL_COLUMNS}
+    seeds, tried = list(by_seed.values()), len({row["seed"] for row in rows})
+    figures = {name: _over_seeds(name, seeds, tried, mean_of_factors) for name in FACTOR_COLUMNS}
+    figures |= {name: _over_seeds(name, seeds, tried, mean_of_levels) for name in LEVEL_COLUMNS}
     for name in SPEEDUP_COLUMNS:
-        own = good and all(row[f"baseline_{name.rpartition('_')[2]}_id"] == row["run_id"] for row in good)
-        value, interval = _over_seeds(name, of_seeds, tried, mean_of_factors)
-        figures[name] = (value, None if own else interval)  # against itself it is 1, of which there is no interval
-    reached = sum(all(row["time_to_target_s"] is not None for row in launches) for launches in of_seeds)
-    return TrainingOutcome((good or rows)[0], good, tried, reached, tried - len(of_seeds), figures)
+        is_own = ended and all(row[f"baseline_{name.rpartition('_')[2]}_id"] == row["run_id"] for row in ended)
+        value, interval = _over_seeds(name, seeds, tried, mean_of_factors)
+        figures[name] = (value, None if is_own else interval)  # against itself it is 1, which has no interval
+    reached = sum(all(row["time_to_target_s"] is not None for row in runs) for runs in seeds)
+    return TrainingOutcome((ended or rows)[0], ended, tried, reached, tried - len(seeds), figures)
 
 
-def _over_seeds(name: str, of_seeds: list[list[Row]], tried: int, over: Callable[[Sequence[float]], Figure]) -> Figure:
-    """Over the seeds that have it, each of them with the mean of its launches."""
-    known = [[row[name] for row in launches if row[name] is not None] for launches in of_seeds]
-    means = [over(values)[0] for values in known if values]
-    levels = [value for value in means if value is not None]
-    if not levels:
+def _over_seeds(name: str, seeds: list[list[Row]], tried: int, mean: Callable[[Sequence[float]], Figure]) -> Figure:
+    """Return the mean over the seeds that have this figure, each with the mean of its runs."""
+    values_of_seeds = [[row[name] for row in runs if row[name] is not None] for runs in seeds]
+    means = [seed_mean for values in values_of_seeds if values and (seed_mean := mean(values)[0]) is not None]
+    if not means:
         return None, None
-    value, interval = over(levels)
-    return value, interval if len(levels) == tried else None
+    value, interval = mean(means)
+    return value, interval if len(means) == tried else None
 
 
 def mean_of_factors(values: Sequence[float]) -> Figure:
-    """pooling.over_launches; of a training that reached its target with its first update, whose seconds are not
-    counted, as over_levels."""
-    return mean_over_repeats(values) if min(values) > 0 else mean_of_levels(values)
+    """Return the geometric mean and interval of repeats.geometric_mean_over_repeats; with a zero (a training that reached its target
+    with its first step, whose seconds are not counted) those of mean_of_levels."""
+    return geometric_mean_over_repeats(values) if min(values) > 0 else mean_of_levels(values)
 
 
 def mean_of_levels(values: Sequence[float]) -> Figure:
-    """(mean, its 95 % interval by Student's t) of figures that may be negative; no interval of fewer than three."""
+    """Return (mean, its 95 % interval by Student's t) of figures that may be negative; no interval of fewer than three."""
     count, mean = len(values), math.fsum(values) / len(values)
     if count < MIN_REPEATS:
         return mean, None
@@ -139,6 +142,6 @@ def mean_of_levels(values: Sequence[float]) -> Figure:
 
 
 def _epochs_to_target(row: Row) -> float | None:
-    """A training ends where it has reached its target."""
+    """Return the epochs of a training that reached its target, where it ended."""
     epochs: float | None = row["trained_epochs"] if row["time_to_target_s"] is not None else None
     return epochs

@@ -1,1 +1,1 @@
-"""What parent, worker and reports share: spec, result, run folder, errors, plugins, units, machine facts, statistics."""
+"""What parent, worker and reports share: spec, result, files of a run, errors, plugins, units, machine, statistics."""

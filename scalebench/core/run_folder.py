@@ -1,4 +1,4 @@
-"""The names of all files that a run keeps in its folder, and which of them do not outlive it. Layer 0."""
+"""The names of all files in the folder of a run, and which of them are removed when it ends."""
 
 from __future__ import annotations
 
@@ -14,34 +14,51 @@ RESULT_FILE = "result.json"
 UNREADABLE_RESULT_FILE = "result.unreadable.json"  # an incomplete result.json, kept for inspection
 MONITOR_FILE = "monitor.parquet"  # the time series of the first, or only, node
 MERGED_TRACE_FILE = "trace.json.gz"
-TIMELINE_FILE = "timeline.json"  # what Horovod wrote of its exchanges
+TIMELINE_FILE = "timeline.json"  # Horovod's timeline of gradient synchronizations
 PLUGIN_LOG = "plugin.log"  # the traceback of a plugin that failed before there was a process
 MPIRUN_LOG, SRUN_LOG = "mpirun.log", "srun.log"  # what the program that started the ranks printed
-JOB_FILE = "job.json"  # a run that is a job of SLURM: its number
-JOB_LOG = "job.log"  # what the job prints, beside the logs of its ranks
+JOB_FILE = "job.json"  # the job number of a run that is a job of SLURM
+JOB_LOG = "job.log"  # output of the job, besides the logs of its ranks
 JOB_SCRIPT = "job.sh"
 SUBMITIT_FOLDER = "slurm"
-TORCHRUN_FILE = "by_hand.json"  # exists while the launcher `by_hand` waits for the ranks of the folder
-STOP_FILE = "stop.json"  # exists when the ranks under torchrun must end: whether the run went well
-SRUN_HOSTS_FILE = "srun_hosts.txt"  # the node of each rank, where nodes have unequally many
-TRY_SPEC_FILE = "try.json"  # the spec of one try of a batch search: under spec.json it would pass for an unfinished run
+TORCHRUN_FILE = "by_hand.json"  # exists while the launcher `by_hand` waits for the ranks
+STOP_FILE = "stop.json"  # exists when the ranks under torchrun must end; says whether the run succeeded
+SRUN_HOSTS_FILE = "srun_hosts.txt"  # the node of each rank, where nodes have different numbers of ranks
+TRY_SPEC_FILE = "try.json"  # the spec of one try of a batch search: as spec.json it would look like an unfinished run
 
 _RANK_TRACE = re.compile(r"trace(\d+)\.json\.gz")
 _TRY_FOLDER = re.compile(r"try_\d+(_again)?")
-# By these the parent and its ranks communicate; nothing of them is kept once result.json is written.
+# By these the parent and its ranks communicate; they are removed once result.json is written.
 TRANSIENT_FILES = ("progress*.json", "pid*.json", "exit*.json", "machine*.json", TORCHRUN_FILE, STOP_FILE)
 OUTPUT_FILES = (
     "rank*.json", "rank*.log", "trace*.json.gz", f"{Path(MONITOR_FILE).stem}*", MPIRUN_LOG, SRUN_LOG, PLUGIN_LOG
 )  # fmt: skip
 
 
+@dataclass
+class RankProcesses:
+    """The host and processes of a rank that mpirun, srun or torchrun started, as pid<k>.json holds them."""
+
+    host: str
+    agent: int  # pid of the process that was started for the rank
+    worker: int  # pid of its child, which trains
+
+
+@dataclass
+class WorkerExit:
+    """How the worker of such a rank ended, as exit<k>.json holds it."""
+
+    code: int  # negative: the signal
+    terminated_by_launcher: bool  # SIGTERM came before its end
+
+
 def rank_record_path(folder: Path, rank: int) -> Path:
-    """Return the path of what a rank measured."""
+    """Return the path of the record of a rank."""
     return folder / f"rank{rank}.json"
 
 
 def rank_log_name(rank: int) -> str:
-    """Return the name of the file with everything that a rank prints."""
+    """Return the name of the file with the output of a rank."""
     return f"rank{rank}.log"
 
 
@@ -57,8 +74,18 @@ def rank_traces(folder: Path) -> dict[int, Path]:
 
 
 def progress_path(folder: Path, rank: int) -> Path:
-    """Return the path of what a rank is doing now."""
+    """Return the path of the progress report of a rank."""
     return folder / f"progress{rank}.json"
+
+
+def rank_processes_path(folder: Path, rank: int) -> Path:
+    """Return the path of the RankProcesses of a rank."""
+    return folder / f"pid{rank}.json"
+
+
+def worker_exit_path(folder: Path, rank: int) -> Path:
+    """Return the path of the WorkerExit of a rank."""
+    return folder / f"exit{rank}.json"
 
 
 def node_report_path(folder: Path, node: int) -> Path:
@@ -93,13 +120,13 @@ def has_rank_files(names: Iterable[str]) -> bool:
 
 
 def remove_transient_files(folder: Path) -> None:
-    """Remove what parent and ranks communicated by, also in the folders of tries."""
-    for where in (folder, *try_folders(folder)):
-        _remove(where, TRANSIENT_FILES)
+    """Remove the files by which parent and ranks communicated, also in the folders of tries."""
+    for path in (folder, *try_folders(folder)):
+        _remove(path, TRANSIENT_FILES)
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what the ranks of a run left whose parent was killed before it wrote result.json."""
+    """Remove the files of ranks whose parent was killed before it wrote result.json."""
     _remove(folder, (*OUTPUT_FILES, *TRANSIENT_FILES))
     for path in try_folders(folder):
         with contextlib.suppress(OSError):
@@ -110,30 +137,3 @@ def _remove(folder: Path, patterns: Iterable[str]) -> None:
     for pattern in patterns:
         for path in folder.glob(pattern):
             path.unlink(missing_ok=True)
-
-
-@dataclass
-class RankProcesses:
-    """pid<k>.json: where a rank runs that mpirun, srun or torchrun started."""
-
-    host: str
-    agent: int  # the process that was started for the rank
-    worker: int  # its child, which trains
-
-
-@dataclass
-class WorkerExit:
-    """exit<k>.json: how the worker of such a rank ended."""
-
-    code: int  # negative: the signal
-    terminated_by_launcher: bool  # SIGTERM came before its end
-
-
-def rank_processes_path(folder: Path, rank: int) -> Path:
-    """Return the path of the process ids of a rank; see RankProcesses."""
-    return folder / f"pid{rank}.json"
-
-
-def worker_exit_path(folder: Path, rank: int) -> Path:
-    """Return the path of how the worker of a rank ended; see WorkerExit."""
-    return folder / f"exit{rank}.json"

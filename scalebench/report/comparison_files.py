@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from scalebench.analysis.comparison import NOT_COMPARABLE, Comparison, Contrast, Pair
-from scalebench.analysis.comparison.pairing import Row
-from scalebench.analysis.comparison.unmatched import Unpaired
+from scalebench.analysis.comparison.pairing import ComparisonRow
+from scalebench.analysis.comparison.unmatched import UnmatchedRow
 from scalebench.core.stats.estimates import Estimate
 from scalebench.report.comparison_text import cells, columns, label, printable, ratio, sentences, title, verdict
 
@@ -39,7 +39,7 @@ def as_json(found: Comparison, exit_code: int) -> str:
     return json.dumps(tree, indent=1, allow_nan=False) + "\n"
 
 
-def _unpaired(one: Unpaired) -> dict[str, Any]:
+def _unpaired(one: UnmatchedRow) -> dict[str, Any]:
     return {
         "side": one.side,
         "row": one.label,
@@ -79,7 +79,7 @@ def _pair(pair: Pair) -> dict[str, Any]:
     }
 
 
-def _row(row: Row) -> dict[str, Any]:
+def _row(row: ComparisonRow) -> dict[str, Any]:
     return {"run_ids": [launch.run_id for launch in row.measured], "throughput_samples_per_s": row.rate}
 
 

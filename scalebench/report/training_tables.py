@@ -48,12 +48,12 @@ CAPTION = (
 
 def names(found: Sequence[TrainingOutcome]) -> dict[str, str]:
     """training_id -> `ddp_gloo on 2 devices, batch per device 75`: what tells it from the others here."""
-    told = report_data.names(report_data.plain([one.first for one in found]))
-    return {one.first["training_id"]: told[one.first["run_id"]] for one in found}
+    told = report_data.names(report_data.plain([one.first_run for one in found]))
+    return {one.first_run["training_id"]: told[one.first_run["run_id"]] for one in found}
 
 
 def table(id: str, title: str, found: Sequence[TrainingOutcome], named: Mapping[str, str]) -> Table:
-    metric = text(found[0].first["metric_name"]) or "metric"
+    metric = text(found[0].first_run["metric_name"]) or "metric"
     kinds = [kind for kind in COMPARED if any(one.figures[f"speedup_{kind}"][0] is not None for one in found)]
     targets = any(one.target is not None for one in found)
     aimed = ["target", "reached", "epochs to target", "time to target (95 %)"] if targets else []
@@ -63,7 +63,7 @@ def table(id: str, title: str, found: Sequence[TrainingOutcome], named: Mapping[
     for one in found:
         cells = [*_setting(one, named), *_ends(one), *(_aimed(one) if targets else [])]
         cells += [_ratio(one.figures[name]) for kind in kinds for name in _ratio_columns(kind, targets)]
-        rows.append(Row([*cells, _cell(", ".join(one.stopped_by))], tags(one.first)))
+        rows.append(Row([*cells, _cell(", ".join(one.stopped_by))], tags(one.first_run)))
     return Table(id, title, heads, rows, frozenset(heads[1:-1]) - {"rule", "reached"}, CAPTION)
 
 
@@ -72,14 +72,14 @@ def sentences(frame: pd.DataFrame) -> list[str]:
     first; those that never did last."""
     found = [one for one in summarize_trainings(frame) if one.target is not None and one.seeds > 1]
     named = names(found)
-    made = [sentence(one, named[one.first["training_id"]]) for one in sorted(found, key=_soonest)]
+    made = [sentence(one, named[one.first_run["training_id"]]) for one in sorted(found, key=_soonest)]
     more = [f"{len(made) - MOST_SENTENCES} more trainings: see the report"] if len(made) > MOST_SENTENCES else []
     return made[:MOST_SENTENCES] + more
 
 
 def sentence(one: TrainingOutcome, name: str) -> str:
     """`ddp_gloo on 2 devices: mse 0.0005 after 12.3 s of training [11.9, 12.7], 4.2 epochs; 3 of 5 seeds reached it`"""
-    metric = f"{text(one.first['metric_name']) or 'metric'} {one.target:g}"
+    metric = f"{text(one.first_run['metric_name']) or 'metric'} {one.target:g}"
     if not one.reached:
         seeds = f" with any of {one.seeds} seeds" if one.seeds > 1 else ""
         return f"{name}: {metric} was not reached{seeds}{_failed(one)}"
@@ -115,7 +115,7 @@ def _reached(one: TrainingOutcome) -> str:
 
 
 def _setting(one: TrainingOutcome, named: Mapping[str, str]) -> list[Cell]:
-    row = one.first
+    row = one.first_run
     rule = text(row["learning_rate_rule"])
     base = f" from {row['base_batch']:,}" if row["base_batch"] is not None and rule != "none" else ""
     rate = row["learning_rate"]

@@ -1,4 +1,4 @@
-"""What a way of training has to do (Strategy), and what it may also let itself be asked about its steps (Probes)."""
+"""The contract of a strategy: how it trains (Strategy), and the optional measurements of its steps (Probes)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ GroupSum = Callable[[list[float]], list[float]]  # sums of the values over all r
 
 
 class Unsupported(Exception):
-    """The run is well-formed and impossible here; the message is the reason, in one sentence."""
+    """The run is valid but impossible on this machine; the message is the reason, in one sentence."""
 
 
 class NotMeasured(Exception):
-    """A probe is not possible with this strategy or on this machine; the message is the reason, in one sentence."""
+    """A probe is impossible with this strategy or on this machine; the message is the reason, in one sentence."""
 
 
 class LossPart(NamedTuple):
@@ -37,7 +37,7 @@ class LossPart(NamedTuple):
 
 
 class Loop(Protocol):
-    """Hands out batches and counts the finished steps; it times blocks of steps."""
+    """An iterable of batches that counts the finished steps and times blocks of them."""
 
     def __iter__(self) -> Iterator[Any]: ...
 
@@ -47,7 +47,7 @@ class Loop(Protocol):
 
 @dataclass
 class NoOptions:
-    """The options of a strategy that has none."""
+    """The options of a strategy without options."""
 
 
 class Strategy(ABC):
@@ -120,17 +120,17 @@ class Strategy(ABC):
 
 
 class Probes:
-    """What the measurements after the headline figures ask of a strategy, which inherits this class beside Strategy.
+    """The measurements after the headline figures, for a strategy that inherits this class beside Strategy.
 
-    Every method is optional: where one is missing or raises NotMeasured, the row has null and the reason. Each is
-    called on all ranks alike.
+    Every method is optional: if one is missing or raises NotMeasured, the result has null and the reason. Each is
+    called on all ranks.
     """
 
-    spec: RunSpec  # of the Strategy
-    reads_in_step: ClassVar[bool] = False  # samples are read within `step`, so that a batch used again is read again
+    spec: RunSpec  # set by Strategy
+    reads_in_step: ClassVar[bool] = False  # samples are read within `step`, also for a batch that is used again
 
     def not_measured(self, reason: str) -> NotMeasured:
-        """The reason, with the strategy's name before it, as an exception to raise."""
+        """Return an exception whose message is the strategy's name and the reason."""
         return NotMeasured(f"{self.spec.config.strategy.name} {reason}")
 
     def set_gradient_sync(self, on: bool) -> None:
@@ -138,7 +138,7 @@ class Probes:
         raise self.not_measured("cannot train without its exchange")
 
     def message_sizes(self) -> list[int]:
-        """Bytes of each message of one step after fusion; read after warm-up. Empty: not known."""
+        """Return the bytes of each message of one step after fusion; called after warm-up. Empty: unknown."""
         return []
 
     def run_isolated_sync(self, sizes: list[int]) -> None:
@@ -146,38 +146,38 @@ class Probes:
         raise self.not_measured("has no exchange of its own")
 
     def partial_step(self, batch: Any, until: str) -> None:
-        """Train a step up to and with that one of PARTS, without synchronization; it is switched off before, where it
-        can be. Spoils the weights."""
+        """Train a step up to and including one of PARTS, without synchronization, which is switched off before if the
+        strategy can. Spoils the weights."""
         raise self.not_measured("does not take an update apart")
 
     def local_step(self, batch: Any) -> list[float]:
-        """Seconds that each device of this process works on its part of one step, up to where they would synchronize.
+        """Return the seconds that each device of this process works on its part of one step, up to synchronization.
         With one device per process, a step with synchronization switched off measures the same."""
         raise self.not_measured("does not tell its devices apart")
 
     def copy_batch(self, batch: Any) -> None:
-        """Copy as many bytes as `batch` has from host memory to the devices, as `feed` does."""
+        """Copy as many bytes as `batch` has from host memory to the devices, in the way of `feed`."""
         raise NotMeasured("a batch is used where it lies: nothing is copied to a device")
 
-    def profile(self, updates: int, trace: Path | None) -> Profile:
-        """Train that many more steps on the last batch under the framework's profiler. With `trace`, leave a gzipped
-        Chrome trace there, whose `ts` are microseconds since the epoch, or since the baseTimeNanoseconds in it.
+    def profile(self, steps: int, trace: Path | None) -> Profile:
+        """Train that many more steps on the last batch under the framework's profiler. With `trace`, write a gzipped
+        Chrome trace to it, whose `ts` are microseconds since the epoch, or since the baseTimeNanoseconds in it.
         Spoils the weights."""
         raise self.not_measured("has no profiler")
 
     def collective(self, name: str, size_bytes: int) -> Callable[[], None]:
-        """An action that does the collective operation (a name of probe_records.Collective) once on buffers of this
-        size, as the strategy's backend does it; `synchronize` waits for it."""
+        """Return an action that does a collective operation (see core.result) once on buffers of this size, with the
+        strategy's backend; `synchronize` waits for it."""
         raise self.not_measured("has no collective operations of its own")
 
     def transfer(self, kind: str, source: int | None, target: int | None, size_bytes: int) -> Callable[[], None]:
-        """An action that does this rank's part of one transfer (probe_records.Transfer), or nothing where it has none;
-        `synchronize` waits for it. Every rank is called with the same; NotMeasured on all of them or on none."""
+        """Return an action that does this rank's part of one transfer (see core.result), or nothing if it has none;
+        `synchronize` waits for it. Every rank calls this with equal arguments; all or none raise NotMeasured."""
         raise self.not_measured("measures no bandwidth; strategies with PyTorch do")
 
-    def record_timeline(self, path: Path, updates: int) -> dict[str, float]:
-        """Train that many more steps while the framework writes a timeline of its communication, which one rank keeps
-        at `path`. Seconds of each phase of a step, by the fields of results.Timeline. Spoils the weights."""
+    def record_timeline(self, path: Path, steps: int) -> dict[str, float]:
+        """Train that many more steps while the framework writes a timeline of its communication, which one rank stores
+        at `path`. Returns the seconds of each phase of a step by name. Spoils the weights."""
         raise self.not_measured("has no timeline of its own")
 
     def settings_used(self) -> dict[str, str]:
@@ -186,30 +186,30 @@ class Probes:
         return {}
 
     def stages(self) -> list[StageRecord]:
-        """The parts of the model on the devices of this process, where none holds all of it, and how long each works
-        by itself. Read after the training; may train on with its last batch. Spoils the weights."""
+        """Return the stages of the model on the devices of this process, if none holds all of it, and the time of each
+        by itself. Called after the training; may train further steps on its last batch. Spoils the weights."""
         return []
 
     def state_bytes(self) -> list[int | None]:
-        """For each device of this process: weights, gradients and optimizer state kept from step to step; None where
-        that cannot be determined, never 0. Empty: no device has a figure. Read after the training."""
+        """Return for each device of this process the bytes of weights, gradients and optimizer state that are kept from
+        step to step; None if that cannot be determined, never 0. Empty: no device has a figure. Called after training."""
         return []
 
     def num_params(self) -> int | None:
-        """Trainable parameters of all of the model; None when there is no model."""
+        """Return the number of trainable parameters of the full model; None if there is no model."""
         return None
 
     def parameters(self) -> dict[str, Any]:
-        """Weights as numpy arrays under the neutral names of workloads.network."""
+        """Return the weights as numpy arrays under the neutral names of workloads.network."""
         raise self.not_measured("does not show its weights")
 
     def versions(self) -> dict[str, str]:
-        """Versions of the framework and the libraries that this process loaded."""
+        """Return the versions of the framework and the libraries that this process loaded."""
         return {}
 
 
 class NoProbes(Probes):
-    """Stands in for the probes of a strategy that is only a Strategy: each of them gives the same reason."""
+    """The probes of a strategy that does not inherit Probes: all raise NotMeasured with the same reason."""
 
     def __init__(self, spec: RunSpec) -> None:
         self.spec = spec
@@ -222,7 +222,7 @@ class NoProbes(Probes):
 
 
 def probes_of(strategy: Strategy) -> Probes:
-    """The probes of a strategy, which are the strategy itself where it has any."""
+    """Return the strategy itself if it has probes, else NoProbes."""
     return strategy if isinstance(strategy, Probes) else NoProbes(strategy.spec)
 
 
@@ -250,15 +250,15 @@ def not_measured_if_unsupported(error: Exception, library: str, operation: str) 
     return NotMeasured(f"{library} has no {operation}: {message}")
 
 
-def parse_options(kind: type[Strategy], stated: StrategySpec) -> Any:
-    """The strategy's Options from plain values; InputError as check_options and check_values."""
-    check_options(stated.name, stated.options, dataclasses.asdict(kind.Options()))
-    check_values(stated)
-    return kind.Options(**stated.options)
+def parse_options(strategy_class: type[Strategy], spec: StrategySpec) -> Any:
+    """Return the strategy's Options from plain values; raise InputError like check_options and check_values."""
+    check_options(spec.name, spec.options, dataclasses.asdict(strategy_class.Options()))
+    check_values(spec)
+    return strategy_class.Options(**spec.options)
 
 
 def check_options(name: str, options: dict[str, Any], defaults: dict[str, Any]) -> None:
-    """InputError that names an unknown key and its nearest neighbour, or a value of another type than its default."""
+    """Raise InputError for an unknown key, with the nearest one, or for a value of another type than its default."""
     for key, value in options.items():
         if key not in defaults:
             raise InputError(unknown_name_message(f"option of strategy '{name}'", key, defaults))
@@ -269,18 +269,19 @@ def check_options(name: str, options: dict[str, Any], defaults: dict[str, Any]) 
             )
 
 
-def check_values(stated: StrategySpec) -> None:
-    """InputError for a value that is none of its choices, or below the least; None is what a strategy decides."""
-    for key, known in stated.choices.items():
-        value = stated.options.get(key)
-        if value is not None and value not in known:
-            raise InputError(unknown_name_message(f"strategy.options.{key}", str(value), [str(each) for each in known]))
-    for key, least in stated.at_least.items():
-        value = stated.options.get(key)
+def check_values(spec: StrategySpec) -> None:
+    """Raise InputError for a value that is not one of its choices, or below its minimum; the strategy decides for
+    None."""
+    for key, choices in spec.choices.items():
+        value = spec.options.get(key)
+        if value is not None and value not in choices:
+            raise InputError(unknown_name_message(f"strategy.options.{key}", str(value), [str(choice) for choice in choices]))
+    for key, minimum in spec.at_least.items():
+        value = spec.options.get(key)
         if value is None:
             continue
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not value >= least:
-            raise InputError(f"strategy.options.{key}={value} should be at least {least:g}")
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not value >= minimum:
+            raise InputError(f"strategy.options.{key}={value} should be at least {minimum:g}")
 
 
 def _matches_default(value: Any, default: Any) -> bool:

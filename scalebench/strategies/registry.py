@@ -1,6 +1,6 @@
-"""Names -> what stands behind them: the strategies' classes, and which plugin adds what. Layer 1.
+"""The registry of strategies by name, and of the models and datasets that plugins add.
 
-Imports an adapter, or the code of a plugin, only when it is asked for one.
+It imports a strategy's module, or the code of a plugin, only to load it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from scalebench.core.spec import Config, RunSpec
 from scalebench.strategies.base import Strategy
 
 ENTRY_POINT_GROUP = "scalebench.strategies"
-CONFIG_GROUPS = {"strategies": "strategy", "models": "model", "datasets": "dataset"}  # kind of entry point -> config group
+CONFIG_GROUPS = {"strategies": "strategy", "models": "model", "datasets": "dataset"}  # by kind of entry point
 
 BUILT_IN: dict[str, str] = {
     "simulated": "scalebench.strategies.simulated:Simulated",
@@ -68,7 +68,7 @@ BUILT_IN: dict[str, str] = {
     "independent_tensorflow": "scalebench.strategies.tensorflow.bare:IndependentTensorFlow",
 }
 
-# How to get what a strategy's YAML `requires`.
+# How to install the packages that a strategy's YAML `requires`.
 INSTALL_HINTS: dict[str, str] = {
     "torch": "pip install 'scalebench[torch]'",
     "pytorch_lightning": "pip install 'scalebench[torch]'",
@@ -80,18 +80,18 @@ INSTALL_HINTS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class RegistryEntry:
-    """A registered name: what to import, which distribution it comes from, and why it cannot be used."""
+    """A registered name: its import path, its distribution, and the reason why it cannot be used."""
 
     name: str
-    target: str | None  # "module:Class"; None: not registered, and only a YAML names it
+    target: str | None  # "module:Class"; None: only a YAML file names it
     origin: str
-    problem: str | None = None  # of a plugin: runs that need this name fail with it
+    problem: str | None = None  # of a plugin: runs that need this name fail with this message
 
 
 @functools.lru_cache(maxsize=1)
 def strategy_entries() -> dict[str, RegistryEntry]:
-    """All strategies by name: built-ins, entry points `scalebench.strategies` of installed packages, and what only a
-    YAML file of theirs names."""
+    """Return all strategies by name: built-ins, entry points `scalebench.strategies` of installed packages, and names
+    that only a YAML file of such a package contains."""
     entries = {name: RegistryEntry(name, target, BUILT_IN) for name, target in BUILT_IN.items()}
     entries |= plugin_entries("strategies")
     for group, name in config_files.find_config_files().unusable:
@@ -109,7 +109,7 @@ def strategy_entries() -> dict[str, RegistryEntry]:
 
 
 def plugin_entries(kind: str) -> dict[str, RegistryEntry]:
-    """What plugins register under that kind of entry point ("models"), by name; sound or not."""
+    """Return the entries, usable or not, that plugins register under a kind of entry point such as "models"."""
     by_name: dict[str, list[PluginEntry]] = {}
     for point in plugins.plugin_entries(kind):
         by_name.setdefault(point.name, []).append(point)
@@ -138,15 +138,15 @@ def _plugin_entry(kind: str, name: str, of_name: list[PluginEntry]) -> RegistryE
 
 
 def names_without_yaml() -> set[tuple[str, str]]:
-    """(config group, name) of what plugins bring without a file that Hydra could compose."""
-    named = {(group, name) for kind, group in CONFIG_GROUPS.items() for name in plugin_entries(kind)}
+    """Return (config group, name) of the entries of plugins that have no file that Hydra could compose."""
+    registered = {(group, name) for kind, group in CONFIG_GROUPS.items() for name in plugin_entries(kind)}
     return {
-        (group, name) for group, name in named if config_files.file_origin(group, name) is None
+        (group, name) for group, name in registered if config_files.file_origin(group, name) is None
     } | config_files.find_config_files().unusable
 
 
 def find_strategy(name: str) -> RegistryEntry:
-    """The entry of that name; InputError with the nearest name otherwise."""
+    """Return the entry of that name; raise InputError with the nearest name if there is none."""
     entries = strategy_entries()
     if name not in entries:
         raise InputError(unknown_name_message("strategy", name, entries))
@@ -154,13 +154,13 @@ def find_strategy(name: str) -> RegistryEntry:
 
 
 def load_strategy(name: str) -> type[Strategy]:
-    """Import the class behind a name. PluginError when a plugin does not hold what it registered."""
+    """Import the class of a strategy; raise PluginError if a plugin's entry point does not provide one."""
     entry = find_strategy(name)
     if entry.problem is not None:
         raise PluginError(entry.problem)
-    assert entry.target is not None, "what is not registered has a problem"
-    what = f"strategy '{name}' of {entry.origin}"
-    found = plugins.load_object(entry.target, what)
+    assert entry.target is not None, "an entry without a target has a problem"
+    label = f"strategy '{name}' of {entry.origin}"
+    loaded = plugins.load_object(entry.target, what)
     if not (isinstance(found, type) and issubclass(found, Strategy)):
         raise PluginError(f"{what}: {entry.target} is no subclass of scalebench.plugin_api.Strategy")
     if inspect.isabstract(found):
@@ -170,9 +170,10 @@ def load_strategy(name: str) -> type[Strategy]:
 
 
 def create_strategy(spec: RunSpec, rank: int) -> Strategy:
-    """The strategy of one rank of a run. PluginError as load, and where a plugin's class and its YAML differ."""
+    """Create the strategy of one rank of a run; raise PluginError like load_strategy, or if a plugin's class and its
+    YAML have different options."""
     name = spec.config.strategy.name
-    kind = load_strategy(name)
+    strategy_class = load_strategy(name)
     if find_strategy(name).origin != BUILT_IN:
         check_options_agree(name, kind, spec.config.strategy.options)
     return kind(spec, rank)
@@ -193,8 +194,8 @@ def check_options_agree(name: str, kind: type[Strategy], options: dict[str, Any]
 
 
 def refuse_broken_plugins(config: Config) -> None:
-    """PluginError where something that this run chose by name comes from a plugin that cannot go: the same name twice,
-    a later API, no YAML. Imports nothing."""
+    """Raise PluginError if a name that this run chooses comes from an unusable plugin: a name registered twice, a newer
+    API, or no YAML. Imports nothing."""
     names = {
         "strategy": config.strategy.name,
         "model": config.model.name,
@@ -212,30 +213,32 @@ def refuse_broken_plugins(config: Config) -> None:
 
 
 def _refuse_missing_baseline(config: Config) -> None:
-    """One that a plugin names for its strategy, and which is not there, would end the sweep that adds it."""
+    """Raise PluginError if a plugin's strategy names a baseline that does not exist, which would end a sweep that adds
+    the baseline."""
     name, baseline = config.strategy.name, config.strategy.baseline
     entry = strategy_entries().get(name)
     if entry is None or entry.origin == BUILT_IN or baseline is None:
         return
     if baseline not in strategy_entries() or strategy_entries()[baseline].target is None:
-        known = [other.name for other in strategy_entries().values() if other.target is not None]
+        usable = [other.name for other in strategy_entries().values() if other.target is not None]
         raise PluginError(
             f"strategy '{name}' of {entry.origin} names the baseline '{baseline}': "
-            f"{unknown_name_message('strategy', baseline, known)}"
+            f"{unknown_name_message('strategy', baseline, usable)}"
         )
 
 
 def missing_packages(requires: list[str]) -> list[str]:
-    """Those of the import names that are not installed; nothing is imported."""
+    """Return the import names that are not installed, without importing anything."""
     return [name for name in requires if not _is_installed(name)]
 
 
 def _is_installed(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):  # of a part of a package that is not there, or no name at all
+    except (ImportError, ValueError):  # a submodule of a missing package, or an invalid name
         return False
 
 
 def install_hint(package: str) -> str:
+    """Return the command or instruction that installs a package."""
     return INSTALL_HINTS.get(package, f"pip install {package}")

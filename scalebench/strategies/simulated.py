@@ -1,4 +1,5 @@
-"""No framework at all: sleeps as told, fails as told. For tests, and for the harness's own overhead."""
+"""A strategy without a framework, which sleeps and fails as its options say: for tests, and to measure the overhead of
+scalebench itself."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import BACKWARD, FORWARD, OPTIMIZER, LossPart, Probes, Strategy, Unsupported
 from scalebench.workloads.source import Source
 
-JOIN_TIMEOUT_S = 30.0  # ranks that have not met by then never will
+JOIN_TIMEOUT_S = 30.0  # the time that ranks have to connect
 NUMBER = struct.Struct("d")
 
 
@@ -52,10 +53,8 @@ class SimulatedOptions:
 
 
 class Simulated(Strategy, Probes):
-    """Does nothing for a known time. Its ranks meet at the end of each update, as gradients would make them.
-
-    With lockstep=false they are independent replicas, which only meet between stages.
-    """
+    """Sleeps for given times instead of training. Its ranks wait for each other at the end of each step, as they would
+    for gradient synchronization; asynchronous ones only between phases of the run."""
 
     Options = SimulatedOptions
 
@@ -63,7 +62,7 @@ class Simulated(Strategy, Probes):
         super().__init__(spec, rank)
         self._group: list[Connection] = []
         self._steps = 0
-        self.rates: list[float] = []  # as they were set, for tests
+        self.rates: list[float] = []  # in the order in which they were set, for tests
         self._kept = b""
         self._exchanging = spec.config.strategy.lockstep
 
@@ -101,7 +100,7 @@ class Simulated(Strategy, Probes):
         pass
 
     def broadcast(self, value: float) -> float:
-        """Everybody arrives at rank 0, then rank 0 tells everybody: a barrier that carries a number."""
+        """Collect a message of every rank at rank 0, which then sends its value to all: a barrier with a number."""
         if self.place.rank == 0:
             waiting: list[Any] = list(self._group)
             while waiting:
@@ -136,7 +135,7 @@ class Simulated(Strategy, Probes):
         time.sleep(self.options.copy_s)
 
     def _own_s(self) -> float:
-        """Of an update of this rank, but for what it does together with the others."""
+        """Return the seconds of a step of this rank without synchronization."""
         straggles = self.place.rank == self.options.straggler_rank
         return float(self.options.step_s) + (self.options.straggler_s if straggles else 0.0)
 
@@ -173,12 +172,12 @@ class Simulated(Strategy, Probes):
 
 
 def _allocate(size_bytes: int) -> bytes:
-    """So much of it, written to, so that it is there."""
+    """Allocate memory and write to it, so that it is resident."""
     return b"\1" * size_bytes
 
 
 def raise_fault(fault: str) -> None:
-    """Go wrong in the named way."""
+    """Fail in the named way."""
     if fault == "raise":
         raise RuntimeError("told to fail")
     if fault == "unsupported":
@@ -200,21 +199,21 @@ def raise_fault(fault: str) -> None:
 
 
 def connect_ranks(rank: int, processes: int) -> list[Connection]:
-    """Rank 0's connections to the others by rank; for the others the one to rank 0."""
+    """Return rank 0's connections to the others in order of rank, or on other ranks the one to rank 0."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     key = os.environ.get("SCALEBENCH_RUN_ID", "").encode() or None
     if rank == 0:
-        # A host's own name may lead to its loopback on that host, where the others do not get in.
-        own = host if host == "127.0.0.1" else ""
-        with _listen((own, port), processes, key) as listener:
+        # A host may resolve its own name to its loopback address, which other hosts cannot reach.
+        address = host if host == "127.0.0.1" else ""
+        with _listen((address, port), processes, key) as listener:
             listener._listener._socket.settimeout(JOIN_TIMEOUT_S)  # type: ignore[attr-defined]
             peers: dict[int, Connection] = {}
             for _ in range(processes - 1):
                 try:
                     peer = listener.accept()
                 except TimeoutError as error:
-                    found = f"only {len(peers) + 1} of {processes} ranks met within {JOIN_TIMEOUT_S:g} s"
-                    raise TimeoutError(found) from error
+                    message = f"only {len(peers) + 1} of {processes} ranks met within {JOIN_TIMEOUT_S:g} s"
+                    raise TimeoutError(message) from error
                 peers[int(NUMBER.unpack(peer.recv_bytes())[0])] = peer
         return [peers[r] for r in sorted(peers)]
     deadline = time.monotonic() + JOIN_TIMEOUT_S

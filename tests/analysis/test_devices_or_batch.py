@@ -44,7 +44,7 @@ def chosen(*results: Result) -> list[DevicesOrBatch]:
 
 def pairs(found: list[DevicesOrBatch]) -> list[tuple[str, int, int, str, int, int]]:
     told = ("strategy", "gpus", "batch_per_device")
-    return [(*(one.many[name] for name in told), *(one.one[name] for name in told)) for one in found]
+    return [(*(one.many_devices[name] for name in told), *(one.one_device[name] for name in told)) for one in found]
 
 
 def test_as_many_samples_stand_beside_each_other() -> None:
@@ -56,13 +56,13 @@ def test_as_many_samples_stand_beside_each_other() -> None:
         ("ddp_gloo", 2, 20, "ddp_gloo", 1, 40),
         ("ddp_gloo", 2, 20, "bare_torch", 1, 40),
     ]
-    assert [one.own for one in found] == [True, False, True, False]
+    assert [one.same_strategy for one in found] == [True, False, True, False]
     # As many samples in an update, which takes 1 / 0.9 times as long on two devices: fewer devices win.
     for one, expected in zip(found, (0.9, 0.9 * 0.95, 0.9, 0.9 * 0.95), strict=True):
         assert one.throughput.value == pytest.approx(expected, rel=0.01)
         assert one.throughput.low is not None and one.throughput.high is not None
         assert one.throughput.low < one.throughput.value < one.throughput.high < 1
-        assert one.trainings is None and one.sooner is None
+        assert one.trainings is None and one.time_ratio is None
 
 
 def test_what_is_not_the_same_work_does_not() -> None:
@@ -73,7 +73,7 @@ def test_what_is_not_the_same_work_does_not() -> None:
     strong = [sweeps.run("ddp_gloo", gpus, **sweeps.strong(20, gpus)) for gpus in (1, 2)]
     assert chosen(*strong) == []
     bare = [batched("bare_torch", 1, 20), batched("ddp_gloo", 1, 20)]
-    assert [one.own for one in chosen(here, *bare)] == [True]  # no row says which bare baseline is its own
+    assert [one.same_strategy for one in chosen(here, *bare)] == [True]  # no row says which bare baseline is its own
 
 
 def aimed(gpus: int, batch: int, seed: int, seconds: float, reached: bool = True) -> Result:
@@ -87,24 +87,24 @@ def test_times_to_the_target_are_those_of_all_seeds() -> None:
     two = [aimed(2, 10, seed, seconds) for seed, seconds in enumerate((3.0, 3.3, 2.7))]
     (found,) = chosen(*one, *two)  # of three seeds: one pair, and not three
     assert found.trainings is not None and [part.seeds for part in found.trainings] == [3, 3]
-    assert found.sooner is not None and found.sooner.value == pytest.approx(2.0)
+    assert found.time_ratio is not None and found.time_ratio.value == pytest.approx(2.0)
     # The logarithms of either scatter alike, so the limits lie off by the root of 2 of one's reach.
     logs = [math.log(seconds) for seconds in (3.0, 3.3, 2.7)]
     mean = math.fsum(logs) / 3
     reach = 4.302652729749462 * math.sqrt(math.fsum((log - mean) ** 2 for log in logs) / 2 / 3)
-    assert found.sooner.low == pytest.approx(2 * math.exp(-math.sqrt(2) * reach))
-    assert found.sooner.high == pytest.approx(2 * math.exp(math.sqrt(2) * reach))
+    assert found.time_ratio.low == pytest.approx(2 * math.exp(-math.sqrt(2) * reach))
+    assert found.time_ratio.high == pytest.approx(2 * math.exp(math.sqrt(2) * reach))
 
 
 def test_where_one_seed_never_got_there_nobody_is_sooner() -> None:
     one = [aimed(1, 20, seed, 6.0, reached=seed < 2) for seed in range(3)]
     (found,) = chosen(*one, *(aimed(2, 10, seed, 3.0) for seed in range(3)))
-    assert found.sooner is None and found.trainings is not None
+    assert found.time_ratio is None and found.trainings is not None
     assert [part.reached for part in found.trainings] == [3, 2]
     (single,) = chosen(aimed(1, 20, 0, 6.0), aimed(2, 10, 0, 3.0))
-    assert single.sooner is not None and single.sooner.value == pytest.approx(2.0) and single.sooner.low is None
+    assert single.time_ratio is not None and single.time_ratio.value == pytest.approx(2.0) and single.time_ratio.low is None
     (other,) = chosen(batched("ddp_gloo", 1, 20), aimed(2, 10, 0, 3.0))
-    assert other.trainings is None and other.sooner is None
+    assert other.trainings is None and other.time_ratio is None
 
 
 def over(*results: Result) -> list[Curve]:

@@ -19,7 +19,7 @@ import pytest
 import scalebench
 from scalebench.analysis import comparison, load, ranking, scaling_curves, time_to_target
 from scalebench.analysis.comparison import Comparison
-from scalebench.analysis.comparison.pairing import launches
+from scalebench.analysis.comparison.pairing import load_compared_runs
 from scalebench.analysis.scaling_curves import Curve, make_curves, plain_row
 from scalebench.report.comparison_files import as_json
 
@@ -115,7 +115,7 @@ def node_boundary_rows(curve: Curve) -> Iterator[Row]:
 def comparison_tables(folder: Path) -> Tables:
     """`scalebench compare`: the first repeat with the later ones (with all runs, where there is one repeat), and the
     values of each of COMPARED_KEYS."""
-    runs = launches([folder])
+    runs = load_compared_runs([folder])
     first = [run for run in runs if run.record.scale.repeat == 0]
     later = [run for run in runs if run.record.scale.repeat > 0] or runs
     compared = {"repeats": comparison.compare(first, later, threshold=THRESHOLD)}

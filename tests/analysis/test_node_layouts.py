@@ -9,7 +9,7 @@ import rich.console
 
 from scalebench.analysis.baselines import Baselines
 from scalebench.analysis.comparison import compare, compare_by
-from scalebench.analysis.comparison.pairing import launch_of
+from scalebench.analysis.comparison.pairing import make_compared_run
 from scalebench.analysis.repeats import pool_results
 from scalebench.analysis.scaling_curves import make_curves
 from scalebench.core.result import Result
@@ -58,12 +58,12 @@ def test_a_record_from_before_there_were_layouts_is_compared_all_the_same() -> N
 
 
 def test_they_are_compared_only_by_their_layout() -> None:
-    one, other = [[launch_of(placed(layout))] for layout in ("sequence", "spread")]
+    one, other = [[make_compared_run(placed(layout))] for layout in ("sequence", "spread")]
     refused = compare(one, other)
     assert refused.status == "not comparable" and "hardware.layout" in (refused.refusal or "")
     (pair,) = compare_by([*one, *other], "hardware.layout").pairs
     assert pair.ratio == 1.0 and "layout" not in str(pair.label)
-    scaled = [launch_of(placed("sequence", 1)), *other]
+    scaled = [make_compared_run(placed("sequence", 1)), *other]
     assert len(compare_by(scaled, "gpus").pairs) == 1
 
 

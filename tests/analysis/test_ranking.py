@@ -16,7 +16,7 @@ from scipy.stats import t, ttest_ind
 
 from scalebench.analysis.columns import FRAME_COLUMNS, make_frame
 from scalebench.analysis.ranking import Ranking, join_with_and, log_standard_error, rank, rank_rows, throughput_ratio
-from scalebench.analysis.repeats import mean_over_repeats, pool_results
+from scalebench.analysis.repeats import geometric_mean_over_repeats, pool_results
 from tests.builders import sweeps
 
 BASE = {
@@ -36,7 +36,7 @@ def cells(strategy: str, rate: float, width: float | None = 0.01, **changes: Any
 
 def launches(strategy: str, rates: list[float], **changes: Any) -> dict[str, Any]:
     """As `pooled` gives them."""
-    value, interval = mean_over_repeats(rates)
+    value, interval = geometric_mean_over_repeats(rates)
     assert interval is not None
     limits = {"throughput_low": interval.low, "throughput_high": interval.high, "repeats": len(rates)}
     return cells(strategy, value, None, **{"interval_over": "repeats", **limits, **changes})

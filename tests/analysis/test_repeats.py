@@ -17,7 +17,7 @@ import scalebench
 from scalebench.analysis import repeats
 from scalebench.analysis.columns import FRAME_COLUMNS
 from scalebench.analysis.load import frame_of_results
-from scalebench.analysis.repeats import mean_over_repeats, pool_results
+from scalebench.analysis.repeats import geometric_mean_over_repeats, pool_results
 from scalebench.analysis.rows import make_row
 from scalebench.core.result import MonitorRecord, Result, write_result
 from scalebench.core.spec import MeasureSpec
@@ -99,7 +99,7 @@ def test_repeats_that_were_not_interleaved_are_independent() -> None:
     ones = [launch(r, s, minute=r) for r, s in enumerate((0.1, 0.12, 0.11))]
     twos = [launch(r, s, minute=30 + r, gpus=2) for r, s in enumerate((0.1, 0.12, 0.11))]
     _, two = rows_of([*ones, *twos])
-    a, b = (mean_over_repeats([samples / s for s in (0.1, 0.12, 0.11)])[1] for samples in (40, 20))
+    a, b = (geometric_mean_over_repeats([samples / s for s in (0.1, 0.12, 0.11)])[1] for samples in (40, 20))
     assert a is not None and b is not None
     expected = divide_estimates(a, b)
     assert two["speedup_self"] == pytest.approx(2) and two["speedup_self_high"] == pytest.approx(expected.high)
@@ -212,7 +212,7 @@ RATES = st.lists(st.floats(1e-3, 1e6), min_size=3, max_size=8)
 
 @given(value=st.floats(1e-3, 1e6), launches=st.integers(1, 8))
 def test_identical_launches_pool_to_their_value(value: float, launches: int) -> None:
-    mean, interval = mean_over_repeats([value] * launches)
+    mean, interval = geometric_mean_over_repeats([value] * launches)
     assert mean == pytest.approx(value)
     assert (interval is None) == (launches < 3)
     if interval is not None:
@@ -223,7 +223,7 @@ def test_identical_launches_pool_to_their_value(value: float, launches: int) -> 
 def test_order_and_unit_of_the_launches_do_not_matter(rates: list[float], factor: float, seed: Any) -> None:
     shuffled = list(rates)
     seed.shuffle(shuffled)
-    one, other, seconds = (mean_over_repeats(v)[1] for v in (rates, [factor * v for v in shuffled], [1 / v for v in rates]))
+    one, other, seconds = (geometric_mean_over_repeats(v)[1] for v in (rates, [factor * v for v in shuffled], [1 / v for v in rates]))
     assert one is not None and other is not None and seconds is not None
     scaled = [one.low * factor, one.value * factor, one.high * factor]
     assert [other.low, other.value, other.high] == pytest.approx(scaled, rel=1e-6)
@@ -256,7 +256,7 @@ def covers(interval: Estimate | None, truth: float) -> bool:
 
 @pytest.mark.parametrize("count", [3, 5, 10])
 def test_the_interval_over_launches_covers_the_level_that_they_vary_around(count: int) -> None:
-    found = [mean_over_repeats(rates)[1] for rates in launches_of(np.random.default_rng(count), count)]
+    found = [geometric_mean_over_repeats(rates)[1] for rates in launches_of(np.random.default_rng(count), count)]
     assert sum(covers(interval, 100) for interval in found) >= 0.93 * TRIALS
 
 
@@ -266,5 +266,5 @@ def test_the_interval_of_the_ratio_covers_it_also_when_the_machine_drifts(count:
     rng = np.random.default_rng(count)
     slower = np.exp(np.linspace(0, drift, count))
     pairs = 2 * launches_of(rng, count) * slower / (launches_of(rng, count) * slower)
-    found = [mean_over_repeats(ratios)[1] for ratios in pairs]
+    found = [geometric_mean_over_repeats(ratios)[1] for ratios in pairs]
     assert sum(covers(interval, 2) for interval in found) >= 0.93 * TRIALS

@@ -142,7 +142,7 @@ def test_how_many_devices_keep_an_efficiency(
 
 
 def test_no_interval_keeps_nothing_surely_but_a_row_is_its_own_baseline_exactly() -> None:
-    assert find_scaling_limit(curve({1: 0.95, 2: 1.8}, width=None), 0.8).surely is None
+    assert find_scaling_limit(curve({1: 0.95, 2: 1.8}, width=None), 0.8).certain_gpus is None
     own = curve({1: 1.0, 2: 1.8}, width=None, against="self")
     own.rows[0]["baseline_self_id"] = own.rows[0]["run_id"]
     assert find_scaling_limit(own, 0.8, "self") == ScalingLimit(0.8, 2, 1, (), 2)
@@ -160,5 +160,5 @@ def test_on_rows_of_the_frame() -> None:
     truth = {n: 0.95 * n * 0.9 ** math.log2(n) for n in (1, 2, 4)}
     assert known(ddp).value == pytest.approx(known(curve(truth)).value, rel=0.01)
     assert known(ddp, "self").value == pytest.approx(known(ddp).value / 0.95, rel=0.01)
-    assert find_scaling_limit(ddp, 0.8) == ScalingLimit(0.8, 2, 2, (), 4) and find_scaling_limit(ddp, 0.5).value == 4
-    assert fit_slope(bare) is None and find_scaling_limit(bare, 0.8).surely == 1 and find_node_boundaries(ddp) == []
+    assert find_scaling_limit(ddp, 0.8) == ScalingLimit(0.8, 2, 2, (), 4) and find_scaling_limit(ddp, 0.5).gpus == 4
+    assert fit_slope(bare) is None and find_scaling_limit(bare, 0.8).certain_gpus == 1 and find_node_boundaries(ddp) == []

@@ -49,7 +49,7 @@ def test_seeds_are_the_observations() -> None:
         for seed, (count, last) in enumerate(zip(epochs, lasts, strict=True))
     ]
     (one,) = of(*made)
-    assert (one.seeds, one.reached, one.failed, len(one.launches)) == (3, 3, 0, 3)
+    assert (one.seeds, one.reached, one.failed, len(one.runs)) == (3, 3, 0, 3)
     value, interval = one.figures["time_to_target_s"]
     expected = geometric([2 * 2.0, 3 * 3.0, 4 * 4.0])
     assert interval is not None and (value, interval.low, interval.high) == pytest.approx(expected)
@@ -69,7 +69,7 @@ def test_launches_of_a_seed_are_one_observation() -> None:
     made = [training(seed=0, repeat=repeat, epoch_s=2.0) for repeat in range(8)]
     made += [training(seed=1, epoch_s=4.0), training(seed=2, epoch_s=4.0)]
     (one,) = of(*made)
-    assert one.seeds == 3 and len(one.launches) == 10 and len(one.by_seed) == 3
+    assert one.seeds == 3 and len(one.runs) == 10 and len(one.by_seed) == 3
     assert one.figures["time_to_target_s"][0] == pytest.approx((6 * 12 * 12) ** (1 / 3))
     (alone,) = of(*made[:8])
     assert alone.seeds == 1 and alone.figures["time_to_target_s"] == (pytest.approx(6.0), None)
@@ -98,7 +98,7 @@ def test_speedups_are_of_pairs_of_seeds() -> None:
         made.append(training("bare_torch", 1, seed, values, epoch_s=4.0))
         made.append(training("ddp_gloo", 1, seed, values, epoch_s=4.5))
         made.append(training("ddp_gloo", 2, seed, values, epoch_s=2.0 * (1 + 0.01 * seed)))
-    found = {(one.first["strategy"], one.first["gpus"]): one for one in of(*made)}
+    found = {(one.first_run["strategy"], one.first_run["gpus"]): one for one in of(*made)}
     value, interval = found["ddp_gloo", 2].figures["speedup_target_bare"]
     expected = geometric([2.0, 2.0 / 1.01, 2.0 / 1.02])
     assert interval is not None and (value, interval.low, interval.high) == pytest.approx(expected)
@@ -123,7 +123,7 @@ def test_what_was_not_tried_counts_for_nothing() -> None:
 
 def test_a_copy_of_a_run_counts_once() -> None:
     (one,) = of(training(), training())
-    assert len(one.launches) == 1
+    assert len(one.runs) == 1
 
 
 def test_a_target_at_the_first_update_takes_no_time() -> None:

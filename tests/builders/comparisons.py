@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from scalebench.analysis.comparison.pairing import Launch, launch_of
+from scalebench.analysis.comparison.pairing import ComparedRun, make_compared_run
 from scalebench.core.result import Result
 from tests.builders.runs import MACHINE, record, simulated_config
 from tests.builders.sweeps import write
@@ -15,7 +15,7 @@ from tests.builders.sweeps import write
 DAYS = {"a": 1, "b": 2, "c": 3}
 
 
-def results(
+def make_results(
     side: str,
     block_s: Sequence[float],
     strategy: str = "ddp",
@@ -38,28 +38,28 @@ def results(
     return found
 
 
-def made(side: str, block_s: Sequence[float], strategy: str = "ddp", gpus: int = 1, **changes: Any) -> list[Launch]:
+def make_runs(side: str, block_s: Sequence[float], strategy: str = "ddp", gpus: int = 1, **changes: Any) -> list[ComparedRun]:
     """As launches."""
-    return [launch_of(result) for result in results(side, block_s, strategy, gpus, **changes)]
+    return [make_compared_run(result) for result in make_results(side, block_s, strategy, gpus, **changes)]
 
 
-def folder(side: str, block_s: Sequence[float], strategy: str = "ddp", gpus: int = 1, **changes: Any) -> Path:
+def write_folder(side: str, block_s: Sequence[float], strategy: str = "ddp", gpus: int = 1, **changes: Any) -> Path:
     """In <side>/<n>, after what is there."""
-    write(Path(side), results(side, block_s, strategy, gpus, **changes))
+    write(Path(side), make_results(side, block_s, strategy, gpus, **changes))
     return Path(side)
 
 
-def failed(side: str, status: str = "failed", strategy: str = "ddp", gpus: int = 1, **changes: Any) -> Launch:
+def make_failed_run(side: str, status: str = "failed", strategy: str = "ddp", gpus: int = 1, **changes: Any) -> ComparedRun:
     """One that went wrong."""
     run_id = f"{side}-{strategy}-{gpus}-{status}"
-    return launch_of(record(strategy, gpus, None, status=status, **{"baseline": None, "run_id": run_id, **changes}))
+    return make_compared_run(record(strategy, gpus, None, status=status, **{"baseline": None, "run_id": run_id, **changes}))
 
 
-def train(**settings: Any) -> dict[str, Any]:
+def train_settings(**settings: Any) -> dict[str, Any]:
     """Fields of Config with these settings of training."""
     return {"train": dataclasses.replace(simulated_config().train, **settings)}
 
 
-def machine(**changes: Any) -> dict[str, Any]:
+def machine_settings(**changes: Any) -> dict[str, Any]:
     """A field of Result: the usual machine with some differences."""
     return {"machine": dataclasses.replace(MACHINE, **changes)}

@@ -73,7 +73,7 @@ def test_a_strategy_that_holds(capsys: pytest.CaptureFixture[str], monkeypatch: 
     assert main(["check", "simulated"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.split() == "losses equal the baselines holds".split() for line in lines)
-    assert lines[-1] == "simulated: 19 hold, 0 do not hold, 2 not asked"
+    assert lines[-1] == "simulated: 19 hold, 0 do not hold, 2 skipped"
     assert {path.name for path in Path().iterdir()} == {"test_other.py", "conftest.py", "pytest.ini"}
 
 
@@ -91,7 +91,7 @@ def test_nothing_could_be_run(dists: Dists, capsys: pytest.CaptureFixture[str]) 
     dists.strategy(yaml=yaml_of("mine", requires=["frobnicate"]))
     assert main(["check", "mine"]) == 1
     out = capsys.readouterr().out
-    assert "not asked" in out and "frobnicate" in out and " 0 do not hold" in out
+    assert "skipped" in out and "frobnicate" in out and " 0 do not hold" in out
 
 
 def test_words_that_make_no_run() -> None:

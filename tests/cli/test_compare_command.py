@@ -12,7 +12,7 @@ import pytest
 from scalebench.__main__ import main
 from scalebench.core.result import write_result
 from tests.builders import sweeps
-from tests.builders.comparisons import folder, machine, train
+from tests.builders.comparisons import write_folder, machine_settings, train_settings
 from tests.builders.runs import record
 
 STEADY = [0.1, 0.1005, 0.0995, 0.1002, 0.0998]
@@ -56,16 +56,16 @@ def test_the_same_sweep_measured_again_finds_nothing(call: Call) -> None:
 @pytest.mark.parametrize(("threshold", "status"), [((), 0), (("--threshold", "3%"), 3), (("--threshold", "0.03"), 3),
                                                    (("--threshold", "10 %"), 0), (("--threshold=0",), 3)])  # fmt: skip
 def test_a_slow_down_of_5_percent(call: Call, threshold: tuple[str, ...], status: int) -> None:
-    folder("a", STEADY)
-    folder("b", SLOW)
+    write_folder("a", STEADY)
+    write_folder("b", SLOW)
     found, out, err = call("a", "b", *threshold)
     assert (found, err) == (status, "") and "0.952 [" in out
     assert ("REGRESSION" in out) == (status == 3)
 
 
 def test_not_comparable_is_4(call: Call) -> None:
-    folder("a", STEADY)
-    folder("b", STEADY, **train(batch_per_device=20))
+    write_folder("a", STEADY)
+    write_folder("b", STEADY, **train_settings(batch_per_device=20))
     status, out, _ = call("a", "b", "--threshold", "3%")
     assert (
         status == 4
@@ -75,8 +75,8 @@ def test_not_comparable_is_4(call: Call) -> None:
 
 
 def test_a_failed_run_is_5_with_a_threshold(call: Call) -> None:
-    folder("a", STEADY)
-    folder("b", STEADY)
+    write_folder("a", STEADY)
+    write_folder("b", STEADY)
     failed_run("b", 2)
     assert call("a", "b")[0] == 0
     status, out, _ = call("a", "b", "--threshold", "3%")
@@ -84,7 +84,7 @@ def test_a_failed_run_is_5_with_a_threshold(call: Call) -> None:
 
 
 def test_only_failed_rows(call: Call) -> None:
-    folder("a", STEADY)
+    write_folder("a", STEADY)
     failed_run("b")
     assert call("a", "b")[0] == 4 and call("a", "b", "--threshold", "0")[0] == 5
     status, out, _ = call("b", "b")
@@ -92,8 +92,8 @@ def test_only_failed_rows(call: Call) -> None:
 
 
 def test_by_a_key_of_one_folder(call: Call) -> None:
-    folder("a", STEADY, **train(data_format="nhwc"))
-    folder("b", [each / 1.25 for each in STEADY], **train(data_format="nchw"))
+    write_folder("a", STEADY, **train_settings(data_format="nhwc"))
+    write_folder("b", [each / 1.25 for each in STEADY], **train_settings(data_format="nchw"))
     status, out, _ = call("a", "b", "--by", "train.data_format")
     assert status == 0 and out.splitlines()[0] == "nchw over nhwc", "the first folder's value is the base"
     status, out, _ = call(".", "--by", "train.data_format", "--base", "nhwc")
@@ -101,15 +101,15 @@ def test_by_a_key_of_one_folder(call: Call) -> None:
 
 
 def test_several_keys_are_left_out(call: Call) -> None:
-    folder("a", STEADY, seed=1)
-    folder("b", SLOW, **train(batch_per_device=20))
+    write_folder("a", STEADY, seed=1)
+    write_folder("b", SLOW, **train_settings(batch_per_device=20))
     for words in (["--ignore", "seed,train"], ["--ignore", "seed", "--ignore", "train.batch_per_device"]):
         assert call("a", "b", *words, "--threshold", "3%")[0] == 3
 
 
 def test_formats_and_files(call: Call) -> None:
-    folder("a", STEADY)
-    folder("b", SLOW)
+    write_folder("a", STEADY)
+    write_folder("b", SLOW)
     status, out, _ = call("a", "b", "--threshold", "3%", "--format", "json")
     tree = json.loads(out)
     assert status == tree["exit_code"] == 3 and tree["contrasts"][0]["pairs"][0]["regression"] is True
@@ -122,8 +122,8 @@ def test_formats_and_files(call: Call) -> None:
 
 
 def test_against_a_saved_baseline(call: Call) -> None:
-    folder("a", STEADY)
-    folder("b", SLOW)
+    write_folder("a", STEADY)
+    write_folder("b", SLOW)
     status, out, _ = call("--save", "main", "a")
     assert status == 0 and out.startswith("baseline 'main': 5 runs of cpu a processor, 2 cores, about 8 GiB, no GPU: ")
     status, out, _ = call("--against", "main", "b", "--threshold", "3%")
@@ -134,8 +134,8 @@ def test_against_a_saved_baseline(call: Call) -> None:
 
 
 def test_another_machine_has_no_baseline(call: Call) -> None:
-    folder("a", STEADY)
-    folder("b", SLOW, **machine(cpus=4))
+    write_folder("a", STEADY)
+    write_folder("b", SLOW, **machine_settings(cpus=4))
     call("--save", "main", "a")
     status, out, _ = call("--against", "main", "b", "--threshold", "3%")
     line = "not comparable: no baseline 'main' for this machine (cpu a processor, 4 cores, about 8 GiB, no GPU); "
@@ -147,8 +147,8 @@ def test_another_machine_has_no_baseline(call: Call) -> None:
 
 
 def test_missing_ok_is_for_baselines_that_there_are_none_of(call: Call) -> None:
-    folder("a", STEADY)
-    folder("b", STEADY, **train(batch_per_device=20))
+    write_folder("a", STEADY)
+    write_folder("b", STEADY, **train_settings(batch_per_device=20))
     call("--save", "main", "a")
     assert call("--against", "main", "b", "--missing", "ok")[0] == 4
 
@@ -190,7 +190,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("words", "line"), REFUSED.items(), ids=list(REFUSED))
 def test_bad_input_is_one_line_and_status_2(call: Call, words: str, line: str) -> None:
-    folder("a", STEADY[:1])
+    write_folder("a", STEADY[:1])
     for name in ("empty", "bad/0", "newer/0"):
         Path(name).mkdir(parents=True)
     text = Path("a/0/result.json").read_text()
@@ -204,7 +204,7 @@ def test_bad_input_is_one_line_and_status_2(call: Call, words: str, line: str) -
 def test_a_file_that_stands_is_not_lost_where_the_new_one_cannot_be_written(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder("a", STEADY[:1])
+    write_folder("a", STEADY[:1])
     Path("found.txt").write_text("before")
 
     def full(source: Path, target: Path) -> None:
@@ -216,9 +216,9 @@ def test_a_file_that_stands_is_not_lost_where_the_new_one_cannot_be_written(
 
 
 def test_two_machines_in_one_folder_are_not_mixed(call: Call) -> None:
-    folder("a", [0.1])
+    write_folder("a", [0.1])
     other = Path("a/other")
     other.mkdir()
-    write_result(record(block_s=0.2, run_id="other", baseline=None, **machine(cpu_model="another")), other)
+    write_result(record(block_s=0.2, run_id="other", baseline=None, **machine_settings(cpu_model="another")), other)
     status, out, _ = call("a", "a")
     assert status == 0 and out.count("the same run  ") == 2

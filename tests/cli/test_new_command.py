@@ -101,7 +101,7 @@ def test_no_tool_takes_the_template_for_code() -> None:
 )
 def test_names_that_cannot_be(name: str, tmp_path: Path) -> None:
     assert refused("strategy", name) == (
-        f"'{name}' cannot be chosen as strategy={name} and be a Python module too: take small letters, digits and "
+        f"'{name}' cannot be both strategy={name} and a Python module: use small letters, digits and "
         "single underscores, such as my_ring"
     )
     assert not list(tmp_path.iterdir())

@@ -69,7 +69,7 @@ def test_each_entry_point_has_a_line(dists: Dists, told: Told) -> None:
     assert by["my-plugin", "strategy"][:7] == ["my-plugin", "1.0", "1", "strategy", "mine", "my_plugin.code:Mine", "ok"]
     assert by["my-plugin", "YAML files"][4:] == ["my_plugin", "my_plugin.conf", "ok; strategy/mine.yaml"]
     assert by["odd-plugin", "model"][1:7] == [
-        *("2.5", "1 (not said)", "model", "odd_net", "odd.nets:build"),
+        *("2.5", "1 (not stated)", "model", "odd_net", "odd.nets:build"),
         "ok; prints while it is imported: hello world",
     ]
     assert float(by["odd-plugin", "model"][7]) >= 0

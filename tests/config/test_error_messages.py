@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from scalebench.analysis.comparison.run_facts import flat
+from scalebench.analysis.comparison.run_facts import flatten
 from scalebench.config.compose import compose, compose_config
 from scalebench.config.error_messages import EXPECTED_ERRORS, explain_error, explain_unknown_key, list_config_keys
 from scalebench.core import plugins
@@ -19,7 +19,7 @@ from scalebench.core.spec import Config, TrainSpec
 from tests.builders.plugins import Dists
 from tests.builders.plugins import dists as dists
 
-TRAIN = ", ".join(sorted(f"train.{key}" for key in flat(dataclasses.asdict(TrainSpec()))))
+TRAIN = ", ".join(sorted(f"train.{key}" for key in flatten(dataclasses.asdict(TrainSpec()))))
 TOP = "baseline, dataset, debug, dry_run, gpus, hardware, measure, model, repeat, resume, scaling, seed, strategy"
 
 

@@ -1,4 +1,4 @@
-"""Which transfers are measured, and how often; on a clock that only they move."""
+"""Which transfers are measured, and how often; on a clock that only they advance."""
 
 from __future__ import annotations
 
@@ -8,8 +8,15 @@ from typing import Any
 import pytest
 
 from scalebench.core.spec import MeasureSpec
-from scalebench.measure import bandwidth, collectives
-from scalebench.measure.bandwidth import HOST_COPY_BYTES, TRANSFER_BYTES, Route, list_routes, measure_bandwidth
+from scalebench.measure import timing
+from scalebench.measure.bandwidth import (
+    HOST_COPY_BYTES,
+    TRANSFER_BYTES,
+    TRANSFER_COPIES,
+    Route,
+    list_routes,
+    measure_bandwidth,
+)
 from tests.measure.fake_strategy import FakeStrategy
 
 SETTINGS = MeasureSpec(block_s=0.05, probe_s=2.0)
@@ -29,33 +36,33 @@ def test_routes_of_cpus() -> None:
 def test_routes_of_gpus() -> None:
     kinds = {route.kind for route in list_routes(2, "cuda")}
     between = {f"{way}_{pattern}" for way in ("send", "peer", "staged") for pattern in ("one_way", "both_ways", "ring")}
-    alone = {"memcpy", "host_to_device", "device_to_host", "host_both_ways"}
-    assert kinds == between | alone | {f"{kind}_all" for kind in alone}
+    with_host = {"memcpy", "host_to_device", "device_to_host", "host_both_ways"}
+    assert kinds == between | with_host | {f"{kind}_all" for kind in with_host}
 
 
 def test_blocks_and_sizes() -> None:
     fake = FakeStrategy(lambda kind, source, target, size: size / (2e9 if kind == "memcpy_all" else 1e10))
-    found, reasons = measure_bandwidth(fake, SETTINGS, fake.clock)
-    assert reasons == {} and len(found) == len(list_routes(2, "cpu"))
-    for one in found:
-        memory = one.kind.startswith("memcpy")
-        assert one.size_bytes == (HOST_COPY_BYTES if memory else TRANSFER_BYTES)
-        each_s = one.size_bytes / (2e9 if one.kind == "memcpy_all" else 1e10)
-        assert one.repeats == max(1, round(0.05 / each_s))
-        assert one.block_s == pytest.approx([one.repeats * each_s] * 8)
+    measured, reasons = measure_bandwidth(fake, SETTINGS, fake.clock)
+    assert reasons == {} and len(measured) == len(list_routes(2, "cpu"))
+    for each in measured:
+        memory = each.kind.startswith("memcpy")
+        assert each.size_bytes == (HOST_COPY_BYTES if memory else TRANSFER_BYTES)
+        once_s = each.size_bytes / (2e9 if each.kind == "memcpy_all" else 1e10)
+        assert each.repeats == max(1, round(0.05 / once_s))
+        assert each.block_s == pytest.approx([each.repeats * once_s] * 8)
 
 
 def test_the_slowest_rank_sets_the_repeats() -> None:
-    """Rank 0 has no part in a transfer from 1 to 2, and waits where it ends."""
+    """Rank 0 takes no part in a transfer from 1 to 2, and waits for its end at the next broadcast."""
 
     class Waiting(FakeStrategy):
         pending_s = 0.0
 
         def collective(self, kind: str, source: int | None, target: int | None, size: int) -> Any:
-            apart = source not in (None, 0) and target != 0
+            elsewhere = source not in (None, 0) and target != 0
 
             def action() -> None:
-                if apart:
+                if elsewhere:
                     self.pending_s += 0.01
                 else:
                     self.now_s += 0.01
@@ -69,23 +76,21 @@ def test_the_slowest_rank_sets_the_repeats() -> None:
             return super().broadcast(value)
 
     fake = Waiting(lambda *what: 0.0, gpus=3)
-    found, _ = measure_bandwidth(fake, SETTINGS, fake.clock)
-    assert {one.repeats for one in found} == {5}
+    measured, _ = measure_bandwidth(fake, SETTINGS, fake.clock)
+    assert {each.repeats for each in measured} == {5}
 
 
-def test_what_a_strategy_lacks_is_told_once() -> None:
+def test_each_kind_that_a_strategy_lacks_has_one_reason() -> None:
     fake = FakeStrategy(lambda kind, *rest: -1.0 if kind.startswith("send") else 1e-3, gpus=3)
-    found, reasons = measure_bandwidth(fake, SETTINGS, fake.clock)
+    measured, reasons = measure_bandwidth(fake, SETTINGS, fake.clock)
     assert reasons == {f"send_{way}": f"no send_{way} here" for way in ("one_way", "both_ways", "ring")}
-    assert {one.kind for one in found} == {"memcpy", "memcpy_all"}
+    assert {each.kind for each in measured} == {"memcpy", "memcpy_all"}
 
 
-def test_no_room_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transfers_too_large_for_memory_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = dataclasses.make_dataclass("Memory", ["available"])
-    monkeypatch.setattr(
-        collectives.psutil, "virtual_memory", lambda: memory(2 * bandwidth.BUFFER_COPIES * TRANSFER_BYTES)
-    )
+    monkeypatch.setattr(timing.psutil, "virtual_memory", lambda: memory(2 * TRANSFER_COPIES * TRANSFER_BYTES))
     fake = FakeStrategy(lambda *what: 1e-3)
-    found, reasons = measure_bandwidth(fake, SETTINGS, fake.clock)
-    assert {one.kind for one in found} == {"send_one_way", "send_both_ways", "send_ring"}
+    measured, reasons = measure_bandwidth(fake, SETTINGS, fake.clock)
+    assert {each.kind for each in measured} == {"send_one_way", "send_both_ways", "send_ring"}
     assert reasons["memcpy"] == "memcpy of 256 MiB would take 2 GiB of memory here, and 512 MiB are available"

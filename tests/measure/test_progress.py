@@ -1,4 +1,4 @@
-"""progress<k>.json: written at once on a new phase, rarely within one, and never half."""
+"""progress<k>.json: written at once on a new phase, rarely within one, and always complete."""
 
 from __future__ import annotations
 
@@ -25,53 +25,58 @@ def now(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return clock
 
 
+def read(folder: Path, rank: int = 0) -> RankProgress:
+    current = read_progress(folder, rank)
+    assert current is not None
+    return current
+
+
 def test_a_new_phase_is_written_at_once(now: SimpleNamespace, tmp_path: Path) -> None:
     file = ProgressFile(tmp_path, 3, 77)
     assert read_progress(tmp_path, 3) is None
     file.enter_phase("setup")
-    assert read_progress(tmp_path, 3) == RankProgress(3, 77, "setup", 1050.0)
+    assert read(tmp_path, 3) == RankProgress(3, 77, "setup", 1050.0)
     file.enter_phase("measure", 30.0)
-    assert read_progress(tmp_path, 3) == RankProgress(3, 77, "measure", 1050.0, limit_s=30.0)
+    assert read(tmp_path, 3) == RankProgress(3, 77, "measure", 1050.0, limit_s=30.0)
     assert os.listdir(tmp_path) == ["progress3.json"]
 
 
-def test_updates_are_at_most_two_a_second(now: SimpleNamespace, tmp_path: Path) -> None:
+def test_progress_within_a_phase_is_written_at_most_twice_a_second(now: SimpleNamespace, tmp_path: Path) -> None:
     file = ProgressFile(tmp_path, 0, 77)
     file.enter_phase("measure", 30.0)
     now.s += progress.WRITE_INTERVAL_S / 2
-    file.step(10, 100, 0.2)
-    seen = read_progress(tmp_path, 0)
-    assert seen is not None and (seen.steps, seen.at_s) == (0, 1050.0)
+    file.update(10, 100, 0.2)
+    assert (read(tmp_path).steps, read(tmp_path).at_s) == (0, 1050.0)
     now.s += progress.WRITE_INTERVAL_S / 2
-    file.step(20, 200, 0.5)
-    seen = read_progress(tmp_path, 0)
-    assert seen == RankProgress(0, 77, "measure", 1050.5, 20, 400.0, 0.5, 30.0)
-    file.step(30, 300, 0.6)
-    assert read_progress(tmp_path, 0) == seen
+    file.update(20, 200, 0.5)
+    expected = RankProgress(0, 77, "measure", 1050.5, 20, 400.0, 0.5, 30.0)
+    assert read(tmp_path) == expected
+    file.update(30, 300, 0.6)
+    assert read(tmp_path) == expected
 
 
-def test_no_time_no_throughput(now: SimpleNamespace, tmp_path: Path) -> None:
-    file = ProgressFile(tmp_path, 0, 77)
-    file.step(1, 10, 0.0)
-    seen = read_progress(tmp_path, 0)
-    assert seen is not None and seen.samples_per_s is None and seen.steps == 1
+def test_without_time_there_is_no_throughput(now: SimpleNamespace, tmp_path: Path) -> None:
+    ProgressFile(tmp_path, 0, 77).update(1, 10, 0.0)
+    assert (read(tmp_path).steps, read(tmp_path).samples_per_s) == (1, None)
 
 
 def test_a_new_phase_begins_from_nothing(tmp_path: Path) -> None:
     file = ProgressFile(tmp_path, 0, 77)
-    file.step(5, 50, 1.0)
+    file.update(5, 50, 1.0, 1.5, "mse 0.01")
+    assert (read(tmp_path).epoch, read(tmp_path).metric) == (1.5, "mse 0.01")
     file.enter_phase("evaluate")
-    seen = read_progress(tmp_path, 0)
-    assert seen is not None and (seen.steps, seen.samples_per_s, seen.elapsed_s) == (0, None, 0.0)
+    current = read(tmp_path)
+    assert (current.steps, current.samples_per_s, current.elapsed_s) == (0, None, 0.0)
+    assert (current.epoch, current.metric) == (None, None)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"rank": 0}', '{"rank": 0, "new": 1}'])
-def test_what_is_no_progress_is_none(text: str, tmp_path: Path) -> None:
+def test_an_unreadable_file_is_no_progress(text: str, tmp_path: Path) -> None:
     progress_path(tmp_path, 0).write_text(text)
     assert read_progress(tmp_path, 0) is None
 
 
-def test_memory_is_looked_at_with_each_write(tmp_path: Path) -> None:
+def test_each_write_updates_the_peak_of_memory(tmp_path: Path) -> None:
     file = ProgressFile(tmp_path, 0, 77)
     assert file.rss_anon_peak_bytes is None
     file.enter_phase("setup")
@@ -86,25 +91,15 @@ def test_memory_is_looked_at_with_each_write(tmp_path: Path) -> None:
     assert file.rss_anon_peak_bytes == during, "it is a peak"
 
 
-def test_a_training_tells_its_epoch_and_metric(now: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_session_reports_the_epoch_and_metric_of_its_training(now: SimpleNamespace, tmp_path: Path) -> None:
     file = ProgressFile(tmp_path, 0, 77)
-    file.step(20, 200, 0.5, 1.5, "mse 0.01")
-    seen = read_progress(tmp_path, 0)
-    assert seen is not None and (seen.epoch, seen.metric) == (1.5, "mse 0.01")
-    file.enter_phase("probes")
-    seen = read_progress(tmp_path, 0)
-    assert seen is not None and (seen.epoch, seen.metric) == (None, None)
-
-
-def test_a_session_tells_how_far_its_training_is(now: SimpleNamespace, tmp_path: Path) -> None:
-    file = ProgressFile(tmp_path, 0, 77)
-    session = Session(simulated_spec(), None, rank(), file)  # type: ignore[arg-type]
+    session = Session(simulated_spec(), SimpleNamespace(spec=simulated_spec()), rank(), file)  # type: ignore[arg-type]
     source = SimpleNamespace(steps_per_epoch=50)
     session._report_training(SimpleNamespace(steps=75, samples=750, train_s=3.0, train=source, curve=[]))  # type: ignore[arg-type]
-    seen = read_progress(tmp_path, 0)
-    assert seen is not None and (seen.steps, seen.epoch, seen.metric) == (75, 1.5, None)
+    current = read(tmp_path)
+    assert (current.steps, current.epoch, current.metric) == (75, 1.5, None)
     now.s += progress.WRITE_INTERVAL_S
     points = curve([0.5, 0.25])
     session._report_training(SimpleNamespace(steps=100, samples=1000, train_s=4.0, train=source, curve=points))  # type: ignore[arg-type]
-    seen = read_progress(tmp_path, 0)
-    assert seen is not None and (seen.epoch, seen.metric, seen.samples_per_s) == (2.0, "mse 0.25", 250.0)
+    current = read(tmp_path)
+    assert (current.epoch, current.metric, current.samples_per_s) == (2.0, "mse 0.25", 250.0)

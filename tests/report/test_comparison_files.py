@@ -11,7 +11,7 @@ import pytest
 
 from scalebench.analysis.comparison import Comparison, compare
 from scalebench.report.comparison_files import as_json, as_junit, as_markdown, escaped
-from tests.builders.comparisons import failed, machine, made, train
+from tests.builders.comparisons import make_failed_run, machine_settings, make_runs, train_settings
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "comparison.json"
 STEADY = [0.1, 0.1005, 0.0995, 0.1002, 0.0998]
@@ -20,9 +20,9 @@ EVIL = "<script>alert('x')</script> & | `x` [a](http://b) \x1b[31m \x00 \ud800 ]
 
 def found(reason: str = "told to fail") -> Comparison:
     """A regression, a pair without a difference, a failed run, and a row without a partner."""
-    a = [one for gpus in (1, 2, 4, 8) for one in made("a", STEADY, gpus=gpus)]
-    b = [*made("b", [each * 1.05 for each in STEADY], **machine(driver_version="2")), *made("b", STEADY, gpus=2),
-         failed("b", gpus=4, reason=reason)]  # fmt: skip
+    a = [one for gpus in (1, 2, 4, 8) for one in make_runs("a", STEADY, gpus=gpus)]
+    b = [*make_runs("b", [each * 1.05 for each in STEADY], **machine_settings(driver_version="2")), *make_runs("b", STEADY, gpus=2),
+         make_failed_run("b", gpus=4, reason=reason)]  # fmt: skip
     return compare(a, b, threshold=0.03)
 
 
@@ -40,7 +40,7 @@ def test_json_is_as_agreed() -> None:
 
 
 def test_json_has_no_infinity() -> None:
-    wide = compare(made("a", [1e-150, 1e150, 1.0]), made("b", [1.0, 1e-150, 1e150]))
+    wide = compare(make_runs("a", [1e-150, 1e150, 1.0]), make_runs("b", [1.0, 1e-150, 1e150]))
     (pair,) = json.loads(as_json(wide, 0), parse_constant=pytest.fail)["contrasts"][0]["pairs"]
     assert wide.pairs[0].interval.high == float("inf") and pair["ratio_high"] is None and pair["ratio_low"] == 0.0
 
@@ -68,14 +68,14 @@ def test_junit_has_a_case_for_each_pair() -> None:
 
 
 def test_junit_of_nothing_to_compare() -> None:
-    refused = compare(made("a", STEADY), made("b", STEADY, **train(batch_per_device=20)))
+    refused = compare(make_runs("a", STEADY), make_runs("b", STEADY, **train_settings(batch_per_device=20)))
     for code, tag in ((4, "error"), (0, "skipped")):
         (child,) = cases(as_junit(refused, code))["pairing"]
         assert child.tag == tag and "train.batch_per_device: 10 and 20" in child.get("message")
 
 
 def test_junit_without_a_threshold_fails_nothing() -> None:
-    told = as_junit(compare(made("a", STEADY), [*made("b", [0.2] * 3), failed("b", gpus=2)]), 0)
+    told = as_junit(compare(make_runs("a", STEADY), [*make_runs("b", [0.2] * 3), make_failed_run("b", gpus=2)]), 0)
     assert {child.tag for case in cases(told).values() for child in case} == {"system-out", "skipped"}
 
 

@@ -7,15 +7,15 @@ import pytest
 from scalebench.analysis.comparison import Comparison, compare, compare_by
 from scalebench.core.stats.estimates import Estimate
 from scalebench.report.comparison_text import MOST_TOLD, label, p_value, printable, ratio, sentences, text, verdict
-from tests.builders.comparisons import failed, machine, made, train
+from tests.builders.comparisons import make_failed_run, machine_settings, make_runs, train_settings
 
 STEADY = [0.1, 0.1005, 0.0995, 0.1002, 0.0998]
 SLOW = [each * 1.05 for each in STEADY]
 
 
 def regression() -> Comparison:
-    a = [*made("a", STEADY), *made("a", STEADY, gpus=2)]
-    return compare(a, [*made("b", SLOW, **machine(driver_version="2")), *made("b", STEADY, gpus=2)], threshold=0.03)
+    a = [*make_runs("a", STEADY), *make_runs("a", STEADY, gpus=2)]
+    return compare(a, [*make_runs("b", SLOW, **machine_settings(driver_version="2")), *make_runs("b", STEADY, gpus=2)], threshold=0.03)
 
 
 def test_the_table_has_figures_interval_test_and_verdict() -> None:
@@ -47,23 +47,23 @@ def test_sentences_end_with_the_verdict() -> None:
     ],
 )
 def test_verdicts_in_words(b_s: list[float], threshold: float | None, words: str) -> None:
-    assert verdict(compare(made("a", STEADY), made("b", b_s), threshold=threshold)) == words
+    assert verdict(compare(make_runs("a", STEADY), make_runs("b", b_s), threshold=threshold)) == words
 
 
 def test_of_the_same_runs() -> None:
-    runs = made("a", STEADY)
+    runs = make_runs("a", STEADY)
     assert verdict(compare(runs, runs, threshold=0.03)) == "no difference: 1 pair, both sides the same runs"
 
 
 def test_what_cannot_be_compared_says_why() -> None:
-    found = compare(made("a", STEADY), made("b", STEADY, **train(batch_per_device=20)))
+    found = compare(make_runs("a", STEADY), make_runs("b", STEADY, **train_settings(batch_per_device=20)))
     assert verdict(found).startswith("not comparable: nothing in A pairs with B: closest rows differ in train.batch")
     assert text(found).splitlines()[-1] == verdict(found)
 
 
 def test_a_failed_run_is_named() -> None:
     found = compare(
-        [*made("a", STEADY), *made("a", STEADY, gpus=2)], [*made("b", SLOW), failed("b", gpus=2)], threshold=0.0
+        [*make_runs("a", STEADY), *make_runs("a", STEADY, gpus=2)], [*make_runs("b", SLOW), make_failed_run("b", gpus=2)], threshold=0.0
     )
     assert verdict(found) == "failed run: 1 run failed, such as ddp gpus=2: failed: told to fail"
     assert "B ddp gpus=2: failed: told to fail" in sentences(found)
@@ -71,7 +71,7 @@ def test_a_failed_run_is_named() -> None:
 
 def test_what_an_interval_misses_is_told_once() -> None:
     def blocks_told(a: list[float], b: list[float]) -> list[str]:
-        return [line for line in sentences(compare(made("a", a), made("b", b))) if "launch" in line]
+        return [line for line in sentences(compare(make_runs("a", a), make_runs("b", b))) if "launch" in line]
 
     assert (
         len(blocks_told([0.1], [0.1])) == 1 and "misses what differs between launches" in blocks_told([0.1], [0.1])[0]
@@ -84,7 +84,7 @@ def test_what_an_interval_misses_is_told_once() -> None:
 
 def test_the_median_has_range_and_interval() -> None:
     found = [one for gpus in range(1, 7) for n, p in enumerate(("float32", "tf32"))
-             for one in made("ab"[n], [0.1 / (1 + n * 0.25 * gpus)], gpus=gpus, **train(precision=p))]  # fmt: skip
+             for one in make_runs("ab"[n], [0.1 / (1 + n * 0.25 * gpus)], gpus=gpus, **train_settings(precision=p))]  # fmt: skip
     told = sentences(compare_by(found, "train.precision", "float32"))[0]
     assert told.startswith(
         "tf32 over float32: median of 6 pairs 1.875 [1.250, 2.500] (95 % of the median of such pairs"
@@ -93,19 +93,19 @@ def test_the_median_has_range_and_interval() -> None:
 
 
 def test_left_out_keys_are_told() -> None:
-    found = compare(made("a", STEADY), made("b", STEADY, seed=1), ignore=["seed"])
+    found = compare(make_runs("a", STEADY), make_runs("b", STEADY, seed=1), ignore=["seed"])
     assert "note: left out of the pairing: seed" in sentences(found)
 
 
 def test_long_lists_are_cut() -> None:
-    many = [one for gpus in range(2, 40) for one in made("a", [0.1], gpus=gpus)]
-    lines = sentences(compare([*many, *made("a", [0.1])], made("b", [0.1])))
+    many = [one for gpus in range(2, 40) for one in make_runs("a", [0.1], gpus=gpus)]
+    lines = sentences(compare([*many, *make_runs("a", [0.1])], make_runs("b", [0.1])))
     assert f"and {38 - MOST_TOLD} more rows (--format json has all)" in lines
 
 
 def test_nothing_of_a_record_moves_the_cursor_or_is_markup() -> None:
     evil = "\x1b[31m[red]\nx\ud800\x00"
-    found = compare([*made("a", STEADY)], [*made("b", STEADY), failed("b", gpus=2, reason=evil)], threshold=0.0)
+    found = compare([*make_runs("a", STEADY)], [*make_runs("b", STEADY), make_failed_run("b", gpus=2, reason=evil)], threshold=0.0)
     told = text(found)
     assert "?[31m[red] x??" in told
     assert "\x1b" not in told and told.encode("utf-8")
@@ -113,7 +113,7 @@ def test_nothing_of_a_record_moves_the_cursor_or_is_markup() -> None:
 
 
 def test_values_of_a_key_are_no_markup_either() -> None:
-    a, b = (made(side, [0.1], **train(optimizer=name)) for side, name in (("a", "adam"), ("b", "[red]x\x1b")))
+    a, b = (make_runs(side, [0.1], **train_settings(optimizer=name)) for side, name in (("a", "adam"), ("b", "[red]x\x1b")))
     found = compare_by([*a, *b], "train.optimizer", "adam")
     lines = text(found).splitlines()
     assert lines[0] == "[red]x? over adam" and "[red]x? samples/s" in lines[2]

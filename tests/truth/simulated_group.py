@@ -213,7 +213,7 @@ class _NoProgress(SimpleNamespace):
 
     folder = Path()
 
-    def phase(self, name: str, limit_s: float | None = None) -> None:
+    def enter_phase(self, name: str, limit_s: float | None = None) -> None:
         pass
 
     def update(self, steps: int, samples: int, elapsed_s: float) -> None:

@@ -12,9 +12,9 @@ from collections.abc import Callable
 import pytest
 
 from scalebench.analysis.comparison import Comparison, compare
-from scalebench.analysis.comparison.pairing import Launch
-from scalebench.analysis.comparison.tests import launches_test, median_interval
-from tests.builders.comparisons import made
+from scalebench.analysis.comparison.pairing import ComparedRun
+from scalebench.analysis.comparison.ratio_tests import compare_independent_repeats, median_with_interval
+from tests.builders.comparisons import make_runs
 
 PAIRS = 6
 NOISE = 0.01
@@ -24,17 +24,17 @@ TRIALS, BRIEF = 1000, 60
 Rates = Callable[[str, int], list[float]]
 
 
-def templates(launches: dict[str, int]) -> dict[tuple[str, int], list[Launch]]:
+def templates(launches: dict[str, int]) -> dict[tuple[str, int], list[ComparedRun]]:
     """Made once: a trial gives them other rates."""
-    return {(side, gpus): made(side, [0.1] * count, gpus=gpus) for side, count in launches.items()
+    return {(side, gpus): make_runs(side, [0.1] * count, gpus=gpus) for side, count in launches.items()
             for gpus in range(1, PAIRS + 1)}  # fmt: skip
 
 
 def trial(
-    rows: dict[tuple[str, int], list[Launch]], chance: random.Random, slower: float, threshold: float
+    rows: dict[tuple[str, int], list[ComparedRun]], chance: random.Random, slower: float, threshold: float
 ) -> Comparison:
     """Of the rows of b the first is slower by `slower`."""
-    sides: dict[str, list[Launch]] = {"a": [], "b": []}
+    sides: dict[str, list[ComparedRun]] = {"a": [], "b": []}
     for (side, gpus), found in rows.items():
         level = 200.0 * gpus * (1 - slower if (side, gpus) == ("b", 1) else 1)
         sides[side] += [dataclasses.replace(one, rate=level * chance.lognormvariate(0, NOISE)) for one in found]
@@ -84,7 +84,7 @@ def test_intervals_of_a_ratio_hold_it(first: int, second: int, least: float) -> 
     for _ in range(2000):
         a, b = ([level * chance.lognormvariate(0, NOISE) for _ in range(count)] for level, count in
                 ((100.0, first), (95.0, second)))  # fmt: skip
-        interval = launches_test(a, b).interval
+        interval = compare_independent_repeats(a, b).interval
         held += interval is not None and interval.low <= 0.95 <= interval.high
     assert held / 2000 >= least
 
@@ -95,6 +95,6 @@ def test_intervals_of_a_ratio_hold_it(first: int, second: int, least: float) -> 
 def test_intervals_of_a_median_hold_it(pairs: int) -> None:
     chance, held = random.Random(pairs), 0
     for _ in range(2000):
-        _, interval = median_interval([chance.lognormvariate(0.2, 0.5) for _ in range(pairs)])
+        _, interval = median_with_interval([chance.lognormvariate(0.2, 0.5) for _ in range(pairs)])
         held += interval is not None and interval.low <= 2.718281828459045**0.2 <= interval.high
     assert held / 2000 >= 0.94

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from scalebench.analysis.comparison import tests
-from scalebench.analysis.comparison.labels import KeyValue, Labels, differences, samples_differ, values_of
-from scalebench.analysis.comparison.pairing import Launch, Row, without_shared
-from scalebench.analysis.comparison.run_facts import check_key, with_bound
-from scalebench.analysis.comparison.tests import LEAST, LEVEL, Tested
-from scalebench.analysis.comparison.unmatched import Side, Unpaired, left, refusal, side_of
+from scalebench.analysis.comparison import ratio_tests
+from scalebench.analysis.comparison.labels import KeyValue, Labels, find_differences, warn_about_samples, find_key_values
+from scalebench.analysis.comparison.pairing import ComparedRun, ComparisonRow, drop_shared_runs
+from scalebench.analysis.comparison.run_facts import explain_unknown_key, keys_bound_to
+from scalebench.analysis.comparison.ratio_tests import MIN_REPEATS_FOR_TEST, SIGNIFICANCE_LEVEL, RatioTest
+from scalebench.analysis.comparison.unmatched import ComparedSide, UnmatchedRow, find_unmatched, explain_no_pairs, make_side
 from scalebench.analysis.repeats import pair_interleaved
 from scalebench.core.errors import InputError
 from scalebench.core.stats.estimates import Estimate
@@ -29,8 +29,8 @@ class Pair:
     """
 
     label: dict[str, str]
-    a: Row
-    b: Row
+    a: ComparisonRow
+    b: ComparisonRow
     ratio: float
     interval: Estimate | None
     p: float | None
@@ -59,7 +59,7 @@ class Comparison:
     ignored: Sequence[str]
     threshold: float | None  # share of throughput; None: no gate
     contrasts: list[Contrast]
-    unpaired: list[Unpaired]
+    unpaired: list[UnmatchedRow]
     refusal: str | None = None  # why nothing pairs
     notes: list[str] = field(default_factory=list)
     no_baseline: bool = False  # none was saved for this machine
@@ -79,20 +79,20 @@ class Comparison:
 
 
 def compare(
-    a: Sequence[Launch], b: Sequence[Launch], ignore: Sequence[str] = (), threshold: float | None = None
+    a: Sequence[ComparedRun], b: Sequence[ComparedRun], ignore: Sequence[str] = (), threshold: float | None = None
 ) -> Comparison:
     """Rows of `b` over the rows of `a` that are the same configuration on the same kind of machine.
 
     `ignore`: dotted keys, or groups of them, that are left out of the pairing. `threshold`: a share of throughput; a
     pair that is slower by more is a regression. InputError for an unknown key.
     """
-    _check([*a, *b], ignore)
-    without = [bound for key in ignore for bound in with_bound(key)]
-    return _compared([side_of("A", a, without), side_of("B", b, without)], None, ignore, without, threshold)
+    _check_keys([*a, *b], ignore)
+    without = [bound for key in ignore for bound in keys_bound_to(key)]
+    return _compare_sides([make_side("A", a, without), make_side("B", b, without)], None, ignore, without, threshold)
 
 
 def compare_by(
-    launches: Sequence[Launch],
+    launches: Sequence[ComparedRun],
     key: str,
     base: str | None = None,
     ignore: Sequence[str] = (),
@@ -103,69 +103,69 @@ def compare_by(
     Without `base` the first value is it: that of the first folder, then in order. InputError for an unknown key, or a
     base that no row has.
     """
-    _check(launches, [key, *ignore])
-    without = [bound for name in (key, *ignore) for bound in with_bound(name)]
-    values = values_of(launches, key, base)
-    sides = [side_of(value.name, _of_value(launches, value), without) for value in values]
+    _check_keys(launches, [key, *ignore])
+    without = [bound for name in (key, *ignore) for bound in keys_bound_to(name)]
+    values = find_key_values(launches, key, base)
+    sides = [make_side(value.name, _runs_with_value(launches, value), without) for value in values]
     if len(sides) < 2:
         return Comparison(key, ignore, threshold, [], [], f"{key} is {sides[0].name} in all rows: nothing to compare")
-    return _compared(sides, key, ignore, without, threshold)
+    return _compare_sides(sides, key, ignore, without, threshold)
 
 
-def _of_value(launches: Sequence[Launch], value: KeyValue) -> list[Launch]:
+def _runs_with_value(launches: Sequence[ComparedRun], value: KeyValue) -> list[ComparedRun]:
     return [launch for launch in launches if launch.run_id in value.run_ids]
 
 
-def _check(launches: Sequence[Launch], keys: Sequence[str]) -> None:
+def _check_keys(launches: Sequence[ComparedRun], keys: Sequence[str]) -> None:
     known = {name for launch in launches for facts in (launch.facts.identity, launch.facts.free) for name in facts}
     for key in keys:
-        if (reason := check_key(key, known)) is not None:
+        if (reason := explain_unknown_key(key, known)) is not None:
             raise InputError(reason)
 
 
-def _compared(
-    sides: Sequence[Side], by: str | None, ignored: Sequence[str], without: Sequence[str], threshold: float | None
+def _compare_sides(
+    sides: Sequence[ComparedSide], by: str | None, ignored: Sequence[str], without: Sequence[str], threshold: float | None
 ) -> Comparison:
     labels = Labels([row for side in sides for row in side.rows.values()], without)
     base = sides[0]
-    tested = [[_tested(base.rows[key], row) for key, row in side.rows.items() if key in base.rows
+    tested = [[_test_ratio(base.rows[key], row) for key, row in side.rows.items() if key in base.rows
                and base.rows[key].measured and row.measured] for side in sides[1:]]  # fmt: skip
-    adjusted = iter(tests.holm([t.p for group in tested for *_, t in group if t.p is not None]))
+    adjusted = iter(ratio_tests.adjust_by_holm([t.p for group in tested for *_, t in group if t.p is not None]))
     contrasts = []
     for side, group in zip(sides[1:], tested, strict=True):
-        pairs = [_pair(*each, None if each[-1].p is None else next(adjusted), labels, threshold) for each in group]
-        contrasts += [_contrast(base.name, side.name, pairs, by)] if pairs else []
+        pairs = [_make_pair(*each, None if each[-1].p is None else next(adjusted), labels, threshold) for each in group]
+        contrasts += [_make_contrast(base.name, side.name, pairs, by)] if pairs else []
     unpaired = {(one.side, *one.label.items(), one.reason, one.run_id): one
-                for side in sides[1:] for one in left(base, side, labels, without)}  # fmt: skip
-    refused = None if contrasts else refusal(sides, without)
+                for side in sides[1:] for one in find_unmatched(base, side, labels, without)}  # fmt: skip
+    refused = None if contrasts else explain_no_pairs(sides, without)
     result = Comparison(by, ignored, threshold, contrasts, list(unpaired.values()), refused)
-    result.notes += samples_differ(result.pairs)
+    result.notes += warn_about_samples(result.pairs)
     return result
 
 
-def _tested(a: Row, b: Row) -> tuple[Row, Row, Tested]:
+def _test_ratio(a: ComparisonRow, b: ComparisonRow) -> tuple[ComparisonRow, ComparisonRow, RatioTest]:
     """Both rows, without runs that both hold, and the test of their ratio."""
-    fewer = without_shared(a, b)
+    fewer = drop_shared_runs(a, b)
     if fewer is None:
-        return a, b, Tested(1.0, None, None, SAME)
+        return a, b, RatioTest(1.0, None, None, SAME)
     one, other = fewer
     if len(one.measured) == len(other.measured) == 1:
         first, second = one.measured[0], other.measured[0]
-        return one, other, tests.blocks_test((one.rate, first.interval), (other.rate, second.interval))
+        return one, other, ratio_tests.compare_blocks((one.rate, first.interval), (other.rate, second.interval))
     rates = {launch.run_id: launch.rate or 0.0 for row in fewer for launch in row.measured}
     pairs = pair_interleaved([launch.record for launch in one.measured], [launch.record for launch in other.measured])
-    if len(pairs) >= LEAST:
-        return one, other, tests.paired_test([(rates[mine.run_id], rates[it.run_id]) for mine, it in pairs])
-    return one, other, tests.launches_test(one.rates, other.rates)
+    if len(pairs) >= MIN_REPEATS_FOR_TEST:
+        return one, other, ratio_tests.compare_interleaved_repeats([(rates[mine.run_id], rates[it.run_id]) for mine, it in pairs])
+    return one, other, ratio_tests.compare_independent_repeats(one.rates, other.rates)
 
 
-def _pair(a: Row, b: Row, tested: Tested, adjusted: float | None, labels: Labels, threshold: float | None) -> Pair:
+def _make_pair(a: ComparisonRow, b: ComparisonRow, tested: RatioTest, adjusted: float | None, labels: Labels, threshold: float | None) -> Pair:
     verdict = UNRESOLVED
     if tested.test == SAME:
         verdict = SAME
     elif adjusted is None:
         verdict = NO_INTERVAL
-    elif adjusted <= LEVEL:
+    elif adjusted <= SIGNIFICANCE_LEVEL:
         verdict = FASTER if tested.ratio > 1 else SLOWER
     regression = threshold is not None and verdict == SLOWER and tested.ratio < 1 - threshold
     fields = tested.ratio, tested.interval, tested.p, adjusted, tested.test
@@ -173,6 +173,6 @@ def _pair(a: Row, b: Row, tested: Tested, adjusted: float | None, labels: Labels
     return Pair(labels.of(a), a, b, *fields, verdict, regression, notes)
 
 
-def _contrast(a: str, b: str, pairs: Sequence[Pair], by: str | None) -> Contrast:
-    middle, interval = tests.median_interval([pair.ratio for pair in pairs])
-    return Contrast(a, b, pairs, middle, interval, differences([(pair.a, pair.b) for pair in pairs], by))
+def _make_contrast(a: str, b: str, pairs: Sequence[Pair], by: str | None) -> Contrast:
+    middle, interval = ratio_tests.median_with_interval([pair.ratio for pair in pairs])
+    return Contrast(a, b, pairs, middle, interval, find_differences([(pair.a, pair.b) for pair in pairs], by))

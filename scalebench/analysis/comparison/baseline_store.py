@@ -20,14 +20,14 @@ from scalebench.core.machine.machine import MachineClass, classify_machine
 from scalebench.core.result import read_result
 from scalebench.core.run_folder import RESULT_FILE
 
-VARIABLE = "SCALEBENCH_BASELINES"
-DEFAULT = Path(".scalebench") / "baselines"
+STORE_VARIABLE = "SCALEBENCH_BASELINES"
+DEFAULT_STORE = Path(".scalebench") / "baselines"
 MACHINE_FILE = "machine.json"
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Saved:
+class MachineBaselines:
     """What the store has under one machine."""
 
     kind: MachineClass
@@ -35,27 +35,27 @@ class Saved:
     names: list[str]
 
 
-def store() -> Path:
+def store_folder() -> Path:
     """$SCALEBENCH_BASELINES, else .scalebench/baselines in the working directory, as a CI job can keep it."""
-    return Path(os.environ.get(VARIABLE) or DEFAULT).expanduser()
+    return Path(os.environ.get(STORE_VARIABLE) or DEFAULT_STORE).expanduser()
 
 
-def check_name(name: str) -> str:
+def check_baseline_name(name: str) -> str:
     """The name itself; InputError for one that would be no plain folder."""
-    if not NAME.fullmatch(name):
+    if not NAME_PATTERN.fullmatch(name):
         raise InputError(
             f"baseline name {name!r}: 1 to 64 letters, digits, '.', '_' and '-', beginning with a letter or a digit"
         )
     return name
 
 
-def save(name: str, paths: Sequence[str | os.PathLike[str]], replace: bool = False) -> list[tuple[MachineClass, Path, int]]:
+def save_baseline(name: str, paths: Sequence[str | os.PathLike[str]], replace: bool = False) -> list[tuple[MachineClass, Path, int]]:
     """Copies of all records at or below `paths` as baseline `name` of their machine: (machine, folder, runs) of each.
 
     A baseline is there whole or not at all. InputError for a name that is taken, without `replace`; for records of
     which none went well; for a store that cannot be written.
     """
-    check_name(name)
+    check_baseline_name(name)
     found: dict[str, tuple[MachineClass, dict[str, Path]]] = {}
     good: set[str] = set()
     for file in find_results([Path(path) for path in paths]):
@@ -67,18 +67,18 @@ def save(name: str, paths: Sequence[str | os.PathLike[str]], replace: bool = Fal
         raise InputError(f"no run of {', '.join(map(str, paths))} went well: nothing to compare with later")
     chosen = [found[fingerprint] for fingerprint in sorted(good)]
     for kind, _ in chosen:
-        if (store() / kind.fingerprint / name).exists() and not replace:
+        if (store_folder() / kind.fingerprint / name).exists() and not replace:
             raise InputError(f"baseline '{name}' of this machine ({kind}) is there already; --replace takes its place")
     try:
-        return [(kind, _write(kind, name, list(files.values())), len(files)) for kind, files in chosen]
+        return [(kind, _write_baseline(kind, name, list(files.values())), len(files)) for kind, files in chosen]
     except OSError as error:
         raise InputError(
-            f"{store()}: {error.strerror or error}; set {VARIABLE} to a folder that can be written"
+            f"{store_folder()}: {error.strerror or error}; set {STORE_VARIABLE} to a folder that can be written"
         ) from error
 
 
-def _write(kind: MachineClass, name: str, files: Iterable[Path]) -> Path:
-    home = store() / kind.fingerprint
+def _write_baseline(kind: MachineClass, name: str, files: Iterable[Path]) -> Path:
+    home = store_folder() / kind.fingerprint
     home.mkdir(parents=True, exist_ok=True)
     write_json(home / MACHINE_FILE, kind)
     made, old = home / f".{name}.{os.getpid()}.new", home / f".{name}.{os.getpid()}.old"
@@ -99,32 +99,32 @@ def _write(kind: MachineClass, name: str, files: Iterable[Path]) -> Path:
     return home / name
 
 
-def load_folder(name: str, kinds: Iterable[MachineClass]) -> list[Path]:
+def find_baseline_folders(name: str, kinds: Iterable[MachineClass]) -> list[Path]:
     """The folders of baseline `name` of these machines; none where there is none."""
-    check_name(name)
-    folders = [store() / fingerprint / name for fingerprint in dict.fromkeys(kind.fingerprint for kind in kinds)]
+    check_baseline_name(name)
+    folders = [store_folder() / fingerprint / name for fingerprint in dict.fromkeys(kind.fingerprint for kind in kinds)]
     return [folder for folder in folders if folder.is_dir()]
 
 
-def no_baseline(name: str, kinds: Iterable[MachineClass]) -> str:
+def explain_missing_baseline(name: str, kinds: Iterable[MachineClass]) -> str:
     """The line that says what there is instead."""
     wanted = "; ".join(dict.fromkeys(map(str, kinds)))
-    here = saved()
+    here = list_saved_baselines()
     alike = [str(one.kind) for one in here if name in one.names]
     if alike:
         return f"no baseline '{name}' for this machine ({wanted}); saved ones are for {'; '.join(alike)}"
     names = sorted({other for one in here for other in one.names})
-    return f"no baseline '{name}' in {store()} ({wanted}); saved names: {', '.join(names) or 'none'}"
+    return f"no baseline '{name}' in {store_folder()} ({wanted}); saved names: {', '.join(names) or 'none'}"
 
 
-def saved() -> list[Saved]:
+def list_saved_baselines() -> list[MachineBaselines]:
     """All machines of the store that can be read."""
     found = []
-    for file in sorted(store().glob(f"*/{MACHINE_FILE}")):
+    for file in sorted(store_folder().glob(f"*/{MACHINE_FILE}")):
         try:
             kind = read_record(file, MachineClass)
         except (OSError, ValueError):
             continue
-        names = sorted(path.name for path in file.parent.iterdir() if path.is_dir() and NAME.fullmatch(path.name))
-        found.append(Saved(kind, file.parent, names))
+        names = sorted(path.name for path in file.parent.iterdir() if path.is_dir() and NAME_PATTERN.fullmatch(path.name))
+        found.append(MachineBaselines(kind, file.parent, names))
     return found

@@ -229,7 +229,7 @@ def run_contracts(cases: list[ContractCase], folder: Path) -> list[ContractResul
     without = [argument for name in DISABLED_PYTEST_PLUGINS for argument in ("-p", f"no:{name}")]
     with _without_pytest_variables(), _forget_modules(folder):
         status = pytest.main(
-            [*places, f"--basetemp={folder / 'runs'}", *PYTEST_SWITCHES, *without, str(folder)], [listener]
+            [*folders, f"--basetemp={folder / 'runs'}", *PYTEST_SWITCHES, *without, str(folder)], [listener]
         )
     if status == pytest.ExitCode.INTERRUPTED:
         raise KeyboardInterrupt

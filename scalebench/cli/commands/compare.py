@@ -11,7 +11,7 @@ from pathlib import Path
 
 from scalebench.analysis import comparison
 from scalebench.analysis.comparison import Comparison, baseline_store
-from scalebench.analysis.comparison.pairing import Launch, launches, once
+from scalebench.analysis.comparison.pairing import ComparedRun, drop_copies, load_compared_runs
 from scalebench.cli.commands.arguments import CommandParser
 from scalebench.core.errors import InputError
 from scalebench.core.machine.machine import MachineClass, classify_machine
@@ -76,24 +76,24 @@ def parse_share(text: str) -> float:
 
 
 def _save_baseline(options: argparse.Namespace) -> int:
-    for kind, folder, runs in baseline_store.save(options.save, options.paths, options.replace):
+    for kind, folder, runs in baseline_store.save_baseline(options.save, options.paths, options.replace):
         print(f"baseline '{options.save}': {runs} {'run' if runs == 1 else 'runs'} of {kind}: {folder}")
     return 0
 
 
 def _compare(options: argparse.Namespace, threshold: float | None) -> Comparison:
-    sides = [launches([path], number) for number, path in enumerate(options.paths)]
+    sides = [load_compared_runs([path], number) for number, path in enumerate(options.paths)]
     if options.by is not None:
-        runs = once(launch for side in sides for launch in side)
+        runs = drop_copies(launch for side in sides for launch in side)
         return comparison.compare_by(runs, options.by, options.base, options.ignore, threshold)
     if options.against is None:
         return _name_sides(comparison.compare(*sides, options.ignore, threshold), *options.paths)
-    runs = once(launch for side in sides for launch in side)
-    folders = baseline_store.load_folder(options.against, _list_machine_classes(runs))
+    runs = drop_copies(launch for side in sides for launch in side)
+    folders = baseline_store.find_baseline_folders(options.against, _list_machine_classes(runs))
     if not folders:
-        reason = baseline_store.no_baseline(options.against, _list_machine_classes(runs))
+        reason = baseline_store.explain_missing_baseline(options.against, _list_machine_classes(runs))
         return Comparison(None, options.ignore, threshold, [], [], reason, no_baseline=True)
-    compared = comparison.compare(launches(folders), runs, options.ignore, threshold)
+    compared = comparison.compare(load_compared_runs(folders), runs, options.ignore, threshold)
     return _name_sides(compared, f"baseline '{options.against}'", ", ".join(options.paths))
 
 
@@ -102,12 +102,12 @@ def _name_sides(compared: Comparison, a: str, b: str) -> Comparison:
     return compared
 
 
-def _list_machine_classes(runs: list[Launch]) -> list[MachineClass]:
+def _list_machine_classes(runs: list[ComparedRun]) -> list[MachineClass]:
     return [classify_machine(launch.record.machine) for launch in runs]
 
 
 def _print_comparison(options: argparse.Namespace, compared: Comparison, status: int) -> None:
-    """To the terminal in the format that was options; with --out that goes to the file, and the text to the terminal."""
+    """Print the comparison in the chosen format; with --out write that to the file, and print the text."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else comparison_text.WIDTH
     text = comparison_text.text(compared, width)
     content = {

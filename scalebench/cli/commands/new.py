@@ -78,12 +78,8 @@ def render(kind: str, name: str) -> dict[Path, str]:
         "api": plugins.API_VERSION,
     }
     paths = sorted(environment.list_templates(extensions=[TEMPLATE_SUFFIX.removeprefix(".")]))
-    return {
-        Path(path.removesuffix(TEMPLATE_SUFFIX).replace(NAME_PLACEHOLDER, name)): environment.get_template(path).render(
-            told
-        )
-        for path in found
-    }
+    targets = [Path(path.removesuffix(TEMPLATE_SUFFIX).replace(NAME_PLACEHOLDER, name)) for path in paths]
+    return {target: environment.get_template(path).render(values) for target, path in zip(targets, paths, strict=True)}
 
 
 def _check_name(name: str) -> None:

@@ -1,4 +1,4 @@
-"""`scalebench plugins`: what other packages add, and whether it loads."""
+"""`scalebench plugins`: list what other packages add, and whether it loads."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from scalebench.core.errors import InputError, describe_exception
 from scalebench.core.plugins import PluginEntry
 from scalebench.strategies import registry
 
-NO_PLUGINS = "no plugins are installed; `scalebench new strategy NAME` makes one, and docs/plugins.md tells how"
-KINDS = {"strategies": "strategy", "models": "model", "datasets": "data set", "configs": "YAML files"}
-# First what the parent of runs imports too: the frameworks that it imports are not confused with those of strategies.
+NO_PLUGINS = "no plugins are installed; `scalebench new strategy NAME` makes one, and docs/plugins.md explains how"
+KIND_TEXTS = {"strategies": "strategy", "models": "model", "datasets": "data set", "configs": "YAML files"}
+# Models and datasets first, which the parent of runs imports too: so their imports of frameworks are noticed, before
+# strategies import them.
 LOAD_ORDER = ("models", "datasets", "strategies", "configs")
 FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "pytorch_lightning", "horovod")
 MAX_PRINTED_CHARACTERS = 60
@@ -33,23 +34,23 @@ class LoadCheck:
     """The outcome of loading one entry point."""
 
     fault: str | None = None  # one line; None: it loads
-    notes: list[str] = field(default_factory=list)  # what is unusual and does no harm
+    notes: list[str] = field(default_factory=list)  # unusual, but harmless
     import_s: float | None = None
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """None: all plugins are listed."""
+    """Add nothing: all plugins are listed."""
 
 
 def main(options: argparse.Namespace) -> int:
-    """Print the table. The exit status: 0; 1 where something is wrong with a plugin."""
+    """Print the table. Return 0, or 1 where something is wrong with a plugin."""
     console = Console(markup=False, highlight=False)
-    console.width = console.width if console.is_terminal else 400  # a line for each entry point
-    faulty = False
+    console.width = console.width if console.is_terminal else 400  # one line for each entry point
+    has_faults = False
     table = Table("plugin", "version", "API", "adds", "name", "from", "loads", "import s", box=box.SIMPLE_HEAD)
     for point in list_allowed_points():
         checked = check_entry_point(point)
-        faulty = faulty or checked.fault is not None
+        has_faults = has_faults or checked.fault is not None
         table.add_row(*_format_cells(point, checked))
     if table.row_count:
         console.print(table)
@@ -59,19 +60,19 @@ def main(options: argparse.Namespace) -> int:
         console.print(f"left out by {plugins.PLUGINS_VARIABLE}: {', '.join(plugins.disabled_plugins())}")
     for name in plugins.missing_plugins():
         console.print(f"{plugins.PLUGINS_VARIABLE} names {name}, and no plugin of that name is installed")
-        faulty = True
-    return int(faulty)
+        has_faults = True
+    return int(has_faults)
 
 
 def list_allowed_points() -> list[PluginEntry]:
-    """The entry points that SCALEBENCH_PLUGINS does not leave out, by distribution, each in LOAD_ORDER."""
+    """List the entry points that SCALEBENCH_PLUGINS allows, by distribution, each in LOAD_ORDER."""
     return sorted(
         (point for kind in LOAD_ORDER for point in plugins.plugin_entries(kind)), key=lambda point: point.origin
     )
 
 
 def check_entry_point(point: PluginEntry) -> LoadCheck:
-    """Load what an entry point names, as a run would."""
+    """Load the target of an entry point, as a run would."""
     checked = LoadCheck()
     try:
         if point.kind == "configs":
@@ -134,5 +135,5 @@ def _yaml_faults(files: dict[str, Path]) -> Iterator[str]:
 def _format_cells(point: PluginEntry, checked: LoadCheck) -> tuple[str, ...]:
     loads = checked.fault or "; ".join(["ok", *checked.notes])
     seconds = "" if checked.import_s is None else f"{checked.import_s:.2f}"
-    version = plugins.requested_api_version(point.origin) or f"{plugins.API_VERSION} (not said)"
-    return point.origin, point.version, version, KINDS[point.kind], point.name, point.target, loads, seconds
+    version = plugins.requested_api_version(point.origin) or f"{plugins.API_VERSION} (not stated)"
+    return point.origin, point.version, version, KIND_TEXTS[point.kind], point.name, point.target, loads, seconds

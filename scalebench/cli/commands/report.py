@@ -1,4 +1,4 @@
-"""`scalebench report DIR...`: the report of finished runs as one HTML page, and also Markdown, CSV and figures."""
+"""`scalebench report DIR...`: report finished runs as one HTML page, and also as Markdown, CSV and figures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scalebench.core.errors import InputError
 if TYPE_CHECKING:
     from scalebench.report.report_data import Evidence
 
-DEFAULT_PATH = ""  # a switch without its file: a name beside the report
+DEFAULT_PATH = ""  # of a switch without a file name: beside the report
 OUTPUT_FILES = {"markdown": "report.md", "csv": "report.csv", "figures": "figures"}
 
 
@@ -30,67 +30,66 @@ def add_arguments(parser: CommandParser) -> None:
         )
 
 
-def main(words: argparse.Namespace) -> int:
-    if not words.paths:
-        for kind in OUTPUT_FILES:  # which take the word behind them
-            if (taken := getattr(words, kind)) and Path(taken).is_dir() and kind != "figures":
-                raise InputError(f"--{kind}={taken} took a folder as its file; write: report {taken} --{kind}")
+def main(options: argparse.Namespace) -> int:
+    if not options.paths:
+        for kind in OUTPUT_FILES:  # options that take the argument after them
+            if (path := getattr(options, kind)) and Path(path).is_dir() and kind != "figures":
+                raise InputError(f"--{kind}={path} took a folder as its file; write: report {path} --{kind}")
         raise InputError("report needs the folder of a run or a sweep, such as: python -m scalebench report multirun")
-    if not 0 < words.efficiency <= 1:
-        raise InputError(f"--efficiency={words.efficiency:g} should be a share above 0 and up to 1, such as 0.8")
-    paths = [Path(path) for path in words.paths]
+    if not 0 < options.efficiency <= 1:
+        raise InputError(f"--efficiency={options.efficiency:g} should be a share above 0 and up to 1, such as 0.8")
+    paths = [Path(path) for path in options.paths]
     for path in paths:
         if not path.exists():
             raise InputError(f"{path} does not exist; give the folder of a run or a sweep")
-    evidence = importlib.import_module("scalebench.report.report_data").gather(
-        paths, words.efficiency, baseline=words.baseline, references=_split_names(words.reference)
+    data = importlib.import_module("scalebench.report.report_data").gather(
+        paths, options.efficiency, baseline=options.baseline, references=_split_names(options.reference)
     )
-    page = Path(words.out) if words.out else _folder_of(paths[0]) / "report.html"
-    made = [_write_output(_write_page, evidence, page)]
+    page = Path(options.out) if options.out else _folder_of(paths[0]) / "report.html"
+    written = [_write_output(_write_page, data, page)]
     for kind, name in OUTPUT_FILES.items():
-        chosen = getattr(words, kind)
-        if chosen is not None:
-            made.append(
-                _write_output(WRITERS[kind], evidence, Path(chosen) if chosen != DEFAULT_PATH else page.parent / name)
-            )
-    print("\n".join(map(str, made)))
+        path = getattr(options, kind)
+        if path is not None:
+            target = Path(path) if path != DEFAULT_PATH else page.parent / name
+            written.append(_write_output(WRITERS[kind], data, target))
+    print("\n".join(map(str, written)))
     return 0
 
 
-def _split_names(words: str) -> list[str]:
-    return [name.strip() for name in words.split(",") if name.strip()]
+def _split_names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _folder_of(path: Path) -> Path:
     return path if path.is_dir() else path.parent
 
 
-def _write_output(write: Callable[[Evidence, Path], object], evidence: Evidence, path: Path) -> Path:
-    """What `write` leaves at `path`; a full disk or a folder that nobody may write to is one line."""
+def _write_output(write: Callable[[Evidence, Path], object], data: Evidence, path: Path) -> Path:
+    """Write to `path` and return it. Raise InputError where the disk is full or the folder is not writable."""
     try:
-        write(evidence, path)
+        write(data, path)
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror or error}; --out=FILE writes elsewhere") from error
     return path
 
 
-def _write_page(evidence: Evidence, path: Path) -> None:
+def _write_page(data: Evidence, path: Path) -> None:
     if path.is_dir():
         raise InputError(f"{path} is a folder; --out takes the name of a file, such as {path / 'report.html'}")
-    importlib.import_module("scalebench.report.html.page").write(evidence, path)
+    importlib.import_module("scalebench.report.html.page").write(data, path)
 
 
-def _write_markdown(evidence: Evidence, path: Path) -> None:
-    importlib.import_module("scalebench.report.markdown").write(evidence, path)
+def _write_markdown(data: Evidence, path: Path) -> None:
+    importlib.import_module("scalebench.report.markdown").write(data, path)
 
 
-def _write_csv(evidence: Evidence, path: Path) -> None:
+def _write_csv(data: Evidence, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    evidence.frame.to_csv(path, index=False)
+    data.frame.to_csv(path, index=False)
 
 
-def _write_figures(evidence: Evidence, path: Path) -> None:
-    importlib.import_module("scalebench.report.figures").write(evidence, path)
+def _write_figures(data: Evidence, path: Path) -> None:
+    importlib.import_module("scalebench.report.figures").write(data, path)
 
 
 WRITERS: dict[str, Callable[[Evidence, Path], None]] = {

@@ -1,7 +1,7 @@
-"""`scalebench show DIR...`: the table of finished runs, where their time goes, and published figures below it.
+"""`scalebench show DIR...`: print the table of finished runs, where their time goes, and published figures.
 
-Files that cannot be read are named on stderr and left out: a sweep that goes on, or was killed, has some. The exit
-status is 2 only where not one could be read.
+Files that cannot be read are named on stderr and left out: a sweep that still runs, or was killed, has some. The exit
+status is 2 only where none can be read.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument("--reference", metavar="NAME,...", default="", help="published studies to show below")
 
 
-def main(chosen: argparse.Namespace) -> int:
-    names = [name.strip() for name in chosen.reference.split(",") if name.strip()]
-    published.load_published(names)  # a name that is none is told before anything is printed
+def main(options: argparse.Namespace) -> int:
+    names = [name.strip() for name in options.reference.split(",") if name.strip()]
+    published.load_published(names)  # an unknown name is refused before anything is printed
     console = Console()
-    found = console.print_table(chosen.DIR, chosen.baseline)
-    folders = list(dict.fromkeys(Path(str(path)) for path in found.frame["path"]))
-    runs = attribution_cases.runs(found.frame)
-    for folder in folders if chosen.details or len(folders) == 1 else []:
+    survey = console.print_table(options.DIR, options.baseline)
+    folders = list(dict.fromkeys(Path(str(path)) for path in survey.frame["path"]))
+    runs = attribution_cases.runs(survey.frame)
+    for folder in folders if options.details or len(folders) == 1 else []:
         console.print_details(folder, runs)
-    for table in references(found.frame, names) if names else []:
+    for table in references(survey.frame, names) if names else []:
         console.rich.print(table)
     return 0

@@ -1,4 +1,4 @@
-"""`scalebench strategies`: what is registered, from where, and whether it can run here."""
+"""`scalebench strategies`: list the registered strategies, their origin, and whether they run here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scalebench.strategies import registry
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """None: all strategies are listed."""
+    """Add nothing: all strategies are listed."""
 
 
 def main(options: argparse.Namespace) -> int:
@@ -27,16 +27,16 @@ def main(options: argparse.Namespace) -> int:
     files = config_files.list_options("strategy")
     table = Table("strategy", "what it is", "from", f"here ({device})", box=box.SIMPLE_HEAD)
     for name, entry in sorted(registry.strategy_entries().items()):
-        description, here = _describe_strategy(name, files.get(name), device)
-        table.add_row(name, description, entry.origin, here)
-    console = Console(markup=False)  # brackets, as in scalebench[torch], are meant
-    console.width = console.width if console.is_terminal else 400  # a line for each strategy
+        description, support_text = _describe_strategy(name, files.get(name), device)
+        table.add_row(name, description, entry.origin, support_text)
+    console = Console(markup=False)  # brackets, as in scalebench[torch], are text
+    console.width = console.width if console.is_terminal else 400  # one line for each strategy
     console.print(table)
     return 0
 
 
 def _describe_strategy(name: str, file: Path | None, device: str) -> tuple[str, str]:
-    """What a strategy is, and whether it can run here."""
+    """Return the description of a strategy, and whether it can run here."""
     problem = registry.find_strategy(name).problem or config_files.find_config_files().problems.get(("strategy", name))
     if problem is not None:
         return "", f"no: {problem}"
@@ -44,16 +44,16 @@ def _describe_strategy(name: str, file: Path | None, device: str) -> tuple[str, 
     try:
         tree = config_files.read_yaml(file)
         return str(tree.get("description", "")), _describe_support(build_record(StrategySpec, tree), device)
-    except ValueError as error:  # a plugin's: neither ours nor those of others shall be missing for it
+    except ValueError as error:  # of a plugin, whose fault must not hide the other strategies
         return "", f"no: {file.name}: {error}"
 
 
 def _describe_support(strategy: StrategySpec, device: str) -> str:
-    """Whether a strategy, by its YAML, can run on this machine; the reason if not."""
+    """Return "yes" where a strategy, by its YAML, can run on this machine, else "no" with the reason."""
     missing = registry.missing_packages(strategy.requires)
     if missing:
         return f"no: {missing[0]} is not installed ({registry.install_hint(missing[0])})"
     if device not in strategy.devices:
         return f"no: needs {' or '.join(strategy.devices)}"
-    unready = support.find_launch_problem(strategy)
-    return "yes" if unready is None else f"no: {unready}"
+    problem = support.find_launch_problem(strategy)
+    return "yes" if problem is None else f"no: {problem}"

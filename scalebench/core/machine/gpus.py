@@ -1,10 +1,7 @@
-"""The GPUs of this machine as NVML tells them, and which of them a process would see. Layer 0.
+"""The GPUs of this machine as NVML reports them, how they are connected, and which of them a process would see.
 
-Nothing here raises because the machine lacks something: what cannot be told is None (or left out), never 0.
-
-How the GPUs of this machine are connected, and whether each may read and write the other's memory. Layer 0.
-
-Asking NVML, which may be missing, old, or refuse: no answer is None. Layer 0.
+NVML may be missing, old, or refuse an answer. Nothing here raises because of that: what cannot be determined is None
+(or left out), never 0.
 """
 
 from __future__ import annotations
@@ -23,17 +20,17 @@ T = TypeVar("T")
 NvmlQuery = Callable[..., Any]
 
 
-def value_or_none(question: Callable[[], T]) -> T | None:
-    """The answer, or None: no fact about the machine is worth a failed run, whatever a driver throws."""
+def value_or_none(function: Callable[[], T]) -> T | None:
+    """Return the result, or None where the call raises: no fact about the machine is worth a failed run."""
     try:
-        return question()
+        return function()
     except Exception:
         return None
 
 
 @contextmanager
 def nvml_queries() -> Iterator[NvmlQuery]:
-    """A function that asks NVML by name; None is the answer to what cannot be told, without NVML to all."""
+    """Yield a function that calls NVML by name; it returns None where that fails, and always without NVML."""
     nvml: Any = None
     with suppress(Exception):
         import pynvml
@@ -52,10 +49,12 @@ def nvml_queries() -> Iterator[NvmlQuery]:
 
 
 # Values of nvml.h, fixed by its binary interface.
+SM_CLOCK, MEM_CLOCK, SLOWDOWN = 1, 2, 1
+COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
 MAX_NVLINKS, LINK_ACTIVE, SWITCH_TYPE = 36, 1, 2
-# The words of `nvidia-smi topo -m`; 0 is one board with two GPUs, which it shows as PIX as well.
+# The names in `nvidia-smi topo -m`; 0 is one board with two GPUs, which it shows as PIX as well.
 ANCESTOR_NAMES = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
-# Those of `nvidia-smi topo -p2p`: not by this chipset, GPU, topology; disabled in the registry; not at all; unknown.
+# As in `nvidia-smi topo -p2p`: not with this chipset, GPU, topology; disabled in the registry; not at all; unknown.
 PEER_STATES = {0: "OK", 1: "CNS", 2: "GNS", 3: "TNS", 4: "DR", 5: "NS", 6: "U"}
 PEER_KINDS = {"read": 0, "write": 1, "nvlink": 2, "atomics": 3}
 
@@ -63,51 +62,51 @@ PairMatrix = list[list[str]]
 
 
 def detect_topology(ask: NvmlQuery, handles: Sequence[Any], addresses: Sequence[str | None]) -> PairMatrix | None:
-    """How each pair of GPUs is connected; None without GPUs, or where a pair's answer is missing."""
+    """Return how each pair of GPUs is connected; None without GPUs, or where the answer for a pair is missing."""
     links = [_count_nvlinks(ask, handle) for handle in handles]
 
-    def word(a: int, b: int) -> str:
+    def connection(a: int, b: int) -> str:
         # Linked to each other, or both to NVSwitches, which connect all with all.
         nvlinks = links[a][addresses[b] or ""] or min(links[a]["switch"], links[b]["switch"])
         ancestor = ask("nvmlDeviceGetTopologyCommonAncestor", handles[a], handles[b])
         return f"NV{nvlinks}" if nvlinks else ANCESTOR_NAMES.get(ancestor, "")
 
-    return _pair_matrix(len(handles), word)
+    return _pair_matrix(len(handles), connection)
 
 
 def detect_peer_access(ask: NvmlQuery, handles: Sequence[Any]) -> dict[str, PairMatrix] | None:
-    """What the GPU of the row may do in the memory of the column's, one matrix for each of PEER_KINDS; OK is yes.
+    """Return what the GPU of a row may do in the memory of the GPU of a column, one matrix for each of PEER_KINDS.
 
-    Kinds that the driver does not tell of are left out; None where it tells of none.
+    OK means allowed. Kinds that the driver does not report are left out; None where it reports none.
     """
-    found = {}
+    matrices = {}
     for kind, number in PEER_KINDS.items():
 
-        def word(a: int, b: int, number: int = number) -> str:
+        def state(a: int, b: int, number: int = number) -> str:
             return PEER_STATES.get(ask("nvmlDeviceGetP2PStatus", handles[a], handles[b], number), "")
 
-        matrix = _pair_matrix(len(handles), word)
+        matrix = _pair_matrix(len(handles), state)
         if matrix is not None:
-            found[kind] = matrix
-    return found or None
+            matrices[kind] = matrix
+    return matrices or None
 
 
-def pairs_by_link(words: PairMatrix) -> dict[str, list[tuple[int, int]]]:
-    """Pairs of GPUs by what connects them, the lower number first, in the order of the first pair of each kind."""
-    found: dict[str, list[tuple[int, int]]] = {}
-    for a, row in enumerate(words):
+def pairs_by_link(topology: PairMatrix) -> dict[str, list[tuple[int, int]]]:
+    """Return the pairs of GPUs by their connection, the lower number first, in the order of each kind's first pair."""
+    pairs: dict[str, list[tuple[int, int]]] = {}
+    for a, row in enumerate(topology):
         for b in range(a + 1, len(row)):
-            found.setdefault(row[b], []).append((a, b))
-    return found
+            pairs.setdefault(row[b], []).append((a, b))
+    return pairs
 
 
-def _pair_matrix(size: int, word: Callable[[int, int], str]) -> PairMatrix | None:
-    rows = [["X" if a == b else word(a, b) for b in range(size)] for a in range(size)]
+def _pair_matrix(size: int, text_of_pair: Callable[[int, int], str]) -> PairMatrix | None:
+    rows = [["X" if a == b else text_of_pair(a, b) for b in range(size)] for a in range(size)]
     return rows if rows and all(map(all, rows)) else None
 
 
 def _count_nvlinks(ask: NvmlQuery, handle: Any) -> Counter[str]:
-    """Active NVLinks of one GPU, counted by the PCI address of the other end, or 'switch'."""
+    """Count the active NVLinks of a GPU by the PCI address of the other end, or 'switch'."""
     peers = []
     for link in range(MAX_NVLINKS):
         if ask("nvmlDeviceGetNvLinkState", handle, link) == LINK_ACTIVE:
@@ -117,14 +116,9 @@ def _count_nvlinks(ask: NvmlQuery, handle: Any) -> Counter[str]:
     return Counter(peer for peer in peers if peer)
 
 
-# Values of nvml.h, fixed by its binary interface.
-SM_CLOCK, MEM_CLOCK, SLOWDOWN = 1, 2, 1
-COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
-
-
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU as NVML tells it; a field that NVML refuses is None. `index` is NVML's (PCI bus order)."""
+    """One GPU as NVML reports it; a field that NVML refuses is None. `index` is NVML's (PCI bus order)."""
 
     index: int
     name: str | None
@@ -132,24 +126,24 @@ class Gpu:
     memory_bytes: int | None
     sm_clock_max_mhz: int | None
     mem_clock_max_mhz: int | None
-    power_limit_w: float | None  # the limit in force, also where it is under the card's own
+    power_limit_w: float | None  # the limit in force, which may be below the card's own
     numa_node: int | None
     pci_bus_id: str | None
-    sm_clock_mhz: int | None = None  # at the time of asking
+    sm_clock_mhz: int | None = None  # at the time of the query
     mem_clock_mhz: int | None = None
-    sm_clock_application_mhz: int | None = None  # asked for, for programs
+    sm_clock_application_mhz: int | None = None  # requested for programs
     mem_clock_application_mhz: int | None = None
-    sm_clock_default_mhz: int | None = None  # of programs, where nobody asks for another
+    sm_clock_default_mhz: int | None = None  # for programs, unless another is requested
     mem_clock_default_mhz: int | None = None
-    power_limit_min_w: float | None = None  # within which an administrator can set the limit
+    power_limit_min_w: float | None = None  # the range in which an administrator can set the limit
     power_limit_max_w: float | None = None
     power_limit_default_w: float | None = None
-    slowdown_temperature_c: int | None = None  # from which on it throttles
-    mig: bool | None = None  # cut into instances
+    slowdown_temperature_c: int | None = None  # the GPU throttles from here on
+    mig: bool | None = None  # split into instances
     ecc: bool | None = None
     compute_mode: str | None = None
     persistence: bool | None = None  # the driver stays loaded without a program
-    pcie_generation: int | None = None  # at the time of asking: an idle link may have slowed down
+    pcie_generation: int | None = None  # at the time of the query: an idle link may have slowed down
     pcie_generation_max: int | None = None
     pcie_width: int | None = None  # lanes
     pcie_width_max: int | None = None
@@ -160,40 +154,40 @@ class GpuFacts:
     """All GPUs that NVML shows, whatever CUDA_VISIBLE_DEVICES hides, their connections and their driver."""
 
     gpus: list[Gpu]
-    topology: list[list[str]] | None  # word per GPU pair: X, NV#, PIX, PXB, PHB, NODE, SYS
+    topology: list[list[str]] | None  # by GPU pair: X, NV#, PIX, PXB, PHB, NODE, SYS
     driver_version: str | None
     cuda_driver_version: str | None
-    peer_access: dict[str, list[list[str]]] | None = None  # read, write, nvlink, atomics: word per GPU pair, OK is yes
+    peer_access: dict[str, list[list[str]]] | None = None  # read, write, nvlink, atomics: by GPU pair, OK is yes
 
 
 def detect_gpus() -> GpuFacts:
-    """Ask NVML for everything once; milliseconds, longer where the GPU driver has to wake up."""
+    """Query NVML for everything once; milliseconds, longer where the GPU driver has to wake up."""
     with nvml_queries() as ask:
         handles = _handles(ask)
         gpus = [_detect_gpu(ask, index, handle) for index, handle in enumerate(handles)]
-        topology_ = detect_topology(ask, handles, [gpu.pci_bus_id for gpu in gpus])
+        topology = detect_topology(ask, handles, [gpu.pci_bus_id for gpu in gpus])
         peers = detect_peer_access(ask, handles)
         driver, cuda = ask("nvmlSystemGetDriverVersion"), ask("nvmlSystemGetCudaDriverVersion_v2")
-    return GpuFacts(gpus, topology_, driver, None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}", peers)
+    return GpuFacts(gpus, topology, driver, None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}", peers)
 
 
 def visible_gpus() -> list[int | None]:
-    """NVML's numbers of the GPUs that a process started now would see, in the order of their numbers there.
+    """Return NVML's numbers of the GPUs that a process started now would see, in the order in which it numbers them.
 
-    Those that CUDA_VISIBLE_DEVICES leaves, in its order; CUDA counts the GPUs as NVML does with
-    CUDA_DEVICE_ORDER=PCI_BUS_ID, which the launchers set. None for a part of a GPU.
+    These are the ones in CUDA_VISIBLE_DEVICES, in its order; CUDA numbers GPUs as NVML does with
+    CUDA_DEVICE_ORDER=PCI_BUS_ID, which the launchers set. A part of a GPU is None.
     """
     with nvml_queries() as ask:
         return _visible_indices(ask)
 
 
 def count_gpus() -> int:
-    """How many GPUs a process started now would see."""
+    """Return how many GPUs a process started now would see."""
     return len(visible_gpus())
 
 
 def gpu_numa_nodes() -> list[int | None]:
-    """The NUMA node of each GPU that a process started now would see."""
+    """Return the NUMA node of each GPU that a process started now would see."""
     with nvml_queries() as ask:
         handles = _handles(ask)
         return [
@@ -202,12 +196,12 @@ def gpu_numa_nodes() -> list[int | None]:
 
 
 def pair_of_each_link() -> list[tuple[int, int]]:
-    """One pair of GPUs, as a process would number them, for each kind of connection; empty where that is untold."""
+    """Return a pair of GPUs, as a process numbers them, for each kind of connection; empty where that is unknown."""
     with nvml_queries() as ask:
-        everyone = _handles(ask)
-        handles = [everyone[index] for index in _visible_indices(ask) if index is not None]
-        words = detect_topology(ask, handles, [_pci_bus_id(ask, handle) for handle in handles])
-    return [pairs[0] for pairs in pairs_by_link(words).values()] if words is not None else []
+        all_handles = _handles(ask)
+        handles = [all_handles[index] for index in _visible_indices(ask) if index is not None]
+        topology = detect_topology(ask, handles, [_pci_bus_id(ask, handle) for handle in handles])
+    return [] if topology is None else [pairs[0] for pairs in pairs_by_link(topology).values()]
 
 
 def _handles(ask: NvmlQuery) -> list[Any]:
@@ -215,7 +209,7 @@ def _handles(ask: NvmlQuery) -> list[Any]:
 
 
 def _detect_gpu(ask: NvmlQuery, index: int, handle: Any) -> Gpu:
-    def told(name: str, *args: Any) -> Any:
+    def query(name: str, *args: Any) -> Any:
         return ask(f"nvmlDeviceGet{name}", handle, *args)
 
     def watts(milliwatts: float | None) -> float | None:
@@ -225,45 +219,45 @@ def _detect_gpu(ask: NvmlQuery, index: int, handle: Any) -> Gpu:
         return None if state is None else bool(state)
 
     pci_bus_id = _pci_bus_id(ask, handle)
-    lowest, highest = told("PowerManagementLimitConstraints") or (None, None)
+    lowest, highest = query("PowerManagementLimitConstraints") or (None, None)
     return Gpu(
         index=index,
-        name=told("Name"),
-        uuid=told("UUID"),
-        memory_bytes=getattr(told("MemoryInfo"), "total", None),
-        sm_clock_max_mhz=told("MaxClockInfo", SM_CLOCK),
-        mem_clock_max_mhz=told("MaxClockInfo", MEM_CLOCK),
-        power_limit_w=watts(told("EnforcedPowerLimit")),
+        name=query("Name"),
+        uuid=query("UUID"),
+        memory_bytes=getattr(query("MemoryInfo"), "total", None),
+        sm_clock_max_mhz=query("MaxClockInfo", SM_CLOCK),
+        mem_clock_max_mhz=query("MaxClockInfo", MEM_CLOCK),
+        power_limit_w=watts(query("EnforcedPowerLimit")),
         numa_node=_numa_node(pci_bus_id),
         pci_bus_id=pci_bus_id,
-        sm_clock_mhz=told("ClockInfo", SM_CLOCK),
-        mem_clock_mhz=told("ClockInfo", MEM_CLOCK),
-        sm_clock_application_mhz=told("ApplicationsClock", SM_CLOCK),
-        mem_clock_application_mhz=told("ApplicationsClock", MEM_CLOCK),
-        sm_clock_default_mhz=told("DefaultApplicationsClock", SM_CLOCK),
-        mem_clock_default_mhz=told("DefaultApplicationsClock", MEM_CLOCK),
+        sm_clock_mhz=query("ClockInfo", SM_CLOCK),
+        mem_clock_mhz=query("ClockInfo", MEM_CLOCK),
+        sm_clock_application_mhz=query("ApplicationsClock", SM_CLOCK),
+        mem_clock_application_mhz=query("ApplicationsClock", MEM_CLOCK),
+        sm_clock_default_mhz=query("DefaultApplicationsClock", SM_CLOCK),
+        mem_clock_default_mhz=query("DefaultApplicationsClock", MEM_CLOCK),
         power_limit_min_w=watts(lowest),
         power_limit_max_w=watts(highest),
-        power_limit_default_w=watts(told("PowerManagementDefaultLimit")),
-        slowdown_temperature_c=told("TemperatureThreshold", SLOWDOWN),
-        mig=switch((told("MigMode") or [None])[0]),  # now; what is pending comes second
-        ecc=switch((told("EccMode") or [None])[0]),
-        compute_mode=COMPUTE_MODES.get(told("ComputeMode")),
-        persistence=switch(told("PersistenceMode")),
-        pcie_generation=told("CurrPcieLinkGeneration"),
-        pcie_generation_max=told("MaxPcieLinkGeneration"),
-        pcie_width=told("CurrPcieLinkWidth"),
-        pcie_width_max=told("MaxPcieLinkWidth"),
+        power_limit_default_w=watts(query("PowerManagementDefaultLimit")),
+        slowdown_temperature_c=query("TemperatureThreshold", SLOWDOWN),
+        mig=switch((query("MigMode") or [None])[0]),  # now; the pending mode comes second
+        ecc=switch((query("EccMode") or [None])[0]),
+        compute_mode=COMPUTE_MODES.get(query("ComputeMode")),
+        persistence=switch(query("PersistenceMode")),
+        pcie_generation=query("CurrPcieLinkGeneration"),
+        pcie_generation_max=query("MaxPcieLinkGeneration"),
+        pcie_width=query("CurrPcieLinkWidth"),
+        pcie_width_max=query("MaxPcieLinkWidth"),
     )
 
 
 def _pci_bus_id(ask: NvmlQuery, handle: Any) -> str | None:
-    found = getattr(ask("nvmlDeviceGetPciInfo", handle), "busId", None)
-    return found.decode(errors="replace") if isinstance(found, bytes) else found  # bytes: older pynvml
+    bus_id = getattr(ask("nvmlDeviceGetPciInfo", handle), "busId", None)
+    return bus_id.decode(errors="replace") if isinstance(bus_id, bytes) else bus_id  # bytes: older pynvml
 
 
 def _numa_node(pci_bus_id: str | None) -> int | None:
-    """The NUMA node that a GPU hangs from, by sysfs: NVML's own call is for GPUs that are such a node."""
+    """Return the NUMA node that a GPU is attached to, by sysfs: NVML's own call is for GPUs that are such a node."""
     parts = re.fullmatch(r"([0-9a-f]+):(.+)", (pci_bus_id or "").lower())
     if parts is None:
         return None
@@ -273,7 +267,7 @@ def _numa_node(pci_bus_id: str | None) -> int | None:
 
 
 def _visible_indices(ask: NvmlQuery) -> list[int | None]:
-    """CUDA's reading of CUDA_VISIBLE_DEVICES: up to the first wrong entry, and none if one stands twice."""
+    """Read CUDA_VISIBLE_DEVICES as CUDA does: up to the first invalid entry, and none if an entry occurs twice."""
     handles = _handles(ask)
     setting = os.environ.get("CUDA_VISIBLE_DEVICES")
     if setting is None:
@@ -281,17 +275,18 @@ def _visible_indices(ask: NvmlQuery) -> list[int | None]:
     uuids = [str(ask("nvmlDeviceGetUUID", handle)) for handle in handles]
     chosen: list[int | None] = []
     for entry in map(str.strip, setting.split(",")):
-        if entry.startswith("MIG-"):  # a process is shown one MIG instance at most
+        if entry.startswith("MIG-"):  # a process sees one MIG instance at most
             return [None] if ask("nvmlDeviceGetHandleByUUID", entry) is not None else []
-        found = _matching_gpus(entry, uuids)
-        if len(found) != 1:
+        matches = _matching_gpus(entry, uuids)
+        if len(matches) != 1:
             break
-        if found[0] in chosen:
+        if matches[0] in chosen:
             return []
-        chosen += found
+        chosen += matches
     return chosen
 
 
 def _matching_gpus(entry: str, uuids: Sequence[str]) -> list[int]:
-    uuid = entry if entry.startswith("GPU-") else "not one"  # or only the beginning of one
-    return [index for index in range(len(uuids)) if entry == str(index) or uuids[index].startswith(uuid)]
+    """Return the GPUs that an entry means: an index, or a UUID or its beginning."""
+    prefix = entry if entry.startswith("GPU-") else "no UUID"
+    return [index for index, uuid in enumerate(uuids) if entry == str(index) or uuid.startswith(prefix)]

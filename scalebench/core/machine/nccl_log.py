@@ -1,4 +1,4 @@
-"""Reads from the log that NCCL_DEBUG=INFO makes which transport NCCL chose between two ranks. Layer 0."""
+"""The transports that NCCL chose between ranks, read from the log that it writes with NCCL_DEBUG=INFO."""
 
 from __future__ import annotations
 
@@ -6,38 +6,40 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-MAX_LOG_BYTES = 4 * 2**20  # of each log: NCCL connects its ranks before the first update
+MAX_LOG_BYTES = 4 * 2**20  # of each log: NCCL connects its ranks before the first step
 SEPARATOR = " + "
-# Older versions say Ring, or no index of the connection, or no device or bus in brackets; so does RCCL of its channels.
+# Older versions have Ring, or no index of the connection, or no device or bus in brackets; so have channels in RCCL.
 CONNECTION = re.compile(
     r"NCCL INFO (?:Channel|Ring) \d+(?:/\d+)? : "
-    r"(?P<from>\d+)(?:\[\w+\])? -> (?P<to>\d+)(?:\[\w+\])? (?:\[(?:send|receive)\] )?via (?P<way>\S.*)"
+    r"(?P<from>\d+)(?:\[\w+\])? -> (?P<to>\d+)(?:\[\w+\])? (?:\[(?:send|receive)\] )?via (?P<transport>\S.*)"
 )
 
 
 def parse_transports(lines: Iterable[str]) -> dict[str, str]:
     """Return the transport by pair of ranks: {'0-1': 'P2P/IPC'}; several of a pair are joined by ' + '.
 
-    The words are NCCL's own: P2P/... between GPUs, SHM/... through host memory, NET/... over a network. Ranks are
-    those of NCCL's communicator. Other lines, and those that two writers mixed up, are passed over.
+    The names are NCCL's: P2P/... between GPUs, SHM/... through host memory, NET/... over a network. Ranks are those of
+    NCCL's communicator. Other lines, and garbled ones of two simultaneous writers, are ignored.
     """
-    ways: dict[tuple[int, int], set[str]] = {}
+    transports: dict[tuple[int, int], set[str]] = {}
     for line in lines:
         if match := CONNECTION.search(line):
             low, high = sorted((int(match["from"]), int(match["to"])))
-            ways.setdefault((low, high), set()).add(match["way"].strip())
-    return {f"{low}-{high}": SEPARATOR.join(sorted(of_pair)) for (low, high), of_pair in sorted(ways.items())}
+            transports.setdefault((low, high), set()).add(match["transport"].strip())
+    return {f"{low}-{high}": SEPARATOR.join(sorted(of_pair)) for (low, high), of_pair in sorted(transports.items())}
 
 
 def summarize_transports(by_pair: dict[str, str] | None) -> str | None:
-    """Return each transport of any pair, once."""
+    """Return the transports of all pairs, each once."""
     return (
-        SEPARATOR.join(sorted({way for ways in by_pair.values() for way in ways.split(SEPARATOR)})) if by_pair else None
+        SEPARATOR.join(sorted({name for names in by_pair.values() for name in names.split(SEPARATOR)}))
+        if by_pair
+        else None
     )
 
 
 def read_transports(logs: Iterable[Path]) -> dict[str, str] | None:
-    """Return the `transports` of the beginning of these logs; None where they name none."""
+    """Return the transports named at the beginning of these logs; None where there are none."""
     lines: list[str] = []
     for log in logs:
         try:

@@ -93,18 +93,18 @@ def _advice(last: Ranking) -> str:
 
 
 def _kept(kept: ScalingLimit, name: str) -> str:
-    wanted = format_percent(kept.wanted).replace(".0 ", " ")
-    if kept.measured is None:
+    wanted = format_percent(kept.efficiency).replace(".0 ", " ")
+    if kept.largest_measured is None:
         return ""
-    if kept.value is None:
+    if kept.gpus is None:
         return f"{name} keeps an efficiency of {wanted} at no number of devices{_again(kept)}."
-    most = ", the most that were measured" if kept.value == kept.measured else ""
-    sure = "" if kept.surely == kept.value else f" (with certainty {_count(kept.surely)})"
-    return f"{name} keeps an efficiency of {wanted} up to {_count(kept.value)}{most}{sure}{_again(kept)}."
+    most = ", the most that were measured" if kept.gpus == kept.largest_measured else ""
+    sure = "" if kept.certain_gpus == kept.gpus else f" (with certainty {_count(kept.certain_gpus)})"
+    return f"{name} keeps an efficiency of {wanted} up to {_count(kept.gpus)}{most}{sure}{_again(kept)}."
 
 
 def _again(kept: ScalingLimit) -> str:
-    return f", and has it again at {join_with_and([str(gpus) for gpus in kept.again])}" if kept.again else ""
+    return f", and has it again at {join_with_and([str(gpus) for gpus in kept.regained_gpus])}" if kept.regained_gpus else ""
 
 
 def _count(gpus: int | None) -> str:

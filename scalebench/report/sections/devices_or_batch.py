@@ -66,28 +66,28 @@ def _answers(found: Sequence[DevicesOrBatch]) -> Iterator[Words]:
     """Of the largest number of devices of each strategy, where it stands beside its own kind: what wins."""
     best: dict[tuple[str, ...], DevicesOrBatch] = {}
     for choice in found:
-        key = (*tags(choice.many).values(), str(choice.own))
+        key = (*tags(choice.many_devices).values(), str(choice.same_strategy))
         kept = best.get(key)
         if kept is None or _size(choice) > _size(kept):
             best[key] = choice
-    for choice in [one for key, one in best.items() if one.own or (*key[:-1], "True") not in best]:
-        yield Words(_answer(choice), "answer", tags(choice.many))
+    for choice in [one for key, one in best.items() if one.same_strategy or (*key[:-1], "True") not in best]:
+        yield Words(_answer(choice), "answer", tags(choice.many_devices))
 
 
 def _size(choice: DevicesOrBatch) -> tuple[int, int]:
-    return choice.many["gpus"], choice.many["global_batch"]
+    return choice.many_devices["gpus"], choice.many_devices["global_batch"]
 
 
 def _answer(choice: DevicesOrBatch) -> str:
-    many, one, ratio = choice.many, choice.one, choice.throughput
+    many, one, ratio = choice.many_devices, choice.one_device, choice.throughput
     devices = f"{many['gpus']} devices of {many[BATCH]:,} samples ({many['strategy']})"
     alone = f"one of {one[BATCH]:,} ({one['strategy']})"
     if _undecided(ratio):
         said = f"{devices} and {alone}: no difference in throughput is resolved"
     else:
         said = f"{devices} have {ratio.value:.2f} times the throughput of {alone}"
-    if choice.sooner is not None and not _undecided(choice.sooner):
-        said += f", and are at the target in {1 / choice.sooner.value:.2f} times its time"
+    if choice.time_ratio is not None and not _undecided(choice.time_ratio):
+        said += f", and are at the target in {1 / choice.time_ratio.value:.2f} times its time"
     return f"{said}."
 
 
@@ -97,7 +97,7 @@ def _undecided(ratio: Estimate) -> bool:
 
 def _chart(group: Group, found: Sequence[DevicesOrBatch]) -> Iterator[Chart]:
     """Throughput over the samples of an update, of the curves that stand beside each other somewhere."""
-    shown = {choice.many["run_id"] for choice in found} | {choice.one["run_id"] for choice in found}
+    shown = {choice.many_devices["run_id"] for choice in found} | {choice.one_device["run_id"] for choice in found}
     kept = [curve for curve in group.curves if any(row["run_id"] in shown for row in curve.rows)]
     drawn = [one for curve in kept if (one := _line(curve)) is not None]
     if len(drawn) > 1:
@@ -116,7 +116,7 @@ def _choices(found: Sequence[DevicesOrBatch]) -> Iterator[Block]:
     aimed = any(choice.trainings is not None for choice in found)
     heads = ["model", "strategy", "gpus", "batch per device", "samples/s", "one device", "its batch", "its samples/s"]
     heads += ["ratio (95 %)", *(["to target", "one device to target", "sooner (95 %)"] if aimed else [])]
-    rows = [Row([*_work(choice), *(_aim(choice) if aimed else [])], tags(choice.many)) for choice in found]
+    rows = [Row([*_work(choice), *(_aim(choice) if aimed else [])], tags(choice.many_devices)) for choice in found]
     numeric = frozenset(heads) - {"model", "strategy", "one device"}
     title, caption = "N devices or N times the batch", sentences(*CHOICES[: 3 if aimed else 2])
     yield Table(f"{ID}-choices", title, heads, rows[:MOST_ROWS], numeric, caption)
@@ -125,7 +125,7 @@ def _choices(found: Sequence[DevicesOrBatch]) -> Iterator[Block]:
 
 
 def _work(choice: DevicesOrBatch) -> list[Cell]:
-    many, one = choice.many, choice.one
+    many, one = choice.many_devices, choice.one_device
     return [
         cell(many["model"]),
         cell(many["strategy"]),
@@ -142,7 +142,7 @@ def _work(choice: DevicesOrBatch) -> list[Cell]:
 def _aim(choice: DevicesOrBatch) -> list[Cell]:
     if choice.trainings is None:
         return [Cell("")] * 3
-    return [*map(_target, choice.trainings), _ratio(choice.sooner)]
+    return [*map(_target, choice.trainings), _ratio(choice.time_ratio)]
 
 
 def _target(found: TrainingOutcome) -> Cell:

@@ -83,10 +83,10 @@ def _slope(fitted: Slope | None) -> list[Cell]:
 
 def _keeps(kept: ScalingLimit) -> Cell:
     """`4 [2]`; `none` where not even the fewest devices do, empty where no efficiency is known."""
-    if kept.measured is None:
+    if kept.largest_measured is None:
         return Cell("")
-    again = f"; again {', '.join(map(str, kept.again))}" if kept.again else ""
-    return cell(f"{kept.value or 'none'} [{kept.surely or 'none'}]{again}", kept.value or 0)
+    again = f"; again {', '.join(map(str, kept.regained_gpus))}" if kept.regained_gpus else ""
+    return cell(f"{kept.gpus or 'none'} [{kept.certain_gpus or 'none'}]{again}", kept.gpus or 0)
 
 
 def _jump(jump: NodeBoundary) -> list[Cell]:

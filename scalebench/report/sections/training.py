@@ -59,9 +59,9 @@ POINTS = "Taken at the points of the training, between two updates and outside i
 def section(evidence: Evidence) -> Section | None:
     """None where no run trained to a stop and ended well."""
     groups: dict[tuple[str, ...], list[TrainingOutcome]] = {}
-    found = [one for one in summarize_trainings(evidence.frame) if one.launches]
+    found = [one for one in summarize_trainings(evidence.frame) if one.runs]
     for one in found:
-        key = tuple(text(one.first[name]) for name in ("model", "dataset", "metric_name", "hardware", "machine"))
+        key = tuple(text(one.first_run[name]) for name in ("model", "dataset", "metric_name", "hardware", "machine"))
         groups.setdefault(key, []).append(one)
     if not groups:
         return None
@@ -78,8 +78,8 @@ def section(evidence: Evidence) -> Section | None:
 def _group(evidence: Evidence, number: int, title: str, found: Sequence[TrainingOutcome]) -> Iterator[Block]:
     named = training_table.names(found)
     yield from _answers(found, named)
-    drawn = [_drawn(evidence, one, named[one.first["training_id"]]) for one in found[:MOST_CURVES]]
-    yield from _charts(number, title, text(found[0].first["metric_name"]), drawn, _targets(found))
+    drawn = [_drawn(evidence, one, named[one.first_run["training_id"]]) for one in found[:MOST_CURVES]]
+    yield from _charts(number, title, text(found[0].first_run["metric_name"]), drawn, _targets(found))
     if len(drawn) < len(found):
         yield Words(f"{len(drawn)} of {len(found)} trainings of {title} are drawn.")
     yield training_table.table(f"training-{number}-ends", f"What came of training: {title}", found, named)
@@ -91,10 +91,10 @@ def _answers(found: Sequence[TrainingOutcome], named: dict[str, str]) -> Iterato
         aimed = [one for one in found if one.target == target]
         first = training_table.soonest(aimed)
         if first:
-            said = training_table.sentence(first[0], named[first[0].first["training_id"]])
-            yield Words(f"Soonest at the target: {said}.", tags=tags(first[0].first))
+            said = training_table.sentence(first[0], named[first[0].first_run["training_id"]])
+            yield Words(f"Soonest at the target: {said}.", tags=tags(first[0].first_run))
         if missed := sum(one.reached < one.seeds for one in aimed):
-            metric = text(aimed[0].first["metric_name"])
+            metric = text(aimed[0].first_run["metric_name"])
             with_seeds = " with every seed" if any(one.seeds > 1 for one in aimed) else ""
             yield Words(f"{missed} of {len(aimed)} trainings did not reach {metric} {target:g}{with_seeds}.")
 
@@ -106,7 +106,7 @@ def _targets(found: Sequence[TrainingOutcome]) -> list[float]:
 def _drawn(evidence: Evidence, one: TrainingOutcome, name: str) -> training_tables.Drawn:
     rows = one.by_seed[:MOST_SEEDS]
     curves = [evidence.result(row["run_id"]).quality.curve for row in rows]
-    return training_tables.Drawn(name, tags(one.first), curves)
+    return training_tables.Drawn(name, tags(one.first_run), curves)
 
 
 def _charts(

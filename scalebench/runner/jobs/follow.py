@@ -197,7 +197,8 @@ class JobFollower:
     def _give_up(self, job: SubmittedJob, now_s: float) -> Result | None:
         """Return the result of a job that the scheduler has reported nothing of for too long; None before."""
         if self._cancelled_s is not None and now_s - self._cancelled_s >= CANCEL_LIMIT_S:
-            reason = f"cancelled; after {CANCEL_LIMIT_S:g} s SLURM still did not report job {job.id} as over: scancel {job.id}"
+            silence = f"after {CANCEL_LIMIT_S:g} s SLURM still did not report job {job.id} as over"
+            reason = f"cancelled; {silence}: scancel {job.id}"
             outcome = RunOutcome("cancelled", reason)
         elif self._error is not None and now_s - self._silent_since_s >= SILENCE_LIMIT_S:
             reason = f"no news of job {job.id} for {SILENCE_LIMIT_S / 60:g} min: {self._error}"

@@ -97,7 +97,7 @@ class NetworkModel(keras.Model):
         super().__init__(name=network.name)
         self.network, self._node_devices = network, dict(node_devices or {})
         self.channels_first = data_format == "nchw" and len(network.input.shape) == 3
-        self.compute_dtype, self.uses_dropout = tf.as_dtype(compute_dtype), dropout
+        self.activation_dtype, self.uses_dropout = tf.as_dtype(compute_dtype), dropout
         self.variables_by_name = {}
         for node in network.nodes:
             with self.device_scope(node):
@@ -133,7 +133,7 @@ class NetworkModel(keras.Model):
     def weight(self, node: Node, last: str) -> tf.Tensor | None:
         """Return the node's array of that name in the compute dtype; None if it has none."""
         variable = self.variables_by_name.get(f"{node.name}/{last}")
-        return None if variable is None else tf.cast(variable, self.compute_dtype)
+        return None if variable is None else tf.cast(variable, self.activation_dtype)
 
     def layout_argument(self, node: Node) -> dict[str, str]:
         """Return the layout keyword argument of operations over one or two spatial axes."""
@@ -154,7 +154,7 @@ class NetworkModel(keras.Model):
         if inputs.dtype in (tf.int32, tf.int64):
             return inputs
         x = tf.cast(inputs, tf.float32) / PIXEL_SCALE - 1 if inputs.dtype == tf.uint8 else inputs
-        x = tf.cast(x, self.compute_dtype)
+        x = tf.cast(x, self.activation_dtype)
         return tf.transpose(x, [0, 3, 1, 2]) if self.channels_first else x
 
 
@@ -249,7 +249,7 @@ def _lrn(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> tf.Te
     s = node.settings
     x = tf.cast(tf.transpose(x, [0, 2, 3, 1]) if model.channels_first else x, tf.float32)
     x = tf.nn.local_response_normalization(x, s["radius"], s["bias"], s["alpha"], s["beta"])
-    x = tf.cast(x, model.compute_dtype)
+    x = tf.cast(x, model.activation_dtype)
     return tf.transpose(x, [0, 3, 1, 2]) if model.channels_first else x
 
 

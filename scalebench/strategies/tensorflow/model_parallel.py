@@ -322,7 +322,7 @@ class TensorFlowModelParallel(TensorFlowStrategy):
         return [self._record(stage, seconds) for stage, seconds in zip(self.network_stages, work_s, strict=True)]
 
     def _record(self, stage: NetworkStage, work_s: float | None) -> StageRecord:
-        sent_bytes = math.prod(stage.output.shape) * self.model.compute_dtype.size * self.spec.global_batch
+        sent_bytes = math.prod(stage.output.shape) * self.model.activation_dtype.size * self.spec.global_batch
         weights = [array for node in stage.nodes for array in node.arrays if array.trainable]
         return StageRecord(
             index=stage.index,

@@ -100,7 +100,7 @@ def test_horovod_is_told_for_installed_frameworks_only(tell: Tell, monkeypatch: 
     [
         ("echo; echo ' mpirun (Some MPI) 9 '; echo more", "mpirun (Some MPI) 9"),
         ("echo on stderr >&2", "on stderr"),
-        ("exit 3", "mpirun tells no version"),
+        ("exit 3", "mpirun prints no version"),
         ("sleep 60", "mpirun does not answer: "),
     ],
 )

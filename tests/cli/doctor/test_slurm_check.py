@@ -219,7 +219,7 @@ def test_accounts(account: str, verdict: str) -> None:
 
 def test_a_partition_that_takes_all_says_nothing_of_the_user() -> None:
     assert slurm_results(FakeSlurm(), qos="normal")["slurm.qos"] == (
-        "partition alpha takes all; whether you may, sbatch says",
+        "partition alpha takes all; sbatch decides whether you may",
         UNCHECKED,
     )
     silent = FakeSlurm({"scontrol show partition alpha": ""})
@@ -235,7 +235,7 @@ def test_reservations(name: str, verdict: str) -> None:
 @pytest.mark.parametrize(("mpi", "verdict"), [("pmix", OK), ("pmi2", OK), ("openmpi", DIFFERS), ("available", DIFFERS)])
 def test_what_starts_ranks_of_mpi(mpi: str, verdict: str) -> None:
     assert slurm_results(FakeSlurm(), mpi=mpi)["slurm.mpi"] == ("srun has pmix, none, pmi2", verdict)
-    assert slurm_results(FakeSlurm({"srun --mpi": ""}), mpi=mpi)["slurm.mpi"] == ("srun does not say", UNCHECKED)
+    assert slurm_results(FakeSlurm({"srun --mpi": ""}), mpi=mpi)["slurm.mpi"] == ("srun does not list any", UNCHECKED)
 
 
 def test_mpirun_is_looked_for_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

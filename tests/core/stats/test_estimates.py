@@ -224,7 +224,7 @@ def test_relative_half_width_is_half_the_width_over_the_value() -> None:
         ("needs positive", lambda: divide_estimates(Estimate(1.0, -1.0, 1.0), Estimate(1.0, 1.0, 1.0))),
         ("too small", lambda: divide_estimates(Estimate(1e-300, 1e-300, 1.0), Estimate(1e300, 1.0, 1e300))),
         ("by a positive number", lambda: estimates.scale_estimate(Estimate(1.0, 1.0, 1.0), -1)),
-        ("no intervals", lambda: estimates.sum_estimates([])),
+        ("no estimates", lambda: estimates.sum_estimates([])),
     ],
 )
 def test_what_is_no_measurement_is_an_error(says: str, call: Callable[[], object]) -> None:

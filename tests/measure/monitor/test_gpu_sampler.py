@@ -84,7 +84,7 @@ def test_a_lost_gpu_is_noted_once_and_its_rows_stop(
     found = sampled(rows, tmp_path)
     assert (len(gpus), found.values("gpu1", "lost"), found.values("gpu0", "lost")) == (1, [1.0], [])
     assert (len(found.values("gpu0", "power_w")), len(found.values("gpu1", "power_w"))) == (3, 1)
-    assert [index for index, _ in gpus.processes()] == [0]
+    assert [index for index, _ in gpus.compute_processes()] == [0]
 
 
 def test_a_gpu_that_is_lost_from_the_start(nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def test_a_gpu_that_is_lost_from_the_start(nvml_library: Path, tmp_path: Path, m
 
 def test_compute_processes(nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_in(monkeypatch, nvml_library, PROCESSES_1="17 18")
-    assert list(GpuSampler(SampleRows()).processes()) == [(0, []), (1, [17, 18])]
+    assert list(GpuSampler(SampleRows()).compute_processes()) == [(0, []), (1, [17, 18])]
 
 
 def test_without_a_driver_there_is_a_reason(nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,5 +105,5 @@ def test_without_a_driver_there_is_a_reason(nvml_library: Path, monkeypatch: pyt
     gpus = GpuSampler(rows)
     gpus.sample()
     gpus.sample_slow()
-    assert (len(gpus), len(rows), list(gpus.processes())) == (0, 0, [])
+    assert (len(gpus), len(rows), list(gpus.compute_processes())) == (0, 0, [])
     assert gpus.missing is not None and "Driver Not Loaded" in gpus.missing

@@ -1,4 +1,4 @@
-"""How often the monitor samples what, on a clock of the test's own."""
+"""How often the monitor takes each kind of sample, on a clock of the test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.nvml_stand_in import put_in
 
 
 class Clock:
-    """Time that passes as it is told."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -29,76 +29,76 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(sampling, "time", made)
-    return made
+    clock = Clock()
+    monkeypatch.setattr(sampling, "time", clock)
+    return clock
 
 
 @pytest.fixture
 def counts(
     tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> tuple[Sampler, dict[str, int]]:
-    """A monitor, and how often it took each kind of sample."""
+    """Return a sampler, and how often it took each kind of sample."""
     put_in(monkeypatch, nvml_library)
     write_spec(simulated_spec(), tmp_path)
-    monitor = Sampler(tmp_path, os.getpid())
-    found: dict[str, int] = {}
+    sampler = Sampler(tmp_path, os.getpid())
+    taken_by_name: dict[str, int] = {}
 
-    def counted(name: str):
+    def count(name: str):
         def part() -> None:
-            found[name] = found.get(name, 0) + 1
-            monitor.rows.add(1.0, "gpu0", name, 1.0)
+            taken_by_name[name] = taken_by_name.get(name, 0) + 1
+            sampler.rows.add(1.0, "gpu0", name, 1.0)
 
         return part
 
-    parts = {part: counted(part.__name__) for part in monitor._interval_s}
-    for kept in ("_interval_s", "_due_s"):
-        setattr(monitor, kept, {parts[part]: value for part, value in getattr(monitor, kept).items()})
-    return monitor, found
+    parts = {part: count(part.__name__) for part in sampler._interval_s}
+    for name in ("_interval_s", "_due_s"):
+        setattr(sampler, name, {parts[part]: value for part, value in getattr(sampler, name).items()})
+    return sampler, taken_by_name
 
 
-def go(monitor: Sampler, clock: Clock, seconds: float) -> None:
+def sample_for(sampler: Sampler, clock: Clock, seconds: float) -> None:
     end_s = clock.now_s + seconds
     while clock.now_s < end_s:
-        monitor.sample()
-        rest_s = monitor.rest_s()
-        assert 0 < rest_s <= 0.1 + 1e-9 or len(monitor.rows) > 100
+        sampler.sample()
+        rest_s = sampler.seconds_to_next()
+        assert 0 < rest_s <= 0.1 + 1e-9 or len(sampler.rows) > 100
         clock.now_s += rest_s
 
 
-def test_each_at_its_own_pace(counts: tuple[Sampler, dict[str, int]], clock: Clock) -> None:
-    monitor, found = counts
-    go(monitor, clock, 10.0)
-    assert {name: pytest.approx(n, abs=2) for name, n in found.items()} == {
-        "sample": 100, "_host_and_processes": 20, "sample_slow": 20, "_foreign": 5,
+def test_each_kind_of_sample_has_its_interval(counts: tuple[Sampler, dict[str, int]], clock: Clock) -> None:
+    sampler, taken_by_name = counts
+    sample_for(sampler, clock, 10.0)
+    assert {name: pytest.approx(n, abs=2) for name, n in taken_by_name.items()} == {
+        "sample": 100, "_sample_host": 20, "sample_slow": 20, "_count_foreign_processes": 5,
     }  # fmt: skip
 
 
-def test_after_a_stall_nothing_is_made_up_for(counts: tuple[Sampler, dict[str, int]], clock: Clock) -> None:
-    monitor, found = counts
-    monitor.sample()
+def test_samples_missed_in_a_stall_are_not_made_up_for(counts: tuple[Sampler, dict[str, int]], clock: Clock) -> None:
+    sampler, taken_by_name = counts
+    sampler.sample()
     clock.now_s += 60.0
-    go(monitor, clock, 1.0)
-    assert found["sample"] <= 13
+    sample_for(sampler, clock, 1.0)
+    assert taken_by_name["sample"] <= 13
 
 
 def test_a_long_run_is_sampled_less_and_less_often(
     counts: tuple[Sampler, dict[str, int]], clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monitor, found = counts
-    monitor._many = 200
+    sampler, taken_by_name = counts
+    sampler._slowing_rows = 200
     monkeypatch.setattr(sampling, "ROWS_BEFORE_SLOWING", 200)
-    taken = []
+    per_period = []
     for _ in range(4):
-        before = found.get("sample", 0)
-        go(monitor, clock, 100.0)
-        taken.append(found["sample"] - before)
-    assert len(monitor.rows) < 1500 and taken[0] > 200 and taken[-1] < taken[0] / 2
+        before = taken_by_name.get("sample", 0)
+        sample_for(sampler, clock, 100.0)
+        per_period.append(taken_by_name["sample"] - before)
+    assert len(sampler.rows) < 1500 and per_period[0] > 200 and per_period[-1] < per_period[0] / 2
 
 
-def test_the_last_sample_is_of_everything(counts: tuple[Sampler, dict[str, int]], clock: Clock) -> None:
-    monitor, found = counts
-    monitor.sample()
+def test_sample_all_takes_every_kind_of_sample(counts: tuple[Sampler, dict[str, int]], clock: Clock) -> None:
+    sampler, taken_by_name = counts
+    sampler.sample()
     clock.now_s += 0.01
-    monitor.last()
-    assert set(found.values()) == {2}
+    sampler.sample_all()
+    assert set(taken_by_name.values()) == {2}

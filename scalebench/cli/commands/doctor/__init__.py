@@ -1,6 +1,6 @@
-"""`scalebench doctor`: this machine, what is installed on it, what is missing, and the command that installs it.
+"""`scalebench doctor`: show this machine, what is installed, what is missing, and the command that installs it.
 
-`scalebench doctor hardware=NAME` compares it with a hardware YAML instead: verbs/hardware_check.py.
+`scalebench doctor hardware=NAME` compares it with a hardware YAML instead: see hardware_check.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from scalebench.core.machine.machine import Machine
 from scalebench.report import machine_text
 from scalebench.strategies import registry
 
-EXTRA_PACKAGES = {"PIL": "pip install 'scalebench[images]'"}  # what no strategy requires, but some data sets do
+EXTRA_PACKAGES = {"PIL": "pip install 'scalebench[images]'"}  # required by some data sets, by no strategy
 LAUNCHER_COMMANDS = {
     "MPI": ("mpirun", "apt-get install openmpi-bin"),
     "SLURM": ("sbatch", "runs start here, or on hardware.hosts; hardware.slurm.bin names its folder"),
@@ -31,21 +31,23 @@ MAX_ANSWER_S = 10.0
 
 
 def add_arguments(parser: CommandParser) -> None:
-    parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="hardware=NAME: compare this host with that YAML")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="KEY=VALUE", help="hardware=NAME: compare this host with that YAML"
+    )
     parser.add_argument("-cd", "--config-dir", metavar="FOLDER", help="a folder with YAML files of your own")
 
 
 def main(options: argparse.Namespace) -> int:
-    if options.words or options.config_dir:
-        from scalebench.cli.commands.doctor import hardware_check  # needs Hydra, which the rest does not
+    if options.overrides or options.config_dir:
+        from scalebench.cli.commands.doctor import hardware_check  # imports Hydra, which the rest does not need
 
-        return hardware_check.main(options.words, options.config_dir)
+        return hardware_check.main(options.overrides, options.config_dir)
     here = machine.detect_machine()
     table = Table(box=box.SIMPLE, show_header=False)
     for name, text in [*list_machine_rows(here), *list_software(here), *list_launchers(), *list_horovod_builds()]:
         table.add_row(name, text)
     console = Console(markup=False, highlight=False)
-    console.width = console.width if console.is_terminal else 400  # a line for each fact
+    console.width = console.width if console.is_terminal else 400  # one line for each fact
     console.print(table)
     if (links := make_link_table(here)) is not None:
         console.print(links)
@@ -53,23 +55,23 @@ def main(options: argparse.Namespace) -> int:
 
 
 def list_machine_rows(here: Machine) -> list[machine_text.Row]:
-    """The machine's facts, and the command that compares the connections of its GPUs."""
+    """List the machine's facts, and the command that compares the connections of its GPUs."""
     return [*machine_text.facts(here), *machine_text.pairs(here), *machine_text.comparing(here)]
 
 
 def make_link_table(here: Machine) -> Table | None:
-    """The matrix of connections between GPUs; None where it is unknown."""
+    """Return the matrix of connections between GPUs; None where it is unknown."""
     matrix = machine_text.links(here)
     if matrix is None:
         return None
     table = Table("links", *(f"GPU {number}" for number in range(len(matrix))), box=box.SIMPLE_HEAD)
-    for number, words in enumerate(matrix):
-        table.add_row(f"GPU {number}", *words)
+    for number, cells in enumerate(matrix):
+        table.add_row(f"GPU {number}", *cells)
     return table
 
 
 def list_software(here: Machine) -> list[tuple[str, str]]:
-    """System and packages; a row for each package that something here could use and that is not installed."""
+    """List system and packages, and a row for each useful package that is not installed."""
     container = f", in {here.container}" if here.container is not None else ""
     rows = [("system", f"{here.os}, Python {here.python}{container}")]
     rows.append(("packages", ", ".join(f"{name} {version}" for name, version in here.versions.items())))
@@ -82,26 +84,27 @@ def list_software(here: Machine) -> list[tuple[str, str]]:
 
 
 def list_launchers() -> list[tuple[str, str]]:
-    """What can start processes on several machines."""
+    """List the programs that start processes on several machines."""
     rows = []
-    for name, (command, otherwise) in LAUNCHER_COMMANDS.items():
-        there = shutil.which(command) is not None
-        rows.append((name, _read_version(command) if there else f"no {command} on the PATH: {otherwise}"))
+    for name, (command, hint) in LAUNCHER_COMMANDS.items():
+        is_present = shutil.which(command) is not None
+        rows.append((name, _read_version(command) if is_present else f"no {command} on the PATH: {hint}"))
     return rows
 
 
 def list_horovod_builds() -> list[tuple[str, str]]:
-    """A row for each installed framework; takes seconds after Horovod or a framework has changed."""
+    """List Horovod's build for each installed framework; takes seconds after one of them has changed."""
     if registry.missing_packages(["horovod"]):
         return [("Horovod", f"not installed: {registry.install_hint('horovod')}")]
-    known = [name for name in horovod_build.FRAMEWORKS if horovod_build.detect_framework_version(name) is not None]
+    frameworks = [name for name in horovod_build.FRAMEWORKS if horovod_build.detect_framework_version(name) is not None]
     return [
-        ("Horovod" if number == 0 else "", horovod_build.describe_horovod(name)) for number, name in enumerate(known)
+        ("Horovod" if number == 0 else "", horovod_build.describe_horovod(name))
+        for number, name in enumerate(frameworks)
     ]
 
 
 def _read_version(command: str) -> str:
-    """The first line of what `command --version` prints."""
+    """Return the first line that `command --version` prints."""
     try:
         done = subprocess.run(
             [command, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=MAX_ANSWER_S
@@ -109,4 +112,4 @@ def _read_version(command: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{command} does not answer: {error}"
     lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-    return lines[0] if lines else f"{command} tells no version"
+    return lines[0] if lines else f"{command} prints no version"

@@ -1,4 +1,4 @@
-"""One line of `scalebench doctor hardware=NAME`: what the YAML has beside what this host or SLURM has."""
+"""One line of `scalebench doctor hardware=NAME`: a value of the YAML beside that of this host or SLURM."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ class CheckResult:
     """One line of the doctor's table."""
 
     key: str
-    expected: str  # what the YAML has
+    expected: str  # the value in the YAML
     actual: str
     verdict: str
 
 
 def check_value(key: str, expected: object, actual: str | None, same: bool) -> CheckResult:
-    """Judge one value; not checked where the YAML has none, or the host's is unknown."""
+    """Compare one value; it is not checked where the YAML has none, or that of the host is unknown."""
     verdict = UNCHECKED if expected is None or actual is None else OK if same else DIFFERS
     return CheckResult(key, "null" if expected is None else str(expected), actual or "unknown", verdict)
 
 
-def mark_unchecked(results: list[CheckResult], because: str) -> list[CheckResult]:
-    """The same lines without a verdict: this host is not one that the YAML describes."""
-    return [replace(line, actual=f"{line.actual} ({because})", verdict=UNCHECKED) for line in results]
+def mark_unchecked(results: list[CheckResult], reason: str) -> list[CheckResult]:
+    """Return the same lines without a verdict, since the YAML does not describe this host."""
+    return [replace(line, actual=f"{line.actual} ({reason})", verdict=UNCHECKED) for line in results]
 
 
 def is_near(expected: int | None, actual: int | None) -> bool:
@@ -41,5 +41,5 @@ def format_size(size_bytes: int | None) -> str | None:
 
 
 def join_counted(texts: list[str]) -> str:
-    """Join texts, equal ones counted: ['a', 'b', 'a'] -> '2 x a, b'."""
+    """Join texts and count equal ones: ['a', 'b', 'a'] -> '2 x a, b'."""
     return ", ".join(text if count == 1 else f"{count} x {text}" for text, count in Counter(texts).items())

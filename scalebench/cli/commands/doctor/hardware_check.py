@@ -24,9 +24,9 @@ from scalebench.cli.commands.doctor.check_result import (
     UNCHECKED,
     CheckResult,
     check_value,
-    join_counted,
     format_size,
     is_near,
+    join_counted,
     mark_unchecked,
 )
 from scalebench.cli.commands.doctor.slurm_check import PartitionNode
@@ -39,7 +39,7 @@ from scalebench.core.machine.machine import Machine, cache_folder
 from scalebench.core.spec import Config, HardwareSpec
 from scalebench.slurm.commands import Slurm, in_allocation
 
-BRANDS = {"nvidia", "geforce", "tesla"}  # which drivers sometimes leave out
+BRANDS = {"nvidia", "geforce", "tesla"}  # left out by some drivers
 MODEL_SUFFIXES = {"ti", "super"}  # a GTX 1070 Ti is no GTX 1070
 NETWORK_FILE_SYSTEMS = (
     "nfs nfs4 lustre gpfs beegfs ceph cephfs glusterfs afs panfs wekafs pvfs2 orangefs ocfs2 gfs2 9p cifs smb3".split()
@@ -48,30 +48,30 @@ IMAGE_SUFFIXES = (".sif", ".simg", ".img", ".sqsh", ".squashfs")
 
 
 def main(overrides: list[str], config_dir: str | None) -> int:
-    """Print the table. 0: nothing differs; 1: something does. InputError for overrides that cannot be composed."""
+    """Print the table. Return 1 where something differs. Raise InputError for overrides that cannot be composed."""
     config = compose_hardware(overrides, config_dir)
-    words = [*([f"--config-dir={config_dir}"] if config_dir is not None else []), *overrides]
-    found, hint = check_host(config, machine.detect_machine(), words)
-    table = Table("key", f"hardware={config.hardware.name} says", "here", "", box=box.SIMPLE_HEAD)
-    for line in found:
+    arguments = [*([f"--config-dir={config_dir}"] if config_dir is not None else []), *overrides]
+    results, hint = check_host(config, machine.detect_machine(), arguments)
+    table = Table("key", f"hardware={config.hardware.name} has", "here", "", box=box.SIMPLE_HEAD)
+    for line in results:
         table.add_row(line.key, line.expected, line.actual, line.verdict)
     console = Console(markup=False, highlight=False)
-    console.width = console.width if console.is_terminal else 400  # a line for each key
+    console.width = console.width if console.is_terminal else 400  # one line for each key
     console.print(table)
-    counts = {verdict: sum(line.verdict == verdict for line in found) for verdict in (OK, DIFFERS, UNCHECKED)}
+    counts = {verdict: sum(line.verdict == verdict for line in results) for verdict in (OK, DIFFERS, UNCHECKED)}
     console.print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
     if hint is not None:
-        console.print(hint, soft_wrap=True)  # a command, to be copied whole
+        console.print(hint, soft_wrap=True)  # a command, to be copied in one piece
     return 1 if counts[DIFFERS] else 0
 
 
 def compose_hardware(overrides: list[str], config_dir: str | None = None) -> Config:
-    """The config that these overrides mean to a run, checked; `config_dir` is a folder with the user's own YAML."""
-    for word in overrides:
-        if "=" not in word:
-            raise InputError(f"doctor takes hardware=NAME and settings, not '{word}'")
-    named = [word.partition("=")[2] for word in overrides if word.startswith("hardware=")]
-    if not named or "," in named[-1]:
+    """Compose and check the config of a run with these overrides; `config_dir` has YAML files of the user."""
+    for override in overrides:
+        if "=" not in override:
+            raise InputError(f"doctor takes hardware=NAME and settings, not '{override}'")
+    names = [override.partition("=")[2] for override in overrides if override.startswith("hardware=")]
+    if not names or "," in names[-1]:
         raise InputError("doctor compares this host with one hardware YAML: doctor hardware=NAME")
     search = []
     if config_dir is not None:
@@ -87,8 +87,8 @@ def compose_hardware(overrides: list[str], config_dir: str | None = None) -> Con
     return config
 
 
-def check_host(config: Config, here: Machine, words: Sequence[str]) -> tuple[list[CheckResult], str | None]:
-    """All lines, and where this host is no node, the command that checks one."""
+def check_host(config: Config, here: Machine, arguments: Sequence[str]) -> tuple[list[CheckResult], str | None]:
+    """Return all lines and, where this host is no node, the command that checks one."""
     hardware = config.hardware
     node = check_node(hardware, here, in_allocation())
     if hardware.scheduler != "slurm":
@@ -98,29 +98,29 @@ def check_host(config: Config, here: Machine, words: Sequence[str]) -> tuple[lis
     if name is None:
         node = mark_unchecked(node, "not a node")
     line = _check_this_host(hardware, here, name, nodes)
-    found = [line, *slurm_results, *node, *check_container(hardware), *check_shared_folders(config)]
-    return found, make_srun_hint(hardware, words) if name is None and nodes else None
+    results = [line, *slurm_results, *node, *check_container(hardware), *check_shared_folders(config)]
+    return results, make_srun_hint(hardware, arguments) if name is None and nodes else None
 
 
 def find_node_name(here: Machine, nodes: Sequence[PartitionNode]) -> str | None:
-    """SLURM's name of this host; None where it is no node: a login node, also inside an allocation of salloc."""
+    """Return SLURM's name of this host; None where it is no node: a login node, also inside an allocation of salloc."""
     short = here.hostname.partition(".")[0]
     listed = next((node.name for node in nodes if node.name.partition(".")[0] == short), None)
-    return os.environ.get("SLURMD_NODENAME") or listed  # which slurmd sets, for what it starts itself
+    return os.environ.get("SLURMD_NODENAME") or listed  # set by slurmd for the processes that it starts
 
 
-def make_srun_hint(hardware: HardwareSpec, words: Sequence[str]) -> str:
-    """The command that checks a node."""
+def make_srun_hint(hardware: HardwareSpec, arguments: Sequence[str]) -> str:
+    """Return a hint with the command that checks a node."""
     slurm = hardware.slurm
     srun = ["srun", "--nodes=1", "--ntasks=1"]
     if not in_allocation():
-        named = ("partition", "account", "qos", "reservation", "constraint")
-        srun += [f"--{key}={value}" for key in named if (value := getattr(slurm, key)) is not None]
+        keys = ("partition", "account", "qos", "reservation", "constraint")
+        srun += [f"--{key}={value}" for key in keys if (value := getattr(slurm, key)) is not None]
         srun += ["--exclusive"] if slurm.exclusive else []
         if hardware.devices == "cuda" and slurm.gres and hardware.gpus_per_node is not None:
             srun += [f"--gres={slurm.gres.replace('{gpus}', str(hardware.gpus_per_node))}"]
-    command = shlex.join([*srun, "python", "-m", "scalebench", "doctor", *words])
-    return f"this host is no node of hardware={hardware.name}; to look at one: {command}"
+    command = shlex.join([*srun, "python", "-m", "scalebench", "doctor", *arguments])
+    return f"this host is no node of hardware={hardware.name}; to check one: {command}"
 
 
 def _check_this_host(
@@ -129,7 +129,7 @@ def _check_this_host(
     expected = f"a node of {hardware.slurm.partition or 'the default partition'}"
     job = f", in job {os.environ['SLURM_JOB_ID']}" if in_allocation() else ""
     if name is None:
-        kind = "no node of it: a login node?" if nodes else "of which nobody here says whether it is one"
+        kind = "no node of it: a login node?" if nodes else "unknown whether it is one"
         return CheckResult("this host", expected, f"{here.hostname}, {kind}{job}", UNCHECKED)
     if nodes and name not in [node.name for node in nodes]:
         return CheckResult("this host", expected, f"{name}, of another partition{job}", DIFFERS)
@@ -137,16 +137,16 @@ def _check_this_host(
 
 
 def check_node(hardware: HardwareSpec, here: Machine, in_job: bool = False) -> list[CheckResult]:
-    """Check the devices, cores, memory, network interface and folder of a node. A job may have only some of the node's
-    GPUs: fewer than expected prove nothing then."""
-    found = _check_gpus(hardware, here, in_job) if hardware.devices != "cpu" else []
+    """Check the devices, cores, memory, network interface and copy folder of a node. A job may have only some of the
+    node's GPUs, so that fewer than expected are no difference then."""
+    results = _check_gpus(hardware, here, in_job) if hardware.devices != "cpu" else []
     cores = here.cpus_physical or here.cpus
     usable = f", {here.cpus} for this process" if here.cpus < cores else ""
-    found.append(
+    results.append(
         check_value("cpus_per_node", hardware.cpus_per_node, f"{cores} cores{usable}", hardware.cpus_per_node == cores)
     )
     memory, actual = hardware.memory_bytes, here.memory_bytes
-    found.append(check_value("memory_bytes", format_size(memory), format_size(actual), is_near(memory, actual)))
+    results.append(check_value("memory_bytes", format_size(memory), format_size(actual), is_near(memory, actual)))
     return [
         *found,
         *(line for line in (_check_interface(hardware), _check_node_copy_folder(hardware)) if line.expected != "null"),
@@ -176,9 +176,9 @@ def _check_gpus(hardware: HardwareSpec, here: Machine, in_job: bool) -> list[Che
 
 
 def is_same_model(expected: str, actual: str) -> bool:
-    """Whether a name of gpu_specs.csv, such as 'A100 SXM4 40GB', is meant by NVML's 'NVIDIA A100-SXM4-40GB'."""
-    wanted, found = (set(re.findall(r"[a-z0-9]+", name.lower())) - BRANDS for name in (expected, actual))
-    return wanted <= found and not (found - wanted) & MODEL_SUFFIXES
+    """Return whether a name of gpu_specs.csv, such as 'A100 SXM4 40GB', matches NVML's 'NVIDIA A100-SXM4-40GB'."""
+    wanted, present = (set(re.findall(r"[a-z0-9]+", name.lower())) - BRANDS for name in (expected, actual))
+    return wanted <= present and not (present - wanted) & MODEL_SUFFIXES
 
 
 def check_shared_folders(config: Config) -> list[CheckResult]:
@@ -194,13 +194,13 @@ def check_shared_folders(config: Config) -> list[CheckResult]:
 
 
 def find_file_system(path: Path, mounts: Sequence[tuple[str, str]]) -> str | None:
-    """The type of the file system of a path: that of the deepest mount (folder, type) above it."""
+    """Return the type of the file system of a path: that of the deepest mount (folder, type) above it."""
     above = [(len(Path(folder).parts), kind) for folder, kind in mounts if path.is_relative_to(folder)]
-    return max(above, key=lambda found: found[0])[1] if above else None
+    return max(above, key=lambda mount: mount[0])[1] if above else None
 
 
 def _check_shared_folder(name: str, path: Path, mounts: Sequence[tuple[str, str]]) -> CheckResult:
-    """Whether a path is on a network file system: that the nodes mount it too, only a job can show."""
+    """Check that a path is on a network file system. Whether the nodes mount it too, only a job can show."""
     kind = find_file_system(path.absolute(), mounts)
     shared = kind in NETWORK_FILE_SYSTEMS or (kind or "").startswith("fuse.")
     on = f"{path} on {kind or 'an unknown file system'}"

@@ -1,4 +1,4 @@
-"""What SLURM answers on this host, checked against a hardware YAML, for `scalebench doctor`."""
+"""Check the answers of SLURM's commands on this host against a hardware YAML, for `scalebench doctor`."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from scalebench.cli.commands.doctor.check_result import (
     UNCHECKED,
     CheckResult,
     check_value,
-    join_counted,
     format_size,
     is_near,
+    join_counted,
 )
 from scalebench.core.errors import unknown_name_message
 from scalebench.core.spec import Config, HardwareSpec, SlurmSpec
 from scalebench.slurm.commands import Slurm, SlurmError
 from scalebench.slurm.resources import START_ALLOWANCE_S
 
-PYXIS_OPTION = "--container-image"  # an option that srun has with the plugin only
-# Of sinfo, a line for each node: host name, partition (* marks the default), state, CPUs, sockets:cores:threads, MiB,
-# gres, time limit, features.
+PYXIS_OPTION = "--container-image"  # an option of srun that only the plugin adds
+# sinfo prints a line for each node: host name, partition (* marks the default), state, CPUs, sockets:cores:threads,
+# MiB, gres, time limit, features.
 SINFO_FORMAT = "%n|%P|%T|%c|%z|%m|%G|%l|%f"
 UNUSABLE_STATES = ("down", "drain", "fail", "unknown", "error", "future", "inval")
 
@@ -36,9 +36,9 @@ class PartitionNode:
 
     name: str
     partition: str
-    default: bool  # this partition is the one that jobs go to which name none
+    default: bool  # jobs that name no partition go to this one
     state: str
-    cpus: int  # as SLURM counts them: threads where it hands out threads
+    cpus: int  # as SLURM counts them: threads where it allocates threads
     cores: int
     memory_bytes: int
     gres: str
@@ -51,7 +51,7 @@ class PartitionNode:
 
 
 def check_slurm(slurm: Slurm, config: Config) -> tuple[list[CheckResult], list[PartitionNode]]:
-    """Check what SLURM answers, and return the nodes of the partition. Nothing is changed or started."""
+    """Check the answers of SLURM's commands, and return the nodes of the partition. Nothing is changed or started."""
     wants = config.hardware.slurm
     if not slurm.has("sbatch"):
         where = wants.bin or "the PATH"
@@ -73,71 +73,72 @@ def _report_no_answer(reason: str) -> tuple[list[CheckResult], list[PartitionNod
 
 
 def _parse_allowed_names(shown: str, key: str) -> list[str] | None:
-    """The names after `key=` in what scontrol shows of a partition; None where it takes all."""
-    found = re.search(rf"(?:^|\s){key}=(\S+)", shown)
-    return None if found is None or found[1] == "ALL" else found[1].split(",")
+    """Return the names after `key=` in scontrol's description of a partition; None where it accepts all."""
+    match = re.search(rf"(?:^|\s){key}=(\S+)", shown)
+    return None if match is None or match[1] == "ALL" else match[1].split(",")
 
 
 def _check_admission(slurm: Slurm, wants: SlurmSpec, name: str) -> list[CheckResult]:
-    """Account, QOS and reservation. Whether the user belongs to an account, only sbatch knows for sure."""
+    """Check account, QOS and reservation. Whether the user belongs to an account, only sbatch can decide."""
     shown = _run_or_empty(slurm, "scontrol", "show", "partition", name) if wants.account or wants.qos else ""
     lines = []
     for key, wanted, allowed in (("account", wants.account, "AllowAccounts"), ("qos", wants.qos, "AllowQos")):
         names = _parse_allowed_names(shown, allowed)
         if wanted is not None and names is None:
-            actual = f"partition {name} takes all" if shown else "scontrol does not say"
-            lines.append(CheckResult(f"slurm.{key}", wanted, f"{actual}; whether you may, sbatch says", UNCHECKED))
+            actual = f"partition {name} takes all" if shown else "scontrol does not show it"
+            lines.append(CheckResult(f"slurm.{key}", wanted, f"{actual}; sbatch decides whether you may", UNCHECKED))
         elif wanted is not None and names is not None:
             actual = f"partition {name} takes {', '.join(names)}"
             lines.append(CheckResult(f"slurm.{key}", wanted, actual, OK if wanted in names else DIFFERS))
     if wants.reservation is not None:
-        known = (
-            f"ReservationName={wants.reservation}" in _run_or_empty(slurm, "scontrol", "show", "reservation").split()
-        )
-        actual = "is there" if known else "no such reservation"
-        lines.append(CheckResult("slurm.reservation", wants.reservation, actual, OK if known else DIFFERS))
+        reservations = _run_or_empty(slurm, "scontrol", "show", "reservation").split()
+        exists = f"ReservationName={wants.reservation}" in reservations
+        actual = "is there" if exists else "no such reservation"
+        lines.append(CheckResult("slurm.reservation", wants.reservation, actual, OK if exists else DIFFERS))
     return lines
 
 
 def _check_mpi(slurm: Slurm, wants: SlurmSpec) -> list[CheckResult]:
-    """What starts ranks of MPI."""
+    """Check the program that starts MPI ranks."""
     if wants.mpi == "mpirun":
         return [_check_program("slurm.mpi", "mpirun", "a line of slurm.setup may load it")]
     names = re.findall(r"^\s+(\S+)$", _run_or_empty(slurm, "srun", "--mpi=list"), re.MULTILINE)
     verdict = UNCHECKED if not names else OK if wants.mpi in names else DIFFERS
     return [
-        CheckResult("slurm.mpi", wants.mpi, f"srun has {', '.join(names)}" if names else "srun does not say", verdict)
+        CheckResult(
+            "slurm.mpi", wants.mpi, f"srun has {', '.join(names)}" if names else "srun does not list any", verdict
+        )
     ]
 
 
 def _check_container_runtime(slurm: Slurm, wants: SlurmSpec) -> list[CheckResult]:
-    """What opens the image."""
+    """Check the program that runs the container image."""
     if wants.container is None:
         return []
     if wants.container_runtime != "pyxis":
         return [_check_program("slurm.container_runtime", wants.container_runtime, "the nodes may have it")]
-    there = PYXIS_OPTION in _run_or_empty(slurm, "srun", "--help")
-    actual = f"srun has {'' if there else 'no '}{PYXIS_OPTION}"
-    return [CheckResult("slurm.container_runtime", "pyxis", actual, OK if there else DIFFERS)]
+    has_pyxis = PYXIS_OPTION in _run_or_empty(slurm, "srun", "--help")
+    actual = f"srun has {'' if has_pyxis else 'no '}{PYXIS_OPTION}"
+    return [CheckResult("slurm.container_runtime", "pyxis", actual, OK if has_pyxis else DIFFERS)]
 
 
-def _check_program(key: str, name: str, otherwise: str) -> CheckResult:
-    found = shutil.which(name)
-    actual = found or f"not on the PATH of this host; {otherwise}"
-    return CheckResult(key, name, actual, OK if found else UNCHECKED)
+def _check_program(key: str, name: str, hint: str) -> CheckResult:
+    path = shutil.which(name)
+    actual = path or f"not on the PATH of this host; {hint}"
+    return CheckResult(key, name, actual, OK if path else UNCHECKED)
 
 
-def _run_or_empty(slurm: Slurm, name: str, *words: str) -> str:
-    """The output of a command; empty where it fails."""
+def _run_or_empty(slurm: Slurm, name: str, *arguments: str) -> str:
+    """Return the output of a command; empty where it fails."""
     try:
-        return slurm.run(name, *words)
+        return slurm.run(name, *arguments)
     except SlurmError:
         return ""
 
 
 def parse_sinfo(text: str) -> list[PartitionNode]:
-    """Nodes of what `sinfo --Node --format=SINFO_FORMAT` prints; other lines are ignored."""
-    found = []
+    """Parse the nodes that `sinfo --Node --format=SINFO_FORMAT` prints; other lines are ignored."""
+    nodes = []
     for line in text.splitlines():
         parts = line.strip().split("|")
         shape = re.fullmatch(r"(\d+):(\d+):(\d+)", parts[4]) if len(parts) == 9 else None
@@ -145,14 +146,14 @@ def parse_sinfo(text: str) -> list[PartitionNode]:
             continue
         name, partition, state, cpus, _, mib, gres, limit, features = parts
         cores = int(shape[1]) * int(shape[2])
-        marks = tuple(word for word in features.split(",") if word != "(null)")
+        names = tuple(feature for feature in features.split(",") if feature != "(null)")
         fields = (name, partition.rstrip("*"), partition.endswith("*"), state, int(cpus), cores)
-        found.append(PartitionNode(*fields, int(mib) * 2**20, gres, parse_limit_minutes(limit), marks))
-    return found
+        nodes.append(PartitionNode(*fields, int(mib) * 2**20, gres, parse_limit_minutes(limit), names))
+    return nodes
 
 
 def parse_limit_minutes(limit: str) -> float | None:
-    """SLURM's D-HH:MM:SS, HH:MM:SS, MM:SS; None for infinite and what is not set."""
+    """Parse SLURM's D-HH:MM:SS, HH:MM:SS or MM:SS; None for an infinite limit, or none at all."""
     match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", limit)
     if match is None:
         return None
@@ -161,18 +162,18 @@ def parse_limit_minutes(limit: str) -> float | None:
 
 
 def count_gpus(gres: str, kind: str | None = None) -> int:
-    """GPUs in SLURM's words, of one kind or of all: 'gpu:a100:8(S:0-1),nvme:1' -> 8."""
-    found = re.findall(r"(?:^|,)gpu(?::([A-Za-z_][^:,()]*))?(?::(\d+))?(?=[(,]|$)", gres)
-    return sum(int(count or 1) for name, count in found if kind is None or name.lower() == kind.lower())
+    """Count the GPUs of one kind, or of all, in a gres text: 'gpu:a100:8(S:0-1),nvme:1' -> 8."""
+    gpus = re.findall(r"(?:^|,)gpu(?::([A-Za-z_][^:,()]*))?(?::(\d+))?(?=[(,]|$)", gres)
+    return sum(int(count or 1) for name, count in gpus if kind is None or name.lower() == kind.lower())
 
 
 def select_nodes(nodes: Sequence[PartitionNode], name: str | None) -> list[PartitionNode]:
-    """The nodes of the partition of that name; of the default one where none is named."""
+    """Return the nodes of the partition of that name; those of the default partition where none is named."""
     return [node for node in nodes if (node.default if name is None else node.partition == name)]
 
 
 def check_partition(config: Config, nodes: Sequence[PartitionNode]) -> list[CheckResult]:
-    """Check the nodes of the YAML's partition. A job may get any of them, so each has to fit."""
+    """Check the nodes of the YAML's partition. A job may get any of them, so each of them must match."""
     hardware, slurm = config.hardware, config.hardware.slurm
     nodes_used = select_nodes(nodes, slurm.partition)
     if not nodes_used:
@@ -193,12 +194,12 @@ def check_partition(config: Config, nodes: Sequence[PartitionNode]) -> list[Chec
     return rows if slurm.constraint is None else [*rows, _check_constraint(slurm.constraint, nodes_used)]
 
 
-def _report_no_partition(wanted: str | None, known: Sequence[str]) -> CheckResult:
+def _report_no_partition(wanted: str | None, partitions: Sequence[str]) -> CheckResult:
     if wanted is None:
         return CheckResult(
-            "slurm.partition", "null", f"no default partition; known: {', '.join(known) or 'none'}", DIFFERS
+            "slurm.partition", "null", f"no default partition; known: {', '.join(partitions) or 'none'}", DIFFERS
         )
-    return CheckResult("slurm.partition", wanted, unknown_name_message("partition", wanted, known), DIFFERS)
+    return CheckResult("slurm.partition", wanted, unknown_name_message("partition", wanted, partitions), DIFFERS)
 
 
 def _check_each_node(
@@ -225,7 +226,7 @@ def _format_cores(node: PartitionNode) -> str:
 
 
 def _check_gres(hardware: HardwareSpec, nodes: Sequence[PartitionNode]) -> CheckResult:
-    """As many GPUs as expected, of the kind that slurm.gres asks for."""
+    """Check that each node has as many GPUs as expected, of the kind in slurm.gres."""
     kind = re.match(r"gpu:([A-Za-z_][^:]*):", hardware.slurm.gres)
     expected = hardware.gpus_per_node
     wanted = None if expected is None else hardware.slurm.gres.replace("{gpus}", str(expected))
@@ -234,7 +235,7 @@ def _check_gres(hardware: HardwareSpec, nodes: Sequence[PartitionNode]) -> Check
 
 
 def _check_time_limit(config: Config, nodes: Sequence[PartitionNode]) -> CheckResult:
-    """Check the job's time against the partition's limit: a job that wants more waits for ever or is refused."""
+    """Check the job's time against the partition's limit: a longer job waits for ever or is refused."""
     wanted = config.hardware.slurm.time_minutes
     wants = wanted or math.ceil((config.measure.timeout_s + START_ALLOWANCE_S) / 60)
     limits = [node.limit_minutes for node in nodes if node.limit_minutes is not None]
@@ -244,9 +245,9 @@ def _check_time_limit(config: Config, nodes: Sequence[PartitionNode]) -> CheckRe
 
 
 def _check_constraint(wanted: str, nodes: Sequence[PartitionNode]) -> CheckResult:
-    """One feature can be looked up; what joins several by & or | is sbatch's to judge."""
-    known = sorted({feature for node in nodes for feature in node.features})
-    actual = f"features {', '.join(known) or 'none'}"
+    """Check a constraint of one feature. Only sbatch can judge one that joins several by & or |."""
+    known_features = sorted({feature for node in nodes for feature in node.features})
+    actual = f"features {', '.join(known_features) or 'none'}"
     if not re.fullmatch(r"[\w.-]+", wanted):
         return CheckResult("slurm.constraint", wanted, actual, UNCHECKED)
-    return CheckResult("slurm.constraint", wanted, actual, OK if wanted in known else DIFFERS)
+    return CheckResult("slurm.constraint", wanted, actual, OK if wanted in known_features else DIFFERS)

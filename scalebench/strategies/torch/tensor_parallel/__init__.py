@@ -1,4 +1,4 @@
-"""Dense layers split over the devices, through DTensor: each process computes its part of a layer on all samples."""
+"""Tensor parallelism: dense layers split over the devices through DTensor, each process with a part of a layer."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from scalebench.strategies.torch.tensor_parallel.plan import Split, plan_splits
 from scalebench.strategies.torch.user_module import UserModule
 from scalebench.workloads import user_code
 
-MIN_TORCH_VERSION = (2, 7)  # PyTorch, whose parallelize_module takes each part from what is there on every process
+MIN_TORCH_VERSION = (2, 7)  # from here on parallelize_module takes each shard from the process's own full weights
 
 
 @dataclass
 class TensorParallelOptions:
-    """Which layers are split."""
+    """The option that selects the layers to split."""
 
-    layers: str = "all"  # all: every dense layer that is wide enough | paired: those of pairs, which exchange least
+    layers: str = "all"  # all: every dense layer that is wide enough | paired: those of pairs, which communicate least
 
 
 class TensorParallel(TorchStrategy):
-    """One process per device, all on the same samples. Activations are exchanged within both passes; gradients are not:
-    what every process has all of is trained by all of them alike."""
+    """One process per device, all on the same samples. Activations are communicated within both passes; gradients are
+    not synchronized, since all processes compute the same ones for the weights that are not split."""
 
     Options = TensorParallelOptions
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
         self.splits: list[Split] = []
-        self._exchanges: dict[tuple[str, int], collectives.TorchCollective] = {}
+        self._collectives: dict[tuple[str, int], collectives.TorchCollective] = {}
 
     def group_backend(self) -> str:
         requested = self.spec.config.strategy.backend
@@ -46,7 +46,7 @@ class TensorParallel(TorchStrategy):
         return requested
 
     def shard(self) -> tuple[int, int]:
-        """All processes read every global batch."""
+        """Return a single replica: all processes read every global batch."""
         return 0, 1
 
     def setup(self) -> None:
@@ -66,60 +66,63 @@ class TensorParallel(TorchStrategy):
         super().setup()
 
     def step(self, batch: TorchBatch) -> LossPart | None:
-        """All have the same loss, and rank 0 tells it."""
-        part = super().step(batch)
-        return part if self.place.rank == 0 else None
+        """Train one step; all ranks have the same loss, which rank 0 returns."""
+        loss_part = super().step(batch)
+        return loss_part if self.place.rank == 0 else None
 
     def set_gradient_sync(self, on: bool) -> None:
-        raise NotMeasured(f"{self.spec.config.strategy.name} has no output of a split layer without its exchange")
+        raise NotMeasured(f"{self.spec.config.strategy.name} has no output of a split layer without communication")
 
     def partial_step(self, batch: TorchBatch, until: str) -> None:
         raise NotMeasured(
-            f"{self.spec.config.strategy.name} exchanges within its passes: no part of an update is without"
+            f"{self.spec.config.strategy.name} communicates within its passes: no part of a step is without"
         )
 
     def message_sizes(self) -> list[int]:
-        """Of the activations and their gradients, from their shapes."""
+        """Return the sizes of the communicated activations and their gradients, computed from their shapes."""
         return [size for _, size in self._messages()]
 
     def run_isolated_sync(self, sizes: list[int]) -> None:
-        """One after the other, as layers wait for them; sizes of other updates as all-reduces."""
-        sent = self._messages()
-        if sizes != [size for _, size in sent]:
-            sent = [("all_reduce", size) for size in sizes]
-        for kind, size in sent:
-            if (kind, size) not in self._exchanges:
-                self._exchanges[kind, size] = self._collective(kind, size)
-            self._exchanges[kind, size]()
+        """Send the messages one after the other, as layers wait for them; sizes of other steps as all-reduces."""
+        messages = self._messages()
+        if sizes != [size for _, size in messages]:
+            messages = [("all_reduce", size) for size in sizes]
+        for kind, size in messages:
+            if (kind, size) not in self._collectives:
+                self._collectives[kind, size] = self.collective(kind, size)
+            self._collectives[kind, size]()
 
-    def collective(self, name: str, size_bytes: int) -> Callable[[], None]:
-        return self._collective(name, size_bytes)
-
-    def backend_used(self) -> str | None:
-        """Two more updates under the profiler, which spoil the weights."""
-        return self.observe_backend()
-
-    def _collective(self, name: str, size_bytes: int) -> collectives.TorchCollective:
+    def collective(self, name: str, size_bytes: int) -> collectives.TorchCollective:
         assert self.group is not None, "setup comes first"
         return collectives.build_torch_collective(self.group, name, size_bytes)
 
+    def backend_used(self) -> str | None:
+        """Observe the backend in two more steps under the profiler, which spoil the weights."""
+        return self.observe_backend()
+
     def _messages(self) -> list[tuple[str, int]]:
-        """(kind, bytes) of each message of an update, in its order. Under bfloat16 outputs are of that, and gradients
-        as the inputs are that they belong to."""
+        """Return (kind, bytes) of each message of a step, in order.
+
+        Under bfloat16, outputs are bfloat16, and gradients have the type of the inputs that they belong to.
+        """
         devices = self.spec.processes
         if self.last_batch is None or devices == 1:
             return []
-        out = HALF_DTYPES.get(self.spec.config.train.precision, torch.float32)
-        sent = [(message, out) for one in self.splits for message in one.forward]
-        sent += [(message, self._inputs.of[one.layer]) for one in reversed(self.splits) for message in one.backward]
+        output_dtype, input_dtypes = (
+            HALF_DTYPES.get(self.spec.config.train.precision, torch.float32),
+            self._input_dtypes,
+        )
+        messages = [(message, output_dtype) for split in self.splits for message in split.forward]
+        for split in reversed(self.splits):
+            messages += [(message, input_dtypes.by_layer[split.layer]) for message in split.backward]
         return [
-            (message.kind, part.samples * message.numbers(devices) * kind.itemsize)
+            (message.kind, part.samples * message.count_elements(devices) * dtype.itemsize)
             for part in drop_empty_parts(self.last_batch.split(self.accumulate))
-            for message, kind in sent
+            for message, dtype in messages
         ]
 
     def _build(self) -> NetworkModule | UserModule:
-        from scalebench.strategies.torch.tensor_parallel import layers  # DTensor, which takes seconds to import
+        from scalebench.strategies.torch.tensor_parallel import layers  # imports DTensor, which takes seconds
 
         model = super()._build()
         assert isinstance(model, NetworkModule), "setup refuses others"
@@ -130,6 +133,6 @@ class TensorParallel(TorchStrategy):
                 f"{self.spec.config.model.name} has no dense layer that {devices} devices could share under "
                 f"strategy.options.layers={self.options.layers}, and no others are split"
             )
-        self._inputs = layers.InputDtypes(model, self.splits)
+        self._input_dtypes = layers.InputDtypes(model, self.splits)
         layers.split_layers(model, self.splits, self.device.type)
         return model

@@ -1,4 +1,4 @@
-"""The layers of a plan of tensor_plan, split over processes through DTensor."""
+"""Splitting the layers of a plan over processes through DTensor."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ from scalebench.strategies.torch.tensor_parallel.plan import COLUMNS, Split
 
 
 class ShardedDropout(nn.Module):
-    """Dropout of an activation of which each device has a part. All draw for all of it, as one device would, so that
-    their generators stay alike, and keep what is of their part."""
+    """Dropout of an activation that is sharded over the devices.
+
+    Every device draws for the full activation, as one device would, and uses the part for its shard, so that all random
+    generators stay in the same state.
+    """
 
     def __init__(self, rate: float, mesh: DeviceMesh) -> None:
         super().__init__()
@@ -34,52 +37,55 @@ class ShardedDropout(nn.Module):
     def forward(self, x: DTensor) -> Tensor:
         if not self.training or self.rate == 0:
             return x
-        kept = functional.dropout(torch.ones(x.shape, dtype=x.dtype, device=x.device), self.rate)
-        return x * distribute_tensor(kept, self.mesh, x.placements, src_data_rank=None)
+        mask = functional.dropout(torch.ones(x.shape, dtype=x.dtype, device=x.device), self.rate)
+        return x * distribute_tensor(mask, self.mesh, x.placements, src_data_rank=None)
 
 
 class InputDtypes:
-    """Types of what comes into split layers, by their names; noted once."""
+    """Types of the split layers' inputs by layer, recorded in the first forward pass."""
 
     def __init__(self, model: NetworkModule, splits: Sequence[Split]) -> None:
-        self.of: dict[str, torch.dtype] = {}
+        self.by_layer: dict[str, torch.dtype] = {}
         self._hooks = {
-            one.layer: getattr(model, one.layer).register_forward_pre_hook(partial(self._note, one.layer))
-            for one in splits
+            split.layer: getattr(model, split.layer).register_forward_pre_hook(partial(self._record, split.layer))
+            for split in splits
         }
 
-    def _note(self, layer: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        self.of[layer] = inputs[0].dtype
+    def _record(self, layer: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self.by_layer[layer] = inputs[0].dtype
         self._hooks.pop(layer).remove()
 
 
 def split_layers(model: NetworkModule, splits: Sequence[Split], device: str) -> None:
-    """The parameters of those layers become parts of themselves, over all processes of the group, each of which has a
-    device of that type. All have the same weights so far."""
+    """Replace the parameters of those layers by shards over all processes of the group.
+
+    Each process has a device of that type, and the same weights so far.
+    """
     mesh = init_device_mesh(device, (dist.get_world_size(),))
-    for one in splits:
-        for name in one.between:
+    for split in splits:
+        for name in split.between:
             if isinstance(module := getattr(model, name), nn.Dropout):
                 setattr(model, name, ShardedDropout(module.p, mesh))
-    # What leaves a split layer as a plain tensor is a view that autograd lets nobody overwrite.
-    plain = {one.layer for one in splits if _output_is_plain(one)}
-    model.protect_outputs(plain)
-    styles = {one.layer: _parallel_style(one) for one in splits}
-    # Of one tensor for query, key and value the gradient is summed up over the devices once.
-    whole = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Replicate(), use_local_output=False)
-    styles |= {one.shared: whole for one in splits if one.shared is not None}
+    # The plain output of a split layer is a view, which autograd does not let later modules overwrite.
+    model.protect_outputs({split.layer for split in splits if _has_plain_output(split)})
+    styles = {split.layer: _parallel_style(split) for split in splits}
+    # Query, key and value read one tensor, whose gradient is summed up over the devices once.
+    shared = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Replicate(), use_local_output=False)
+    styles |= {split.shared: shared for split in splits if split.shared is not None}
     parallelize_module(model, mesh, styles, src_data_rank=None)
 
 
-def _output_is_plain(one: Split) -> bool:
-    """Between the layers of a pair the activation stays a DTensor, which knows how wide the whole of it is: parts need
-    not be equal. Those of an attention are, and it works on plain tensors."""
-    return one.by != COLUMNS or not one.paired or one.shared is not None
+def _has_plain_output(split: Split) -> bool:
+    """Return False if the output stays a DTensor: between the layers of a pair, whose shards may be unequal.
+
+    A DTensor knows its full width. The shards of an attention are equal, and it works on plain tensors.
+    """
+    return split.by != COLUMNS or not split.paired or split.shared is not None
 
 
-def _parallel_style(one: Split) -> ParallelStyle:
-    if one.by == COLUMNS and not one.paired:
+def _parallel_style(split: Split) -> ParallelStyle:
+    if split.by == COLUMNS and not split.paired:
         return ColwiseParallel(output_layouts=Replicate())
-    if one.by == COLUMNS:
-        return ColwiseParallel(use_local_output=_output_is_plain(one))
-    return RowwiseParallel() if one.paired else RowwiseParallel(input_layouts=Replicate())
+    if split.by == COLUMNS:
+        return ColwiseParallel(use_local_output=_has_plain_output(split))
+    return RowwiseParallel() if split.paired else RowwiseParallel(input_layouts=Replicate())

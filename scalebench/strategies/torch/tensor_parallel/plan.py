@@ -1,10 +1,10 @@
-"""Which dense layers of a network are split over devices, and how: no torch here.
+"""Planning which dense layers of a network are split over devices, and how (without torch).
 
-A layer is split by columns (each device has some of its outputs) or by rows (some of its inputs). Two in a row with
-nothing but elementwise operations in between may be split by columns and then by rows: between them nothing is
-exchanged. So are query, key and value by columns, which are whole heads, and the projection behind an attention by rows
-(Shoeybi et al., Megatron-LM, arXiv:1909.08053, section 3). Of all ways to split a chain of layers the one that sends
-least is taken.
+A layer is split by columns (each device has some of its outputs) or by rows (some of its inputs). Two consecutive
+layers with only elementwise operations in between can be split as a pair, by columns and then by rows, without any
+communication between them. In an attention, query, key and value are split by columns, which are complete heads, and
+the projection after it by rows (Shoeybi et al., Megatron-LM, arXiv:1909.08053, section 3). Of all ways to split a chain
+of layers the planner takes the one that sends least.
 """
 
 from __future__ import annotations
@@ -18,132 +18,141 @@ from scalebench.workloads.network import Network, Node
 
 COLUMNS, ROWS = "columns", "rows"
 ELEMENTWISE = ("relu", "gelu", "dropout")
-# How often a ring sends each number of the result, but for a factor that is the same: an all-reduce is a
-# reduce-scatter and then an all-gather.
+# How often a ring sends each element of the result, up to a common factor: an all-reduce is a reduce-scatter followed
+# by an all-gather.
 RING_PASSES = {"all_reduce": 2, "all_gather": 1}
 
 
 class ActivationMessage(NamedTuple):
-    """What all devices exchange for one sample in one pass; `width` is the last axis of the activation."""
+    """A collective operation on one sample's activation in one pass; `width` is the activation's last axis."""
 
     kind: str  # "all_reduce" | "all_gather"
     positions: int
     width: int
 
-    def numbers(self, devices: int) -> int:
-        """Of the whole; the parts that are gathered are made equal in size first."""
+    def count_elements(self, devices: int) -> int:
+        """Count the elements of the complete result; shards are padded to equal size before they are gathered."""
         width = self.width if self.kind == "all_reduce" else -(-self.width // devices) * devices
         return self.positions * width
 
 
 @dataclass(frozen=True)
 class Split:
-    """One dense layer over all devices. A paired one shares an activation with its partner that stays split."""
+    """One dense layer split over all devices. Between the layers of a pair the activation stays split."""
 
     layer: str
     by: str  # COLUMNS | ROWS
     paired: bool
     forward: tuple[ActivationMessage, ...] = ()
     backward: tuple[ActivationMessage, ...] = ()
-    between: tuple[str, ...] = ()  # elementwise nodes behind it, up to its partner
-    shared: str | None = None  # of an attention's: the node that query, key and value read, and nobody else
+    between: tuple[str, ...] = ()  # elementwise nodes after it, up to the other layer of the pair
+    shared: str | None = None  # in an attention: the node that only query, key and value read
 
 
 class _SplitChoice(NamedTuple):
-    """Of ways to split layers, the smallest is the best one: first how much of them stays whole."""
+    """One way to split some layers. The smallest tuple is the best: first by the parameters that are not split."""
 
-    whole: int  # parameters that every device has all of
-    sent: int  # numbers for one sample, each as often as a ring sends it
+    unsplit: int  # parameters of which every device has all
+    sent: int  # elements sent for one sample, each counted as often as a ring sends it
     splits: tuple[Split, ...] = ()
 
     def then(self, other: _SplitChoice) -> _SplitChoice:
-        return _SplitChoice(self.whole + other.whole, self.sent + other.sent, self.splits + other.splits)
+        return _SplitChoice(self.unsplit + other.unsplit, self.sent + other.sent, self.splits + other.splits)
 
 
-def plan_splits(network: Network, devices: int, lone: bool = True) -> list[Split]:
-    """The layers that are split, in forward order; without `lone` only those of pairs. No device goes without a part
-    of a layer: one that is too narrow for that stays whole."""
-    learning = _nodes_with_gradient(network)
-    splits = [split for node in network.nodes for split in _attention_splits(network, node, devices, learning)]
+def plan_splits(network: Network, devices: int, include_single: bool = True) -> list[Split]:
+    """Return the layers to split, in forward order; without `include_single` only those of pairs.
+
+    Every device gets a part of a split layer: a layer that is too narrow for that is not split.
+    """
+    with_gradient = _nodes_with_gradient(network)
+    splits = [split for node in network.nodes for split in _attention_splits(network, node, devices, with_gradient)]
     for chain in _dense_chains(network, {split.layer for split in splits}):
-        splits += _choose_splits(chain, devices, lone, learning).splits
+        splits += _choose_splits(chain, devices, include_single, with_gradient).splits
     order = [node.name for node in network.nodes]
     return sorted(splits, key=lambda split: order.index(split.layer))
 
 
-def list_messages(splits: Sequence[Split]) -> list[ActivationMessage]:
-    """Of one update, in the order in which they are sent."""
-    forward = [message for split in splits for message in split.forward]
-    return forward + [message for split in reversed(splits) for message in split.backward]
-
-
 def can_share(width: int, devices: int) -> bool:
-    """Whether each device gets a part, as torch.chunk deals: equal ones, and the last ones take what is left."""
+    """Return True if each device gets a part from torch.chunk, whose last parts may be smaller or missing."""
     return -(-width // devices) * (devices - 1) < width
 
 
 class _DenseLink(NamedTuple):
-    """A dense layer, and the elementwise nodes behind it up to the next one."""
+    """A dense layer, and the elementwise nodes after it up to the next dense layer."""
 
     node: Node
     between: tuple[str, ...]
 
 
-def _choose_splits(chain: Sequence[_DenseLink], devices: int, lone: bool, learning: set[str]) -> _SplitChoice:
-    """From the last layer on: what is best for the rest of a chain does not depend on how it began."""
+def _choose_splits(
+    chain: Sequence[_DenseLink], devices: int, include_single: bool, with_gradient: set[str]
+) -> _SplitChoice:
+    """Choose the best splits by dynamic programming from the last layer on.
+
+    The best splits of the rest of a chain do not depend on those of its beginning.
+    """
     best = [_SplitChoice(0, 0)]
     for at in reversed(range(len(chain))):
         node, between = chain[at]
-        ways = [_SplitChoice(math.prod(node.arrays[0].shape), 0).then(best[0])]
-        ways += [_rate_splits(split).then(best[0]) for split in _single_splits(node, devices, learning) if lone]
+        choices = [_SplitChoice(math.prod(node.arrays[0].shape), 0).then(best[0])]
+        if include_single:
+            choices += [_rate_splits(split).then(best[0]) for split in _single_splits(node, devices, with_gradient)]
         if at + 1 < len(chain) and can_share(node.shape[-1], devices):
-            ways.append(_rate_splits(*_pair_splits(node, between, chain[at + 1].node, learning)).then(best[1]))
-        best.insert(0, min(ways, key=lambda way: way[:2]))
+            pair = _pair_splits(node, between, chain[at + 1].node, with_gradient)
+            choices.append(_rate_splits(*pair).then(best[1]))
+        best.insert(0, min(choices, key=lambda choice: choice[:2]))
     return best[0]
 
 
-def _single_splits(node: Node, devices: int, learning: set[str]) -> Iterator[Split]:
-    """By columns its output is gathered, and the gradient of its input, to which all columns add, is summed up. By rows
-    the output is summed up, and that gradient gathered."""
-    into, out = node.arrays[0].shape
-    learns = node.inputs[0] in learning
-    if can_share(out, devices):
-        backward = [_message("all_reduce", node, into)] if learns else []
-        yield Split(node.name, COLUMNS, False, (_message("all_gather", node, out),), tuple(backward))
-    if can_share(into, devices):
-        backward = [_message("all_gather", node, into)] if learns else []
-        yield Split(node.name, ROWS, False, (_message("all_reduce", node, out),), tuple(backward))
+def _single_splits(node: Node, devices: int, with_gradient: set[str]) -> Iterator[Split]:
+    """Yield the possible splits of a layer by itself.
+
+    By columns, its output is gathered and the gradient of its input, to which all columns add, is summed up. By rows,
+    the output is summed up and that gradient gathered.
+    """
+    inputs, outputs = node.arrays[0].shape
+    has_gradient = node.inputs[0] in with_gradient
+    if can_share(outputs, devices):
+        backward = [_message("all_reduce", node, inputs)] if has_gradient else []
+        yield Split(node.name, COLUMNS, False, (_message("all_gather", node, outputs),), tuple(backward))
+    if can_share(inputs, devices):
+        backward = [_message("all_gather", node, inputs)] if has_gradient else []
+        yield Split(node.name, ROWS, False, (_message("all_reduce", node, outputs),), tuple(backward))
 
 
-def _pair_splits(first: Node, between: tuple[str, ...], second: Node, learning: set[str]) -> tuple[Split, Split]:
-    into, out = first.arrays[0].shape[0], second.shape[-1]
-    backward = [_message("all_reduce", first, into)] if first.inputs[0] in learning else []
+def _pair_splits(first: Node, between: tuple[str, ...], second: Node, with_gradient: set[str]) -> tuple[Split, Split]:
+    inputs, outputs = first.arrays[0].shape[0], second.shape[-1]
+    backward = [_message("all_reduce", first, inputs)] if first.inputs[0] in with_gradient else []
     return (
         Split(first.name, COLUMNS, True, (), tuple(backward), between),
-        Split(second.name, ROWS, True, (_message("all_reduce", second, out),)),
+        Split(second.name, ROWS, True, (_message("all_reduce", second, outputs),)),
     )
 
 
-def _attention_splits(network: Network, node: Node, devices: int, learning: set[str]) -> list[Split]:
-    """The layers around an attention whose heads the devices can share equally; none where there are others between."""
+def _attention_splits(network: Network, node: Node, devices: int, with_gradient: set[str]) -> list[Split]:
+    """Return the splits of the dense layers around an attention.
+
+    There are none unless the devices can share its heads equally and nothing else is between these layers.
+    """
     if node.op != "attention" or node.settings["heads"] % devices:
         return []
     readers = _readers(network)
-    firsts = [other for other in network.nodes if other.name in node.inputs]
-    behind = readers[node.name]
-    sources = {name for first in firsts for name in first.inputs}
-    layers = [*firsts, *behind]
-    if {layer.op for layer in layers} != {"dense"} or len(behind) != 1 or len(sources) != 1:
+    projections = [other for other in network.nodes if other.name in node.inputs]
+    following = readers[node.name]
+    sources = {name for projection in projections for name in projection.inputs}
+    layers = [*projections, *following]
+    if {layer.op for layer in layers} != {"dense"} or len(following) != 1 or len(sources) != 1:
         return []
-    (project,), (shared,) = behind, sources
-    alone = all(readers[first.name] == [node] for first in firsts)
-    if not alone or readers[shared] != firsts or shared not in learning:
+    (output,), (shared,) = following, sources
+    read_by_node_only = all(readers[projection.name] == [node] for projection in projections)
+    if not read_by_node_only or readers[shared] != projections or shared not in with_gradient:
         return []
-    backward = (_message("all_reduce", firsts[0], firsts[0].arrays[0].shape[0]),)  # of what all three add to
-    splits = [Split(first.name, COLUMNS, True, shared=shared) for first in firsts]
+    backward = (_message("all_reduce", projections[0], projections[0].arrays[0].shape[0]),)  # one sum for all three
+    splits = [Split(projection.name, COLUMNS, True, shared=shared) for projection in projections]
     splits[0] = replace(splits[0], backward=backward)
-    forward = (_message("all_reduce", project, project.shape[-1]),)
-    return [*splits, Split(project.name, ROWS, True, forward, shared=shared)]
+    forward = (_message("all_reduce", output, output.shape[-1]),)
+    return [*splits, Split(output.name, ROWS, True, forward, shared=shared)]
 
 
 def _message(kind: str, node: Node, width: int) -> ActivationMessage:
@@ -151,28 +160,31 @@ def _message(kind: str, node: Node, width: int) -> ActivationMessage:
 
 
 def _rate_splits(*splits: Split) -> _SplitChoice:
-    sent = [message for split in splits for message in (*split.forward, *split.backward)]
-    return _SplitChoice(0, sum(RING_PASSES[one.kind] * one.positions * one.width for one in sent), splits)
+    messages = [message for split in splits for message in (*split.forward, *split.backward)]
+    sent = sum(RING_PASSES[message.kind] * message.positions * message.width for message in messages)
+    return _SplitChoice(0, sent, splits)
 
 
-def _dense_chains(network: Network, others: set[str]) -> Iterator[list[_DenseLink]]:
-    """Dense layers, but for those of `others`, that read each other through elementwise operations at most, with nobody
-    else reading in between."""
-    dense = {node.name: node for node in network.nodes if node.op == "dense" and node.name not in others}
+def _dense_chains(network: Network, excluded: set[str]) -> Iterator[list[_DenseLink]]:
+    """Yield the chains of dense layers that are connected by elementwise operations only, without other readers.
+
+    Layers of `excluded` are in no chain.
+    """
+    dense = {node.name: node for node in network.nodes if node.op == "dense" and node.name not in excluded}
     readers = _readers(network)
-    onward = {name: _next_dense(node, readers) for name, node in dense.items()}
-    followers = {after for _, after in onward.values()}
+    links = {name: _next_dense(node, readers) for name, node in dense.items()}
+    followers = {following for _, following in links.values()}
     for first in dense.keys() - followers:
         chain, name = [], first
         while name in dense:
-            between, after = onward[name]
+            between, following = links[name]
             chain.append(_DenseLink(dense[name], between))
-            name = after
+            name = following
         yield chain
 
 
 def _next_dense(node: Node, readers: dict[str, list[Node]]) -> tuple[tuple[str, ...], str]:
-    """(elementwise nodes behind it, the dense layer that they alone lead to; "": there is none)."""
+    """Return (elementwise nodes after this one, the dense layer that alone reads them; "" if there is none)."""
     between: list[str] = []
     while len(reading := readers[node.name]) == 1:
         (node,) = reading
@@ -185,18 +197,18 @@ def _next_dense(node: Node, readers: dict[str, list[Node]]) -> tuple[tuple[str, 
 
 
 def _readers(network: Network) -> dict[str, list[Node]]:
-    """Of each node's output, in forward order."""
-    found: dict[str, list[Node]] = {node.name: [] for node in network.nodes}
+    """Return the readers of each node's output, in forward order."""
+    readers: dict[str, list[Node]] = {node.name: [] for node in network.nodes}
     for node in network.nodes:
         for name in dict.fromkeys(node.inputs):
-            found[name].append(node)
-    return found
+            readers[name].append(node)
+    return readers
 
 
 def _nodes_with_gradient(network: Network) -> set[str]:
-    """Nodes whose outputs have a gradient: they depend on what is trained."""
-    found: set[str] = set()
+    """Return the nodes whose outputs have a gradient, because they depend on trained arrays."""
+    names: set[str] = set()
     for node in network.nodes:
-        if any(array.trainable for array in node.arrays) or found.intersection(node.inputs):
-            found.add(node.name)
-    return found
+        if any(array.trainable for array in node.arrays) or names.intersection(node.inputs):
+            names.add(node.name)
+    return names

@@ -1,4 +1,4 @@
-"""One stage of a model on made-up batches; staged<k>.json is what it saw."""
+"""One stage of a model that trains on random batches and writes its observations to staged<k>.json."""
 
 from __future__ import annotations
 
@@ -17,56 +17,56 @@ from scalebench.runner.worker import exit_without_cleanup, run_rank
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.observed import BatchReplay
 
-SIZES = (12, 12, 4, 12, 4)  # of the batches; the smaller ones are the last of an epoch
+BATCH_SIZES = (12, 12, 4, 12, 4)  # the smaller ones are the last of an epoch
 
 
 def batches(model: ModelSpec) -> list[TorchBatch]:
-    """The same on every rank."""
-    made = torch.Generator().manual_seed(1)
-    found = []
-    for size in SIZES:
-        inputs = torch.randn(size, *model.input_shape, generator=made)
+    """Return the same random batches on every rank."""
+    generator = torch.Generator().manual_seed(1)
+    batches = []
+    for size in BATCH_SIZES:
+        inputs = torch.randn(size, *model.input_shape, generator=generator)
         if model.target_shape:
-            targets = torch.rand(size, *model.target_shape, generator=made)
+            targets = torch.rand(size, *model.target_shape, generator=generator)
         else:
-            targets = torch.randint(model.outputs, (size,), generator=made)
-        found.append(TorchBatch(inputs, targets, size))
-    return found
+            targets = torch.randint(model.outputs, (size,), generator=generator)
+        batches.append(TorchBatch(inputs, targets, size))
+    return batches
 
 
 def losses(strategy: Any, model: ModelSpec) -> list[float] | None:
-    """Mean of each update; None on a stage that has none."""
-    found = [part for batch in batches(model) for part in train(strategy, batch) if part is not None]
-    return [float(part.loss_sum) / part.samples for part in found] or None
+    """Train on all batches and return the mean loss of each step; None on a stage that has no loss."""
+    parts = [part for batch in batches(model) for part in train(strategy, batch) if part is not None]
+    return [float(part.loss_sum) / part.samples for part in parts] or None
 
 
 def train(strategy: Any, batch: TorchBatch) -> list[Any]:
-    once = BatchReplay(batch, 1)
-    strategy.train(once)
-    return once.parts
+    replay = BatchReplay(batch, 1)
+    strategy.train(replay)
+    return replay.parts
 
 
 def sums(strategy: Any) -> dict[str, float]:
-    """Of all weights by name."""
+    """Return the sum of each array of weights by name."""
     return {name: float(array.astype(float).sum()) for name, array in strategy.parameters().items()}
 
 
 def body(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any) -> None:
     strategy.setup()
     model = spec.config.model
-    seen: dict[str, Any] = {"losses": losses(strategy, model), "weights": sums(strategy)}
-    seen["params"], seen["messages"] = strategy.num_params(), strategy.message_sizes()
+    observed: dict[str, Any] = {"losses": losses(strategy, model), "weights": sums(strategy)}
+    observed["params"], observed["messages"] = strategy.num_params(), strategy.message_sizes()
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         train(strategy, batches(model)[0])
-    seen["step"] = carried(profiler)
+    observed["step"] = gloo_events(profiler)
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        strategy.run_isolated_sync(seen["messages"])
-    seen["exchange"] = carried(profiler)
-    seen["stages"] = [dataclasses.asdict(one) for one in strategy.stages()]
-    write_json(progress.folder / f"staged{record.rank}.json", seen)
+        strategy.run_isolated_sync(observed["messages"])
+    observed["isolated_sync"] = gloo_events(profiler)
+    observed["stages"] = [dataclasses.asdict(stage) for stage in strategy.stages()]
+    write_json(progress.folder / f"staged{record.rank}.json", observed)
 
 
-def carried(profiler: Any) -> list[str]:
+def gloo_events(profiler: Any) -> list[str]:
     return sorted(event.name for event in profiler.events() if event.name.startswith("gloo:"))
 
 

@@ -1,4 +1,4 @@
-"""A model cut into stages learns as it does in one piece, and what cannot be is refused in words."""
+"""A model cut into stages trains like the complete model, and what cannot be cut is unsupported with a reason."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from scalebench.core.spec import write_spec
 from scalebench.runner import launchers
 from scalebench.strategies import registry
 from scalebench.strategies.base import Unsupported
-from scalebench.strategies.torch.pipeline import stage
+from scalebench.strategies.torch import pipeline
 from tests.strategies.torch.conftest import own, spec_of
 from tests.strategies.torch.pipeline import pipeline_rank
 
 RANK = "tests.strategies.torch.pipeline.pipeline_rank"
-SMALL = {"dataset__size": 60, "dataset__validation_share": 0.0}  # of which each batch of 20 divides by 4
+SMALL = {"dataset__size": 60, "dataset__validation_share": 0.0}  # three batches of 20
 
 
 def staged(name: str, processes: int, folder: Path, **changes: Any) -> list[dict[str, Any]]:
@@ -32,13 +32,13 @@ def staged(name: str, processes: int, folder: Path, **changes: Any) -> list[dict
 
 
 def check_losses(ranks: list[dict[str, Any]], bare: Any, rel: float) -> None:
-    """The last stage tells those of the model in one piece."""
+    """Check that the last stage alone reports losses, and that they are those of the complete model."""
     assert [rank["losses"] for rank in ranks[:-1]] == [None] * (len(ranks) - 1)
     assert ranks[-1]["losses"] == pytest.approx(pipeline_rank.losses(bare, bare.spec.config.model), rel=rel)
 
 
 def check_weights(ranks: list[dict[str, Any]], bare: Any) -> None:
-    """Gathered from all stages, they are those of the model in one piece after as many updates."""
+    """Check that the weights gathered from all stages are those of the complete model after as many steps."""
     for rank in ranks:
         assert rank["weights"] == pytest.approx(pipeline_rank.sums(bare), rel=1e-3, abs=1e-2)
         assert rank["params"] == bare.num_params()
@@ -46,8 +46,8 @@ def check_weights(ranks: list[dict[str, Any]], bare: Any) -> None:
 
 @pytest.mark.real
 @pytest.mark.parametrize("data_format", ["nhwc", pytest.param("nchw", marks=pytest.mark.slow)])
-def test_batch_norm_in_stages(strategy: Any, tmp_path: Path, data_format: str) -> None:
-    """Plain steps: Adam divides small gradients by themselves, and so makes steps of what is rounding in them."""
+def test_stages_with_batch_norm_train_like_the_complete_model(strategy: Any, tmp_path: Path, data_format: str) -> None:
+    """With sgd: Adam divides small gradients by their own size, and so makes steps of their rounding errors."""
     changes = {
         "model": "resnet20_cifar10",
         "train__optimizer": "sgd",
@@ -69,55 +69,58 @@ def test_batch_norm_in_stages(strategy: Any, tmp_path: Path, data_format: str) -
     assert min(first["work_s"], second["work_s"]) > 0
     assert ranks[0]["messages"] == ranks[1]["messages"]
     assert len(ranks[0]["messages"]) == 2
-    for rank in ranks:  # activations one way, their gradients the other, and nothing else
-        assert rank["step"] == rank["exchange"] == ["gloo:recv", "gloo:send"]
+    for rank in ranks:  # activations in one direction, their gradients in the other, and nothing else
+        assert rank["step"] == rank["isolated_sync"] == ["gloo:recv", "gloo:send"]
 
 
 @pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.parametrize("name", ["pipeline_gpipe", "pipeline_1f1b"])
 def test_micro_batches_in_half_precision(strategy: Any, tmp_path: Path, name: str) -> None:
-    """What goes between stages is as it is computed: half the bytes."""
+    """Activations are sent in the type in which they are computed, at half the bytes.
+
+    The batches of pipeline_rank divide into 4 micro-batches.
+    """
     changes = {"train__precision": "bfloat16", **SMALL}
-    ranks = staged(name, 3, tmp_path, **changes)
+    ranks = staged(name, 3, tmp_path, strategy__options__micro_batches=4, **changes)
     check_losses(ranks, strategy("bare_torch", **changes), rel=2e-2)
     messages = ranks[0]["messages"]
     assert len(messages) == 2 * 2 * 4
     sent = [rank["stages"][0]["sent_bytes"] for rank in ranks[:-1]]
     assert sum(messages) == 2 * sum(sent)
-    assert ranks[1]["exchange"] == ["gloo:recv"] * 8 + ["gloo:send"] * 8
+    assert ranks[1]["isolated_sync"] == ["gloo:recv"] * 8 + ["gloo:send"] * 8
 
 
 @pytest.mark.parametrize("name", ["model_parallel", "pipeline_gpipe", "pipeline_1f1b"])
-def test_one_stage_is_the_model(strategy: Any, name: str) -> None:
-    whole = strategy("bare_torch", **SMALL)
-    wanted = pipeline_rank.losses(whole, whole.spec.config.model)
-    one = strategy(name, **SMALL)
-    assert pipeline_rank.losses(one, one.spec.config.model) == pytest.approx(wanted, rel=1e-5)
-    assert (one.stages(), one.message_sizes(), one.backend_used()) == ([], [], None)
+def test_one_stage_is_the_complete_model(strategy: Any, name: str) -> None:
+    bare = strategy("bare_torch", **SMALL)
+    expected = pipeline_rank.losses(bare, bare.spec.config.model)
+    staged = strategy(name, **SMALL)
+    assert pipeline_rank.losses(staged, staged.spec.config.model) == pytest.approx(expected, rel=1e-5)
+    assert (staged.stages(), staged.message_sizes(), staged.backend_used()) == ([], [], None)
 
 
-def test_learning_rate_is_set(strategy: Any) -> None:
-    one = strategy("model_parallel", **SMALL)
-    before = pipeline_rank.sums(one)
-    one.set_learning_rate(0.0)
-    pipeline_rank.losses(one, one.spec.config.model)
-    assert pipeline_rank.sums(one) == before
+def test_the_learning_rate_can_be_set(strategy: Any) -> None:
+    staged = strategy("model_parallel", **SMALL)
+    before = pipeline_rank.sums(staged)
+    staged.set_learning_rate(0.0)
+    pipeline_rank.losses(staged, staged.spec.config.model)
+    assert pipeline_rank.sums(staged) == before
 
 
-def test_measured_seconds_are_asked_for_by_the_split(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
+def test_costs_are_measured_on_the_samples_of_a_micro_batch(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured_samples: list[int] = []
 
     def measured(network: Any, config: Any, samples: int, *others: Any) -> list[float]:
-        asked.append(samples)
+        measured_samples.append(samples)
         return [0.0] * len(network.nodes)
 
-    monkeypatch.setattr(stage, "measure_node_costs", measured)
-    one = strategy("pipeline_gpipe", **SMALL, strategy__options__micro_batches=4)
-    assert asked == []  # one stage has nothing to balance
-    one.stage_count = 2
-    one._costs(one.model.network)
-    assert asked == [5]  # samples of a micro-batch
+    monkeypatch.setattr(pipeline, "measure_node_costs", measured)
+    staged = strategy("pipeline_gpipe", **SMALL, strategy__options__micro_batches=4)
+    assert measured_samples == []  # one stage has nothing to balance
+    staged.stage_count = 2
+    staged._node_costs(staged.model.network)
+    assert measured_samples == [5]
 
 
 REFUSED = [
@@ -145,19 +148,19 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "gpus", "changes", "reason"), REFUSED)
-def test_what_cannot_be_is_refused_before_processes_meet(
+def test_unsupported_runs_are_refused_before_processes_meet(
     name: str, gpus: int, changes: dict[str, Any], reason: str
 ) -> None:
-    one = registry.load_strategy(name)(spec_of(name, gpus, **{**SMALL, "dataset__size": 80, **changes}), 0)
-    with pytest.raises(Unsupported) as refused:
-        one.shard()
-        one.setup()
-    assert reason in str(refused.value)
-    assert "\n" not in str(refused.value)
+    strategy = registry.load_strategy(name)(spec_of(name, gpus, **{**SMALL, "dataset__size": 80, **changes}), 0)
+    with pytest.raises(Unsupported) as error:
+        strategy.shard()
+        strategy.setup()
+    assert reason in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("name", "option", "value", "words"),
+    ("name", "option", "value", "message"),
     [
         ("model_parallel", "split", "sise", "did you mean 'size'"),
         ("pipeline_gpipe", "micro_batches", 0, "should be at least 1"),
@@ -166,6 +169,6 @@ def test_what_cannot_be_is_refused_before_processes_meet(
         ("hybrid", "schedule", "gpip", "did you mean 'gpipe'"),
     ],
 )
-def test_unknown_options(name: str, option: str, value: Any, words: str) -> None:
-    with pytest.raises(InputError, match=words):
+def test_invalid_options_are_named(name: str, option: str, value: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         registry.load_strategy(name)(spec_of(name, 2, **{f"strategy__options__{option}": value}), 0)
