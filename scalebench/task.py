@@ -175,11 +175,11 @@ def end_sweep(folder: Path) -> None:
 
 
 def _report(folder: Path, found: Survey) -> None:
-    from scalebench.report.evidence import of_survey
     from scalebench.report.html import page  # which takes longer to import than a dry run takes
+    from scalebench.report.report_data import make_report_data
 
     with state.console.working("the report"):
-        path = page.write(of_survey([folder], found), folder / "report.html")
+        path = page.write(make_report_data([folder], found), folder / "report.html")
     state.console.line(f"report: {path}")
 
 

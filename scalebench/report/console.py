@@ -21,7 +21,7 @@ from scalebench.sweep_record import SweepRecord, labels
 if TYPE_CHECKING:
     from scalebench.cluster import Queue
     from scalebench.frame import Survey
-    from scalebench.report.lost import Runs
+    from scalebench.report.sections.attribution import AttributionRecords
 
 MOST_COMMANDS = 3  # below a table
 MOST_UNREADABLE = 10  # files told of one by one
@@ -89,9 +89,9 @@ class Console:
     def ended(self, result: Result, folder: Path) -> None:
         """One line for a run that is not ok, or that searched for its largest batch; others speak through the table."""
         if result.quality.max_batch is not None and result.status == "ok":
-            from scalebench.report import largest_batch
+            from scalebench.report.terminal import describe_largest_batch
 
-            return self.line(largest_batch.words(result))
+            return self.line(describe_largest_batch(result))
         if result.status == "ok":
             return None
         log = f" (log: {folder / result.log})" if result.log is not None else ""
@@ -113,70 +113,31 @@ class Console:
         """The table of all runs at or below `paths` that can be read, repeats as one row; a line on stderr for each
         file that cannot. InputError where none can be read, or `baseline` names no run to compare them with."""
         from scalebench.frame import survey
-        from scalebench.report import batch_words
-        from scalebench.report.tables import baseline_commands, summary
-        from scalebench.report.terminal_table import data_or_model
+        from scalebench.report.repeat_commands import make_baseline_commands
+        from scalebench.report.terminal import make_overview
 
         found = survey(paths, baseline)
         for _, line in found.unreadable[:MOST_UNREADABLE]:
             self.error(f"left out: {line}")
         if (more := len(found.unreadable) - MOST_UNREADABLE) > 0:
             self.error(f"left out: {more} more that cannot be read")
-        self.rich.print(summary(found.pooled, found.given))
-        self._trainings(found)
-        self._memory(found)
-        for sentence in batch_words.sentences(found.pooled):
-            self.line(sentence)
-        for part in data_or_model(found.pooled):
+        for part in make_overview(found):
             self._part(part)
-        self._on_request(found.on_request)
-        for command in baseline_commands(found.pooled)[:MOST_COMMANDS]:
+        for command in make_baseline_commands(found.pooled)[:MOST_COMMANDS]:
             self.line(f"for the missing baselines: {command}")
         self.line(f"results: {', '.join(str(path) for path in paths)}")
         return found
 
-    def _trainings(self, found: Survey) -> None:
-        """What came of runs that trained to a stop."""
-        from scalebench.report import learned_columns, training_table
+    def details(self, folder: Path, records: AttributionRecords | None = None) -> None:
+        """Print where the time of a successful run in `folder` went, and with `records` its lost efficiency.
 
-        if (trained := learned_columns.summary(found.pooled)) is not None:
-            self.rich.print(trained)
-        for sentence in training_table.sentences(found.frame):
-            self.line(sentence)
-
-    def _memory(self, found: Survey) -> None:
-        """What devices keep, where some keep less than a whole model or have no room for it."""
-        from scalebench.report import memory
-
-        if (kept := memory.summary(found.pooled)) is not None:
-            self.rich.print(kept)
-            for sentence in memory.sentences(found.pooled):
-                self.line(sentence)
-
-    def _on_request(self, folders: Sequence[Path]) -> None:
-        """Collective operations and bandwidths, of the runs that were asked to measure them."""
-        if not folders:
-            return
-        from scalebench import crossover, transfers
-        from scalebench.report import collectives
-
-        results = [read_result(folder / RESULT_FILE) for folder in folders]
-        operations, moved = crossover.collectives(results), transfers.transfers(results)
-        for table in collectives.tables(operations) if len(operations) else []:
-            self.rich.print(table)
-        for sentence in collectives.sentences(operations) if len(operations) else []:
-            self.line(sentence)
-        if len(moved):
-            self.rich.print(collectives.bandwidth_table(moved))
-
-    def details(self, folder: Path, runs: Runs | None = None) -> None:
-        """Where the time of the run in `folder` went, and among `runs` its lost efficiency; nothing of one that is not
-        ok. InputError for no whole record."""
-        from scalebench.report.details import panel
+        Raises InputError if its record cannot be read.
+        """
+        from scalebench.report.terminal import make_details
 
         result = read_result(folder / RESULT_FILE)
-        case = runs.case(result) if runs is not None and result.status == "ok" else None
-        for part in panel(result, folder, case):
+        case = records.attribute(result) if records is not None and result.status == "ok" else None
+        for part in make_details(result, folder, case):
             self._part(part)
 
     def _part(self, part: Any) -> None:

@@ -13,7 +13,7 @@ from scalebench import baseline_store, comparison
 from scalebench.comparison import Comparison
 from scalebench.machine_kind import Kind, kind_of
 from scalebench.pairing import Launch, launches, once
-from scalebench.report import comparison_files, comparisons
+from scalebench.report import comparison_text
 from scalebench.spec import InputError
 from scalebench.verbs.arguments import Parser
 
@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> int:
         return _save(chosen)
     threshold = None if chosen.threshold is None else share(chosen.threshold)
     found = _compared(chosen, threshold)
-    status = 0 if found.no_baseline and chosen.missing == "ok" else comparisons.EXIT[found.status]
+    status = 0 if found.no_baseline and chosen.missing == "ok" else comparison_text.EXIT_STATUS[found.status]
     _show(chosen, found, status)
     return status
 
@@ -112,13 +112,13 @@ def _kinds(found: list[Launch]) -> list[Kind]:
 
 def _show(chosen: argparse.Namespace, found: Comparison, status: int) -> None:
     """To the terminal in the format that was chosen; with --out that goes to the file, and the text to the terminal."""
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else comparisons.WIDTH
-    text = comparisons.text(found, width)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else comparison_text.WIDTH
+    text = comparison_text.format_comparison(found, width)
     made = {
-        "text": lambda: comparisons.text(found) if chosen.out else text,
-        "json": lambda: comparison_files.as_json(found, status),
-        "junit": lambda: comparison_files.as_junit(found, status),
-        "markdown": lambda: comparison_files.as_markdown(found),
+        "text": lambda: comparison_text.format_comparison(found) if chosen.out else text,
+        "json": lambda: comparison_text.make_json(found, status),
+        "junit": lambda: comparison_text.make_junit(found, status),
+        "markdown": lambda: comparison_text.make_markdown(found),
     }[chosen.format]()
     if chosen.out is None:
         sys.stdout.write(made)

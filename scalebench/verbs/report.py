@@ -12,7 +12,7 @@ from scalebench.spec import InputError
 from scalebench.verbs.arguments import Parser
 
 if TYPE_CHECKING:
-    from scalebench.report.evidence import Evidence
+    from scalebench.report.report_data import ReportData
 
 BESIDE = ""  # a switch without its file: a name beside the report
 KINDS = {"markdown": "report.md", "csv": "report.csv", "figures": "figures"}
@@ -31,15 +31,15 @@ def main(arguments: list[str]) -> int:
     for path in paths:
         if not path.exists():
             raise InputError(f"{path} does not exist; give the folder of a run or a sweep")
-    evidence = importlib.import_module("scalebench.report.evidence").gather(
+    report_data = importlib.import_module("scalebench.report.report_data").load_report_data(
         paths, words.efficiency, baseline=words.baseline, references=_names(words.reference)
     )
     page = Path(words.out) if words.out else _home(paths[0]) / "report.html"
-    made = [_made(_page, evidence, page)]
+    made = [_made(_page, report_data, page)]
     for kind, name in KINDS.items():
         chosen = getattr(words, kind)
         if chosen is not None:
-            made.append(_made(WRITERS[kind], evidence, Path(chosen) if chosen != BESIDE else page.parent / name))
+            made.append(_made(WRITERS[kind], report_data, Path(chosen) if chosen != BESIDE else page.parent / name))
     print("\n".join(map(str, made)))
     return 0
 
@@ -65,32 +65,32 @@ def _home(path: Path) -> Path:
     return path if path.is_dir() else path.parent
 
 
-def _made(write: Callable[[Evidence, Path], object], evidence: Evidence, path: Path) -> Path:
+def _made(write: Callable[[ReportData, Path], object], report_data: ReportData, path: Path) -> Path:
     """What `write` leaves at `path`; a full disk or a folder that nobody may write to is one line."""
     try:
-        write(evidence, path)
+        write(report_data, path)
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror or error}; --out=FILE writes elsewhere") from error
     return path
 
 
-def _page(evidence: Evidence, path: Path) -> None:
+def _page(report_data: ReportData, path: Path) -> None:
     if path.is_dir():
         raise InputError(f"{path} is a folder; --out takes the name of a file, such as {path / 'report.html'}")
-    importlib.import_module("scalebench.report.html.page").write(evidence, path)
+    importlib.import_module("scalebench.report.html.page").write(report_data, path)
 
 
-def _markdown(evidence: Evidence, path: Path) -> None:
-    importlib.import_module("scalebench.report.markdown").write(evidence, path)
+def _markdown(report_data: ReportData, path: Path) -> None:
+    importlib.import_module("scalebench.report.markdown").write(report_data, path)
 
 
-def _csv(evidence: Evidence, path: Path) -> None:
+def _csv(report_data: ReportData, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    evidence.frame.to_csv(path, index=False)
+    report_data.frame.to_csv(path, index=False)
 
 
-def _figures(evidence: Evidence, path: Path) -> None:
-    importlib.import_module("scalebench.report.paper").write(evidence, path)
+def _figures(report_data: ReportData, path: Path) -> None:
+    importlib.import_module("scalebench.report.figures").write(report_data, path)
 
 
-WRITERS: dict[str, Callable[[Evidence, Path], None]] = {"markdown": _markdown, "csv": _csv, "figures": _figures}
+WRITERS: dict[str, Callable[[ReportData, Path], None]] = {"markdown": _markdown, "csv": _csv, "figures": _figures}

@@ -10,9 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from scalebench import published
-from scalebench.report import lost
 from scalebench.report.console import Console
-from scalebench.report.reference import references
+from scalebench.report.sections.attribution import make_attribution_records
+from scalebench.report.terminal import make_references
 from scalebench.verbs.arguments import Parser
 
 
@@ -28,9 +28,9 @@ def main(arguments: list[str]) -> int:
     console = Console()
     found = console.table(chosen.DIR, chosen.baseline)
     folders = list(dict.fromkeys(Path(str(path)) for path in found.frame["path"]))
-    runs = lost.runs(found.frame)
+    records = make_attribution_records(found.frame)
     for folder in folders if chosen.details or len(folders) == 1 else []:
-        console.details(folder, runs)
-    for table in references(found.frame, names) if names else []:
+        console.details(folder, records)
+    for table in make_references(found.frame, names) if names else []:
         console.rich.print(table)
     return 0

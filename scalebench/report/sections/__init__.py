@@ -1,22 +1,28 @@
-"""The sections of a report, in the order in which people ask. Each module has section(evidence) -> Section | None."""
+"""The sections of a report, in the order in which readers ask. Each module has section(report_data) -> Section | None.
+
+Modules with more than one section name them `<section>_section`.
+"""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
 
-from scalebench.report.blocks import Section
-from scalebench.report.evidence import Evidence
+from scalebench.report.document import Section
+from scalebench.report.report_data import ReportData
 
-NAMES = (
-    "unfinished answer scaling strategies attribution sync usage memory epochs training batch_size batch_or_devices "
-    "data_or_model learning clocks stages operations published machines problems"
+SECTIONS = (
+    "problems:unfinished_section answer:section scaling:section strategies:section attribution:section sync:section "
+    "usage:section memory:section training:epochs_section training:section batch_size:section "
+    "devices_or_batch:section data_or_model:section training:losses_section usage:clocks_section "
+    "pipeline_stages:section operations:section published:section machines:section problems:section"
 ).split()
 
 
-def sections(evidence: Evidence) -> Iterator[Section]:
-    """Those that have something to tell."""
-    for name in NAMES:
-        found = importlib.import_module(f"scalebench.report.sections.{name}").section(evidence)
-        if found is not None:
-            yield found
+def make_sections(report_data: ReportData) -> Iterator[Section]:
+    """Yield the sections that have something to show."""
+    for name in SECTIONS:
+        module, function = name.split(":")
+        made = getattr(importlib.import_module(f"scalebench.report.sections.{module}"), function)(report_data)
+        if made is not None:
+            yield made

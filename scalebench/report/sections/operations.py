@@ -1,4 +1,4 @@
-"""The section `operations` of a report: where the time of an update goes, and the operations that take it. Layer 3."""
+"""The section `operations` of a report: where the time of a step goes, which operations take it, and the traces."""
 
 from __future__ import annotations
 
@@ -6,99 +6,133 @@ from collections.abc import Iterator, Sequence
 
 from scalebench import probed
 from scalebench.curves import Curve, grouped
-from scalebench.report import runs, units, update_parts
-from scalebench.report.blocks import Block, Cell, Row, Section, Table, Words
-from scalebench.report.drawing import MOST_ROWS, tags
-from scalebench.report.evidence import Evidence
-from scalebench.report.operations import LONGEST_NAME, MOST_OPERATIONS, collectives
-from scalebench.report.run_files import inside, link
+from scalebench.probe_records import Profile
+from scalebench.report import step_breakdown, units
+from scalebench.report.document import MAX_ROWS, THROUGHPUT, Block, Cell, Paragraph, Row, Section, Table, Tags, get_tags
+from scalebench.report.report_data import (
+    ReportData,
+    describe_left_out_runs,
+    find_run_file,
+    list_detailed_runs,
+    name_runs,
+)
+from scalebench.report.report_data import Row as RunRow
 from scalebench.results import Result
 
-MOST_RUNS = 12
-COLUMNS = ("operation", "device", "calls an update", "own time an update", "of all operations", "collective")
-OPENING = "A trace opens in the browser: drop the file into ui.perfetto.dev, or load it in chrome://tracing."
+MAX_PROFILED_RUNS = 12
+MAX_OPERATIONS = 10
+MAX_NAME_LENGTH = 60
+COLUMNS = ("operation", "device", "calls per step", "own time per step", "of all operations", "collective")
+TRACE_CAPTION = "A trace opens in the browser: drop the file into ui.perfetto.dev, or load it in chrome://tracing."
 
 
-def section(evidence: Evidence) -> Section | None:
-    """None where nothing went well."""
-    found = evidence.curves
-    if not found:
+def section(report_data: ReportData) -> Section | None:
+    """Return None if no run was successful."""
+    curves = report_data.curves
+    if not curves:
         return None
-    rows = runs.detailed(evidence)
-    names = runs.names(rows)
-    by_id = {row["run_id"]: row for row in rows}
-    wanted = [run_id for run_id in _best_and_largest(found) if run_id in by_id]
-    blocks = update_parts.blocks(evidence, found)
+    rows = list_detailed_runs(report_data)
+    names = name_runs(rows)
+    row_of = {row["run_id"]: row for row in rows}
+    wanted = [run_id for run_id in _select_best_and_largest(curves) if run_id in row_of]
+    blocks = step_breakdown.make_blocks(report_data, curves)
     without: dict[str, list[str]] = {}  # reason -> runs
-    for number, run_id in enumerate(wanted[:MOST_RUNS]):
-        result = evidence.result(run_id)
-        if (table := _operations(result, number, names[run_id], by_id[run_id])) is None:
-            without.setdefault(_why_not(result), []).append(names[run_id])
+    for number, run_id in enumerate(wanted[:MAX_PROFILED_RUNS]):
+        result, name, tags = report_data.result(run_id), names[run_id], get_tags(row_of[run_id])
+        if (profile := _get_profile(result)) is None:
+            without.setdefault(_explain_missing_profile(result), []).append(name)
         else:
-            blocks += [table, Words(f"{names[run_id]}: {collectives(result)}.", tags=tags(by_id[run_id]))]
-    blocks += [Words(f"No operations of {'; '.join(whose)}: {why}.") for why, whose in without.items()]
-    if len(wanted) > MOST_RUNS:
-        blocks.append(Words(f"Operations are told of {MOST_RUNS} of the {len(wanted)} best and largest runs."))
-    blocks += _traces(evidence, rows, names)
-    if said := runs.left_out(evidence):
-        blocks.append(Words(said))
-    return Section("operations", "What takes the time of an update", blocks, folded=True)
+            table = make_operations_table(profile, f"operations-{number}", f"Top operations: {name}", tags)
+            blocks += [table, Paragraph(f"{name}: {describe_collectives(result)}.", tags=tags)]
+    blocks += [Paragraph(f"No operations of {'; '.join(runs)}: {reason}.") for reason, runs in without.items()]
+    if len(wanted) > MAX_PROFILED_RUNS:
+        text = f"Operations are shown for {MAX_PROFILED_RUNS} of the {len(wanted)} best and largest runs."
+        blocks.append(Paragraph(text))
+    blocks += _make_trace_table(report_data, rows, names)
+    if text := describe_left_out_runs(report_data):
+        blocks.append(Paragraph(text))
+    return Section("operations", "What takes the time of a step", blocks, folded=True)
 
 
-def _best_and_largest(found: Sequence[Curve]) -> list[str]:
-    """run_id of the highest throughput of each group, then of the most devices of each curve, once each."""
-    best = [max((row for one in members for row in one.rows), key=_rate)["run_id"] for _, members in grouped(found)]
-    return list(dict.fromkeys([*map(str, best), *(str(curve.rows[-1]["run_id"]) for curve in found)]))
+def make_run_blocks(result: Result) -> Iterator[Table | str]:
+    """Yield the largest operations of rank 0 for the terminal, and the shares of collectives."""
+    profile = _get_profile(result)
+    if profile is None:
+        yield f"top operations: - ({_explain_missing_profile(result)})"
+        return
+    title = f"top operations of rank 0, {profile.updates} steps under the profiler, which slows them down"
+    table = make_operations_table(profile, "operations", title)
+    rows = [Row([row.cells[0], *row.cells[2:]]) for row in table.rows]  # the device is the same for nearly all of them
+    yield Table(table.id, title, [COLUMNS[0], *COLUMNS[2:5], ""], rows, table.numeric)
+    yield describe_collectives(result)
 
 
-def _rate(row: dict[str, float]) -> float:
-    return row["throughput_samples_per_s"]
+def _select_best_and_largest(curves: Sequence[Curve]) -> list[str]:
+    """List the runs with the highest throughput of each group, then those of the most devices of each curve."""
+    best = [
+        max((row for curve in members for row in curve.rows), key=lambda row: float(row[THROUGHPUT]))["run_id"]
+        for _, members in grouped(curves)
+    ]
+    return list(dict.fromkeys([*map(str, best), *(str(curve.rows[-1]["run_id"]) for curve in curves)]))
 
 
-def _operations(result: Result, number: int, name: str, row: runs.Row) -> Table | None:
+def _get_profile(result: Result) -> Profile | None:
     probes = result.ranks[0].probes if result.ranks else None
-    if probes is None or probes.profile is None:
-        return None
-    profile, made = probes.profile, []
-    for one in profile.operations[:MOST_OPERATIONS]:
-        shown = one.name if len(one.name) <= LONGEST_NAME else f"{one.name[: LONGEST_NAME - 3]}..."
-        share = one.self_s / profile.kernel_s if profile.kernel_s else None
-        cells = [
-            Cell(shown, one.name), Cell(one.device, one.device), Cell(f"{one.calls:,.4g}", one.calls),
-            Cell(units.seconds(one.self_s), one.self_s), Cell("" if share is None else units.share(share), share),
-            Cell("collective" if one.collective else "", "collective" if one.collective else None),
-        ]  # fmt: skip
-        made.append(Row(cells, tags(row)))
-    caption = (
-        f"The largest by own time, on rank 0, over {profile.updates} updates under the framework's profiler, which "
-        "slows them down: the times compare with each other, and not with the update's own."
-    )
-    numeric = frozenset(COLUMNS[2:5])
-    return Table(f"operations-{number}", f"Top operations: {name}", COLUMNS, made, numeric, caption)
+    return None if probes is None else probes.profile
 
 
-def _why_not(result: Result) -> str:
+def _explain_missing_profile(result: Result) -> str:
     if any(rank.probes is None for rank in result.ranks):
         return "they were run without probes"
-    return probed.reasons(result).get("profile", "no profile was left")
+    return probed.reasons(result).get("profile", "there is no profile")
 
 
-def _traces(evidence: Evidence, rows: Sequence[runs.Row], names: dict[str, str]) -> Iterator[Block]:
-    """Links to them, of all ranks or of one."""
+def make_operations_table(profile: Profile, table_id: str, title: str, tags: Tags | None = None) -> Table:
+    """Make the table of the operations with the largest own time."""
+    rows = []
+    for operation in profile.operations[:MAX_OPERATIONS]:
+        name = operation.name
+        text = name if len(name) <= MAX_NAME_LENGTH else f"{name[: MAX_NAME_LENGTH - 3]}..."
+        share = operation.self_s / profile.kernel_s if profile.kernel_s else None
+        collective = "collective" if operation.collective else ""
+        cells = [
+            Cell(text, name),
+            Cell(operation.device, operation.device),
+            Cell(f"{operation.calls:,.4g}", operation.calls),
+            Cell(units.seconds(operation.self_s), operation.self_s),
+            Cell("-" if share is None else units.share(share), share),
+            Cell(collective, collective or None),
+        ]
+        rows.append(Row(cells, tags or {}))
+    caption = (
+        f"The largest by own time, on rank 0, over {profile.updates} steps under the framework's profiler, which "
+        "slows them down: the times compare with each other, but not with the step's own."
+    )
+    return Table(table_id, title, COLUMNS, rows, frozenset(COLUMNS[2:5]), caption)
+
+
+def describe_collectives(result: Result) -> str:
+    """Give both shares of collectives in one sentence, since they are easily confused."""
+    of_kernels, of_steps = probed.collective_shares(result)
+    if of_kernels is None or of_steps is None:
+        return "collectives: the profile shows no operation that carries data between devices"
+    return (
+        f"collectives: {units.share(of_kernels)} of the own time of all operations, and as long as "
+        f"{units.share(of_steps)} of the wall time of a step; their cost is neither, but exposed sync"
+    )
+
+
+def _make_trace_table(report_data: ReportData, rows: Sequence[RunRow], names: dict[str, str]) -> Iterator[Block]:
+    """Link the traces, of all ranks or of one."""
     made = []
     for row in rows:
-        result = evidence.result(row["run_id"])
-        named = [("all ranks", result.trace)]
-        named += [(f"rank {rank.rank}", rank.probes.trace) for rank in result.ranks if rank.probes is not None]
-        for whose, name in named:
-            path = None if name is None else inside(evidence.folder(row["run_id"]), name)
+        result, name = report_data.result(row["run_id"]), names[row["run_id"]]
+        traces = [("all ranks", result.trace)]
+        traces += [(f"rank {rank.rank}", rank.probes.trace) for rank in result.ranks if rank.probes is not None]
+        for ranks, file in traces:
+            path = None if file is None else find_run_file(report_data.folder(row["run_id"]), file)
             if path is not None:
-                there = link(evidence, path)
-                cells = [
-                    Cell(names[row["run_id"]], names[row["run_id"]]),
-                    Cell(whose, whose),
-                    Cell(there, there, there),
-                ]
-                made.append(Row(cells, tags(row)))
+                link = report_data.make_link(path)
+                made.append(Row([Cell(name, name), Cell(ranks, ranks), Cell(link, link, link)], get_tags(row)))
     if made:
-        yield Table("traces", "Traces", ("run", "of", "file"), made[:MOST_ROWS], caption=OPENING)
+        yield Table("traces", "Traces", ("run", "of", "file"), made[:MAX_ROWS], caption=TRACE_CAPTION)

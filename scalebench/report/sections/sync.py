@@ -1,124 +1,227 @@
-"""The section `sync` of a report: what the exchange of gradients costs an update and an epoch. Layer 3."""
+"""The section `sync` of a report, what gradient synchronization costs a step and an epoch, and the terminal's tables of
+collective operations and bandwidth."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scalebench import probed
+from scalebench.crossover import COMPARABLE, size_words
 from scalebench.curves import Curve
 from scalebench.pooling import LEAST
-from scalebench.report import breakdown, units
-from scalebench.report.blocks import Axis, Block, Chart, Row, Section, Table, Words
-from scalebench.report.drawing import DEVICES, Cells, Group, bars, cell, duration, groups, sentences, series
-from scalebench.report.evidence import Evidence
+from scalebench.probe_records import COLLECTIVES
+from scalebench.report import units
+from scalebench.report.document import (
+    DEVICES,
+    Axis,
+    Block,
+    Cell,
+    Cells,
+    Chart,
+    CurveGroup,
+    Paragraph,
+    Row,
+    Section,
+    Table,
+    format_cell,
+    format_duration_column,
+    group_curves,
+    join_sentences,
+    make_bar_series,
+    make_cell,
+    make_series,
+)
+from scalebench.report.report_data import ReportData
+from scalebench.report.step_breakdown import TOO_FEW_BLOCKS, join_reasons
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Column, its name, what it is.
 FIGURES = (
-    ("sync_exposed_s", "exposed sync", "what the exchange adds to an update, straggler wait included; less is better"),
-    ("sync_isolated_s", "isolated sync", "the exchange of an update alone, nothing to hide behind; less is better"),
-    ("straggler_wait_s", "straggler wait", "how long the median device waits for the slowest one; less is better"),
-)
-SHARES = {
-    "collective_step_share": "the wall time of an update",
+    ("sync_exposed_s", "exposed sync",
+     "what gradient synchronization adds to a step, imbalance included; less is better"),
+    ("sync_isolated_s", "isolated sync",
+     "gradient synchronization of a step alone, with nothing to overlap; less is better"),
+    ("straggler_wait_s", "imbalance", "how long the median device waits for the slowest one; less is better"),
+)  # fmt: skip
+PROFILE_SHARES = {
+    "collective_step_share": "the wall time of a step",
     "collective_kernel_share": "the time of all operations",
 }
-NO_COMPARISON = (
+BACKENDS_DIFFER = (
     "Shares of collective operations do not compare between backends: each shows them where they run, and some wait "
-    "within them. A backend can fill most of all operations' time and little of the update's. What backends cost "
-    "compares by exposed sync."
+    "within them. A backend can fill most of all operations' time and little of the step's. Compare the cost of "
+    "backends by exposed sync."
 )
-UNPROBED = "no probes were made (measure.probes=true makes them)"
+NO_PROBES = "no probes were made (measure.probes=true makes them)"
+EPOCH_CAPTION = (
+    "exposed sync of all steps of an epoch over their number, one point for each number of devices; less is better. "
+    "More devices make fewer steps: where a curve falls to the left, that saves more than the more expensive "
+    "synchronization costs"
+)
+GIGA = 1e9
 
 
-def section(evidence: Evidence) -> Section | None:
-    """None where no run was on several devices."""
-    found, words = groups(evidence.curves, lambda members: any(_exchanging(one) for one in members))
-    blocks: list[Block] = [*words]
-    for group in found:
-        blocks += [*group.words, *_charts(group), *_table(group, evidence)]
-    return Section("sync", "Synchronisation", blocks) if found else None
+def section(report_data: ReportData) -> Section | None:
+    """Return None if no run used several devices."""
+    groups, left_out = group_curves(report_data.curves, lambda members: any(map(_rows_with_sync, members)))
+    blocks: list[Block] = [*left_out]
+    for group in groups:
+        blocks += [*group.paragraphs, *_make_charts(group), _make_table(group, report_data)]
+    return Section("sync", "Gradient synchronization", blocks) if groups else None
 
 
-def _exchanging(curve: Curve) -> list[dict[str, Any]]:
+def _rows_with_sync(curve: Curve) -> list[dict[str, Any]]:
     return [row for row in curve.rows if row["gpus"] > 1]
 
 
-def _charts(group: Group) -> Iterator[Block]:
-    for column, name, what in FIGURES:
-        caption = sentences(what, _intervals(group))
-        yield from _bars(group, column, name.capitalize(), Axis("seconds of an update"), caption)
-    yield from _per_epoch(group)
+def _make_charts(group: CurveGroup) -> Iterator[Block]:
+    for column, name, about in FIGURES:
+        caption = join_sentences(about, _describe_probe_intervals(group))
+        yield from _make_bars(group, column, name.capitalize(), Axis("seconds of a step"), caption)
+    yield from _make_epoch_chart(group)
     shares: list[Block] = []
-    for column, of in SHARES.items():
-        caption = sentences(f"what they take of {of} under the profiler; less is better, within one backend")
-        shares += _bars(group, column, f"Collective operations, of {of}", Axis("share", percent=True), caption)
-    yield from [*shares, Words(NO_COMPARISON, "warning", group.tags)] if shares else []
+    for column, of in PROFILE_SHARES.items():
+        caption = join_sentences(f"their share of {of} under the profiler; less is better, within one backend")
+        axis = Axis("share", percent=True)
+        shares += _make_bars(group, column, f"Collective operations, share of {of}", axis, caption)
+    yield from [*shares, Paragraph(BACKENDS_DIFFER, "warning", group.tags)] if shares else []
 
 
-def _bars(group: Group, column: str, title: str, axis: Axis, caption: str) -> Iterator[Chart]:
-    if drawn := bars([replace(curve, rows=_exchanging(curve)) for curve in group.curves], column):
-        head = f"{title}: {group.title}"
-        yield Chart(group.id("sync", column), head, Axis(DEVICES), axis, drawn, "bars", caption)
+def _make_bars(group: CurveGroup, column: str, title: str, axis: Axis, caption: str) -> Iterator[Chart]:
+    if bars := make_bar_series([replace(curve, rows=_rows_with_sync(curve)) for curve in group.curves], column):
+        title = f"{title}: {group.title}"
+        yield Chart(group.make_id("sync", column), title, Axis(DEVICES), axis, bars, "bars", caption)
 
 
-def _intervals(group: Group) -> str:
-    """What those of the probes are over; these are never throughput's."""
-    launches = sorted({row["repeats"] for curve in group.curves for row in _exchanging(curve)})
-    over = ["over blocks of the probes of one launch"] if launches[0] == 1 else []
-    over += [f"over {count} launches" for count in launches if count >= LEAST]
+def _describe_probe_intervals(group: CurveGroup) -> str:
+    """Say what the intervals of the probes are taken over, which are not those of throughput."""
+    repeats = sorted({row["repeats"] for curve in group.curves for row in _rows_with_sync(curve)})
+    over = ["over blocks of the probes of one repeat"] if repeats[0] == 1 else []
+    over += [f"over {count} repeats" for count in repeats if count >= LEAST]
     return f"intervals: 95 %, {' or '.join(over)}" if over else ""
 
 
-def _per_epoch(group: Group) -> Iterator[Chart]:
-    """More devices make fewer updates of an epoch, each with a dearer exchange: which of the two wins?"""
-    column, drawn = "sync_per_epoch_s", []
+def _make_epoch_chart(group: CurveGroup) -> Iterator[Chart]:
+    """Show whether fewer steps per epoch save more than the more expensive synchronization of more devices costs."""
+    column, lines = "sync_per_epoch_s", []
     for curve in group.curves:
-        rows = [row for row in _exchanging(curve) if row["updates_per_epoch"] is not None and row[column] is not None]
-        notes = [f"{row['gpus']} devices, {_count(row['exchanges_per_epoch'])} messages an epoch" for row in rows]
-        one = series(curve.name, curve.tags, rows, "updates_per_epoch", column, column, notes)
-        drawn += [] if one is None else [one]
-    if drawn:
-        caption = sentences(
-            "exposed sync of all updates of an epoch over their number, one point for each number of devices; less is "
-            "better. More devices make fewer updates: where a curve falls to the left, that saves more than the dearer "
-            "exchanges cost"
-        )
-        x, y = Axis("updates an epoch"), Axis("seconds an epoch")
-        yield Chart(group.id("sync", "epoch"), f"Sync of an epoch: {group.title}", x, y, drawn, "lines", caption)
+        rows = [row for row in _rows_with_sync(curve) if None not in (row["updates_per_epoch"], row[column])]
+        notes = [f"{row['gpus']} devices, {_format_count(row['exchanges_per_epoch'])} messages an epoch"
+                 for row in rows]  # fmt: skip
+        line = make_series(curve.name, curve.tags, rows, "updates_per_epoch", column, column, notes)
+        lines += [] if line is None else [line]
+    if lines:
+        x, y, title = Axis("steps per epoch"), Axis("seconds per epoch"), f"Sync of an epoch: {group.title}"
+        yield Chart(group.make_id("sync", "epoch"), title, x, y, lines, "lines", join_sentences(EPOCH_CAPTION))
 
 
-def _table(group: Group, evidence: Evidence) -> Iterator[Table]:
-    head = ["strategy", "gpus", *(name for _, name, _ in FIGURES), "sync per epoch", "updates per epoch", "messages"]
-    detailed = set(evidence.detailed)
+def _make_table(group: CurveGroup, report_data: ReportData) -> Table:
+    columns = ["strategy", "gpus", *(name for _, name, _ in FIGURES), "sync per epoch", "steps per epoch", "messages"]
+    detailed = set(report_data.detailed_run_ids)
     rows = []
     for curve in group.curves:
-        for row in _exchanging(curve):
-            why = _reasons(row, evidence) if row["run_id"] in detailed else ""
-            epoch_s = row["sync_per_epoch_s"]
-            figures = [cell(duration(row, column), row[column]) for column, _, _ in FIGURES]
-            figures += [cell("" if epoch_s is None else units.seconds(epoch_s), epoch_s)]
-            figures += [cell(_count(row[name]), row[name]) for name in ("updates_per_epoch", "exchanges_per_epoch")]
-            rows.append(Row([cell(curve.name), cell(str(row["gpus"]), row["gpus"]), *figures, cell(why)], curve.tags))
-    caption = sentences("messages are those of an epoch", "not measured is empty, and the last column says why")
-    title = f"Synchronisation: {group.title}"
-    yield Table(group.id("sync", "table"), title, [*head, "remarks"], rows, frozenset(head[1:]), caption)
+        for row in _rows_with_sync(curve):
+            cells = [make_cell(curve.name), make_cell(str(row["gpus"]), row["gpus"])]
+            cells += [make_cell(format_duration_column(row, column), row[column]) for column, _, _ in FIGURES]
+            cells += [format_cell(row["sync_per_epoch_s"], units.seconds)]
+            cells += [make_cell(_format_count(row[name]), row[name])
+                      for name in ("updates_per_epoch", "exchanges_per_epoch")]  # fmt: skip
+            remarks = _describe_missing(row, report_data) if row["run_id"] in detailed else ""
+            rows.append(Row([*cells, make_cell(remarks)], curve.tags))
+    caption = join_sentences("messages are those of an epoch", "cells without a measurement are empty, and the last "
+                             "column says why")  # fmt: skip
+    title = f"Gradient synchronization: {group.title}"
+    return Table(group.make_id("sync", "table"), title, [*columns, "remarks"], rows, frozenset(columns[1:]), caption)
 
 
-def _reasons(row: Cells, evidence: Evidence) -> str:
-    """Why figures of this row are missing, as its first launch says."""
+def _describe_missing(row: Cells, report_data: ReportData) -> str:
+    """Say why figures of this row are missing, according to its first repeat."""
     missing = [(column, name) for column, name, _ in FIGURES if row[column] is None]
     if not missing:
         return ""
-    result = evidence.result(str(row["run_id"]))
+    result = report_data.result(str(row["run_id"]))
     if all(rank.probes is None for rank in result.ranks):
-        return UNPROBED
-    reasons, by_reason = probed.reasons(result), dict[str, list[str]]()
-    for column, name in missing:
-        by_reason.setdefault(reasons.get(probed.REASON_OF[column], breakdown.NO_REASON), []).append(name)
-    return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items())
+        return NO_PROBES
+    reasons = probed.reasons(result)
+    return join_reasons((name, reasons.get(probed.REASON_OF[column], TOO_FEW_BLOCKS)) for column, name in missing)
 
 
-def _count(value: int | None) -> str:
+def _format_count(value: int | None) -> str:
     return "" if value is None else f"{value:,}"
+
+
+def make_collective_tables(frame: pd.DataFrame) -> list[Table]:
+    """Make the tables of scalebench.collectives: one for each operation and device count, with a row for each size and
+    columns for each strategy."""
+    order = {name: number for number, name in enumerate(COLLECTIVES)}
+    groups = sorted(frame.groupby(COMPARABLE), key=lambda group: (*group[0][:-1], order.get(group[0][-1], 0)))
+    return [_make_collective_table(dict(zip(COMPARABLE, key, strict=True)), rows) for key, rows in groups]
+
+
+def _make_collective_table(key: dict[str, Any], rows: pd.DataFrame) -> Table:
+    nodes = f" on {key['nodes']} nodes" if key["nodes"] > 1 else ""
+    title = f"{key['name']} on {key['gpus']} devices{nodes} ({key['framework']}, {key['hardware']})"
+    strategies = sorted(rows["strategy"].unique())
+    columns = ["size", *(name for strategy in strategies for name in (f"{strategy} (95 %)", "busbw"))]
+    made = []
+    for size, same_size in rows.groupby("size_bytes"):
+        cells = [size_words(size)]
+        for strategy in strategies:
+            cells += _format_operation(same_size[same_size["strategy"] == strategy])
+        made.append(Row([Cell(text) for text in cells]))
+    return Table("collectives", title, columns, made, frozenset(columns))
+
+
+def _format_operation(rows: pd.DataFrame) -> list[str]:
+    """Format time and bus bandwidth, means over the runs, with limits from the lowest to the highest of theirs."""
+    if rows.empty:
+        return ["", ""]
+    time_s, low_s, high_s = rows["time_s"].mean(), rows["time_low"].min(), rows["time_high"].max()
+    busbw = format_rate(rows["busbw_bytes_per_s"].mean())
+    return [f"{format_time(time_s)} ± {100 * (high_s - low_s) / 2 / time_s:.0f} %", busbw]
+
+
+def make_bandwidth_table(frame: pd.DataFrame) -> Table:
+    """Make the table of scalebench.bandwidth, with a row for each transfer."""
+    columns = ("strategy", "gpus", "transfer", "ranks", "size", "GB/s (95 %)")
+    rows = []
+    for row in frame.to_dict("records"):
+        rate, low, high = (row[f"bytes_per_s{end}"] for end in ("", "_low", "_high"))
+        limits = "" if _is_null(high) else f" [{low / GIGA:.3g}, {high / GIGA:.3g}]"
+        size = size_words(row["size_bytes"])
+        texts = (row["strategy"], str(row["gpus"]), row["kind"], _format_ranks(row), size, f"{rate / GIGA:.3g}{limits}")
+        rows.append(Row([Cell(text) for text in texts]))
+    return Table("bandwidth", "bandwidth", columns, rows, frozenset({"gpus", "size", "GB/s (95 %)"}))
+
+
+def format_time(time_s: float) -> str:
+    """Return `12.3 µs`."""
+    for factor, unit in ((1e6, "µs"), (1e3, "ms")):
+        if time_s * factor < 1000:
+            return f"{time_s * factor:.3g} {unit}"
+    return f"{time_s:.3g} s"
+
+
+def format_rate(bytes_per_s: float) -> str:
+    """Return `12.3 MB/s`, in powers of ten, as link rates are stated."""
+    for unit in ("B/s", "kB/s", "MB/s"):
+        if bytes_per_s < 1000:
+            return f"{bytes_per_s:.3g} {unit}"
+        bytes_per_s /= 1000
+    return f"{bytes_per_s:.3g} GB/s"
+
+
+def _format_ranks(row: dict[str, Any]) -> str:
+    if _is_null(row["source"]):
+        return "all"
+    if row["source"] == row["target"]:
+        return str(row["source"])
+    return f"{row['source']} {'<->' if 'both_ways' in row['kind'] else '->'} {row['target']}"
+
+
+def _is_null(value: Any) -> bool:
+    return str(value) in ("<NA>", "nan", "None")

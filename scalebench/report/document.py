@@ -1,0 +1,302 @@
+"""The document model of a report, and how rows of the frame become parts of it.
+
+Sections make blocks from the frame; renderers (html/, markdown.py, figures.py, terminal.py) show them. All texts are
+plain: a renderer escapes them, and nothing in them is markup.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+from urllib.parse import quote
+
+from scalebench.curves import Curve, grouped, title_of
+from scalebench.report import units
+from scalebench.report.flag_text import to_number, to_text
+from scalebench.stats import Interval
+
+MAX_CURVES = 24  # of a chart; more cannot be told apart
+MAX_CURVE_GROUPS = 12  # of a section
+MAX_ROWS = 200  # of a table
+MAX_ID_LENGTH = 60
+TAG_COLUMNS = ("model", "strategy", "hardware")
+THROUGHPUT = "throughput_samples_per_s"
+DEVICES = "devices"
+CONTROL_SEQUENCES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")  # terminal colours, bells
+
+Number = float | None  # None: not measured
+Points = list[tuple[float, float]]
+Cells = Mapping[str, Any]  # the cells of one row of the frame
+Tags = Mapping[str, str]  # model, strategy, hardware: what a reader can filter by; without a tag, a block always shows
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis of a chart. `title` includes the unit; `log` is for values over several decades."""
+
+    title: str
+    log: bool = False
+    percent: bool = False  # values are shares
+    from_zero: bool = True
+    ticks: Sequence[float] | None = None  # such as the numbers of devices
+
+
+@dataclass(frozen=True)
+class Series:
+    """The points of one line, or bars. `low` and `high` are 95 % limits, absent or None where there is no interval."""
+
+    name: str
+    x: Sequence[float | str]
+    y: Sequence[Number]
+    low: Sequence[Number] = ()
+    high: Sequence[Number] = ()
+    tags: Tags = field(default_factory=dict)
+    style: Literal["line", "ideal", "published", "points"] = "line"
+    notes: Sequence[str] = ()  # one for each point, shown beside it on demand
+    point_tags: Sequence[Tags] = ()  # one for each point, where they differ: bars of several strategies
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart: `lines` over numbers, `bars` side by side, or `stacked` bars (negative ones below zero)."""
+
+    id: str  # unique in a report; [a-z0-9-]+
+    title: str
+    x: Axis
+    y: Axis
+    series: Sequence[Series]
+    kind: Literal["lines", "bars", "stacked"] = "lines"
+    caption: str = ""  # what it shows, and what its intervals are taken over
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table. `text` is shown; the column is sorted by `value`, which tests compare with the frame."""
+
+    text: str
+    value: float | str | None = None
+    link: str | None = None  # a file beside the report, relative to it
+
+
+@dataclass(frozen=True)
+class Row:
+    cells: Sequence[Cell]
+    tags: Tags = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table. The columns named in `numeric` are aligned to the right."""
+
+    id: str
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Row]
+    numeric: frozenset[str] = frozenset()
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """A paragraph of text; answers and warnings are set apart."""
+
+    text: str
+    kind: Literal["plain", "answer", "warning"] = "plain"
+    tags: Tags = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Code:
+    """Lines to copy: a command or a few lines of a program. `log` is the end of a log, folded away."""
+
+    text: str
+    language: str = "sh"  # sh | python | yaml | log
+    title: str = ""
+    tags: Tags = field(default_factory=dict)
+
+
+Block = Chart | Table | Paragraph | Code
+
+
+@dataclass(frozen=True)
+class Section:
+    id: str  # [a-z0-9-]+
+    title: str
+    blocks: Sequence[Block]
+    folded: bool = False  # opened on demand
+
+
+@dataclass(frozen=True)
+class CurveGroup:
+    """Curves that may be drawn in one chart, with paragraphs that say which others were left out."""
+
+    number: int  # in the report
+    shared: dict[str, str]
+    curves: list[Curve]
+    paragraphs: list[Paragraph]
+
+    @property
+    def title(self) -> str:
+        return title_of(self.shared)
+
+    def make_id(self, *words: str) -> str:
+        """Make the id of a block from the section, the figure, the number of the group, which makes it unique, and
+        the group's title."""
+        text = re.sub(r"[^a-z0-9]+", "-", " ".join((*words, str(self.number), self.title)).lower())
+        return text.strip("-")[:MAX_ID_LENGTH].strip("-")
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """The tags of a block that belongs to all curves of the group, whose strategies differ."""
+        return {"model": self.shared["model"], "hardware": self.shared["hardware"]}
+
+
+def group_curves(
+    curves: Iterable[Curve], wanted: Callable[[list[Curve]], bool] = bool
+) -> tuple[list[CurveGroup], list[Paragraph]]:
+    """Group curves that may be drawn together.
+
+    Returns the groups that are `wanted`, at most the MAX_CURVE_GROUPS with the most rows and of each the MAX_CURVES
+    best curves, and a paragraph if groups were left out.
+    """
+    members_of = [(shared, members) for shared, members in grouped(curves) if wanted(members)]
+    rows = [sum(len(curve.rows) for curve in members) for _, members in members_of]
+    kept = sorted(sorted(range(len(rows)), key=lambda i: (-rows[i], i))[:MAX_CURVE_GROUPS])
+    groups = [
+        CurveGroup(number, members_of[i][0], *select_best_curves(members_of[i][1])) for number, i in enumerate(kept, 1)
+    ]
+    if len(kept) == len(rows):
+        return groups, []
+    text = f"{len(rows)} combinations of model, data set, hardware, scaling and batch were measured: drawn are the"
+    return groups, [Paragraph(f"{text} {MAX_CURVE_GROUPS} with the most rows; the frame has all of them.")]
+
+
+def select_best_curves(curves: Sequence[Curve], count: int = MAX_CURVES) -> tuple[list[Curve], list[Paragraph]]:
+    """Return the curves that rank best in throughput at some number of devices, in order, and a paragraph if others
+    were left out."""
+    if len(curves) <= count:
+        return list(curves), []
+    by_gpus: dict[int, list[tuple[float, int]]] = {}
+    for i, curve in enumerate(curves):
+        for row in curve.rows:
+            by_gpus.setdefault(row["gpus"], []).append((-row[THROUGHPUT], i))
+    best_rank: dict[int, int] = {}
+    for rates in by_gpus.values():
+        for rank, (_, i) in enumerate(sorted(rates)):
+            best_rank[i] = min(best_rank.get(i, rank), rank)
+    kept = sorted(sorted(best_rank, key=lambda i: (best_rank[i], i))[:count])
+    text = f"{len(curves)} curves are more than a chart can show: these are the {count} that come first in throughput"
+    return [curves[i] for i in kept], [Paragraph(f"{text} at some number of devices; the frame has all of them.")]
+
+
+def get_tags(row: Cells) -> dict[str, str]:
+    return {name: to_text(row[name]) for name in TAG_COLUMNS}
+
+
+def make_cell(text: str, value: Any = None) -> Cell:
+    """Make a cell for a value of the frame, or for a text, by which it is sorted then."""
+    return Cell(text, (text or None) if value is None else to_number(value))
+
+
+def format_cell(value: Any, show: Callable[[Any], str]) -> Cell:
+    """Make a cell for a value, empty if it is None."""
+    return Cell("") if value is None else make_cell(show(value), value)
+
+
+def make_line_series(curves: Iterable[Curve], column: str, stem: str = "") -> list[Series]:
+    """Make a series of a column over devices, with the limits from `<stem>_low` and `_high`, for each curve that has a
+    value. A row without a value is a gap."""
+    lines = [make_series(curve.name, curve.tags, curve.rows, "gpus", column, stem or column) for curve in curves]
+    return [line for line in lines if line is not None]
+
+
+def make_bar_series(curves: Iterable[Curve], column: str) -> list[Series]:
+    """Make the same series for bars side by side, without a bar where there is no value."""
+    bars = []
+    for line in make_line_series(curves, column):
+        kept = [i for i, y in enumerate(line.y) if y is not None]
+        low, high = ([limits[i] for i in kept] if limits else () for limits in (line.low, line.high))
+        bars.append(replace(line, x=[line.x[i] for i in kept], y=[line.y[i] for i in kept], low=low, high=high))
+    return bars
+
+
+def make_series(
+    name: str, tags: Tags, rows: Sequence[Cells], x: str, column: str, stem: str, notes: Sequence[str] = ()
+) -> Series | None:
+    """Make a series of `column` over the column `x`, which all rows have; None if no row has a value."""
+    values = [to_number(row.get(column)) for row in rows]
+    count = sum(value is not None for value in values)
+    if not count:
+        return None
+    low, high = ([to_number(row.get(f"{stem}_{end}")) for row in rows] for end in ("low", "high"))
+    if all(limit is None for limit in (*low, *high)):
+        low, high = [], []
+    style: Literal["points", "line"] = "points" if count == 1 else "line"
+    return Series(name, [float(row[x]) for row in rows], values, low, high, dict(tags), style, notes)
+
+
+def format_duration(value_s: float | None, low_s: float | None, high_s: float | None) -> str:
+    """Return `1.35 ms [1.20, 1.51]`; empty if it was not measured."""
+    if value_s is None:
+        return ""
+    if low_s is None or high_s is None:
+        return units.seconds(value_s)
+    return units.duration(Interval(value_s, low_s, high_s))
+
+
+def format_duration_column(row: Cells, column: str) -> str:
+    """Return `1.35 ms [1.20, 1.51]` for a column of seconds and its limits."""
+    return format_duration(*(to_number(row[name]) for name in (column, f"{column}_low", f"{column}_high")))
+
+
+def add_epoch_limits(row: Cells) -> dict[str, Any]:
+    """Return the row with limits of the epoch time, which are those of throughput, inverted."""
+    epoch_s, rate = row["epoch_s"], row[THROUGHPUT]
+    limits = {"epoch_s_low": row["throughput_high"], "epoch_s_high": row["throughput_low"]}
+    return {**row, **{name: epoch_s * rate / limit if epoch_s and limit else None for name, limit in limits.items()}}
+
+
+def make_devices_axis(lines: Sequence[Series]) -> Axis:
+    return Axis(DEVICES, ticks=sorted({float(x) for line in lines for x in line.x}))
+
+
+def join_sentences(*parts: str) -> str:
+    """Join parts as sentences, each with a capital and a full stop; empty parts are left out."""
+    return " ".join(f"{part[0].upper()}{part[1:].rstrip('.')}." for part in parts if part)
+
+
+def downsample(points: Sequence[tuple[float, float]], max_points: int) -> Points:
+    """Reduce a series to at most `max_points` points (four or more) so that short dips and peaks stay visible.
+
+    Keeps the first and the last point, and the lowest and the highest of each of as many stretches of equal length as
+    there is room for.
+    """
+    if len(points) <= max_points:
+        return list(points)
+    inner, stretches = points[1:-1], (max_points - 2) // 2
+    kept = [points[0]]
+    for number in range(stretches):
+        begin, end = (len(inner) * edge // stretches for edge in (number, number + 1))
+        values = [value for _, value in inner[begin:end]]
+        kept += [inner[begin + i] for i in sorted({values.index(min(values)), values.index(max(values))})]
+    return [*kept, points[-1]]
+
+
+def clean_text(value: Any) -> Any:
+    """Remove what a document cannot show from a text, and return anything else unchanged. Lone surrogates become
+    question marks."""
+    if not isinstance(value, str) or hasattr(value, "__html__"):
+        return value
+    return CONTROL_SEQUENCES.sub("", value).encode("utf-8", "replace").decode("utf-8")
+
+
+def make_relative_link(link: str, home: str | os.PathLike[str], folder: str | os.PathLike[str]) -> str:
+    """Return a link from a document in `folder` to the file `link` below `home`.
+
+    It always begins with a dot and has no colon, so that it can neither run a script nor leave the disk.
+    """
+    target = os.path.normpath(os.path.join(home, "./" + str(clean_text(link)).lstrip("/")))
+    return "./" + quote(os.path.relpath(target, folder).replace(os.sep, "/"), safe="/")

@@ -1,0 +1,172 @@
+"""Flags, intervals and cells of the frame as text: what a flag of a row means, and what to do about it.
+
+docs/record.md says what raises each flag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from scalebench.curves import Curve
+
+UNSTEADY = ("warmup_left", "drifts")  # flags that say why a series is not steady
+NOT_STEADY = "not_steady"  # stands for a series that is unsteady while no flag says why
+
+ADVICE = {
+    "over_in_warmup": (
+        "The training stopped before the pace of its steps had settled, so there is no throughput. Its "
+        "curve stands; a later train.stop, or a smaller measure.warmup_steps, gives both."
+    ),
+    "oversubscribed": (
+        "More threads than cores: ranks wait for each other's cores, which is no property of the strategy. "
+        "Use fewer devices, or a machine with more cores."
+    ),
+    "inexact": (
+        "Its steps are not those of the baseline on the same samples, as the strategy's YAML declares (inexact), so "
+        "its speed is that of a different training. Compare what it reaches, too: train.stop.target."
+    ),
+    "foreign_process": (
+        "Another program computed on a GPU of the run: its figures are of a shared GPU. End that program "
+        "(nvidia-smi names it), and run again."
+    ),
+    "busy_machine": (
+        "Other programs used the cores meanwhile, and what is measured may be slower for it. Run again when "
+        "the machine is quiet, or with measure.repeats=3 to see how much it matters."
+    ),
+    "hot_at_start": (
+        "A GPU was already near the temperature at which it slows itself down. Let the machine cool first "
+        "(measure.cool_down_s), and look at its air flow."
+    ),
+    "throttled": (
+        "Something held a GPU's clocks back while it was measured (throttle_reasons): power limit, heat or "
+        "brake. Compare clocks and power of the runs, or set one lower clock for all (nvidia-smi -lgc)."
+    ),
+    "unequal_clocks": (
+        "The GPUs ran at different clocks, and the slowest sets the pace of all. Set one clock for all "
+        "(nvidia-smi -lgc), or choose alike GPUs with hardware.device_ids."
+    ),
+    "swapping": (
+        "The machine moved memory to or from disk while it was measured. Use smaller batches or fewer "
+        "workers, or end what else needs memory."
+    ),
+    "gpu_lost": (
+        "A GPU fell off the bus: its figures end there. Look into the kernel's log (dmesg, Xid), and have the "
+        "card checked."
+    ),
+    "unequal_nodes": (
+        "The nodes are of different kinds, and the slowest sets the pace of all. Take nodes of one kind "
+        "(hardware.slurm.constraint, hardware.hosts)."
+    ),
+    "clocks_differ": (
+        "The clocks of the nodes are more than 0.1 s apart. No figure suffers, for each is of one clock, but times "
+        "in their logs and files do not compare. Have them kept by NTP or chrony."
+    ),
+    "no_interval": (
+        "There is no interval, so nothing says how sure the figure is: too few blocks, or two repeats. "
+        "Measure longer (measure.max_s), or with measure.repeats=3."
+    ),
+    "target_missed": (
+        "The interval is wider than was asked for (measure.target). Measure longer (measure.max_s), or on a "
+        "quieter machine."
+    ),
+    "warmup_left": (
+        "The first measured blocks were still warm-up, and are left out of the figures. A longer warm-up "
+        "(measure.warmup_max_s) takes them out beforehand."
+    ),
+    "drifts": (
+        "The speed changed while it was measured, so that one figure does not describe it. Look at the clocks "
+        "and temperatures of the run, and measure longer (measure.min_s)."
+    ),
+    "superlinear": (
+        "More than N times as fast on N devices. Ask why before believing it: caches that now suffice, or a "
+        "baseline that was slow for another reason."
+    ),
+    "superlinear_within_noise": (
+        "More than N times as fast on N devices, but the interval holds N times too: take it for linear."
+    ),
+    NOT_STEADY: "Its series is not steady, so that one figure does not describe it. Measure longer (measure.min_s).",
+}
+
+
+def format_flag(flag: str) -> str:
+    """Return a flag as tables show it."""
+    return flag.replace("_", " ")
+
+
+def get_advice(flag: str) -> str:
+    """Return a sentence or two about a flag; a general one if a later version of scalebench raised it."""
+    return ADVICE.get(
+        flag, "This version of scalebench does not know this flag: docs/record.md of the one that ran it does."
+    )
+
+
+def list_flags(flags: str, unsteady: bool) -> list[str]:
+    """Split the flags of a row, and add NOT_STEADY if its series is unsteady and no flag says why."""
+    names = flags.split()
+    return [*names, NOT_STEADY] if unsteady and not set(names) & set(UNSTEADY) else names
+
+
+def describe_row(row: dict[str, Any]) -> list[str]:
+    """Return the remarks on a successful row: its flags, an unsteady series, unresolved differences.
+
+    A difference from a baseline is unresolved if the 95 % interval of the speedup contains 1, its limits included. No
+    remark is made on a row that is its own baseline, twice if one run is both baselines, or without an interval.
+    """
+    remarks = [format_flag(flag) for flag in list_flags(to_text(row["flags"]), to_text(row["steady"]) == "False")]
+    bare_id, self_id, run_id = (to_text(row[name]) for name in ("baseline_bare_id", "baseline_self_id", "run_id"))
+    if bare_id not in ("", run_id) and _contains_1(row, "speedup_bare"):
+        remarks.append("no difference from bare resolved")
+    if self_id not in ("", run_id, bare_id) and _contains_1(row, "speedup_self"):
+        remarks.append("no difference from one device resolved")
+    return remarks
+
+
+def _contains_1(row: dict[str, Any], name: str) -> bool:
+    """Return whether there is an interval with 1 in it; an upper limit that the data cannot supply is null."""
+    low, high = to_number(row[f"{name}_low"]), to_number(row[f"{name}_high"])
+    return low is not None and low <= 1 and (high is None or high >= 1)
+
+
+def describe_intervals(frame: pd.DataFrame) -> str:
+    """Say what the intervals of these rows are taken over; empty if there are none."""
+    repeats = get_repeat_counts(frame)
+    over = frame["interval_over"]
+    parts = []
+    if (over == "repeats").any():
+        fewest, most = repeats[over == "repeats"].min(), repeats[over == "repeats"].max()
+        parts.append(f"over {fewest} repeats" if fewest == most else f"over {fewest} to {most} repeats")
+    if (over == "blocks").any():
+        parts.append("over blocks of one repeat: they miss what differs between repeats (measure.repeats=3 shows it)")
+    if ((repeats == 2) & (frame["status"] == "ok")).any():
+        parts.append("two repeats give none (three do)")
+    return f"intervals: 95 %, {'; '.join(parts)}" if parts else ""
+
+
+def describe_curve_intervals(curves: Sequence[Curve]) -> str:
+    """Say what the intervals of these curves are taken over; empty if there are none."""
+    import pandas as pd
+
+    columns = ["interval_over", "repeats", "status"]
+    rows = [{name: row[name] for name in columns} for curve in curves for row in curve.rows]
+    return describe_intervals(pd.DataFrame(rows, columns=columns))
+
+
+def get_repeat_counts(frame: pd.DataFrame) -> pd.Series[Any]:
+    """Return the number of repeats behind each row; 1 in a frame of single runs."""
+    import pandas as pd
+
+    return frame["repeats"] if "repeats" in frame else pd.Series(1, index=frame.index)
+
+
+def to_number(value: Any) -> float | None:
+    """Return a cell of the frame as a float, None for null."""
+    return None if to_text(value) == "" else float(value)
+
+
+def to_text(value: Any) -> str:
+    """Return a cell of the frame as text, empty for null."""
+    return "" if value is None or str(value) in ("<NA>", "nan") else str(value)

@@ -1,0 +1,203 @@
+"""The section `devices_or_batch` of a report: more devices or a larger batch, and what fewer synchronizations save."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from scalebench.batch_curves import BATCH, over_batches
+from scalebench.batch_or_devices import Choice, Gain, choices, gains
+from scalebench.curves import Curve
+from scalebench.linear import Figure
+from scalebench.report import units
+from scalebench.report.document import (
+    MAX_ROWS,
+    THROUGHPUT,
+    Axis,
+    Block,
+    Cell,
+    Chart,
+    CurveGroup,
+    Paragraph,
+    Row,
+    Section,
+    Table,
+    format_cell,
+    format_duration,
+    get_tags,
+    group_curves,
+    join_sentences,
+    make_cell,
+    make_series,
+)
+from scalebench.report.flag_text import describe_curve_intervals
+from scalebench.report.report_data import ReportData
+from scalebench.report.tables import format_ratio, format_seconds, format_throughput
+from scalebench.time_to_target import Outcome, outcomes
+
+SECTION_ID = "devices-or-batch"
+CHOICES_CAPTION = (
+    "N devices of b samples beside one device of N * b: as many samples in a step, and as many steps per epoch",
+    "ratio: throughput of N devices over that of one; time ratio: seconds of training that one device takes to the "
+    "target over those of N devices; above 1 the devices win. Both with 95 % limits",
+    "to target: seconds of training, of several seeds their geometric mean; empty if one of them never reached it",
+)
+GAINS_CAPTION = (
+    "predicted: exposed sync of a step times the steps of an epoch, before minus after: what synchronizing less often "
+    "saves",
+    "measured: the epoch before minus after. The rest is how much better a device works with a larger batch",
+    "95 % limits; empty if no probes were made or an epoch is unknown",
+)
+
+
+def section(report_data: ReportData) -> Section | None:
+    """Return None if nothing was measured both ways, and no strategy with two batches on several devices."""
+    pairs = choices(report_data.curves, outcomes(report_data.frame))
+    groups, left_out = group_curves(over_batches(report_data.curves))
+    steps = [(curve, gain) for group in groups for curve in group.curves for gain in gains(curve)]
+    if not pairs and not steps:
+        return None
+    blocks: list[Block] = [*_make_answers(pairs)]
+    if pairs:
+        blocks += [*left_out, *(chart for group in groups for chart in _make_chart(group, pairs))]
+        blocks += _make_choice_blocks(pairs)
+    blocks += [_make_gain_table(steps)] if steps else []
+    return Section(SECTION_ID, "More devices or a larger batch", blocks)
+
+
+def _make_answers(pairs: Sequence[Choice]) -> Iterator[Paragraph]:
+    """Say what wins at the largest device count of each strategy, against the same strategy if possible."""
+    largest: dict[tuple[str, ...], Choice] = {}
+    for choice in pairs:
+        key = (*get_tags(choice.many).values(), str(choice.own))
+        kept = largest.get(key)
+        if kept is None or _size(choice) > _size(kept):
+            largest[key] = choice
+    for key, choice in largest.items():
+        if choice.own or (*key[:-1], "True") not in largest:
+            yield Paragraph(_describe_choice(choice), "answer", get_tags(choice.many))
+
+
+def _size(choice: Choice) -> tuple[int, int]:
+    return choice.many["gpus"], choice.many["global_batch"]
+
+
+def _describe_choice(choice: Choice) -> str:
+    many, single, ratio = choice.many, choice.one, choice.throughput
+    devices = f"{many['gpus']} devices of {many[BATCH]:,} samples ({many['strategy']})"
+    one_device = f"one of {single[BATCH]:,} ({single['strategy']})"
+    if _is_unresolved(ratio):
+        text = f"{devices} and {one_device}: no difference in throughput is resolved"
+    else:
+        text = f"{devices} have {ratio.value:.2f} times the throughput of {one_device}"
+    if choice.sooner is not None and not _is_unresolved(choice.sooner):
+        text += f", and reach the target in {1 / choice.sooner.value:.2f} times its time"
+    return f"{text}."
+
+
+def _is_unresolved(ratio: Figure) -> bool:
+    return ratio.low is not None and ratio.high is not None and ratio.low <= 1 <= ratio.high
+
+
+def _make_chart(group: CurveGroup, pairs: Sequence[Choice]) -> Iterator[Chart]:
+    """Draw throughput over the samples of a step, of the curves that appear in a pair."""
+    run_ids = {choice.many["run_id"] for choice in pairs} | {choice.one["run_id"] for choice in pairs}
+    kept = [curve for curve in group.curves if any(row["run_id"] in run_ids for row in curve.rows)]
+    series = (
+        make_series(curve.name, curve.tags, curve.rows, "global_batch", THROUGHPUT, "throughput") for curve in kept
+    )
+    lines = [line for line in series if line is not None]
+    if len(lines) > 1:
+        x = Axis("global batch", log=True, ticks=sorted({float(x) for line in lines for x in line.x}))
+        about = "samples/s over all devices; more is better. Above each other: the same batch on more or fewer devices"
+        title = f"Throughput over the global batch: {group.title}"
+        caption = join_sentences(about, describe_curve_intervals(kept))
+        yield Chart(group.make_id(SECTION_ID, "throughput"), title, x, Axis("samples/s"), lines, "lines", caption)
+
+
+def _make_choice_blocks(pairs: Sequence[Choice]) -> Iterator[Block]:
+    targets = any(choice.trainings is not None for choice in pairs)
+    columns = ["model", "strategy", "gpus", "batch per device", "samples/s", "one device", "its batch", "its samples/s",
+               "ratio (95 %)"]  # fmt: skip
+    columns += ["to target", "one device to target", "time ratio (95 %)"] if targets else []
+    rows = [Row([*_throughput_cells(choice), *(_target_cells(choice) if targets else [])], get_tags(choice.many))
+            for choice in pairs]  # fmt: skip
+    numeric = frozenset(columns) - {"model", "strategy", "one device"}
+    title, caption = "N devices or N times the batch", join_sentences(*CHOICES_CAPTION[: 3 if targets else 2])
+    yield Table(f"{SECTION_ID}-choices", title, columns, rows[:MAX_ROWS], numeric, caption)
+    if len(rows) > MAX_ROWS:
+        yield Paragraph(f"{MAX_ROWS} of {len(rows)} pairs are shown.")
+
+
+def _throughput_cells(choice: Choice) -> list[Cell]:
+    many, single = choice.many, choice.one
+    return [
+        make_cell(many["model"]),
+        make_cell(many["strategy"]),
+        make_cell(str(many["gpus"]), many["gpus"]),
+        make_cell(f"{many[BATCH]:,}", many[BATCH]),
+        make_cell(format_throughput(many), many[THROUGHPUT]),
+        make_cell(single["strategy"]),
+        make_cell(f"{single[BATCH]:,}", single[BATCH]),
+        make_cell(format_throughput(single), single[THROUGHPUT]),
+        _ratio_cell(choice.throughput),
+    ]
+
+
+def _target_cells(choice: Choice) -> list[Cell]:
+    if choice.trainings is None:
+        return [Cell("")] * 3
+    return [*map(_time_cell, choice.trainings), _ratio_cell(choice.sooner)]
+
+
+def _time_cell(training: Outcome) -> Cell:
+    """Make `12.3 s`, `12.3 s (5 seeds)`, `2 of 3 seeds reached it` or `never`."""
+    seconds, _ = training.figures["time_to_target_s"]
+    if training.reached < training.seeds or seconds is None:
+        return Cell("never" if training.seeds == 1 else f"{training.reached} of {training.seeds} seeds reached it")
+    seeds = f" ({training.seeds} seeds)" if training.seeds > 1 else ""
+    return make_cell(format_seconds(seconds) + seeds, seconds)
+
+
+def _ratio_cell(ratio: Figure | None) -> Cell:
+    return Cell("") if ratio is None else make_cell(format_ratio(ratio.value, ratio.low, ratio.high), ratio.value)
+
+
+def _make_gain_table(steps: Sequence[tuple[Curve, Gain]]) -> Table:
+    numeric = [
+        "batch per device",
+        "steps per epoch",
+        "predicted gain (95 %)",
+        "measured gain (95 %)",
+        "predicted of it",
+    ]
+    rows = [
+        Row([make_cell(curve.tags["model"]), make_cell(curve.name), *_gain_cells(gain)], curve.tags)
+        for curve, gain in steps
+    ]
+    columns = ["model", "strategy", *numeric]
+    title = "Fewer synchronizations: predicted and measured"
+    return Table(
+        f"{SECTION_ID}-gains", title, columns, rows[:MAX_ROWS], frozenset(numeric), join_sentences(*GAINS_CAPTION)
+    )
+
+
+def _gain_cells(gain: Gain) -> list[Cell]:
+    return [
+        make_cell(_format_change(gain, BATCH), gain.after[BATCH]),
+        make_cell(_format_change(gain, "updates_per_epoch"), gain.after["updates_per_epoch"]),
+        _seconds_cell(gain.predicted),
+        _seconds_cell(gain.measured),
+        format_cell(gain.share, units.share),
+    ]
+
+
+def _format_change(gain: Gain, column: str) -> str:
+    """Return `75 to 150`."""
+    before, after = gain.before[column], gain.after[column]
+    return "" if before is None or after is None else f"{before:,} to {after:,}"
+
+
+def _seconds_cell(seconds: Figure | None) -> Cell:
+    if seconds is None:
+        return Cell("")
+    return make_cell(format_duration(seconds.value, seconds.low, seconds.high), seconds.value)

@@ -1,0 +1,96 @@
+"""The section `stages` of a report: how models were cut into pipeline stages, and how balanced these are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from scalebench import analysis, staged
+from scalebench.report import units
+from scalebench.report.document import Block, Cell, Paragraph, Row, Section, Table, get_tags
+from scalebench.report.report_data import ReportData, describe_left_out_runs, list_detailed_runs, name_runs
+from scalebench.results import Result
+from scalebench.stage_records import StageRecord
+
+MAX_STAGED_RUNS = 24
+FIGURES = ("parameters", "sends per step", "work per step", "of the work")
+COLUMNS = ("run", "replica", "stage", "operations", *FIGURES)
+CAPTION = (
+    "What a stage sends and how long it works are per step; its work was measured in isolation, forward and backward "
+    "of all micro-batches. The last stage sends nothing on."
+)
+
+
+def section(report_data: ReportData) -> Section | None:
+    """Return None if every device had all of its model."""
+    run_ids = set(report_data.frame.loc[report_data.frame["stages"].notna(), "run_id"])
+    rows = [row for row in list_detailed_runs(report_data) if row["status"] == "ok" and row["run_id"] in run_ids]
+    if not rows:
+        return None
+    names, made, paragraphs = name_runs(rows), [], []
+    for row in rows[:MAX_STAGED_RUNS]:
+        name, result = names[row["run_id"]], report_data.result(row["run_id"])
+        made += [Row([Cell(name, name), *cells], get_tags(row)) for cells in _make_cells(result)]
+        paragraphs.append(Paragraph(f"{name}: {describe_bubble(result)}.", tags=get_tags(row)))
+    numeric = frozenset(("replica", "stage", *FIGURES))
+    blocks: list[Block] = [Table("stages", "Stages", COLUMNS, made, numeric, CAPTION), *paragraphs]
+    if len(rows) > MAX_STAGED_RUNS:
+        text = f"Shown are {MAX_STAGED_RUNS} of the {len(rows)} runs whose model was cut into stages."
+        blocks.append(Paragraph(text))
+    if text := describe_left_out_runs(report_data):
+        blocks.append(Paragraph(text))
+    return Section("stages", "How models were cut into stages", blocks, folded=True)
+
+
+def make_run_blocks(result: Result) -> Iterator[Table | str]:
+    """Yield the stages of a run for the terminal; nothing if every device had all of the model."""
+    cells = list(_make_cells(result))
+    if not cells:
+        return
+    first = 0 if len({row[0].text for row in cells}) > 1 else 1  # the replica only if there are several
+    columns = COLUMNS[1 + first :]
+    yield Table("stages", "stages of the model", columns, [Row(row[first:]) for row in cells], frozenset(FIGURES))
+    yield describe_bubble(result)
+
+
+def _make_cells(result: Result) -> Iterator[list[Cell]]:
+    """Yield the cells of each stage, replica by replica, from the input on."""
+    for chain in staged.chains(result):
+        work = staged.work_s(chain)
+        total_s = sum(work) if work is not None else 0.0
+        for stage in chain:
+            share = stage.work_s / total_s if stage.work_s is not None and total_s else None
+            operations = stage.first if stage.first == stage.last else f"{stage.first} .. {stage.last}"
+            yield [
+                Cell(str(stage.replica), stage.replica),
+                Cell(str(stage.index), stage.index),
+                Cell(operations, stage.first),
+                Cell(units.size(stage.parameter_bytes), stage.parameter_bytes),
+                Cell(_format_sent(stage), stage.sent_bytes),
+                Cell("-" if stage.work_s is None else units.seconds(stage.work_s), stage.work_s),
+                Cell("-" if share is None else units.share(share), share),
+            ]
+
+
+def _format_sent(stage: StageRecord) -> str:
+    """Return the bytes, nothing for the last stage, and a dash if they were not measured."""
+    if stage.sent_bytes is not None:
+        return units.size(stage.sent_bytes)
+    return "" if stage.index == stage.stages - 1 else "-"
+
+
+def describe_bubble(result: Result) -> str:
+    """Describe the measured bubble beside the expected one."""
+    chains, step_s = staged.chains(result), analysis.step_s(result)
+    stages, micro_batches = staged.cut_into(chains)
+    measured = staged.over_chains(chains, lambda work: staged.bubble_share(work, step_s))
+    parts = ["bubble: not measured"]
+    if measured is not None:
+        parts = [f"bubble: {units.share(measured)} of the devices' time is no stage's forward or backward"]
+        parts += ["below 0, since the isolated stages took longer than in training"] if measured < 0 else []
+    if stages is not None and micro_batches is not None:
+        expected = units.share(staged.bubble_share_expected(stages, micro_batches))
+        batches = f"{micro_batches} micro-batch{'' if micro_batches == 1 else 'es'}"
+        text = f"{expected} is expected of {batches} through {stages} equal stage{'' if stages == 1 else 's'}"
+        unequal = staged.over_chains(chains, lambda work: staged.bubble_share_unequal(work, micro_batches))
+        parts.append(text + (f", {units.share(unequal)} of stages as unequal as these" if unequal is not None else ""))
+    return "; ".join(parts)

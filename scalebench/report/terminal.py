@@ -1,0 +1,345 @@
+"""The report in a terminal: the overview of a sweep's runs, and the details of one run.
+
+What was not measured is a dash and its reason. docs/measuring.md has the formulas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from scalebench import analysis, crossover, trained, transfers
+from scalebench.causes import Case, sentences
+from scalebench.curve_records import CurvePoint, first_reached
+from scalebench.report import training_tables, units
+from scalebench.report.document import Row, Table
+from scalebench.report.flag_text import describe_intervals, format_flag
+from scalebench.report.sections import (
+    attribution,
+    batch_size,
+    data_or_model,
+    memory,
+    operations,
+    pipeline_stages,
+    published,
+    sync,
+)
+from scalebench.report.step_breakdown import make_run_breakdown
+from scalebench.report.tables import PAGE_ONLY_COLUMNS, make_configuration_table, split_shared_columns
+from scalebench.report.units import figure, share, size
+from scalebench.results import RESULT_FILE, RankRecord, Result, read_result
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from scalebench.frame import Survey
+
+FactRows = list[tuple[str, str]]
+Part = RichTable | str  # a table, or a line
+FieldFormat = tuple[str, Callable[[Any], str]]  # field of the monitor's record, and its format
+
+
+def make_rich_table(table: Table, title: str = "", caption: str = "", collapse: bool = True) -> RichTable:
+    """Make a table for rich; its own caption is for the page, which has more room. `collapse` narrows its columns."""
+    made = RichTable(
+        title=Text(title) if title else None, caption=Text(caption) if caption else None, title_justify="left",
+        caption_justify="left", box=box.SIMPLE_HEAD, collapse_padding=collapse,
+    )  # fmt: skip
+    for name in table.columns:
+        made.add_column(Text(name), justify="right" if name in table.numeric else "left")
+    for row in table.rows:
+        made.add_row(*(Text(cell.text) for cell in row.cells))  # Text, not str: rich would read brackets as markup
+    return made
+
+
+def make_overview(runs: Survey) -> Iterator[Part]:
+    """Yield what the terminal shows of a sweep: configurations, trainings, memory, batches, kinds of parallelism, and
+    the operations that some runs measured on request."""
+    yield make_configurations(runs.pooled, runs.given)
+    if (trainings := training_tables.make_row_table(runs.pooled)) is not None:
+        yield make_rich_table(trainings)
+    yield from training_tables.list_terminal_sentences(runs.frame)
+    if (kept := memory.make_terminal_table(runs.pooled)) is not None:
+        yield make_rich_table(kept)
+        yield from memory.list_terminal_sentences(runs.pooled)
+    yield from batch_size.list_terminal_sentences(runs.pooled)
+    for part in data_or_model.make_terminal_blocks(runs.pooled):
+        yield part if isinstance(part, str) else make_rich_table(part, part.title)
+    if runs.on_request:
+        yield from _show_requested([read_result(folder / RESULT_FILE) for folder in runs.on_request])
+
+
+def make_configurations(frame: pd.DataFrame, baseline_name: str | None = None) -> RichTable:
+    """Make the table of all configurations, without the columns that a terminal has no room for."""
+    table = make_configuration_table(frame, baseline_name)
+    shown = [number for number, name in enumerate(table.columns) if not name.startswith(PAGE_ONLY_COLUMNS)]
+    rows = [Row([row.cells[number] for number in shown]) for row in table.rows]
+    narrow = replace(table, columns=[table.columns[number] for number in shown], rows=rows)
+    return make_rich_table(narrow, split_shared_columns(frame)[0], describe_intervals(frame))
+
+
+def _show_requested(results: list[Result]) -> Iterator[Part]:
+    """Yield collective operations and bandwidths."""
+    operations, moved = crossover.collectives(results), transfers.transfers(results)
+    if len(operations):
+        yield from (make_rich_table(table, table.title) for table in sync.make_collective_tables(operations))
+        yield from (comparison.sentence() for comparison in crossover.crossovers(operations))
+    if len(moved):
+        table = sync.make_bandwidth_table(moved)
+        yield make_rich_table(table, table.title)
+
+
+def make_references(frame: pd.DataFrame, names: Sequence[str]) -> Iterator[RichTable]:
+    """Yield the tables of published studies. Raises InputError for an unknown study."""
+    for table in published.make_terminal_tables(frame, names):
+        yield make_rich_table(table, table.title, table.caption)
+
+
+def describe_largest_batch(result: Result) -> str:
+    """Return `ddp gpus=2: the largest batch is 21 per device, 42 global; 22 does not fit within 500 MB a process (7
+    tries)`. Raises ValueError for a run that did not search for it, or in vain."""
+    search = result.quality.max_batch
+    if search is None or search.batch_per_device is None:
+        raise ValueError(f"{result.run_id} found no largest batch")
+    batch, gpus = search.batch_per_device, result.scale.gpus
+    tries = f"{len(search.tried)} {'try' if len(search.tried) == 1 else 'tries'}"
+    within = "" if search.limit_bytes is None else f" within {size(search.limit_bytes)} a process"
+    if search.bounded_by == "data":
+        samples = f"{batch * gpus} of the {result.workload.train_samples} training samples"
+        reason = f"it fits{within}, and the data set has no larger one ({samples}; {tries}): raise dataset.size"
+    else:
+        smallest = min(tried.batch_per_device for tried in search.tried if tried.status != "ok")
+        reason = f"{smallest} does not fit{within or ' into memory'} ({tries})"
+    found = f"the largest batch is {batch} per device, {batch * gpus} global"
+    return f"{result.scale.strategy} gpus={gpus}: {found}; {reason}"
+
+
+def make_details(result: Result, folder: Path, case: Case | None = None) -> Iterator[Part]:
+    """Yield the details of a successful run in `folder`: where the time of a step goes, and what the run used. `case`
+    holds its lost efficiency, if it has a baseline."""
+    if result.status != "ok":
+        return
+    yield f"{folder}: {result.scale.strategy} gpus={result.scale.gpus}"
+    yield _make_fact_table([*list_headline(result), *list_training_facts(result), *list_files(result, folder)])
+    yield from _with_titles(pipeline_stages.make_run_blocks(result))
+    if any(rank.probes is None for rank in result.ranks):
+        yield f"where the time of a step goes was not measured: {_explain_missing_probes(result)}"
+    else:
+        yield "where the time of a step goes"
+        yield make_rich_table(make_run_breakdown(result), collapse=False)
+        yield from _with_titles(operations.make_run_blocks(result))
+    if case is not None:
+        yield "where the lost efficiency went"
+        yield make_rich_table(attribution.make_run_table(case.ladder), collapse=False)
+        yield from (cause.sentence() for cause in sentences(case))
+    usage = list_usage(result)
+    if result.monitor.reason is not None:
+        usage.append(("not measured", result.monitor.reason))
+    if usage:
+        yield "what the run used"
+        yield _make_fact_table(usage)
+
+
+def _with_titles(parts: Iterator[Table | str]) -> Iterator[Part]:
+    """Yield the title of each table as a line before it."""
+    for part in parts:
+        if isinstance(part, Table):
+            yield part.title
+        yield part if isinstance(part, str) else make_rich_table(part, collapse=False)
+
+
+def _make_fact_table(rows: FactRows) -> RichTable:
+    table = RichTable(box=box.SIMPLE, show_header=False)
+    for cells in rows:
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def list_headline(result: Result) -> FactRows:
+    """List throughput, warm-up, and whether the series was steady."""
+    value, interval = analysis.throughput(result)
+    rows = []
+    if interval is not None:
+        rows.append(("throughput", f"{units.rate(interval, 'samples/s')}, 95 % over blocks of this repeat"))
+    elif value is not None:
+        rows.append(("throughput", f"{figure(value)} samples/s, too few blocks for an interval"))
+    return [*rows, ("warm-up", _describe_warmup(result)), ("steady", _describe_steadiness(result))]
+
+
+def _describe_warmup(result: Result) -> str:
+    first, measure = result.ranks[0], result.spec.get("measure", {})
+    steps = len(first.warmup_block_s) * (first.warmup_block_steps or 0)
+    left_out = f"{steps:,} steps and {units.seconds(sum(first.warmup_block_s))} were left out"
+    if "warmup_max_steps" not in measure:  # an older record, with a fixed number of warm-up steps
+        return left_out
+    end = first.warmup_found_steps
+    if end is None:
+        return f"its end was not found within {steps:,} steps; {left_out}"
+    end_s = sum(first.warmup_block_s[: end // (first.warmup_block_steps or 1)])
+    return f"over after {end:,} steps, {units.seconds(end_s)}; {left_out}"
+
+
+def _describe_steadiness(result: Result) -> str:
+    against = analysis.unsteady(result, analysis.target_of(result))
+    if against is None:
+        return "unknown, too few blocks"
+    return f"no: {', '.join(map(format_flag, against))}" if against else "yes, no drift detected"
+
+
+def list_training_facts(result: Result) -> FactRows:
+    """List how long a training to a stop was, how good the model became, and when it reached its target; nothing for a
+    run that measured its throughput."""
+    curve = result.quality.curve
+    if not curve:
+        return []
+    facts = [
+        ("training", _describe_length(result, curve[-1])),
+        ("validation", _describe_level(result.quality.metric_name or "", curve[-1])),
+        ("target", _describe_target(result)),
+        ("evaluation", _describe_evaluation(curve)),
+    ]
+    return [(name, text) for name, text in facts if text]
+
+
+def _describe_length(result: Result, last: CurvePoint) -> str:
+    first_s, stopped_by = result.quality.first_update_s, result.quality.stopped_by
+    text = f"{last.epochs:.3g} epochs, {last.step:,} steps, {units.seconds(last.train_s)}"
+    text += "" if first_s is None else f" and {units.seconds(first_s)} for the first step, which compiles"
+    return text if stopped_by is None else f"{text}; stopped by {stopped_by}"
+
+
+def _describe_level(metric: str, last: CurvePoint) -> str:
+    value, gap = last.metrics.get(metric), trained.gap(metric, last.metrics.get(metric), last.train_metrics.get(metric))
+    if value is None:
+        return ""
+    if gap is None:
+        return f"{metric} {value:.4g}"
+    return f"{metric} {value:.4g}, {abs(gap):.3g} {'worse' if gap >= 0 else 'better'} than on training samples"
+
+
+def _describe_target(result: Result) -> str:
+    target = (result.spec.get("train", {}).get("stop") or {}).get("target")
+    metric = result.quality.metric_name or ""
+    if target is None:
+        return ""
+    point = first_reached(result.quality.curve, metric, target)
+    if point is None:
+        return f"{metric} {target:g} was not reached"
+    return f"{metric} {target:g} after {units.seconds(point.train_s)} of training, {point.epochs:.3g} epochs"
+
+
+def _describe_evaluation(curve: list[CurvePoint]) -> str:
+    points = f"{len(curve):,} {'point' if len(curve) == 1 else 'points'}"
+    return f"{points}, {units.seconds(sum(point.evaluate_s for point in curve))}, outside the training's seconds"
+
+
+def list_files(result: Result, folder: Path) -> FactRows:
+    """List where the traces and the monitor's series are."""
+    rows = []
+    if result.trace is not None:
+        rows.append(("trace", f"{folder / result.trace} (opens in ui.perfetto.dev or chrome://tracing)"))
+    traces = [(rank.rank, rank.probes.trace) for rank in result.ranks if rank.probes is not None]
+    rows += [(f"trace of rank {rank}", f"{folder / name}, not merged") for rank, name in traces if name is not None]
+    if result.monitor.file is not None:
+        rows.append(("monitor", f"{folder / result.monitor.file}"))
+    return rows
+
+
+def _explain_missing_probes(result: Result) -> str:
+    probes = result.spec.get("measure", {}).get("probes")
+    return {None: "an older version wrote the record", False: "measure.probes=false"}.get(
+        probes, "a rank has no probes"
+    )
+
+
+def _fill(template: str, show: Callable[[float], str]) -> Callable[[Any], str]:
+    return lambda value: template.format(show(value))
+
+
+# Row -> its fields; those that were not measured are left out.
+USAGE_ROWS: dict[str, list[FieldFormat]] = {
+    "processor cores": [
+        ("cpu_util_mean", _fill("{} of those the run may use were busy", share)),
+        ("cpu_util_ours_mean", _fill("{} with the run's processes", share)),
+        ("cpu_cores_others_mean", _fill("other programs took {} cores' worth", figure)),
+    ],
+    "memory at most": [
+        ("rss_bytes_max", _fill("{}, all ranks together", size)),
+        ("rss_anon_bytes_max", _fill("{} without mapped files", size)),
+        ("memory_available_bytes_min", _fill("{} of the machine were left", size)),
+    ],
+    "swapped": [
+        ("swap_in_bytes", _fill("{} in", size)),
+        ("swap_out_bytes", _fill("{} out", size)),
+    ],
+    "GPUs": [
+        ("gpu_util_mean", _fill("busy {} of the time", share)),
+        ("gpu_power_w_mean", _fill("{} W, all together", figure)),
+        ("energy_j", _fill("{} J", figure)),
+        ("gpu_temperature_c_max", _fill("{} degrees C at most", figure)),
+    ],
+    "GPU clocks": [
+        ("sm_clock_mhz_mean", _fill("cores {} MHz", figure)),
+        ("sm_clock_mhz_min", _fill("at least {}", figure)),
+        ("mem_clock_mhz_mean", _fill("memory {} MHz", figure)),
+        ("mem_clock_mhz_min", _fill("at least {}", figure)),
+        ("throttle_reasons", lambda names: f"held back by {' '.join(names)}" if names else "not throttled"),
+    ],
+    "network": [
+        ("net_sent_bytes_per_s", _fill("{}/s sent", size)),
+        ("net_received_bytes_per_s", _fill("{}/s received", size)),
+        ("loopback_bytes_per_s", _fill("{}/s within the machine", size)),
+        ("infiniband_sent_bytes_per_s", _fill("{}/s sent over InfiniBand", size)),
+        ("infiniband_received_bytes_per_s", _fill("{}/s received over InfiniBand", size)),
+    ],
+    "disks": [
+        ("disk_read_bytes_per_s", _fill("{}/s read", size)),
+        ("disk_written_bytes_per_s", _fill("{}/s written", size)),
+    ],
+}
+
+
+def list_usage(result: Result) -> FactRows:
+    """List what the run used of processors, memory, GPUs, network and disks: measured by the monitor while blocks were
+    timed, and by each rank for itself."""
+    rows = []
+    for name, fields in USAGE_ROWS.items():
+        values = [(getattr(result.monitor, field), show) for field, show in fields]
+        rows.append((name, ", ".join(show(value) for value, show in values if value is not None)))
+    rows += [
+        ("memory of a rank at most", _describe_peaks(result.ranks)),
+        ("state of a device", _describe_state(result)),
+    ]
+    return [(name, text) for name, text in rows if text]
+
+
+def _describe_peaks(ranks: list[RankRecord]) -> str:
+    """Return the largest of the ranks' own peaks, each kind only if it is known of all ranks."""
+    peaks: list[tuple[list[int | None], str]] = [
+        ([rank.rss_peak_bytes for rank in ranks], ""),
+        ([rank.rss_anon_peak_bytes for rank in ranks], " without mapped files"),
+        ([peak for rank in ranks for peak in rank.peak_memory_bytes], " on a device"),
+    ]
+    texts = []
+    for values, what in peaks:
+        known = [value for value in values if value is not None]
+        if known and len(known) == len(values):
+            texts.append(f"{size(max(known))}{what}")
+    return ", ".join(texts)
+
+
+def _describe_state(result: Result) -> str:
+    """Describe the state of the fullest device; empty if one of them is unknown."""
+    values = [state for rank in result.ranks for state in rank.state_bytes]
+    known = [state for state in values if state is not None]
+    if len(known) < len(values) or not all(rank.state_bytes for rank in result.ranks):
+        return ""
+    parameters = result.workload.model_params
+    each = f", {max(known) / parameters:.1f} B a parameter" if parameters else ""
+    return f"{size(max(known))} of weights, gradients and optimizer's state{each}"

@@ -1,0 +1,386 @@
+"""What trainings reached: tables and sentences over seeds and rows, metric curves over seeds, losses of one run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from scalebench import trained
+from scalebench.curve_records import LOWER_IS_BETTER, CurvePoint
+from scalebench.report import units
+from scalebench.report.document import (
+    Cell,
+    Row,
+    Series,
+    Table,
+    downsample,
+    format_cell,
+    format_duration,
+    get_tags,
+    make_cell,
+)
+from scalebench.report.flag_text import to_number, to_text
+from scalebench.report.report_data import name_runs, select_run_columns
+from scalebench.report.tables import SORT_COLUMNS, format_ratio, format_setting, split_shared_columns
+from scalebench.results import RankRecord, Result
+from scalebench.time_to_target import Figure, Outcome, outcomes, over_levels
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MAX_TERMINAL_SENTENCES = 12
+MAX_CURVE_POINTS = 300  # of a line
+FIRST_COLUMNS = ("run", "gpus", "batch per device", "global batch", "rule", "learning rate")
+BASELINES = ("bare", "self")
+CAPTION = (
+    "Means over seeds with 95 % intervals by Student's t, if there are three seeds or more and all have the figure. "
+    "Seconds are of training, without the first step, which compiles, and without evaluation. The gap is how much "
+    "worse the metric is on validation samples than on training samples. Speedup to target is the baseline's time to "
+    "target over the run's own, seed by seed; beside it, the speedup in throughput, which does not depend on what was "
+    "learned."
+)
+
+CellMaker = Callable[[dict[str, Any]], str]
+GetX = Callable[[CurvePoint], float]
+GetY = Callable[[CurvePoint], float | None]
+
+
+def name_trainings(trainings: Sequence[Outcome]) -> dict[str, str]:
+    """Map each training_id to a unique name: `ddp_gloo on 2 devices, batch per device 75`."""
+    names = name_runs(select_run_columns([training.first for training in trainings]))
+    return {training.first["training_id"]: names[training.first["run_id"]] for training in trainings}
+
+
+def make_training_table(id_: str, title: str, trainings: Sequence[Outcome], names: Mapping[str, str]) -> Table:
+    """Make a table with a row for each training, over its seeds."""
+    metric = to_text(trainings[0].first["metric_name"]) or "metric"
+    kinds = [kind for kind in BASELINES
+             if any(training.figures[f"speedup_{kind}"][0] is not None for training in trainings)]  # fmt: skip
+    targets = any(training.target is not None for training in trainings)
+    to_target = ["target", "reached", "epochs to target", "time to target (95 %)"] if targets else []
+    speedups = {"to target over": "speedup_target"} if targets else {}
+    speedups["samples/s over"] = "speedup"
+    ratios = {f"{text} {kind}": f"{stem}_{kind}" for kind in kinds for text, stem in speedups.items()}
+    columns = [*FIRST_COLUMNS, "epochs", "seconds of training", f"{metric} (95 %)", "gap", *to_target, *ratios,
+               "stopped by"]  # fmt: skip
+    rows = []
+    for training in trainings:
+        cells = [*_setting_cells(training, names), *_end_cells(training), *(_target_cells(training) if targets else [])]
+        cells += [_figure_cell(training.figures[column], format_ratio) for column in ratios.values()]
+        cells.append(make_cell(", ".join(training.stopped_by)))
+        rows.append(Row(cells, get_tags(training.first)))
+    return Table(id_, title, columns, rows, frozenset(columns[1:-1]) - {"rule", "reached"}, CAPTION)
+
+
+def list_terminal_sentences(frame: pd.DataFrame) -> list[str]:
+    """Say when trainings of several seeds reached their target, the soonest first, those that never did last.
+
+    For the terminal, whose table has a row for each seed.
+    """
+    trainings = [training for training in outcomes(frame) if training.target is not None and training.seeds > 1]
+    names = name_trainings(trainings)
+    texts = [
+        describe_training(training, names[training.first["training_id"]])
+        for training in sorted(trainings, key=_time_to_target_key)
+    ]
+    more = len(texts) - MAX_TERMINAL_SENTENCES
+    return texts[:MAX_TERMINAL_SENTENCES] + ([f"{more} more trainings: see the report"] if more > 0 else [])
+
+
+def describe_training(training: Outcome, name: str) -> str:
+    """Return `ddp_gloo on 2 devices: mse 0.0005 after 12.3 s of training [11.9, 12.7], 4.2 epochs; 3 of 5 seeds reached
+    it`."""
+    metric = f"{to_text(training.first['metric_name']) or 'metric'} {training.target:g}"
+    failed = f", {training.failed} failed" if training.failed else ""
+    several = training.seeds > 1
+    if not training.reached:
+        seeds = f" with any of {training.seeds} seeds" if several else ""
+        return f"{name}: {metric} was not reached{seeds}{failed}"
+    text = (
+        f"{name}: {metric} after {_figure_cell(training.figures['time_to_target_s'], format_duration).text} of training"
+    )
+    epochs = training.figures["epochs_to_target"][0]
+    text += "" if epochs is None else f", {epochs:.3g} epochs"
+    return f"{text}; {_count_reached(training)} seeds reached it{failed}" if several else text
+
+
+def describe_direction(metric: str) -> str:
+    return "lower is better" if metric.startswith(LOWER_IS_BETTER) else "higher is better"
+
+
+def sort_by_time_to_target(trainings: Iterable[Outcome]) -> list[Outcome]:
+    """Return the trainings of which every seed reached the target, the soonest first."""
+    return sorted((training for training in trainings if training.reached == training.seeds), key=_time_to_target_key)
+
+
+def _time_to_target_key(training: Outcome) -> tuple[bool, float]:
+    time_s = training.figures["time_to_target_s"][0]
+    return time_s is None, time_s or 0.0
+
+
+def _count_reached(training: Outcome) -> str:
+    return f"{training.reached} of {training.seeds}"
+
+
+def _setting_cells(training: Outcome, names: Mapping[str, str]) -> list[Cell]:
+    row = training.first
+    rule = to_text(row["learning_rate_rule"])
+    base = f" from {row['base_batch']:,}" if row["base_batch"] is not None and rule != "none" else ""
+    return [
+        make_cell(names[row["training_id"]]),
+        make_cell(str(row["gpus"]), row["gpus"]),
+        *(make_cell(f"{row[name]:,}", row[name]) for name in ("batch_per_device", "global_batch")),
+        make_cell(f"{rule}{base}"),
+        format_cell(row["learning_rate"], "{:.4g}".format),
+    ]
+
+
+def _end_cells(training: Outcome) -> list[Cell]:
+    return [
+        format_cell(training.figures["trained_epochs"][0], "{:.3g}".format),
+        _figure_cell(training.figures["trained_s"], format_duration),
+        _figure_cell(training.figures["metric"], _format_level),
+        _figure_cell(training.figures["generalisation_gap"], _format_level),
+    ]
+
+
+def _target_cells(training: Outcome) -> list[Cell]:
+    return [
+        format_cell(training.target, "{:g}".format),
+        make_cell("" if training.target is None else f"{_count_reached(training)} seeds"),
+        format_cell(training.figures["epochs_to_target"][0], "{:.3g}".format),
+        _figure_cell(training.figures["time_to_target_s"], format_duration),
+    ]
+
+
+def _figure_cell(figure: Figure, show: Callable[[float | None, float | None, float | None], str]) -> Cell:
+    """Make a cell of a value with the limits of its interval."""
+    value, interval = figure
+    low, high = (None, None) if interval is None else (interval.low, interval.high)
+    return Cell(show(value, low, high), value)
+
+
+def _format_level(value: float | None, low: float | None, high: float | None) -> str:
+    """Return `0.00048 [0.00041, 0.00055]`, empty for None."""
+    if value is None:
+        return ""
+    return f"{value:.4g}" if low is None or high is None else f"{value:.4g} [{low:.3g}, {high:.3g}]"
+
+
+def make_row_table(frame: pd.DataFrame) -> Table | None:
+    """Make the terminal's table of trainings, with a row for each configuration and seed; None if no run trained to a
+    stop.
+
+    It is a table of its own, since that of the throughput already fills a window.
+    """
+    trained_rows = frame[frame["stopped_by"].notna()]
+    if not len(trained_rows):
+        return None
+    (_, varying), figures = split_shared_columns(trained_rows), select_figure_columns(trained_rows)
+    rows = []
+    for row in trained_rows.sort_values(SORT_COLUMNS).to_dict("records"):
+        texts = [format_setting(row[name]) for name in [*varying, "strategy", "gpus"]]
+        texts += [*(show(row) for show in figures.values()), to_text(row["stopped_by"])]
+        rows.append(Row([Cell(text) for text in texts], get_tags(row)))
+    columns = [*varying, "strategy", "gpus", *figures, "stopped by"]
+    return Table("training-rows", "Trainings", columns, rows, frozenset(["gpus", *figures]))
+
+
+def select_figure_columns(frame: pd.DataFrame) -> dict[str, CellMaker]:
+    """Return the columns that any row has a figure for, by their heads."""
+    columns: dict[str, CellMaker] = {"epochs": partial(_format_figure, "trained_epochs"), "training": _format_trained_s}
+    metrics = frame.loc[frame["metric"].notna(), "metric_name"].dropna().unique()
+    if len(metrics):
+        several = len(metrics) > 1
+        columns |= {"metric": _format_metric} if several else {to_text(metrics[0]): partial(_format_figure, "metric")}
+    if frame["generalisation_gap"].notna().any():
+        columns["gap"] = partial(_format_figure, "generalisation_gap")
+    if frame["target"].notna().any():
+        columns["time to target"] = _format_time_to_target
+    for kind in BASELINES:
+        if _adds_information(frame, f"speedup_target_{kind}"):
+            columns[f"to target over {kind}"] = partial(_format_speedup, f"speedup_target_{kind}")
+            columns[f"samples/s over {kind}"] = partial(_format_speedup, f"speedup_{kind}")
+    return columns
+
+
+def _adds_information(frame: pd.DataFrame, name: str) -> bool:
+    """Return whether a row has this speedup, and a different one than over bare."""
+    known = frame[frame[name].notna()]
+    over_bare = known["speedup_target_bare"]
+    if name == "speedup_target_bare":
+        return len(known) > 0
+    return bool((over_bare.isna() | (over_bare != known[name]).fillna(True)).any())
+
+
+def _format_figure(name: str, row: dict[str, Any]) -> str:
+    value = to_number(row[name])
+    return "" if value is None else f"{value:.3g}"
+
+
+def _format_trained_s(row: dict[str, Any]) -> str:
+    return format_duration(to_number(row["trained_s"]), None, None)
+
+
+def _format_metric(row: dict[str, Any]) -> str:
+    value = _format_figure("metric", row)
+    return f"{to_text(row['metric_name'])} {value}" if value else ""
+
+
+def _format_time_to_target(row: dict[str, Any]) -> str:
+    """Return the time, or that the target was not reached, which is no failure of the run."""
+    value_s = to_number(row["time_to_target_s"])
+    if value_s is not None:
+        return units.seconds(value_s)
+    return "not reached" if row["status"] == "ok" and to_number(row["target"]) is not None else ""
+
+
+def _format_speedup(name: str, row: dict[str, Any]) -> str:
+    return format_ratio(to_number(row[name]))
+
+
+class TrainingCurves(NamedTuple):
+    """The metric curves of one configuration, one for each seed."""
+
+    name: str
+    tags: Mapping[str, str]
+    curves: Sequence[Sequence[CurvePoint]]
+
+
+def get_epochs(point: CurvePoint) -> float:
+    return point.epochs
+
+
+def get_train_s(point: CurvePoint) -> float:
+    return point.train_s
+
+
+def make_validation_getter(metric: str) -> GetY:
+    return lambda point: point.metrics.get(metric)
+
+
+def make_train_getter(metric: str) -> GetY:
+    """Return a getter of the metric on training samples."""
+    return lambda point: point.train_metrics.get(metric)
+
+
+def make_gap_getter(metric: str) -> GetY:
+    """Return a getter of how much worse the metric is on validation samples."""
+    return lambda point: trained.gap(metric, point.metrics.get(metric), point.train_metrics.get(metric))
+
+
+def make_curve_series(curves: TrainingCurves, get_y: GetY, get_x: GetX) -> Series | None:
+    """Make a series of means over the seeds as far as all of them went, with limits from three seeds on; of one seed
+    its curve. None if there is no value."""
+    x: list[float] = []
+    figures: list[Figure] = []
+    for points in _match_points(curves.curves):
+        values = [value for point in points if (value := get_y(point)) is not None]
+        if len(values) == len(points):
+            x.append(sum(map(get_x, points)) / len(points))
+            figures.append(over_levels(values))
+    if not x:
+        return None
+    numbered = [(float(k), value) for k, (value, _) in enumerate(figures) if value is not None]
+    kept = [int(k) for k, _ in downsample(numbered, MAX_CURVE_POINTS)]
+    intervals = [figures[k][1] for k in kept]
+    low, high = ([None if i is None else getattr(i, end) for i in intervals] for end in ("low", "high"))
+    if all(limit is None for limit in low):
+        low, high = [], []
+    style: Any = "points" if len(kept) == 1 else "line"
+    return Series(curves.name, [x[k] for k in kept], [figures[k][0] for k in kept], low, high, curves.tags, style)
+
+
+def _match_points(curves: Sequence[Sequence[CurvePoint]]) -> list[list[CurvePoint]]:
+    """Match the points of all seeds by their number of steps.
+
+    Seeds that were evaluated by the clock have few such points: then those of the first seed are returned.
+    """
+    by_step = [{point.step: point for point in curve} for curve in curves]
+    steps = sorted(set.intersection(*map(set, by_step))) if by_step else []
+    if 2 * len(steps) < min(map(len, by_step), default=0):
+        return [[point] for point in curves[0]]
+    return [[points[step] for points in by_step] for step in steps]
+
+
+@dataclass
+class LossSeries:
+    """The losses of a run, one entry for each block of steps: the totals at its end, and the mean loss over it."""
+
+    steps: list[int] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)  # of blocks: what lies between them is no training
+    losses: list[float | None] = field(default_factory=list)  # None: unknown
+    curve: list[CurvePoint] = field(default_factory=list)  # of a training that goes to a stop
+    _passed: int = 0  # points of the curve before the next block
+
+    def make_points(self, x: Sequence[float]) -> list[tuple[float, float]]:
+        """Return (x, loss) for all blocks with a loss."""
+        return [(place, loss) for place, loss in zip(x, self.losses, strict=True) if loss is not None]
+
+    def add_block(self, steps: int, samples: int, seconds: float, loss: float | None) -> None:
+        self.pass_points(steps)
+        self.steps.append(steps + (self.steps[-1] if self.steps else 0))
+        self.samples.append(samples + (self.samples[-1] if self.samples else 0))
+        self.seconds.append(seconds + (self.seconds[-1] if self.seconds else 0.0))
+        self.losses.append(loss)
+
+    def pass_points(self, steps: float) -> None:
+        """Advance to the point of the curve after which a block of `steps` fits before the next one.
+
+        Evaluation cuts blocks short. Such blocks are in no series, and the next block begins at the point.
+        """
+        while self._passed < len(self.curve):
+            point, done = self.curve[self._passed], self.steps[-1] if self.steps else 0
+            if point.step >= done + steps:
+                return
+            self._passed += 1
+            if point.step == done:
+                self.samples[-1] = point.samples  # the last batch of an epoch may be smaller
+                continue
+            self.steps.append(point.step)
+            self.samples.append(point.samples)
+            self.seconds.append(max([point.train_s, *self.seconds[-1:]]))
+            self.losses.append(None)
+
+
+def compute_losses(result: Result) -> LossSeries:
+    """Combine the losses of all ranks, warm-up included.
+
+    A block takes as long as on the slowest rank, and its loss is the mean weighted by samples, as
+    `quality.final_loss` is. Blocks that not every rank finished are left out. The seconds of a training to a stop
+    exclude its first step, which compiles, like those of its curve.
+    """
+    series, ranks = LossSeries(curve=result.quality.curve), result.ranks
+    if not ranks:
+        return series
+    # The record has no sample counts of warm-up blocks: every rank had its share of the batch, as later on.
+    shares = [rank.block_samples[0] if rank.block_samples else 1 for rank in ranks]
+    steps = ranks[0].warmup_block_steps or 0
+    warmup = _iterate_blocks(ranks, "warmup_block_s", "warmup_losses") if steps else iter(())
+    for seconds, losses in warmup:
+        compiles = bool(series.curve) and not series.steps
+        loss = _compute_mean(losses, shares)
+        series.add_block(steps, steps * result.scale.global_batch, 0.0 if compiles else seconds, loss)
+    steps = ranks[0].block_steps or 0
+    measured = _iterate_blocks(ranks, "block_s", "block_losses")
+    samples_of = zip(*(rank.block_samples for rank in ranks), strict=False)
+    for (seconds, losses), samples in zip(measured, samples_of, strict=False):
+        series.add_block(steps, sum(samples), seconds, _compute_mean(losses, samples))
+    series.pass_points(math.inf)
+    return series
+
+
+def _iterate_blocks(ranks: list[RankRecord], times: str, losses: str) -> Iterator[tuple[float, list[float | None]]]:
+    """Yield the seconds of the slowest rank, and the losses of all ranks, block by block."""
+    series = [getattr(rank, losses) for rank in ranks]
+    for number, seconds in enumerate(zip(*(getattr(rank, times) for rank in ranks), strict=False)):
+        yield max(seconds), [of_rank[number] if number < len(of_rank) else None for of_rank in series]
+
+
+def _compute_mean(losses: Sequence[float | None], weights: Sequence[int]) -> float | None:
+    known = [(loss, weight) for loss, weight in zip(losses, weights, strict=True) if loss is not None and weight]
+    return sum(loss * weight for loss, weight in known) / sum(weight for _, weight in known) if known else None
