@@ -144,9 +144,7 @@ def describe_verdict(comparison: Comparison) -> str:
     pairs = comparison.pairs
     if all(pair.verdict == SAME for pair in pairs):
         return f"no difference: {_count_things(pairs, 'pair')}, both sides the same runs"
-    words = [
-        (word, sum(pair.verdict == word for pair in pairs)) for word in dict.fromkeys(pair.verdict for pair in pairs)
-    ]
+    words = Counter(pair.verdict for pair in pairs)
     by = f", at 5 % after Holm over {_count_things([p for p in pairs if p.p is not None], 'pair')}"
     gate = "" if comparison.threshold is None else f"no regression beyond {100 * comparison.threshold:g} %: "
     counts = ", ".join(f"{count} {word}" for word, count in words.items())

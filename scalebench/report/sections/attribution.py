@@ -234,8 +234,8 @@ def _explain_unmeasured(bars: list[Bar]) -> Iterator[Paragraph]:
     for curve, gpus, case in bars:
         for reason, names in find_unmeasured_parts(case.ladder).items():
             runs_of.setdefault((" and ".join(names), reason), []).append(f"{curve.name} x {gpus}")
-    for (names, reason), runs in runs_of.items():
-        yield Paragraph(f"Not measured apart, {names} of {', '.join(runs)}: {reason}.", "warning")
+    for (parts, reason), runs in runs_of.items():
+        yield Paragraph(f"Not measured apart, {parts} of {', '.join(runs)}: {reason}.", "warning")
 
 
 def find_unmeasured_parts(run: Ladder) -> dict[str, list[str]]:
