@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from scalebench.frame import frame
-from scalebench.report.tables import summary
+from scalebench.report.terminal import make_configurations
 from scalebench.results import RESULT_FILE, SCHEMA_PATH, Result, read_result
 from scalebench.run import run
 from scalebench.schema import generate
@@ -122,4 +122,4 @@ def test_reader_and_schema_agree(path: tuple[Any, ...], drop: bool, value: Any, 
     except InputError as error:
         assert "\n" not in str(error) and value == -1
         return
-    assert summary(table).row_count == 1
+    assert make_configurations(table).row_count == 1

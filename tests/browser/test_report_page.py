@@ -15,8 +15,8 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.wait import WebDriverWait
 
 import scalebench
-from scalebench.report.evidence import gather
 from scalebench.report.html.page import write
+from scalebench.report.report_data import load_report_data
 from tests import sweeps
 from tests.browser.conftest import width
 from tests.report.html.made_up import sections
@@ -35,7 +35,7 @@ def page(browser: Chrome, tmp_path: Path) -> Chrome:
 
 def made(folder: Path) -> Path:
     sweeps.sweep(folder / "sweep")
-    evidence = gather([folder / "sweep"])
+    evidence = load_report_data([folder / "sweep"])
     return write(evidence, folder / "sweep" / "report.html", sections(evidence.frame))
 
 
@@ -196,7 +196,7 @@ def test_no_width_makes_the_page_scroll_sideways(browser: Chrome, tmp_path: Path
 
 def test_charts_are_drawn_when_they_come_near(browser: Chrome, tmp_path: Path) -> None:
     sweeps.sweep(tmp_path / "sweep", gpus=(1, 2))
-    evidence = gather([tmp_path / "sweep"])
+    evidence = load_report_data([tmp_path / "sweep"])
     many = [one for number in range(30) for one in [renamed(sections(evidence.frame)[1], number)]]
     open_page(browser, write(evidence, tmp_path / "report.html", many))
     drawn = "return document.querySelectorAll('.plot[data-drawn]').length"

@@ -8,22 +8,22 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
-from scalebench.report.blocks import Block, Chart, Section, Series, Table, Words
-from scalebench.report.evidence import Evidence, gather
+from scalebench.report.document import Block, Chart, Paragraph, Section, Series, Table
+from scalebench.report.report_data import ReportData, load_report_data
 from scalebench.results import Result
 from tests import sweeps
 
-B = TypeVar("B", Chart, Table, Words)
+B = TypeVar("B", Chart, Table, Paragraph)
 SCRIPT = "<script>alert(1)</script>"
 
 
-def evidence(folder: Path, made: Sequence[Result] = (), **changes: Any) -> Evidence:
+def evidence(folder: Path, made: Sequence[Result] = (), **changes: Any) -> ReportData:
     """Of these runs; of the usual sweep where there are none."""
     if made:
         sweeps.write(folder, list(made))
     else:
         sweeps.sweep(folder)
-    found = gather([folder])
+    found = load_report_data([folder])
     for name, value in changes.items():
         setattr(found, name, value)
     return found

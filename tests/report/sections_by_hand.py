@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scalebench.report.blocks import Axis, Cell, Chart, Code, Row, Section, Series, Table, Words
+from scalebench.report.document import Axis, Cell, Chart, Code, Paragraph, Row, Section, Series, Table
 
 TAGS = {"model": "mlp", "strategy": "ddp_gloo", "hardware": "local"}
 EVIL = [
@@ -68,11 +68,11 @@ def report() -> list[Section]:
         "t", "Table", ["strategy", "samples/s", "remarks"], rows, frozenset({"samples/s"}), "Its caption."
     )  # fmt: skip
     codes = [Code("python -m scalebench gpus=2", "sh", "Again"), Code("a\n````\nb", "log", "<tail>")]
-    answer = [Words("ddp_gloo, tied with [nobody].", "answer"), Words("Plain."), Words("", "plain")]
+    answer = [Paragraph("ddp_gloo, tied with [nobody].", "answer"), Paragraph("Plain."), Paragraph("", "plain")]
     return [
         Section("answer", "Answer", answer),
         Section("scaling", "Scaling", [lines(), table, stacked()]),
-        Section("clocks", "Clocks & more", [Words("A machine that throttles.", "warning")]),
+        Section("clocks", "Clocks & more", [Paragraph("A machine that throttles.", "warning")]),
         Section("problems", "Problems", codes, folded=True),
     ]
 
@@ -86,7 +86,7 @@ def hostile() -> list[Section]:
     blocks = []
     for text in EVIL:
         blocks += [
-            Words(text), Words(text, "answer"), Words(text, "warning"), Code(text, "log", text), Code(text, "sh", text),
+            Paragraph(text), Paragraph(text, "answer"), Paragraph(text, "warning"), Code(text, "log", text), Code(text, "sh", text),
             Table("t", text, [text, "b"], [Row([Cell(text, link=text), Cell(text)])], caption=text),
             Chart("c", text, Axis(text), Axis(text), bars(text), "bars", text),
         ]  # fmt: skip

@@ -12,8 +12,13 @@ import pytest
 from scalebench.batch_knee import StepFit
 from scalebench.curves import Curve
 from scalebench.pooling import pool
-from scalebench.report.batch_words import MOST, half, sentence, sentences
 from scalebench.report.console import Console
+from scalebench.report.sections.batch_size import (
+    MAX_SENTENCES,
+    describe_curve,
+    format_half_batch,
+    list_terminal_sentences,
+)
 from scalebench.results import Result
 from tests import sweeps
 from tests.helpers import null_config
@@ -57,28 +62,28 @@ def curve(rates: dict[int, float], width: float | None = 0.01, gpus: int = 1, st
     ],
 )
 def test_a_knee(rates: dict[int, float], said: str) -> None:
-    assert sentence(curve(rates)) == said
-    assert str(sentence(curve(rates, width=None))).endswith(", with no interval to tell neighbours from it")
-    assert str(sentence(curve(rates), "mlp")).count("(mlp with ddp, 1 devices)") == 1
+    assert describe_curve(curve(rates)) == said
+    assert str(describe_curve(curve(rates, width=None))).endswith(", with no interval to tell neighbours from it")
+    assert str(describe_curve(curve(rates), "mlp")).count("(mlp with ddp, 1 devices)") == 1
 
 
 def test_the_line_of_its_updates_is_told_behind() -> None:
     rates = {b: b / (0.01 + 1e-5 * b) for b in (100, 1000, 3000, 4000)}  # n_1/2 1,000, and 100,000 samples/s at most
-    said = str(sentence(curve(rates, start_s=0.01)))
+    said = str(describe_curve(curve(rates, start_s=0.01)))
     assert "; n_1/2 1,000" in said and said.endswith("; the highest is 80 % of what the line of its updates goes to")
-    assert "n_1/2" not in str(sentence(curve({10: 10.0, 20: 18.0, 40: 30.0, 80: 40.0})))
+    assert "n_1/2" not in str(describe_curve(curve({10: 10.0, 20: 18.0, 40: 30.0, 80: 40.0})))
 
 
 def test_one_batch_says_nothing() -> None:
-    assert sentence(curve({75: 50})) is None
+    assert describe_curve(curve({75: 50})) is None
 
 
 @pytest.mark.parametrize(
     ("low", "high", "shown"), [(390.0, 450.0, "420 [390, 450]"), (None, None, "420")]
 )  # fmt: skip
 def test_half_batches(low: float | None, high: float | None, shown: str) -> None:
-    assert half(StepFit(0.004, 1e-5, 420.0, low, high, 0.99, 0.02, 7)) == shown
-    assert half(StepFit(0.004, 1e-5, None, None, None, 0.99, 0.02, 7)) == ""
+    assert format_half_batch(StepFit(0.004, 1e-5, 420.0, low, high, 0.99, 0.02, 7)) == shown
+    assert format_half_batch(StepFit(0.004, 1e-5, None, None, None, 0.99, 0.02, 7)) == ""
 
 
 def batched(batch: int, strategy: str = "ddp_gloo", **changes: Any) -> Result:
@@ -93,12 +98,12 @@ def pooled(*results: Result) -> pd.DataFrame:
 
 
 def test_a_sweep_over_batches_has_a_line_for_each_curve() -> None:
-    assert [line.partition(":")[0] for line in sentences(pooled(batched(10), batched(20)))] == ["knee"]
-    assert sentences(pooled(batched(10), batched(10, "horovod_gloo"), sweeps.failed())) == []
-    assert len(sentences(pooled(batched(10), batched(20), sweeps.run("ddp_gloo", 2)))) == 1  # of the one device only
-    many = [batched(batch, f"s{number}") for number in range(MOST + 2) for batch in (10, 20)]
-    said = sentences(pooled(*many))
-    assert len(said) == MOST + 1 and said[-1].startswith("knees: 2 more")
+    assert [line.partition(":")[0] for line in list_terminal_sentences(pooled(batched(10), batched(20)))] == ["knee"]
+    assert list_terminal_sentences(pooled(batched(10), batched(10, "horovod_gloo"), sweeps.failed())) == []
+    assert len(list_terminal_sentences(pooled(batched(10), batched(20), sweeps.run("ddp_gloo", 2)))) == 1  # of the one device only
+    many = [batched(batch, f"s{number}") for number in range(MAX_SENTENCES + 2) for batch in (10, 20)]
+    said = list_terminal_sentences(pooled(*many))
+    assert len(said) == MAX_SENTENCES + 1 and said[-1].startswith("knees: 2 more")
 
 
 def test_the_terminal_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

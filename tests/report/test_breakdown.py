@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from scalebench import probed
-from scalebench.report import breakdown
-from scalebench.report.breakdown import PARTS, rest, step_interval
+from scalebench.report import step_breakdown
+from scalebench.report.step_breakdown import STEP_PARTS, compute_rest, step_interval
 from scalebench.results import Result, Sync
 from scalebench.stats import Interval
 from tests.report.probed_run import probed_run, probes, series
@@ -19,7 +19,7 @@ from tests.report.probed_run import probed_run, probes, series
 def rows(result: Result) -> dict[str, list[str]]:
     """Cells behind the name of each row; columns are two spaces apart."""
     console = Console(width=250, record=True, color_system=None, file=io.StringIO())
-    console.print(breakdown.breakdown(result))
+    console.print(step_breakdown.make_run_breakdown(result))
     lines = [line.strip().split("  ") for line in console.export_text().splitlines()]
     return {cells[0]: [cell.strip() for cell in cells[1:] if cell.strip()] for cells in lines}
 
@@ -34,8 +34,8 @@ def without(**reasons: str) -> Result:
 
 def test_parts_and_the_rest_make_up_the_update() -> None:
     result = probed_run(probes(), probes())
-    parts = [row.figure(result) for row in PARTS]
-    left, step = rest(result, step_interval(result))[0], step_interval(result)
+    parts = [row.figure(result) for row in STEP_PARTS]
+    left, step = compute_rest(result, step_interval(result))[0], step_interval(result)
     assert [round(part.value, 9) for part in parts if part] == [0.001, 0.002, 0.003, 0.0005, 0.0025]
     assert left is not None and step is not None
     assert left.value + sum(part.value for part in parts if part) == pytest.approx(step.value)
@@ -105,5 +105,5 @@ def test_the_interval_of_an_update_is_that_of_throughput() -> None:
 
 
 def test_every_part_of_the_frame_has_a_row() -> None:
-    told = {row.figure for row in (*PARTS, *breakdown.BESIDE)}
+    told = {row.figure for row in (*STEP_PARTS, *step_breakdown.OTHER_FIGURES)}
     assert told == set(probed.COLUMNS.values())

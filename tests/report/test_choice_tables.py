@@ -5,15 +5,15 @@ from __future__ import annotations
 from scalebench.data_or_model import Comparison
 from scalebench.measured_rates import PROBES
 from scalebench.pooling import pool
-from scalebench.report import choice_tables
-from scalebench.report.blocks import Table
+from scalebench.report.document import Table
+from scalebench.report.sections import data_or_model
 from scalebench.results import Result
 from tests.choices import bare, ddp, folders, made
 
 
 def found(*runs: Result) -> list[Comparison]:
     by_id = {run.run_id: run for run in runs}
-    return choice_tables.found(pool(runs, folders(*runs)), lambda row: by_id[row["run_id"]])
+    return data_or_model.compare_kinds(pool(runs, folders(*runs)), lambda row: by_id[row["run_id"]])
 
 
 def pairs() -> list[Result]:
@@ -32,7 +32,7 @@ def lines(table: Table) -> list[str]:
 
 
 def test_winners() -> None:
-    table = choice_tables.winners(found(*pairs()), limits=False)
+    table = data_or_model.make_winners_table(found(*pairs()), limits=False)
     assert " | ".join(table.columns) == (
         "model | gpus | global batch | data should | data took | model should | model took | pipeline should | "
         "pipeline took | should win | won | as predicted"
@@ -42,13 +42,13 @@ def test_winners() -> None:
         "model (model_parallel) | yes",
         "mlp | 2 | 64 | 228 ms | 300 ms | 374 ms | 250 ms | 352 ms | unsupported | data | model (model_parallel) | no",
     ]
-    with_limits = lines(choice_tables.winners(found(*pairs())))
+    with_limits = lines(data_or_model.make_winners_table(found(*pairs())))
     assert "| 50.0 ms [50.0, 50.0] |" in with_limits[0] and "unsupported" in with_limits[0]
 
 
 def test_bytes_and_operations_for_each() -> None:
     made_of = found(*pairs())
-    assert lines(choice_tables.exchanged(made_of)) == [
+    assert lines(data_or_model.make_traffic_table(made_of)) == [
         "mlp | 2 | 8 | 4.00 MB | 64.0 kB | 55 | 3,461 | 10.0 GFLOP/s | 100 MB/s, 100 us a message | 14 | 16",
         "mlp | 2 | 64 | 4.00 MB | 512 kB | 443 | 3,461 | 10.0 GFLOP/s | 100 MB/s, 100 us a message | 14 | 16",
     ]
@@ -56,30 +56,30 @@ def test_bytes_and_operations_for_each() -> None:
 
 def test_in_words() -> None:
     made_of = found(*pairs())
-    (said,) = [words for words, _ in choice_tables.answers(made_of)]
+    (said,) = [words for words, _ in data_or_model.make_answers(made_of)]
     assert said == (
         "mlp on 2 devices: pipeline should win at 8, data should win at 64; model won at 8 and 64; "
         "data should be ahead of model from 14 on; data should be ahead of pipeline from 16 on"
     )
-    assert choice_tables.verdict(made_of) == "the kind that should win did, or is tied with it, in 1 of 2"
-    assert choice_tables.unpredicted(made_of) == []
+    assert data_or_model.describe_accuracy(made_of) == "the kind that should win did, or is tied with it, in 1 of 2"
+    assert data_or_model.list_unpredicted(made_of) == []
 
 
 def test_a_reason_stands_for_what_is_not_predicted() -> None:
     made_of = found(bare(8, probed=False), ddp(8, 0.1), made("model_parallel", 8, 0.05))
     reason = f"not predicted: the bare run was {PROBES}"
-    assert choice_tables.unpredicted(made_of) == [f"mlp: data, model {reason}"]
-    assert lines(choice_tables.winners(made_of, limits=False)) == [
+    assert data_or_model.list_unpredicted(made_of) == [f"mlp: data, model {reason}"]
+    assert lines(data_or_model.make_winners_table(made_of, limits=False)) == [
         "mlp | 2 | 8 |  | 100 ms |  | 50.0 ms |  | model (model_parallel) | "
     ]
-    assert lines(choice_tables.exchanged(made_of)) == ["mlp | 2 | 8 |  |  |  |  |  |  | "]
-    assert choice_tables.verdict(made_of) == ""
+    assert lines(data_or_model.make_traffic_table(made_of)) == ["mlp | 2 | 8 |  |  |  |  |  |  | "]
+    assert data_or_model.describe_accuracy(made_of) == ""
     nothing = found(bare(8, probed=False), ddp(8, 0.1), made("model_parallel", 8, None))
-    assert [words for words, _ in choice_tables.answers(nothing)] == [
+    assert [words for words, _ in data_or_model.make_answers(nothing)] == [
         "mlp on 2 devices: neither predicted nor measured both ways"
     ]
 
 
 def test_who_is_tied_is_said() -> None:
-    (row,) = lines(choice_tables.winners(found(bare(8), ddp(8, 0.1), made("model_parallel", 8, 0.1))))
+    (row,) = lines(data_or_model.make_winners_table(found(bare(8), ddp(8, 0.1), made("model_parallel", 8, 0.1))))
     assert "(ddp_gloo), tied: model | yes" in row or "(model_parallel), tied: data | yes" in row

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from scalebench.comparison import Comparison, compare
-from scalebench.report.comparison_files import as_json, as_junit, as_markdown, escaped
+from scalebench.report.comparison_text import escape_markup, make_json, make_junit, make_markdown
 from tests.launches import failed, machine, made, train
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "comparison.json"
@@ -36,12 +36,12 @@ def rounded(tree: Any) -> Any:
 
 def test_json_is_as_agreed() -> None:
     """Other programs read it: a change of the golden file is one of theirs."""
-    assert rounded(json.loads(as_json(found(), 5))) == json.loads(GOLDEN.read_text(encoding="utf-8"))
+    assert rounded(json.loads(make_json(found(), 5))) == json.loads(GOLDEN.read_text(encoding="utf-8"))
 
 
 def test_json_has_no_infinity() -> None:
     wide = compare(made("a", [1e-150, 1e150, 1.0]), made("b", [1.0, 1e-150, 1e150]))
-    (pair,) = json.loads(as_json(wide, 0), parse_constant=pytest.fail)["contrasts"][0]["pairs"]
+    (pair,) = json.loads(make_json(wide, 0), parse_constant=pytest.fail)["contrasts"][0]["pairs"]
     assert wide.pairs[0].interval.high == float("inf") and pair["ratio_high"] is None and pair["ratio_low"] == 0.0
 
 
@@ -50,7 +50,7 @@ def cases(made: str) -> dict[str, ET.Element]:
 
 
 def test_junit_has_a_case_for_each_pair() -> None:
-    told = as_junit(found(), 5)
+    told = make_junit(found(), 5)
     by_name = cases(told)
     assert {name: [child.tag for child in case] for name, case in by_name.items()} == {
         "ddp gpus=1: B over A": ["failure"],
@@ -70,23 +70,23 @@ def test_junit_has_a_case_for_each_pair() -> None:
 def test_junit_of_nothing_to_compare() -> None:
     refused = compare(made("a", STEADY), made("b", STEADY, **train(batch_per_device=20)))
     for code, tag in ((4, "error"), (0, "skipped")):
-        (child,) = cases(as_junit(refused, code))["pairing"]
+        (child,) = cases(make_junit(refused, code))["pairing"]
         assert child.tag == tag and "train.batch_per_device: 10 and 20" in child.get("message")
 
 
 def test_junit_without_a_threshold_fails_nothing() -> None:
-    told = as_junit(compare(made("a", STEADY), [*made("b", [0.2] * 3), failed("b", gpus=2)]), 0)
+    told = make_junit(compare(made("a", STEADY), [*made("b", [0.2] * 3), failed("b", gpus=2)]), 0)
     assert {child.tag for case in cases(told).values() for child in case} == {"system-out", "skipped"}
 
 
 def test_junit_holds_any_text() -> None:
-    told = as_junit(found(EVIL), 5).encode("utf-8").decode()
+    told = make_junit(found(EVIL), 5).encode("utf-8").decode()
     message = cases(told)["ddp gpus=4: B b-ddp-4-failed"].find("error").get("message")
     assert message == "failed: <script>alert('x')</script> & | `x` [a](http://b) ?[31m ? ? ]]> \U0001f600"
 
 
 def test_markdown_is_a_table_of_plain_text() -> None:
-    lines = as_markdown(found(EVIL)).splitlines()
+    lines = make_markdown(found(EVIL)).splitlines()
     assert lines[0].startswith("**failed run: 1 run failed")
     rows = [line for line in lines if line.startswith("|")]
     assert len(rows) == 4 and len({row.count(" | ") for row in rows}) == 1
@@ -111,4 +111,4 @@ PLAIN = {
 
 @pytest.mark.parametrize(("text", "plain"), PLAIN.items())
 def test_markup_is_escaped(text: str, plain: str) -> None:
-    assert escaped(text) == plain
+    assert escape_markup(text) == plain

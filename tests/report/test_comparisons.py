@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from scalebench.comparison import Comparison, compare, compare_by
-from scalebench.report.comparisons import MOST_TOLD, label, p_value, printable, ratio, sentences, text, verdict
+from scalebench.report.comparison_text import (
+    MAX_LINES,
+    clean_line,
+    describe_verdict,
+    format_comparison,
+    format_label,
+    format_p,
+    format_speed_ratio,
+    list_sentences,
+)
 from scalebench.stats import Interval
 from tests.launches import failed, machine, made, train
 
@@ -19,7 +28,7 @@ def regression() -> Comparison:
 
 
 def test_the_table_has_figures_interval_test_and_verdict() -> None:
-    lines = text(regression()).splitlines()
+    lines = format_comparison(regression()).splitlines()
     assert lines[0] == "B over A"
     head, first, second = lines[2], lines[4], lines[5]
     for word in ("strategy", "gpus", "A samples/s", "B samples/s", "B / A (95 %)", "p (Holm)", "test", "verdict"):
@@ -31,7 +40,7 @@ def test_the_table_has_figures_interval_test_and_verdict() -> None:
 
 
 def test_sentences_end_with_the_verdict() -> None:
-    lines = sentences(regression())
+    lines = list_sentences(regression())
     assert lines[0].startswith("B over A: median of 2 pairs ")
     assert "also differs, B over A: machine.driver_version: none, 2 (1 of 2 pairs)" in lines
     assert lines[-1] == "regression: 1 of 2 pairs slower by more than 3 %, most ddp gpus=1"
@@ -47,31 +56,31 @@ def test_sentences_end_with_the_verdict() -> None:
     ],
 )
 def test_verdicts_in_words(b_s: list[float], threshold: float | None, words: str) -> None:
-    assert verdict(compare(made("a", STEADY), made("b", b_s), threshold=threshold)) == words
+    assert describe_verdict(compare(made("a", STEADY), made("b", b_s), threshold=threshold)) == words
 
 
 def test_of_the_same_runs() -> None:
     runs = made("a", STEADY)
-    assert verdict(compare(runs, runs, threshold=0.03)) == "no difference: 1 pair, both sides the same runs"
+    assert describe_verdict(compare(runs, runs, threshold=0.03)) == "no difference: 1 pair, both sides the same runs"
 
 
 def test_what_cannot_be_compared_says_why() -> None:
     found = compare(made("a", STEADY), made("b", STEADY, **train(batch_per_device=20)))
-    assert verdict(found).startswith("not comparable: nothing in A pairs with B: closest rows differ in train.batch")
-    assert text(found).splitlines()[-1] == verdict(found)
+    assert describe_verdict(found).startswith("not comparable: nothing in A pairs with B: closest rows differ in train.batch")
+    assert format_comparison(found).splitlines()[-1] == describe_verdict(found)
 
 
 def test_a_failed_run_is_named() -> None:
     found = compare(
         [*made("a", STEADY), *made("a", STEADY, gpus=2)], [*made("b", SLOW), failed("b", gpus=2)], threshold=0.0
     )
-    assert verdict(found) == "failed run: 1 run failed, such as ddp gpus=2: failed: told to fail"
-    assert "B ddp gpus=2: failed: told to fail" in sentences(found)
+    assert describe_verdict(found) == "failed run: 1 run failed, such as ddp gpus=2: failed: told to fail"
+    assert "B ddp gpus=2: failed: told to fail" in list_sentences(found)
 
 
 def test_what_an_interval_misses_is_told_once() -> None:
     def blocks_told(a: list[float], b: list[float]) -> list[str]:
-        return [line for line in sentences(compare(made("a", a), made("b", b))) if "launch" in line]
+        return [line for line in list_sentences(compare(made("a", a), made("b", b))) if "launch" in line]
 
     assert (
         len(blocks_told([0.1], [0.1])) == 1 and "misses what differs between launches" in blocks_told([0.1], [0.1])[0]
@@ -85,7 +94,7 @@ def test_what_an_interval_misses_is_told_once() -> None:
 def test_the_median_has_range_and_interval() -> None:
     found = [one for gpus in range(1, 7) for n, p in enumerate(("float32", "tf32"))
              for one in made("ab"[n], [0.1 / (1 + n * 0.25 * gpus)], gpus=gpus, **train(precision=p))]  # fmt: skip
-    told = sentences(compare_by(found, "train.precision", "float32"))[0]
+    told = list_sentences(compare_by(found, "train.precision", "float32"))[0]
     assert told.startswith(
         "tf32 over float32: median of 6 pairs 1.875 [1.250, 2.500] (95 % of the median of such pairs"
     )
@@ -94,28 +103,28 @@ def test_the_median_has_range_and_interval() -> None:
 
 def test_left_out_keys_are_told() -> None:
     found = compare(made("a", STEADY), made("b", STEADY, seed=1), ignore=["seed"])
-    assert "note: left out of the pairing: seed" in sentences(found)
+    assert "note: left out of the pairing: seed" in list_sentences(found)
 
 
 def test_long_lists_are_cut() -> None:
     many = [one for gpus in range(2, 40) for one in made("a", [0.1], gpus=gpus)]
-    lines = sentences(compare([*many, *made("a", [0.1])], made("b", [0.1])))
-    assert f"and {38 - MOST_TOLD} more rows (--format json has all)" in lines
+    lines = list_sentences(compare([*many, *made("a", [0.1])], made("b", [0.1])))
+    assert f"and {38 - MAX_LINES} more rows (--format json has all)" in lines
 
 
 def test_nothing_of_a_record_moves_the_cursor_or_is_markup() -> None:
     evil = "\x1b[31m[red]\nx\ud800\x00"
     found = compare([*made("a", STEADY)], [*made("b", STEADY), failed("b", gpus=2, reason=evil)], threshold=0.0)
-    told = text(found)
+    told = format_comparison(found)
     assert "?[31m[red] x??" in told
     assert "\x1b" not in told and told.encode("utf-8")
-    assert printable("a\x07b\u202ec") == "a?b?c"
+    assert clean_line("a\x07b\u202ec") == "a?b?c"
 
 
 def test_values_of_a_key_are_no_markup_either() -> None:
     a, b = (made(side, [0.1], **train(optimizer=name)) for side, name in (("a", "adam"), ("b", "[red]x\x1b")))
     found = compare_by([*a, *b], "train.optimizer", "adam")
-    lines = text(found).splitlines()
+    lines = format_comparison(found).splitlines()
     assert lines[0] == "[red]x? over adam" and "[red]x? samples/s" in lines[2]
 
 
@@ -129,9 +138,9 @@ def test_values_of_a_key_are_no_markup_either() -> None:
     ],
 )
 def test_ratios(value: float, interval: Interval | None, words: str) -> None:
-    assert ratio(value, interval) == words
+    assert format_speed_ratio(value, interval) == words
 
 
 def test_small_words() -> None:
-    assert [p_value(p) for p in (None, 0.0001, 0.0123, 1.0)] == ["", "< 0.001", "0.012", "1.000"]
-    assert label({"model": "mlp", "strategy": "ddp", "gpus": "2"}) == "mlp ddp gpus=2"
+    assert [format_p(p) for p in (None, 0.0001, 0.0123, 1.0)] == ["", "< 0.001", "0.012", "1.000"]
+    assert format_label({"model": "mlp", "strategy": "ddp", "gpus": "2"}) == "mlp ddp gpus=2"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scalebench.report.console import Console
-from scalebench.report.details import headline
+from scalebench.report.terminal import list_headline
 from scalebench.results import Monitor, Result, write_result
 from tests.helpers import rank, record
 from tests.report.probed_run import probed_run, probes
@@ -26,7 +26,7 @@ def shown(capsys: pytest.CaptureFixture[str], result: Result) -> list[str]:
 
 
 def warm_up(result: Result) -> str:
-    return dict(headline(result))["warm-up"]
+    return dict(list_headline(result))["warm-up"]
 
 
 def test_all_of_a_run_that_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,9 +59,9 @@ def test_without_probes_the_rest_is_told(capsys: pytest.CaptureFixture[str], ask
 
 def test_the_interval_says_what_it_is_over() -> None:
     result = probed_run(None, None)
-    assert dict(headline(result))["throughput"] == "2,000 samples/s [1,989, 2,011], 95 % over blocks of this launch"
+    assert dict(list_headline(result))["throughput"] == "2,000 samples/s [1,989, 2,011], 95 % over blocks of this launch"
     few = record(ranks=[rank(0, [0.1, 0.1])])
-    told = dict(headline(few))
+    told = dict(list_headline(few))
     assert told["throughput"] == "200 samples/s, too few blocks for an interval"
     assert told["steady"] == "cannot be told, too few blocks"
 
@@ -78,8 +78,8 @@ def test_warm_up_is_found_or_not_or_of_a_fixed_length() -> None:
 
 def test_a_series_that_drifts_is_not_steady() -> None:
     drifting = [0.1 * (1 + block / 50 + 0.001 * (-1) ** block) for block in range(64)]
-    assert dict(headline(record(ranks=[rank(0, drifting)])))["steady"] in ("no: drifts", "no: warmup left, drifts")
-    assert dict(headline(record()))["steady"] == "yes, no drift detected"
+    assert dict(list_headline(record(ranks=[rank(0, drifting)])))["steady"] in ("no: drifts", "no: warmup left, drifts")
+    assert dict(list_headline(record()))["steady"] == "yes, no drift detected"
 
 
 def test_a_trace_that_was_not_merged_is_where_its_rank_left_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-from scalebench.report import flag_advice
+from scalebench.report import flag_text
 
 ROOT = Path(__file__).parents[2]
 # Where flags are given, and the functions that do; what else they hold in quotes is no flag.
@@ -37,18 +37,18 @@ def given() -> set[str]:
 def test_every_flag_of_the_code_and_of_the_docs_has_advice() -> None:
     in_code = given()
     assert {"oversubscribed", "gpu_lost", "drifts", "warmup_left", "superlinear", "no_interval"} <= in_code
-    assert in_code <= set(flag_advice.ADVICE)
+    assert in_code <= set(flag_text.ADVICE)
     table = (ROOT / "docs" / "record.md").read_text().partition("| flag | means |")[2].partition("\n\n")[0]
     in_docs = {
         name
         for line in table.splitlines()
         for name in re.findall(r"`(\w+)`", line.split("|")[1] if "|" in line else "")
     }
-    assert "swapping" in in_docs and in_docs | {flag_advice.NOT_STEADY} == set(flag_advice.ADVICE)
+    assert "swapping" in in_docs and in_docs | {flag_text.NOT_STEADY} == set(flag_text.ADVICE)
 
 
 def test_advice_is_sentences() -> None:
-    for flag, said in flag_advice.ADVICE.items():
+    for flag, said in flag_text.ADVICE.items():
         assert said[0].isupper() and said.endswith(".") and "  " not in said and "_ " not in said, flag
-    assert "does not know this flag" in flag_advice.advice("of_tomorrow")
-    assert flag_advice.words("busy_machine") == "busy machine"
+    assert "does not know this flag" in flag_text.get_advice("of_tomorrow")
+    assert flag_text.format_flag("busy_machine") == "busy machine"

@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from scalebench.frame import frame
-from scalebench.report.learned_columns import columns, summary
 from scalebench.report.tables import write_tables
+from scalebench.report.training_tables import make_row_table, select_figure_columns
 from scalebench.results import Result
 from tests.helpers import record
 from tests.report.test_tables import text
@@ -31,12 +31,12 @@ def rows(*results: Result) -> pd.DataFrame:
 
 def shown(results: Sequence[Result], row: int = 0) -> dict[str, str]:
     made = rows(*results)
-    return {head: of(made.to_dict("records")[row]) for head, of in columns(made).items()}
+    return {head: of(made.to_dict("records")[row]) for head, of in select_figure_columns(made).items()}
 
 
 def lines(*results: Result, width: int = 120) -> list[str]:
     """The table without colour."""
-    made = summary(rows(*results))
+    made = make_row_table(rows(*results))
     assert made is not None
     console = Console(width=width, record=True, color_system=None, file=io.StringIO())
     console.print(made)
@@ -44,7 +44,7 @@ def lines(*results: Result, width: int = 120) -> list[str]:
 
 
 def test_none_without_a_training() -> None:
-    assert summary(rows(record("ddp"), run("ddp_gloo", 2), training(status="failed"))) is None
+    assert make_row_table(rows(record("ddp"), run("ddp_gloo", 2), training(status="failed"))) is None
 
 
 def test_a_row_for_each_that_trained() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scalebench.curve_records import CurvePoint
-from scalebench.report.losses import learning
+from scalebench.report.training_tables import compute_losses
 from scalebench.results import Quality
 from tests.helpers import rank, record
 
@@ -22,7 +22,7 @@ def two_ranks(**changes: object) -> list:
 
 
 def test_blocks_of_all_ranks_weighted_by_samples() -> None:
-    found = learning(record("ddp", 2, ranks=two_ranks()))
+    found = compute_losses(record("ddp", 2, ranks=two_ranks()))
     assert found.updates == [3, 6, 8, 10]
     assert found.samples == [60, 120, 160, 200]  # 20 an update over both, then what each block had
     assert found.seconds == pytest.approx([0.5, 0.7, 1.0, 1.2])
@@ -31,21 +31,21 @@ def test_blocks_of_all_ranks_weighted_by_samples() -> None:
 
 
 def test_older_records_have_no_losses_of_the_warm_up_and_yet_its_time() -> None:
-    found = learning(record("ddp", 2, ranks=two_ranks(warmup_losses=[])))
+    found = compute_losses(record("ddp", 2, ranks=two_ranks(warmup_losses=[])))
     assert found.losses[0] == 9.0  # of the rank that has one
     ranks = [rank(0, [0.1], [30], warmup_block_s=[0.5, 0.2], warmup_block_steps=3)]
-    assert learning(record("ddp", 1, ranks=ranks)).losses == [None, None, 0.5]
-    assert learning(record("ddp", 1, ranks=ranks)).seconds == pytest.approx([0.5, 0.7, 0.8])
+    assert compute_losses(record("ddp", 1, ranks=ranks)).losses == [None, None, 0.5]
+    assert compute_losses(record("ddp", 1, ranks=ranks)).seconds == pytest.approx([0.5, 0.7, 0.8])
     ranks = [rank(0, [0.1], [30], warmup_block_s=[0.5])]  # of how many updates nobody knows
-    assert learning(record("ddp", 1, ranks=ranks)).updates == [2]
+    assert compute_losses(record("ddp", 1, ranks=ranks)).updates == [2]
 
 
 def test_blocks_that_a_rank_did_not_finish_and_ranks_that_measured_nothing() -> None:
     ranks = two_ranks()
     ranks[1].block_s, ranks[1].block_samples = [0.3], [10]
-    assert learning(record("ddp", 2, ranks=ranks)).updates == [3, 6, 8]
-    assert learning(record("ddp", 2, ranks=[])).updates == []
-    assert learning(record("ddp", 1, ranks=[rank(0)])).updates == []
+    assert compute_losses(record("ddp", 2, ranks=ranks)).updates == [3, 6, 8]
+    assert compute_losses(record("ddp", 2, ranks=[])).updates == []
+    assert compute_losses(record("ddp", 1, ranks=[rank(0)])).updates == []
 
 
 def test_blocks_that_a_point_cut_short_are_stepped_over() -> None:
@@ -55,7 +55,7 @@ def test_blocks_that_a_point_cut_short_are_stepped_over() -> None:
     warmup = {"warmup_block_steps": 1, "warmup_block_s": [9.0, 0.2, 0.2], "warmup_losses": [5.0, 4.0, 3.0]}
     blocks = {"block_steps": 3, "block_losses": [2.0, 1.0, 0.5]}
     one = rank(0, [0.6, 0.8, 0.9], [30, 30, 30], **warmup, **blocks)
-    found = learning(record("ddp", 1, ranks=[one], quality=Quality(curve=points)))
+    found = compute_losses(record("ddp", 1, ranks=[one], quality=Quality(curve=points)))
     assert found.updates == [1, 2, 3, 6, 7, 10, 13, 14]
     assert found.samples == [10, 20, 30, 60, 60, 90, 120, 120]
     assert found.seconds == pytest.approx([0.0, 0.2, 0.4, 1.0, 1.6, 2.4, 3.3, 3.7])
@@ -66,7 +66,7 @@ def test_points_between_which_no_block_fits() -> None:
     points = [CurvePoint(step, 0.0, 10 * step, 0.1 * step, 1e-3, 1.0, 1) for step in (1, 3, 5, 8)]
     warmup = {"warmup_block_steps": 1, "warmup_block_s": [9.0], "warmup_losses": [5.0]}
     one = rank(0, [0.6], [30], block_steps=3, block_losses=[2.0], **warmup)
-    found = learning(record("ddp", 1, ranks=[one], quality=Quality(curve=points)))
+    found = compute_losses(record("ddp", 1, ranks=[one], quality=Quality(curve=points)))
     assert found.updates == [1, 3, 5, 8] and found.samples == [10, 30, 50, 80]
     assert found.losses == [5.0, None, None, 2.0]
 
@@ -74,6 +74,6 @@ def test_points_between_which_no_block_fits() -> None:
 def test_a_training_that_was_over_in_its_warm_up() -> None:
     points = [CurvePoint(2, 1.0, 15, 0.5, 1e-3, 1.0, 1)]  # the second batch was a smaller one
     one = rank(0, warmup_block_steps=1, warmup_block_s=[9.0, 0.5], warmup_losses=[5.0, 4.0])
-    found = learning(record("ddp", 1, ranks=[one], quality=Quality(curve=points)))
+    found = compute_losses(record("ddp", 1, ranks=[one], quality=Quality(curve=points)))
     assert (found.updates, found.samples) == ([1, 2], [10, 15])
     assert (found.seconds, found.losses) == ([0.0, 0.5], [5.0, 4.0])

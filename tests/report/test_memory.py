@@ -12,7 +12,7 @@ from rich.console import Console as Rich
 
 from scalebench.pooling import pool
 from scalebench.report.console import Console
-from scalebench.report.memory import MOST, sentences, summary
+from scalebench.report.sections.memory import MAX_TERMINAL_SENTENCES, list_terminal_sentences, make_terminal_table
 from scalebench.results import Result
 from tests import sweeps
 from tests.footprints import WHOLE, kept, out_of_memory, searched
@@ -27,7 +27,7 @@ def rows(*results: Result) -> pd.DataFrame:
 
 
 def lines(*results: Result, width: int = 160) -> list[list[str]]:
-    made = summary(rows(*results))
+    made = make_terminal_table(rows(*results))
     assert made is not None
     console = Rich(width=width, record=True, color_system=None, file=io.StringIO())
     console.print(made)
@@ -46,7 +46,7 @@ def lines(*results: Result, width: int = 160) -> list[list[str]]:
     ids=["nobody told", "all keep a whole model", "a peak alone", "nothing had room"],
 )
 def test_no_table_where_it_would_say_nothing(results: Sequence[Result]) -> None:
-    assert summary(rows(*results)) is None
+    assert make_terminal_table(rows(*results)) is None
 
 
 def test_a_row_for_each_with_what_is_known() -> None:
@@ -65,7 +65,7 @@ def test_a_row_for_each_with_what_is_known() -> None:
 
 
 def test_who_keeps_less_and_what_it_costs() -> None:
-    kept_less, price, room = sentences(rows(BARE, ALL, ZERO, SHARDED))
+    kept_less, price, room = list_terminal_sentences(rows(BARE, ALL, ZERO, SHARDED))
     assert kept_less == (
         "on 2 devices a device keeps of weights, gradients and optimizer's state, of the 16.0 kB of bare_torch: "
         "75 % under zero1, 50 % under fsdp_gloo"
@@ -87,18 +87,18 @@ def test_who_keeps_less_and_what_it_costs() -> None:
 def test_how_sure_the_price_is(blocks: int, noise: float, said: str) -> None:
     """0.85 / 0.9."""
     two = [kept(name, 2, state, blocks=blocks, noise=noise) for name, state in (("ddp_gloo", WHOLE), ("zero1", 100))]
-    assert sentences(rows(BARE, *two))[1].endswith(said)
+    assert list_terminal_sentences(rows(BARE, *two))[1].endswith(said)
 
 
 def test_who_had_no_room() -> None:
-    said = sentences(rows(SHARDED, kept("ddp_gloo", 1, WHOLE), out_of_memory("ddp_gloo", 2)))
+    said = list_terminal_sentences(rows(SHARDED, kept("ddp_gloo", 1, WHOLE), out_of_memory("ddp_gloo", 2)))
     assert said[-1] == "on 2 devices out of memory: ddp_gloo; had room: fsdp_gloo"
     assert not [one for one in said if "no run" in one]
 
 
 def test_the_largest_batches_within_one_limit() -> None:
     found = [searched(name, 2, batch, 1_500_000_000, None) for name, batch in (("ddp_gloo", 400), ("fsdp_gloo", 1500))]
-    assert sentences(rows(*found, searched("ddp_gloo", 1, 90, None, None))) == [
+    assert list_terminal_sentences(rows(*found, searched("ddp_gloo", 1, 90, None, None))) == [
         "largest batch per device on 2 devices, within 1.50 GB a process: 1,500 under fsdp_gloo, 400 under ddp_gloo",
         "largest batch per device on 1 device: 90 under ddp_gloo",
     ]
@@ -107,19 +107,19 @@ def test_the_largest_batches_within_one_limit() -> None:
 def test_models_are_named_where_there_are_several() -> None:
     other = kept("fsdp_gloo", 2, WHOLE // 4)
     other.workload.model, other.run_id, other.fingerprint = "mlp", "other", "other"
-    assert {one.partition(",")[0] for one in sentences(rows(BARE, SHARDED, other))} == {"materials_cnn"}
+    assert {one.partition(",")[0] for one in list_terminal_sentences(rows(BARE, SHARDED, other))} == {"materials_cnn"}
 
 
 def test_no_more_sentences_than_a_window_holds() -> None:
     made = []
-    for number in range(MOST + 5):
+    for number in range(MAX_TERMINAL_SENTENCES + 5):
         of_one = [kept("bare_torch", 1, WHOLE), kept("fsdp_gloo", 2, WHOLE // 2)]
         for each in of_one:
             each.workload.model = f"m{number}"
             each.run_id = each.fingerprint = f"{each.run_id}-{number}"
         made += of_one
-    said = sentences(rows(*made))
-    assert len(said) == MOST + 1 and said[-1].startswith("memory: ") and said[-1].endswith(" more are in the report")
+    said = list_terminal_sentences(rows(*made))
+    assert len(said) == MAX_TERMINAL_SENTENCES + 1 and said[-1].startswith("memory: ") and said[-1].endswith(" more are in the report")
 
 
 def test_below_the_table_of_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

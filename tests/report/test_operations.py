@@ -8,7 +8,12 @@ from rich.console import Console
 from rich.table import Table
 
 from scalebench.probe_records import Operation, Profile
-from scalebench.report.operations import MOST_OPERATIONS, collectives, operations, top_operations
+from scalebench.report.sections.operations import (
+    MAX_OPERATIONS,
+    describe_collectives,
+    make_operations_table,
+    make_run_blocks,
+)
 from tests.report.probed_run import probed_run, probes
 
 
@@ -23,25 +28,25 @@ def lines(table: Table) -> list[list[str]]:
 def test_calls_and_own_time_of_an_update() -> None:
     profile = probes().profile
     assert profile is not None
-    first, second, third = lines(top_operations(profile))
+    first, second, third = lines(make_operations_table(profile))
     assert first == ["gloo:all_reduce", "1", "4.00 ms", "40.0 %", "collective"]
     assert second == ["aten::mm", "40", "3.00 ms", "30.0 %"]
     assert third == ["a kernel [bold]whose name is much too long for a column[/...", "2.5", "500 ns", "0.0 %"]
 
 
 def test_only_the_largest_and_no_share_of_what_is_not_known() -> None:
-    many = Profile(1, 1.0, None, None, [Operation(f"op{number}", 1.0, 0.1) for number in range(MOST_OPERATIONS + 1)])
-    found = lines(top_operations(many))
-    assert len(found) == MOST_OPERATIONS and {cells[-1] for cells in found} == {"-"}
+    many = Profile(1, 1.0, None, None, [Operation(f"op{number}", 1.0, 0.1) for number in range(MAX_OPERATIONS + 1)])
+    found = lines(make_operations_table(many))
+    assert len(found) == MAX_OPERATIONS and {cells[-1] for cells in found} == {"-"}
 
 
 def test_both_shares_of_collectives() -> None:
-    line = collectives(probed_run(probes(), probes()))
+    line = describe_collectives(probed_run(probes(), probes()))
     assert "collectives: 40.0 % of the own time of all operations, and as long as 20.0 % of an update by the" in line
     other = probes(profile=Profile(3, 0.02, 0.01, None))
-    assert collectives(probed_run(other, other)).endswith("no operation that carries data between devices")
+    assert describe_collectives(probed_run(other, other)).endswith("no operation that carries data between devices")
 
 
 def test_without_a_profile_there_is_its_reason() -> None:
     none = probes(profile=None, reasons={"profile": "it has [b]none[/b]"})
-    assert list(operations(probed_run(none, none))) == ["top operations: - (it has [b]none[/b])"]
+    assert list(make_run_blocks(probed_run(none, none))) == ["top operations: - (it has [b]none[/b])"]

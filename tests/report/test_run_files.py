@@ -8,8 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.report.evidence import gather
-from scalebench.report.run_files import LONGEST_LINE, TAIL_BYTES, inside, link, tail
+from scalebench.report.report_data import (
+    MAX_LINE_LENGTH,
+    MAX_LOG_BYTES,
+    find_run_file,
+    load_report_data,
+    read_log_tail,
+)
 from tests.sweeps import sweep
 
 
@@ -21,8 +26,8 @@ def test_what_a_record_names_stays_in_its_folder(tmp_path: Path) -> None:
         path.write_text("mine")
     (folder / "link.log").symlink_to(tmp_path / "secret.log")
     os.mkfifo(folder / "pipe.log")
-    assert inside(folder, "rank0.log") == folder / "rank0.log"
-    assert inside(folder, "sub/rank1.log") == folder / "sub" / "rank1.log"
+    assert find_run_file(folder, "rank0.log") == folder / "rank0.log"
+    assert find_run_file(folder, "sub/rank1.log") == folder / "sub" / "rank1.log"
     outside = [
         "../secret.log",
         str(tmp_path / "secret.log"),
@@ -34,35 +39,35 @@ def test_what_a_record_names_stays_in_its_folder(tmp_path: Path) -> None:
         "",
     ]
     for name in [*outside, "nothing.log", "a\0b", "x" * 5000]:
-        assert inside(folder, name) is None, name
+        assert find_run_file(folder, name) is None, name
 
 
 def test_links_are_relative_to_what_was_given_first(tmp_path: Path) -> None:
     sweep(tmp_path / "a", ["bare_torch"], gpus=(1,))
     sweep(tmp_path / "b", ["ddp_gloo"], gpus=(1,))
-    found = gather([tmp_path / "a", tmp_path / "b"])
-    assert link(found, tmp_path / "a" / "0" / "trace") == "0/trace"
-    assert link(found, tmp_path / "b" / "0" / "trace") == "../b/0/trace"
-    of_a_file = gather([tmp_path / "a" / "0" / "result.json"])
-    assert link(of_a_file, tmp_path / "a" / "0" / "trace") == "trace"
+    found = load_report_data([tmp_path / "a", tmp_path / "b"])
+    assert found.make_link(tmp_path / "a" / "0" / "trace") == "0/trace"
+    assert found.make_link(tmp_path / "b" / "0" / "trace") == "../b/0/trace"
+    of_a_file = load_report_data([tmp_path / "a" / "0" / "result.json"])
+    assert of_a_file.make_link(tmp_path / "a" / "0" / "trace") == "trace"
 
 
 def test_the_last_lines(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("".join(f"line {number}\n" for number in range(100)))
-    assert tail(path).splitlines() == [f"line {number}" for number in range(70, 100)]
+    assert read_log_tail(path).splitlines() == [f"line {number}" for number in range(70, 100)]
     path.write_text("x" * 10_000)
-    assert tail(path) == "x" * LONGEST_LINE
+    assert read_log_tail(path) == "x" * MAX_LINE_LENGTH
     path.write_text("")
-    assert tail(path) == ""
+    assert read_log_tail(path) == ""
 
 
 def test_any_bytes_are_plain_text(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"\x1b[31mred\x1b[0m <b>\xff\xfe\x00\x07 end\r 10 %\r 20 %\n")
-    assert tail(path).splitlines() == ["red <b>\ufffd\ufffd\ufffd\ufffd end", " 10 %", " 20 %"]
+    assert read_log_tail(path).splitlines() == ["red <b>\ufffd\ufffd\ufffd\ufffd end", " 10 %", " 20 %"]
     path.write_bytes(bytes(range(256)) * 100)
-    assert all(char.isprintable() or char in "\n\t\xa0\xad" for char in tail(path))
+    assert all(char.isprintable() or char in "\n\t\xa0\xad" for char in read_log_tail(path))
 
 
 def test_a_log_larger_than_memory_costs_its_end(tmp_path: Path) -> None:
@@ -73,12 +78,12 @@ def test_a_log_larger_than_memory_costs_its_end(tmp_path: Path) -> None:
         file.write(b"\nthe end\n")
     tracemalloc.start()
     try:
-        assert tail(path).splitlines()[-1] == "the end"
-        assert tracemalloc.get_traced_memory()[1] < 20 * TAIL_BYTES
+        assert read_log_tail(path).splitlines()[-1] == "the end"
+        assert tracemalloc.get_traced_memory()[1] < 20 * MAX_LOG_BYTES
     finally:
         tracemalloc.stop()
 
 
 def test_a_log_that_is_gone_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError):
-        tail(tmp_path / "log")
+        read_log_tail(tmp_path / "log")

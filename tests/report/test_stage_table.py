@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scalebench.report.console import Console
-from scalebench.report.stage_table import sentence, stages
+from scalebench.report.sections.pipeline_stages import describe_bubble, make_run_blocks
 from scalebench.results import write_result
 from tests.helpers import record
 from tests.test_staged import chain, run
@@ -53,20 +53,20 @@ def test_what_was_not_measured_is_a_dash(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_the_bubble_beside_theory() -> None:
     measured = "of the devices' time is no stage's forward or backward"
-    assert sentence(run(chain(0.006, 0.006))) == (
+    assert describe_bubble(run(chain(0.006, 0.006))) == (
         f"bubble: 40.0 % {measured}; {EXPECTED}, 20.0 % of stages as unequal as these"
     )
-    assert sentence(run(chain(0.0, 0.006))).endswith(f"{EXPECTED}, 50.0 % of stages as unequal as these")
-    assert sentence(run(chain(0.012, 0.01))).startswith(
+    assert describe_bubble(run(chain(0.0, 0.006))).endswith(f"{EXPECTED}, 50.0 % of stages as unequal as these")
+    assert describe_bubble(run(chain(0.012, 0.01))).startswith(
         f"bubble: -10.0 % {measured}; below 0, since by themselves the stages took longer than in training; 20.0 %"
     )
-    assert "of 1 micro-batch through 1 equal stage," in sentence(run(chain(0.01, micro_batches=1)))
+    assert "of 1 micro-batch through 1 equal stage," in describe_bubble(run(chain(0.01, micro_batches=1)))
 
 
 def test_a_run_without_stages_tells_nothing() -> None:
-    assert list(stages(record(gpus=2))) == []
+    assert list(make_run_blocks(record(gpus=2))) == []
 
 
 def test_replicas_that_are_not_alike_have_no_theory() -> None:
     unlike = run(chain(0.006, 0.003), chain(0.003, 0.003, 0.003, replica=1))
-    assert sentence(unlike).endswith("is no stage's forward or backward")
+    assert describe_bubble(unlike).endswith("is no stage's forward or backward")

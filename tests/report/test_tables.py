@@ -15,17 +15,17 @@ from rich.console import Console
 from scalebench.frame import COLUMNS, frame
 from scalebench.pooling import pool
 from scalebench.probe_records import Probes
+from scalebench.report.repeat_commands import make_baseline_commands
 from scalebench.report.tables import (
-    baseline_commands,
-    data,
-    percent,
-    ratio,
-    remarks,
-    seconds,
-    summary,
-    throughput,
+    format_data_share,
+    format_percent_column,
+    format_ratio_column,
+    format_remarks,
+    format_seconds,
+    format_throughput,
     write_tables,
 )
+from scalebench.report.terminal import make_configurations
 from scalebench.results import Result, write_result
 from scalebench.spec import HardwareSpec
 from tests.helpers import rank, record
@@ -37,7 +37,7 @@ Rows = Callable[[Sequence[Result], Sequence[Path]], pd.DataFrame]
 def text(*results: Result, width: int = 160, rows: Rows = frame) -> str:
     """The table without colour, lines stripped at their end."""
     console = Console(width=width, record=True, color_system=None, file=io.StringIO())
-    console.print(summary(rows(results, [Path("x")] * len(results))))
+    console.print(make_configurations(rows(results, [Path("x")] * len(results))))
     return "\n".join(line.rstrip() for line in console.export_text().splitlines()) + "\n"
 
 
@@ -111,8 +111,8 @@ def test_what_a_batch_costs_is_told_where_feeding_differs() -> None:
         run.ranks[0].probes = None
     assert " data " not in text(*runs)
     (row,) = frame(runs[:1], [Path("x")]).to_dict("records")
-    assert data(row) == ""
-    assert data({"data_share": 0.016, "step_s": 0.1, "data_s_low": None, "data_s_high": 0.002}) == "1.6 %"
+    assert format_data_share(row) == ""
+    assert format_data_share({"data_share": 0.016, "step_s": 0.1, "data_s_low": None, "data_s_high": 0.002}) == "1.6 %"
 
 
 def test_options_are_a_column_where_one_strategy_has_several() -> None:
@@ -145,33 +145,33 @@ def test_the_table_fits_where_strategies_have_long_names() -> None:
 
 def test_a_missing_baseline_is_said() -> None:
     (row,) = frame([record(gpus=4)], [Path("x")]).to_dict("records")
-    assert remarks(row) == "no bare and self baseline"
+    assert format_remarks(row) == "no bare and self baseline"
     row = frame([record(gpus=4), record()], [Path("x")] * 2).to_dict("records")[0]
-    assert remarks(row) == "no bare baseline"
+    assert format_remarks(row) == "no bare baseline"
     row = frame([record(gpus=4), record(), record("bare_torch")], [Path("x")] * 3).to_dict("records")[0]
-    assert remarks(row) == ""
+    assert format_remarks(row) == ""
 
 
 def test_the_command_that_makes_a_missing_baseline(tmp_path: Path) -> None:
     lone = frame([record(gpus=4), record(gpus=4)], [tmp_path, tmp_path])
-    assert baseline_commands(lone) == ["python -m scalebench --multirun strategy=ddp gpus=4"]
+    assert make_baseline_commands(lone) == ["python -m scalebench --multirun strategy=ddp gpus=4"]
     kept = tmp_path / ".hydra" / "overrides.yaml"
     kept.parent.mkdir()
     kept.write_text("- strategy='null'\n- measure=quick\n- hydra.run.dir=with space\n")
     words = "strategy=null measure=quick gpus=4"
-    assert baseline_commands(lone) == [f"python -m scalebench --multirun {words}"]
+    assert make_baseline_commands(lone) == [f"python -m scalebench --multirun {words}"]
     kept.write_text("- strategy=ddp\n- gpus=4\n- measure.repeats=3\n- repeat=1\n")
     kept.with_name("config.yaml").write_text("measure:\n  repeats: 3\n")  # which makes the number of the repeat anew
-    assert baseline_commands(lone) == ["python -m scalebench --multirun strategy=ddp gpus=4 measure.repeats=3"]
+    assert make_baseline_commands(lone) == ["python -m scalebench --multirun strategy=ddp gpus=4 measure.repeats=3"]
     kept.with_name("config.yaml").write_text("measure:\n  repeats: 1\n")
-    assert baseline_commands(lone)[0].endswith(" repeat=1")
+    assert make_baseline_commands(lone)[0].endswith(" repeat=1")
     whole = frame([record(gpus=4), record(), record("bare_torch")], [tmp_path] * 3)
-    assert baseline_commands(whole) == []
+    assert make_baseline_commands(whole) == []
 
 
 def test_a_failed_row_shows_its_reason_and_asks_for_no_baseline() -> None:
     (row,) = frame([record(status="oom", block_s=None)], [Path("x")]).to_dict("records")
-    assert remarks(row) == "told to fail"
+    assert format_remarks(row) == "told to fail"
 
 
 def cells(name: str, value: Any, low: Any = None, high: Any = None) -> dict[str, Any]:
@@ -192,19 +192,19 @@ def cells(name: str, value: Any, low: Any = None, high: Any = None) -> dict[str,
     ],
 )
 def test_throughput(value: Any, low: Any, high: Any, shown: str) -> None:
-    assert throughput(cells("throughput_samples_per_s", value, low, high)) == shown
+    assert format_throughput(cells("throughput_samples_per_s", value, low, high)) == shown
 
 
 def test_ratios_and_shares() -> None:
-    assert ratio(cells("speedup_self", 1.856, 1.82, 1.904), "speedup_self") == "1.86 [1.82, 1.90]"
-    assert ratio(cells("speedup_self", 1.0), "speedup_self") == "1.00"
-    assert ratio(cells("speedup_self", pd.NA, pd.NA, pd.NA), "speedup_self") == ""
-    assert percent(cells("efficiency_self", 0.928, 0.91, 0.952), "efficiency_self") == "93 % [91, 95]"
-    assert percent(cells("efficiency_self", 0.5, 0.4, pd.NA), "efficiency_self") == "50 %"
-    assert percent(cells("efficiency_self", pd.NA), "efficiency_self") == ""
-    assert percent(cells("overhead_share", -0.034, -0.05, -0.001), "overhead_share") == "-3 % [-5, 0]"
-    assert percent(cells("overhead_share", -0.001, pd.NA, 0.02), "overhead_share") == "0 %"
-    assert (seconds(0.123456), seconds(pd.NA)) == ("0.123 s", "")
+    assert format_ratio_column(cells("speedup_self", 1.856, 1.82, 1.904), "speedup_self") == "1.86 [1.82, 1.90]"
+    assert format_ratio_column(cells("speedup_self", 1.0), "speedup_self") == "1.00"
+    assert format_ratio_column(cells("speedup_self", pd.NA, pd.NA, pd.NA), "speedup_self") == ""
+    assert format_percent_column(cells("efficiency_self", 0.928, 0.91, 0.952), "efficiency_self") == "93 % [91, 95]"
+    assert format_percent_column(cells("efficiency_self", 0.5, 0.4, pd.NA), "efficiency_self") == "50 %"
+    assert format_percent_column(cells("efficiency_self", pd.NA), "efficiency_self") == ""
+    assert format_percent_column(cells("overhead_share", -0.034, -0.05, -0.001), "overhead_share") == "-3 % [-5, 0]"
+    assert format_percent_column(cells("overhead_share", -0.001, pd.NA, 0.02), "overhead_share") == "0 %"
+    assert (format_seconds(0.123456), format_seconds(pd.NA)) == ("0.123 s", "")
 
 
 @pytest.mark.parametrize("results", [[record(gpus=2), record()], [record(status="failed", block_s=None, ranks=[])]])
@@ -260,7 +260,7 @@ def test_a_given_baseline_is_named_in_the_head_of_its_column() -> None:
     table = frame([record(), record(gpus=2)], [Path("x")] * 2)
     table[["speedup_given", "speedup_given_low", "speedup_given_high"]] = [[1.5, 1.4, 1.6], [None, None, None]]
     console = Console(width=200, record=True, color_system=None, file=io.StringIO())
-    console.print(summary(table, "a[b]c gpus=1 on alpha"))
+    console.print(make_configurations(table, "a[b]c gpus=1 on alpha"))
     shown = console.export_text().splitlines()
     assert "speedup over a[b]c gpus=1 on alpha" in shown[2] and "1.50 [1.40, 1.60]" in shown[4]
     assert "speedup over" not in text(record())

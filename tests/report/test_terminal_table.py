@@ -9,9 +9,10 @@ import pytest
 from rich.console import Console as RichConsole
 
 from scalebench.frame import survey
-from scalebench.report.blocks import Cell, Row, Table
 from scalebench.report.console import Console
-from scalebench.report.terminal_table import data_or_model, terminal_table
+from scalebench.report.document import Cell, Row, Table
+from scalebench.report.sections.data_or_model import make_terminal_blocks
+from scalebench.report.terminal import make_rich_table
 from tests import sweeps
 from tests.report.test_choice_tables import pairs
 
@@ -19,7 +20,7 @@ from tests.report.test_choice_tables import pairs
 def test_text_is_no_markup_and_numbers_stand_to_the_right() -> None:
     out = RichConsole(file=io.StringIO(), width=60, color_system=None)
     rows = [Row([Cell("[bold]x"), Cell("1")]), Row([Cell("y"), Cell("1,000")])]
-    out.print(terminal_table(Table("id", "of [red]them", ["name", "count"], rows, frozenset(["count"]))))
+    out.print(make_rich_table(Table("id", "", ["name", "count"], rows, frozenset(["count"])), "of [red]them"))
     shown = out.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert shown[0].rstrip() == "of [red]them"
     assert [line.strip() for line in shown if "x" in line or "y" in line] == ["[bold]x      1", "y        1,000"]
@@ -36,4 +37,4 @@ def test_a_sweep_that_tried_both_ends_with_the_winners(tmp_path: Path, capsys: p
 
 def test_others_say_nothing_of_it(tmp_path: Path) -> None:
     sweeps.sweep(tmp_path)
-    assert list(data_or_model(survey([tmp_path]).pooled)) == []
+    assert list(make_terminal_blocks(survey([tmp_path]).pooled)) == []

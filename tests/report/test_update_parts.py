@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 
 from scalebench.curves import curves
-from scalebench.report import breakdown, update_parts
-from scalebench.report.blocks import Chart, Table, Words
-from scalebench.report.evidence import gather
+from scalebench.report import step_breakdown
+from scalebench.report.document import Chart, Paragraph, Table
+from scalebench.report.report_data import load_report_data
 from tests.report.probed_run import probed_run, probes
 from tests.sweeps import run, sweep, write
 
 
 def test_figures_are_the_frame_s(tmp_path: Path) -> None:
     sweep(tmp_path, ["bare_torch", "ddp_gloo"], gpus=(1, 2, 4))
-    evidence = gather([tmp_path])
-    blocks = update_parts.blocks(evidence, curves(evidence.pooled))
+    evidence = load_report_data([tmp_path])
+    blocks = step_breakdown.make_blocks(evidence, curves(evidence.pooled))
     (table,) = (block for block in blocks if isinstance(block, Table))
     charts = [block for block in blocks if isinstance(block, Chart)]
     assert [chart.kind for chart in charts] == ["stacked", "stacked"] and charts[1].series[0].x == ["1", "2", "4"]
@@ -26,7 +26,7 @@ def test_figures_are_the_frame_s(tmp_path: Path) -> None:
     assert set(stacked) == {"data loading", "forward", "backward", "optimizer", "exposed sync", "not in any of these"}
     for number, gpus in enumerate((1, 2, 4)):
         row = rows["ddp_gloo", gpus]
-        for name, part in update_parts.PARTS.items():
+        for name, part in step_breakdown.STEP_PARTS.items():
             figure = stacked[part.name].y[number]
             assert figure == (None if str(row[name]) == "<NA>" else row[name])
         total = sum(series.y[number] or 0 for series in charts[1].series)
@@ -38,22 +38,22 @@ def test_figures_are_the_frame_s(tmp_path: Path) -> None:
 
 def test_the_rest_is_the_terminal_s(tmp_path: Path) -> None:
     write(tmp_path, [probed_run(probes(), probes())])
-    evidence = gather([tmp_path])
+    evidence = load_report_data([tmp_path])
     (curve,) = curves(evidence.pooled)
     result = evidence.result(curve.rows[0]["run_id"])
-    known, _ = breakdown.rest(result, breakdown.step_interval(result))
+    known, _ = step_breakdown.compute_rest(result, step_breakdown.step_interval(result))
     assert known is not None
-    assert update_parts.rest_s(curve.rows[0]) == pytest.approx(known.value)
+    assert step_breakdown.compute_rest_s(curve.rows[0]) == pytest.approx(known.value)
 
 
 def test_what_was_not_measured_has_its_reason(tmp_path: Path) -> None:
     sweep(tmp_path, ["ddp_gloo"], gpus=(1,))
-    evidence = gather([tmp_path])
-    table, _ = update_parts.blocks(evidence, curves(evidence.pooled))
+    evidence = load_report_data([tmp_path])
+    table, _ = step_breakdown.make_blocks(evidence, curves(evidence.pooled))
     assert isinstance(table, Table)
     said = table.rows[0].cells[-1].text
     assert "exposed sync: one device has nobody to exchange with" in said
-    assert f"forward, backward, optimizer: {breakdown.NO_REASON}" in said
+    assert f"forward, backward, optimizer: {step_breakdown.TOO_FEW_BLOCKS}" in said
     assert table.rows[0].cells[7].text == ""
 
 
@@ -62,6 +62,6 @@ def test_without_probes_there_is_a_sentence(tmp_path: Path) -> None:
     for rank in made.ranks:
         rank.probes = None
     write(tmp_path, [made])
-    evidence = gather([tmp_path])
-    (said,) = update_parts.blocks(evidence, curves(evidence.pooled))
-    assert isinstance(said, Words) and "measure.probes" in said.text
+    evidence = load_report_data([tmp_path])
+    (said,) = step_breakdown.make_blocks(evidence, curves(evidence.pooled))
+    assert isinstance(said, Paragraph) and "measure.probes" in said.text

@@ -6,13 +6,13 @@ import dataclasses
 
 import pytest
 
-from scalebench.report.usage import ROWS, rows
+from scalebench.report.terminal import USAGE_ROWS, list_usage
 from scalebench.results import Monitor, RankRecord
 from tests.helpers import rank, record
 
 
 def of(monitor: Monitor, ranks: list[RankRecord] | None = None) -> dict[str, str]:
-    return dict(rows(record(monitor=monitor, ranks=ranks or [rank(0, [0.1])])))
+    return dict(list_usage(record(monitor=monitor, ranks=ranks or [rank(0, [0.1])])))
 
 
 def test_nothing_measured_is_nothing_said() -> None:
@@ -43,7 +43,7 @@ def test_clocks_that_nothing_held_back() -> None:
 
 
 def test_every_row_names_fields_of_the_record() -> None:
-    named = [name for parts in ROWS.values() for name, _ in parts]
+    named = [name for parts in USAGE_ROWS.values() for name, _ in parts]
     known = {field.name for field in dataclasses.fields(Monitor)}
     assert set(named) <= known and len(named) == len(set(named))
     assert known - set(named) == {"file", "reason", "energy_from", "devices"}

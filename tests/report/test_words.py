@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from scalebench.frame import frame
-from scalebench.report.words import intervals, words
+from scalebench.report.flag_text import describe_intervals, describe_row
 from tests.helpers import record
 
 
@@ -38,8 +38,8 @@ BARE, SELF = "no difference from bare resolved", "no difference from one device 
     ],
 )
 def test_a_difference_is_not_resolved_where_the_interval_holds_one(low: Any, high: Any, told: bool) -> None:
-    assert words(row(speedup_bare_low=low, speedup_bare_high=high)) == [BARE] * told
-    assert words(row(speedup_self_low=low, speedup_self_high=high)) == [SELF] * told
+    assert describe_row(row(speedup_bare_low=low, speedup_bare_high=high)) == [BARE] * told
+    assert describe_row(row(speedup_self_low=low, speedup_self_high=high)) == [SELF] * told
 
 
 NOISY = {"speedup_bare_low": 0.9, "speedup_bare_high": 1.1, "speedup_self_low": 0.9, "speedup_self_high": 1.1}
@@ -57,7 +57,7 @@ NOISY = {"speedup_bare_low": 0.9, "speedup_bare_high": 1.1, "speedup_self_low": 
     ],
 )
 def test_nothing_differs_from_itself_or_from_what_is_missing(bare: Any, own: Any, told: list[str]) -> None:
-    assert words(row(baseline_bare_id=bare, baseline_self_id=own, **NOISY)) == told
+    assert describe_row(row(baseline_bare_id=bare, baseline_self_id=own, **NOISY)) == told
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_nothing_differs_from_itself_or_from_what_is_missing(bare: Any, own: Any
     ],
 )
 def test_flags_are_words_and_a_series_that_is_not_steady_is_told_once(flags: Any, steady: Any, told: list[str]) -> None:
-    assert words(row(flags=flags, steady=steady)) == told
+    assert describe_row(row(flags=flags, steady=steady)) == told
 
 
 def rows(*kinds: tuple[str | None, int]) -> pd.DataFrame:
@@ -94,9 +94,9 @@ BLOCKS = "over blocks of one launch: they miss what differs between launches (me
     ],
 )
 def test_the_line_below_the_table(kinds: list[tuple[str | None, int]], line: str) -> None:
-    assert intervals(rows(*kinds)) == line
+    assert describe_intervals(rows(*kinds)) == line
 
 
 def test_a_frame_of_single_runs_has_its_line_too() -> None:
-    assert intervals(frame([record()], [Path("x")])) == f"intervals: 95 %, {BLOCKS}"
-    assert intervals(frame([record(status="failed", block_s=None)], [Path("x")])) == ""
+    assert describe_intervals(frame([record()], [Path("x")])) == f"intervals: 95 %, {BLOCKS}"
+    assert describe_intervals(frame([record(status="failed", block_s=None)], [Path("x")])) == ""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import scalebench
-from scalebench.report.evidence import gather
+from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import training
 from scalebench.run import run
 from scalebench.time_to_target import Outcome, outcomes
@@ -65,7 +65,7 @@ def test_the_speedup_is_that_of_updates_and_not_of_samples(found: tuple[Path, di
 
 
 def test_the_report_draws_it(found: tuple[Path, dict[int, Outcome]]) -> None:
-    section = training.section(gather([found[0]]))
+    section = training.section(load_report_data([found[0]]))
     assert section is not None
     (line,) = [one for one in section.blocks[1].series if one.name == "null on 2 devices"]  # type: ignore[union-attr]
     assert line.y == pytest.approx([math.exp(-RATE * 15 * epoch) for epoch in range(1, 6)])

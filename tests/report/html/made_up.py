@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from scalebench.report.blocks import Axis, Block, Cell, Chart, Code, Row, Section, Series, Table, Words
+from scalebench.report.document import Axis, Block, Cell, Chart, Code, Paragraph, Row, Section, Series, Table
 
 DEVICES = [1.0, 2.0, 4.0]
 THROUGHPUT = "throughput_samples_per_s"
@@ -26,7 +26,7 @@ def sections(frame: pd.DataFrame) -> list[Section]:
     """An answer, curves, bars, a stack, a table, code and a log."""
     ok = frame[frame["status"] == "ok"].sort_values("gpus")
     return [
-        Section("answer", "The answer", [Words("Take ddp_gloo on four devices: it keeps 81 % of ideal.", "answer")]),
+        Section("answer", "The answer", [Paragraph("Take ddp_gloo on four devices: it keeps 81 % of ideal.", "answer")]),
         Section("scaling", "How it scales", [speedups(ok), throughputs(ok), stack(), table(ok)]),
         Section("problems", "What went wrong", problems(ok), folded=True),
     ]
@@ -75,7 +75,7 @@ def table(ok: pd.DataFrame) -> Table:
 def problems(ok: pd.DataFrame) -> list[Block]:
     tagged: Tags = {"strategy": str(ok["strategy"].iloc[-1])} if len(ok) else {}
     return [
-        Words("One run was told to fail.", "warning", tagged),
+        Paragraph("One run was told to fail.", "warning", tagged),
         Code("python -m scalebench strategy=ddp_gloo gpus=4", title="The same again"),
         Code("Traceback:\n  RuntimeError: told to fail", "log", "The end of rank0.log", tagged),
     ]

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from scalebench.report.html.looks import COLOURS
-from scalebench.report.html.page import asset
+from scalebench.report.html.page import read_asset
+from scalebench.report.html.plots import COLOUR_COUNT
 
 TEXT = [
     *(("ink", ground) for ground in ("paper", "card", "accent-soft")),
@@ -38,7 +38,7 @@ def contrast(one: str, other: str) -> float:
 
 @pytest.fixture(params=["light", "dark"])
 def theme(request: pytest.FixtureRequest) -> dict[str, str]:
-    text = asset("page.css")
+    text = read_asset("page.css")
     found = re.search(r":root {(.*?)}" if request.param == "light" else DARK, text, flags=re.DOTALL)
     assert found
     return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", found[1]))
@@ -54,18 +54,18 @@ def test_text_can_be_read(theme: dict[str, str]) -> None:
 
 
 def test_lines_can_be_seen(theme: dict[str, str]) -> None:
-    found = {f"c{number}": contrast(theme[f"c{number}"], theme["card"]) for number in range(COLOURS)}
+    found = {f"c{number}": contrast(theme[f"c{number}"], theme["card"]) for number in range(COLOUR_COUNT)}
     assert {name: round(value, 2) for name, value in found.items() if value < 3} == {}
 
 
 def test_no_two_colours_are_one_to_those_who_do_not_see_green(theme: dict[str, str]) -> None:
     seen = {}
-    for number in range(COLOURS):
+    for number in range(COLOUR_COUNT):
         colour = linear(theme[f"c{number}"])
         mixed = [sum(a * b for a, b in zip(line, colour, strict=True)) for line in WITHOUT_GREEN]
         seen[number] = [max(0.0, part) ** (1 / 2.2) for part in mixed]
     apart = {
         pair: sum((a - b) ** 2 for a, b in zip(seen[pair[0]], seen[pair[1]], strict=True)) ** 0.5
-        for pair in itertools.combinations(range(COLOURS), 2)
+        for pair in itertools.combinations(range(COLOUR_COUNT), 2)
     }
     assert {pair: round(value, 2) for pair, value in apart.items() if value < 0.1} == {}

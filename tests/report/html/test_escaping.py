@@ -6,30 +6,32 @@ import json
 
 import pytest
 
-from scalebench.report.html.escaping import clean, for_plotly, for_script, relative
+from scalebench.report.document import clean_text, make_relative_link
+from scalebench.report.html.plots import escape_plotly
+from scalebench.report.html.render import dump_json
 
 NASTY = "</script><script>alert(1)</script><!-- &amp; \u2028 \u2029 ü \ud800"
 
 
 def test_json_in_a_script_has_no_sign_that_html_knows_and_reads_back() -> None:
-    text = for_script({"name": NASTY, "y": [None, 0.5]})
+    text = dump_json({"name": NASTY, "y": [None, 0.5]})
     assert not set("<>&\u2028\u2029") & set(text)
     assert json.loads(text) == {"name": NASTY, "y": [None, 0.5]}
 
 
 def test_what_is_no_number_is_no_json() -> None:
     with pytest.raises(ValueError):
-        for_script([float("nan")])
+        dump_json([float("nan")])
 
 
 def test_plotly_gets_entities() -> None:
-    assert for_plotly("<a href='x'>&amp;</a>") == "&lt;a href='x'&gt;&amp;amp;&lt;/a&gt;"
+    assert escape_plotly("<a href='x'>&amp;</a>") == "&lt;a href='x'&gt;&amp;amp;&lt;/a&gt;"
 
 
 def test_control_characters_go_and_lines_stay() -> None:
-    assert clean("\x1b[31mred\x1b[0m\x00\x07\tone\ntwo") == "red\tone\ntwo"
-    assert clean("half \ud800 a sign").encode() == b"half ? a sign"
-    assert clean(3) == 3
+    assert clean_text("\x1b[31mred\x1b[0m\x00\x07\tone\ntwo") == "red\tone\ntwo"
+    assert clean_text("half \ud800 a sign").encode() == b"half ? a sign"
+    assert clean_text(3) == 3
 
 
 @pytest.mark.parametrize(
@@ -45,8 +47,8 @@ def test_control_characters_go_and_lines_stay() -> None:
     ],
 )
 def test_links_are_files_beside_the_page(link: str, expected: str) -> None:
-    assert relative(link, "/sweep", "/sweep") == expected
+    assert make_relative_link(link, "/sweep", "/sweep") == expected
 
 
 def test_a_page_elsewhere_links_back() -> None:
-    assert relative("0/trace.json", "/data/sweep", "/reports/today") == "./../../data/sweep/0/trace.json"
+    assert make_relative_link("0/trace.json", "/data/sweep", "/reports/today") == "./../../data/sweep/0/trace.json"

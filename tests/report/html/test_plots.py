@@ -8,16 +8,15 @@ from typing import Any
 import plotly.graph_objects as go
 import pytest
 
-from scalebench.report.blocks import Axis, Chart, Series
-from scalebench.report.html.looks import Looks
-from scalebench.report.html.plots import figure
+from scalebench.report.document import Axis, Chart, Series
+from scalebench.report.html.plots import ChartStyles, make_figure
 
 
 def drawn(*series: Series, **changes: Any) -> dict[str, Any]:
     """The figure of one chart, which plotly's own checks have seen."""
     chart = Chart("c", "C", Axis("devices"), Axis("speedup"), series)
     chart = dataclasses.replace(chart, **changes)
-    made = figure(chart, Looks([chart]).of(chart))
+    made = make_figure(chart, ChartStyles([chart]).of(chart))
     go.Figure(made)
     return made
 

@@ -12,15 +12,15 @@ import pytest
 
 from scalebench import frame as frames
 from scalebench.pooling import pool
-from scalebench.report.blocks import Block, Code, Table, Words
-from scalebench.report.evidence import Evidence, gather
-from scalebench.report.sections.answer import MOST_GROUPS, TRUST, section
+from scalebench.report.document import Block, Code, Paragraph, Table
+from scalebench.report.report_data import ReportData, load_report_data
+from scalebench.report.sections.answer import DOUBTS, MAX_ANSWERS, section
 from scalebench.results import Result
 from scalebench.spec import TrainSpec
 from tests import sweeps
 
 
-def blocks_of(evidence: Evidence) -> Sequence[Block]:
+def blocks_of(evidence: ReportData) -> Sequence[Block]:
     found = section(evidence)
     assert found is not None and found.id == "answer"
     return found.blocks
@@ -28,11 +28,11 @@ def blocks_of(evidence: Evidence) -> Sequence[Block]:
 
 def of(folder: Path, *results: Result, wanted: float = 0.8) -> Sequence[Block]:
     sweeps.write(folder, results)
-    return blocks_of(gather([folder], wanted))
+    return blocks_of(load_report_data([folder], wanted))
 
 
 def words(blocks: Sequence[Block], kind: str = "answer") -> list[str]:
-    return [block.text for block in blocks if isinstance(block, Words) and block.kind == kind]
+    return [block.text for block in blocks if isinstance(block, Paragraph) and block.kind == kind]
 
 
 def tables(blocks: Sequence[Block]) -> list[Table]:
@@ -62,7 +62,7 @@ def test_the_answer_of_a_sweep(tmp_path: Path) -> None:
 
 def test_the_table_has_the_frames_own_figures(tmp_path: Path) -> None:
     blocks = of(tmp_path, *many(["ddp_gloo", "horovod_gloo"]))
-    rows = {(row["strategy"], row["gpus"]): row for row in gather([tmp_path]).pooled.to_dict("records")}
+    rows = {(row["strategy"], row["gpus"]): row for row in load_report_data([tmp_path]).pooled.to_dict("records")}
     (table,) = tables(blocks)
     assert [row.cells[0].value for row in table.rows] == [1, 2, 4]
     for row, best in zip(table.rows, ["bare_torch", "ddp_gloo", "ddp_gloo"], strict=True):
@@ -102,7 +102,7 @@ def test_a_tie_is_no_winner(tmp_path: Path) -> None:
 def test_without_intervals_it_is_not_sure(tmp_path: Path) -> None:
     blocks = of(tmp_path, *many(["ddp_gloo", "horovod_gloo"], blocks=3))
     assert "ddp_gloo was the fastest, which is not sure." in words(blocks)[0]
-    assert "with certainty at none" in words(blocks)[0] and TRUST["no_interval"] in words(blocks, "warning")[0]
+    assert "with certainty at none" in words(blocks)[0] and DOUBTS["no_interval"] in words(blocks, "warning")[0]
 
 
 @pytest.mark.parametrize(
@@ -174,17 +174,17 @@ def test_one_row_only_failed_rows_and_none(tmp_path: Path) -> None:
         "No run went well, so there is no answer: the problems say why."
     ]
     nothing = frames.typed([], [*frames.COLUMNS, "repeats"])
-    assert section(Evidence([tmp_path], nothing, nothing)) is None
+    assert section(ReportData([tmp_path], nothing, nothing)) is None
 
 
 def test_a_sweep_of_many_groups_is_short(tmp_path: Path) -> None:
-    batches = range(1, MOST_GROUPS + 6)
+    batches = range(1, MAX_ANSWERS + 6)
     runs = [sweeps.run("bare_torch", 1, run_id=f"{n}", train=TrainSpec(n)) for n in batches]
     for number, run in zip(batches, runs, strict=True):
         run.scale.batch_per_device = number
-    evidence = Evidence([tmp_path], frames.frame(runs, [tmp_path] * len(runs)), pool(runs, [tmp_path] * len(runs)))
+    evidence = ReportData([tmp_path], frames.frame(runs, [tmp_path] * len(runs)), pool(runs, [tmp_path] * len(runs)))
     blocks = blocks_of(evidence)
-    assert len(words(blocks)) == MOST_GROUPS
+    assert len(words(blocks)) == MAX_ANSWERS
     (rest,) = tables(blocks)
     assert (rest.id, len(rest.rows), rest.columns[0]) == ("answer-others", 5, "of")
     assert all(len(row.cells) == len(rest.columns) for row in rest.rows)

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 import scalebench
-from scalebench.report import evidence as evidences
-from scalebench.report.blocks import Chart, Section, Table, Words
-from scalebench.report.sections.attribution import MOST_BARS, section
+from scalebench.report import report_data
+from scalebench.report.document import Chart, Paragraph, Section, Table
+from scalebench.report.sections.attribution import MAX_BARS, section
 from tests import sweeps
 from tests.ladder_runs import strong, together, weak
 
 
 def told(folder: Path) -> Section:
-    found = section(evidences.gather([folder]))
+    found = section(report_data.load_report_data([folder]))
     assert found is not None
     return found
 
@@ -23,7 +23,7 @@ def told(folder: Path) -> Section:
 def blocks(found: Section) -> tuple[list[Chart], list[Table], list[str]]:
     charts = [block for block in found.blocks if isinstance(block, Chart)]
     tables = [block for block in found.blocks if isinstance(block, Table)]
-    return charts, tables, [block.text for block in found.blocks if isinstance(block, Words)]
+    return charts, tables, [block.text for block in found.blocks if isinstance(block, Paragraph)]
 
 
 def test_bars_and_cells_are_the_figures_of_the_frame(tmp_path: Path) -> None:
@@ -89,13 +89,13 @@ def test_a_sweep_without_causes_says_nothing_of_them(tmp_path: Path) -> None:
 
 def test_nothing_to_tell(tmp_path: Path) -> None:
     sweeps.write(tmp_path, [together(), sweeps.failed()])
-    assert section(evidences.gather([tmp_path])) is None
+    assert section(report_data.load_report_data([tmp_path])) is None
 
 
 def test_many_runs_are_told_by_the_first_launch_and_the_most_devices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evidences, "DETAILED", 6)
+    monkeypatch.setattr(report_data, "MAX_DETAILED_RUNS", 6)
     sweeps.sweep(tmp_path, repeats=2)
     found = told(tmp_path)
     _, (table,), words = blocks(found)
@@ -106,8 +106,8 @@ def test_many_runs_are_told_by_the_first_launch_and_the_most_devices(
 
 
 def test_more_bars_than_a_chart_can_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scalebench.report.sections.attribution.MOST_BARS", 3)
+    monkeypatch.setattr("scalebench.report.sections.attribution.MAX_BARS", 3)
     sweeps.sweep(tmp_path)
     (chart,), (table,), words = blocks(told(tmp_path))
     assert list(chart.series[0].x) == ["ddp_gloo x 4", "horovod_gloo x 4"] and len(table.rows) == 6
-    assert any("more than a chart can show" in text for text in words) and MOST_BARS >= 24
+    assert any("more than a chart can show" in text for text in words) and MAX_BARS >= 24

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.report.blocks import Chart, Table, Words
-from scalebench.report.sections.batch_or_devices import section
+from scalebench.report.document import Chart, Paragraph, Table
+from scalebench.report.sections.devices_or_batch import section
 from scalebench.results import Result
 from tests.report.section_blocks import SCRIPT, evidence, ids, of_kind, one, texts
 from tests.test_batch_or_devices import STEP_S, aimed, batched
@@ -44,7 +44,7 @@ def test_pairs_are_the_frames_figures(tmp_path: Path) -> None:
 
 
 def test_the_largest_pair_is_told_in_words(tmp_path: Path) -> None:
-    (said,) = of_kind(section(evidence(tmp_path, runs())), Words)
+    (said,) = of_kind(section(evidence(tmp_path, runs())), Paragraph)
     assert said.kind == "answer" and said.text == (
         "2 devices of 20 samples (ddp_gloo) have 0.90 times the throughput of one of 40 (ddp_gloo)."
     )
@@ -55,7 +55,7 @@ def test_an_undecided_pair_is_said_to_be_one(tmp_path: Path) -> None:
     for run in pair:
         for rank in run.ranks:
             rank.block_s = [0.64 * seconds / sum(rank.block_s) for seconds in rank.block_s]
-    (said, *_) = of_kind(section(evidence(tmp_path, pair)), Words)
+    (said, *_) = of_kind(section(evidence(tmp_path, pair)), Paragraph)
     assert said.text.endswith(": no difference in throughput is resolved.")
 
 

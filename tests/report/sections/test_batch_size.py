@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scalebench.batch_knee import fit, step_points
-from scalebench.report.blocks import Chart, Table, Words
+from scalebench.report.document import Chart, Paragraph, Table
 from scalebench.report.sections.batch_size import section
 from scalebench.results import Result
 from scalebench.spec import HardwareSpec
@@ -79,7 +79,7 @@ def test_the_knee_is_marked_and_named(tmp_path: Path) -> None:
     assert list(marks.y) == [rates["ddp_gloo-1-100-25"], rates["ddp_gloo-2-1000-25"]]
     assert list(marks.notes) == ["ddp_gloo, 1 device", "ddp_gloo, 2 devices"] and len(marks.point_tags) == 2
     assert all(series.name != "knee" for series in one(made, Chart, "batch-size-epoch").series)
-    said = [block.text for block in of_kind(made, Words)]
+    said = [block.text for block in of_kind(made, Paragraph)]
     assert said[0].startswith("Knee: 100 per device (ddp_gloo, 1 device): ")
     assert said[1].startswith("Knee: 1,000 per device (ddp_gloo, 2 devices): ")
     table = one(made, Table, "batch-size-knees")
@@ -94,7 +94,7 @@ def test_a_curve_that_still_rises_has_no_mark(tmp_path: Path) -> None:
     made = section(evidence(tmp_path, [batched(10), batched(100)]))
     assert [series.name for series in one(made, Chart, "batch-size-throughput").series] == ["ddp_gloo, 1 device"]
     assert one(made, Table, "batch-size-knees").rows[0].cells[1].text == "100 or more"
-    assert of_kind(made, Words)[0].text.startswith("No knee up to 100 per device (ddp_gloo, 1 device): 10 has less")
+    assert of_kind(made, Paragraph)[0].text.startswith("No knee up to 100 per device (ddp_gloo, 1 device): 10 has less")
 
 
 def test_one_batch_is_no_curve(tmp_path: Path) -> None:

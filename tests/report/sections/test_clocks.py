@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.report.blocks import Chart, Section, Words
-from scalebench.report.evidence import gather
-from scalebench.report.sections import clocks
+from scalebench.report.document import Chart, Paragraph, Section
+from scalebench.report.report_data import load_report_data
+from scalebench.report.sections import usage
 from tests.report.monitored_run import monitored
 from tests.sweeps import failed, sweep, write
 
 
 def told(folder: Path) -> Section:
-    found = clocks.section(gather([folder]))
+    found = usage.clocks_section(load_report_data([folder]))
     assert found is not None and found.folded
     ids = [block.id for block in found.blocks if isinstance(block, Chart)]
     assert len(set(ids)) == len(ids)
@@ -22,7 +22,7 @@ def told(folder: Path) -> Section:
 
 
 def headings(section: Section) -> list[str]:
-    return [block.text for block in section.blocks if isinstance(block, Words)]
+    return [block.text for block in section.blocks if isinstance(block, Paragraph)]
 
 
 def test_the_largest_of_each_curve_and_those_with_flags(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_the_largest_of_each_curve_and_those_with_flags(tmp_path: Path) -> None:
 
 
 def test_what_is_not_drawn_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clocks, "MOST_RUNS", 2)
+    monkeypatch.setattr(usage, "MAX_MONITORED_RUNS", 2)
     for gpus in (1, 2, 3):
         monitored(tmp_path / str(gpus), gpus, flags=["throttled"])
     assert headings(told(tmp_path))[2:] == [
@@ -57,4 +57,4 @@ def test_runs_without_a_series_have_a_reason(tmp_path: Path) -> None:
 
 def test_runs_that_failed_have_no_clocks(tmp_path: Path) -> None:
     write(tmp_path, [failed(flags=["throttled"])])
-    assert clocks.section(gather([tmp_path])) is None
+    assert usage.clocks_section(load_report_data([tmp_path])) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from scalebench.measured_rates import PROBES
-from scalebench.report.blocks import Table, Words
+from scalebench.report.document import Paragraph, Table
 from scalebench.report.sections.data_or_model import section
 from tests.choices import bare, ddp, made
 from tests.report.section_blocks import SCRIPT, evidence, ids, of_kind, one, texts
@@ -14,7 +14,7 @@ from tests.report.test_choice_tables import pairs
 
 def test_it_answers_then_shows_what_that_stands_on(tmp_path: Path) -> None:
     found = section(evidence(tmp_path, pairs()))
-    said, verdict = of_kind(found, Words)
+    said, verdict = of_kind(found, Paragraph)
     assert said.kind == "answer" and said.text.startswith("mlp on 2 devices: pipeline should win at 8")
     assert said.text.endswith(".") and said.tags == {"model": "mlp", "hardware": "cpu"}
     assert verdict.text == "The kind that should win did, or is tied with it, in 1 of 2."
@@ -39,7 +39,7 @@ def test_figures_are_the_frames(tmp_path: Path) -> None:
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
     found = section(evidence(tmp_path, [bare(8, probed=False), ddp(8, 0.1), made("model_parallel", 8, 0.05)]))
-    said = [words.text for words in of_kind(found, Words)]
+    said = [words.text for words in of_kind(found, Paragraph)]
     assert f"mlp: data, model not predicted: the bare run was {PROBES}." in said
 
 

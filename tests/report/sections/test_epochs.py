@@ -7,19 +7,19 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from scalebench.report.blocks import Chart, Table
-from scalebench.report.sections import epochs
-from scalebench.report.sections.epochs import section
+from scalebench.report.document import Chart, Table
+from scalebench.report.sections import training
+from scalebench.report.sections.training import epochs_section
 from scalebench.spec import HardwareSpec
 from tests import sweeps
 from tests.report.section_blocks import SCRIPT, column, evidence, frames_own, ids, named, of_kind, one, texts
 
-COSTS = [name for name, *_ in epochs.COSTS]
+COSTS = [name for name, *_ in training.COSTS]
 
 
 def test_epochs_are_the_frames_figures_with_throughputs_limits_turned_round(tmp_path: Path) -> None:
     found = evidence(tmp_path)
-    chart = one(section(found), Chart, "epochs-epoch-s")
+    chart = one(epochs_section(found), Chart, "epochs-epoch-s")
     rows = found.pooled.assign(
         epoch_s_low=found.pooled["epoch_s"]
         * found.pooled["throughput_samples_per_s"]
@@ -33,9 +33,9 @@ def test_epochs_are_the_frames_figures_with_throughputs_limits_turned_round(tmp_
         for low, y, high in zip(series.low, series.y, series.high, strict=True):
             assert low is not None and y is not None and high is not None and low < y < high
     assert "less is better" in chart.caption and "over blocks of one launch" in chart.caption
-    hours = one(section(found), Chart, "epochs-device-hours-per-epoch")
+    hours = one(epochs_section(found), Chart, "epochs-device-hours-per-epoch")
     assert frames_own(hours, rows, "device_hours_per_epoch") == 7
-    table = one(section(found), Table)
+    table = one(epochs_section(found), Table)
     keys = [f"{row['strategy']} {row['gpus']}" for row in rows.to_dict("records")]
     assert column(table, "epoch (95 %)") == dict(zip(keys, map(float, rows["epoch_s"]), strict=True))
     assert set(column(table, "updates an epoch").values()) == {100}
@@ -47,14 +47,14 @@ def test_costs_are_told_where_they_are_known(tmp_path: Path) -> None:
     for name in COSTS:
         bare[name] = pd.array([pd.NA] * len(bare), dtype="Float64")
     found.pooled = bare.drop(columns=COSTS[0])  # an older frame
-    assert one(section(found), Table).columns[-1] == "updates an epoch"
+    assert one(epochs_section(found), Table).columns[-1] == "updates an epoch"
     rows = range(len(bare))
     for number, name in enumerate(COSTS, 1):
         bare[name] = pd.array([pd.NA if row == 0 else 1000.5 * number + row for row in rows], dtype="Float64")
     found.pooled = bare
     found.__dict__.pop("curves")
-    made = section(found)
-    for name, head, title, _ in epochs.COSTS:
+    made = epochs_section(found)
+    for name, head, title, _ in training.COSTS:
         values = list(column(one(made, Table), head).values())
         assert values[0] is None and values[1:] == [float(value) for value in bare[name][1:]]
         charts = of_kind(made, Chart, f"epochs-{name.replace('_', '-')}")
@@ -68,19 +68,19 @@ def test_machines_share_the_chart_and_are_told_apart(tmp_path: Path) -> None:
     runs = [sweeps.run("ddp_gloo", n) for n in (1, 2)]
     runs += [sweeps.run("ddp_gloo", n, run_id=f"other-{n}", hardware=HardwareSpec(SCRIPT)) for n in (1, 2)]
     found = evidence(tmp_path, runs)
-    chart = one(section(found), Chart, "epochs-epoch-s")
+    chart = one(epochs_section(found), Chart, "epochs-epoch-s")
     assert [series.name for series in chart.series] == ["ddp_gloo on cpu", f"ddp_gloo on {SCRIPT}"]
     assert [series.tags["hardware"] for series in chart.series] == ["cpu", SCRIPT]
     of_run = found.pooled.set_index("run_id")["epoch_s"]
     assert named(chart, "ddp_gloo on cpu").y == [of_run["ddp_gloo-1-0"], of_run["ddp_gloo-2-0"]]
     assert named(chart, f"ddp_gloo on {SCRIPT}").y == [of_run["other-1"], of_run["other-2"]]
     assert f"hardware cpu, {SCRIPT}, weak" in chart.title and "each curve names its own" in chart.caption
-    assert SCRIPT in texts(one(section(found), Table))
+    assert SCRIPT in texts(one(epochs_section(found), Table))
 
 
 def test_weak_and_strong_never_share_one(tmp_path: Path) -> None:
     runs = [sweeps.run("ddp_gloo", 2), sweeps.run("ddp_gloo", 2, run_id="s", **sweeps.strong(40, 2))]
-    charts = of_kind(section(evidence(tmp_path, runs)), Chart, "epochs-epoch-s")
+    charts = of_kind(epochs_section(evidence(tmp_path, runs)), Chart, "epochs-epoch-s")
     assert [[series.name for series in chart.series] for chart in charts] == [["ddp_gloo"], ["ddp_gloo"]]
     assert "names its own" not in charts[0].caption
 
@@ -89,10 +89,10 @@ def test_weak_and_strong_never_share_one(tmp_path: Path) -> None:
 def test_no_epoch_is_known(kind: str, tmp_path: Path) -> None:
     run = sweeps.failed() if kind == "failed" else sweeps.run("ddp_gloo", 1)
     run.workload.train_samples = None
-    assert section(evidence(tmp_path, [run])) is None
+    assert epochs_section(evidence(tmp_path, [run])) is None
 
 
 def test_two_blocks_give_an_epoch_without_limits(tmp_path: Path) -> None:
-    made = section(evidence(tmp_path, [sweeps.run("ddp_gloo", 1, blocks=2)]))
+    made = epochs_section(evidence(tmp_path, [sweeps.run("ddp_gloo", 1, blocks=2)]))
     (series,) = one(made, Chart, "epochs-epoch-s").series
     assert series.low == () and one(made, Table).rows[0].cells[2].text == f"{series.y[0]:.2f} s"

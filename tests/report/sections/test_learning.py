@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.report.blocks import Chart, Section, Table, Words
-from scalebench.report.evidence import gather
-from scalebench.report.sections import learning
+from scalebench.report.document import Chart, Paragraph, Section, Table
+from scalebench.report.report_data import load_report_data
+from scalebench.report.sections import training as training_section
 from scalebench.results import Quality, read_result, write_result
 from tests.sweeps import failed, run, sweep, write
 from tests.trainings import training
 
 
 def told(folder: Path) -> Section:
-    found = learning.section(gather([folder]))
+    found = training_section.losses_section(load_report_data([folder]))
     assert found is not None
     return found
 
@@ -26,7 +26,7 @@ def charts(section: Section) -> dict[str, Chart]:
 
 def test_the_lines_end_where_the_record_does(tmp_path: Path) -> None:
     sweep(tmp_path, ["bare_torch", "ddp_gloo"], gpus=(1, 2))
-    evidence, section = gather([tmp_path]), told(tmp_path)
+    evidence, section = load_report_data([tmp_path]), told(tmp_path)
     drawn = charts(section)
     assert list(drawn) == ["learning-0-updates", "learning-0-epochs", "learning-0-seconds"]
     names = [series.name for series in drawn["learning-0-updates"].series]
@@ -72,22 +72,22 @@ def test_long_series_keep_their_spikes(tmp_path: Path) -> None:
     made.ranks[0].block_losses[1234] = 55.0
     write(tmp_path, [made])
     for chart in charts(told(tmp_path)).values():
-        assert len(chart.series[0].x) <= learning.MOST_POINTS and 55.0 in chart.series[0].y
+        assert len(chart.series[0].x) <= training_section.MAX_CURVE_POINTS and 55.0 in chart.series[0].y
 
 
 def test_no_more_lines_than_can_be_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learning, "MOST_CURVES", 2)
+    monkeypatch.setattr(training_section, "MAX_CURVES", 2)
     sweep(tmp_path, ["ddp_gloo", "horovod_gloo", "lightning_ddp_gloo"], gpus=(1,), repeats=2)
     section = told(tmp_path)
     names = [series.name for series in charts(section)["learning-0-updates"].series]
     assert names == ["ddp_gloo on 1 device", "horovod_gloo on 1 device"], "of several launches the first"
-    said = [block.text for block in section.blocks if isinstance(block, Words)]
+    said = [block.text for block in section.blocks if isinstance(block, Paragraph)]
     assert said == ["2 of 3 configurations of materials_cnn on materials are drawn."]
 
 
 def test_runs_without_a_loss_are_no_part_of_it(tmp_path: Path) -> None:
     write(tmp_path, [failed(), run("ddp_gloo", 1, quality=Quality())])
-    assert learning.section(gather([tmp_path])) is None
+    assert training_section.losses_section(load_report_data([tmp_path])) is None
 
 
 def about(folder: Path) -> str:

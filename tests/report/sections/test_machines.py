@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from scalebench.gpus import Gpu
-from scalebench.report.blocks import Section, Table, Words
-from scalebench.report.evidence import gather
+from scalebench.report.document import Paragraph, Section, Table
+from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import machines
 from tests.helpers import MACHINE
 from tests.sweeps import failed, run, sweep, write
@@ -25,7 +25,7 @@ WITH_GPUS = dataclasses.replace(
 
 
 def told(folder: Path) -> Section:
-    found = machines.section(gather([folder]))
+    found = machines.section(load_report_data([folder]))
     assert found is not None and found.folded
     return found
 
@@ -43,7 +43,7 @@ def test_one_machine_has_one_page_and_no_warning(tmp_path: Path) -> None:
     section = told(tmp_path)
     found = tables(section)
     assert list(found) == ["machine-0", "machine-0-links"]
-    assert not [block for block in section.blocks if isinstance(block, Words)]
+    assert not [block for block in section.blocks if isinstance(block, Paragraph)]
     facts = dict(texts(found["machine-0"]))
     assert found["machine-0"].title == "node" and found["machine-0"].caption.startswith("2 runs.")
     assert facts["machine"] == "2 x A100, 2 cores, 8 GiB"
@@ -62,7 +62,7 @@ def test_differences_stand_first_and_warn(tmp_path: Path) -> None:
     write(tmp_path, [run("ddp_gloo", 1, machine=WITH_GPUS), run("ddp_gloo", 2, machine=other), failed(machine=other)])
     section = told(tmp_path)
     warning, table = section.blocks[:2]
-    assert isinstance(warning, Words) and warning.kind == "warning" and "2 machines" in warning.text
+    assert isinstance(warning, Paragraph) and warning.kind == "warning" and "2 machines" in warning.text
     assert isinstance(table, Table) and table.rows[0].tags == {"hardware": "cpu"}
     found = texts(table)
     assert ["driver", "550.54, CUDA up to 12.4", "1 run: ddp_gloo on 1 device"] in found
@@ -106,8 +106,8 @@ def test_a_matrix_that_is_none_is_shown_as_far_as_it_goes(tmp_path: Path, topolo
 
 
 def test_many_machines_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machines, "MOST_MACHINES", 1)
+    monkeypatch.setattr(machines, "MAX_MACHINES", 1)
     write(tmp_path, [run("ddp_gloo", n, machine=dataclasses.replace(MACHINE, hostname=f"n{n}")) for n in (1, 2)])
     section = told(tmp_path)
     assert list(tables(section)) == ["machine-0"]
-    assert section.blocks[-1] == Words("1 of 2 machines are told.")
+    assert section.blocks[-1] == Paragraph("1 of 2 machines are told.")

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from scalebench.probe_records import Operation, Profile
-from scalebench.report.blocks import Chart, Section, Table, Words
-from scalebench.report.evidence import gather
+from scalebench.report.document import Chart, Paragraph, Section, Table
+from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import operations
 from scalebench.results import Result, read_result, write_result
 from tests.sweeps import failed, run, sweep, write
 
 
 def told(folder: Path, *more: Path) -> Section:
-    found = operations.section(gather([folder, *more]))
+    found = operations.section(load_report_data([folder, *more]))
     assert found is not None
     ids = [block.id for block in found.blocks if isinstance(block, Chart | Table)]
     assert len(set(ids)) == len(ids)
@@ -28,7 +28,7 @@ def tables(section: Section, begin: str = "operations-") -> list[Table]:
 
 
 def said(section: Section) -> str:
-    return "\n".join(block.text for block in section.blocks if isinstance(block, Words))
+    return "\n".join(block.text for block in section.blocks if isinstance(block, Paragraph))
 
 
 def changed(folder: Path, **changes: object) -> Result:
@@ -48,7 +48,7 @@ def test_the_largest_operations_of_the_best_and_the_largest_runs(tmp_path: Path)
     assert [cell.value for cell in second.cells] == ["aten::mm", "cpu", 40.0, 0.003, 0.3, None]
     assert first.tags == {"model": "materials_cnn", "strategy": "ddp_gloo", "hardware": "cpu"}
     assert "on rank 0" in table.caption
-    shares = gather([tmp_path]).frame.set_index("run_id").loc["ddp_gloo-4-0"]
+    shares = load_report_data([tmp_path]).frame.set_index("run_id").loc["ddp_gloo-4-0"]
     assert f"collectives: {100 * shares['collective_kernel_share']:.1f} % of the own time" in said(section)
     assert f"as long as {100 * shares['collective_step_share']:.1f} % of an update" in said(section)
     assert "No operations of bare_torch on 1 device: no profile was left." in said(section)
@@ -76,7 +76,7 @@ def test_names_of_operations_stay_text_and_lines(tmp_path: Path) -> None:
 
 
 def test_no_more_runs_than_people_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operations, "MOST_RUNS", 1)
+    monkeypatch.setattr(operations, "MAX_PROFILED_RUNS", 1)
     sweep(tmp_path, ["ddp_gloo", "horovod_gloo"], gpus=(2,))
     section = told(tmp_path)
     assert len(tables(section)) == 1 and "told of 1 of the 2 best and largest runs" in said(section)
@@ -114,4 +114,4 @@ def test_runs_without_probes_say_so(tmp_path: Path) -> None:
 
 def test_runs_that_failed_have_no_operations(tmp_path: Path) -> None:
     write(tmp_path, [failed()])
-    assert operations.section(gather([tmp_path])) is None
+    assert operations.section(load_report_data([tmp_path])) is None

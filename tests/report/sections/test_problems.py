@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.report.blocks import Code, Section, Table, Words
-from scalebench.report.evidence import gather
+from scalebench.report.document import Code, Paragraph, Section, Table
+from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import problems
 from scalebench.spec import write_spec
 from tests.helpers import null_spec
@@ -18,7 +18,7 @@ SCRIPT = "<script>alert(1)</script>"
 
 
 def told(folder: Path) -> Section:
-    found = problems.section(gather([folder]))
+    found = problems.section(load_report_data([folder]))
     assert found is not None and not found.folded
     return found
 
@@ -37,7 +37,7 @@ def logs(section: Section) -> list[Code]:
 
 def test_without_problems_there_is_no_such_section(tmp_path: Path) -> None:
     write(tmp_path, [run("ddp_gloo", 2, noise=0.0001)])
-    found = problems.section(gather([tmp_path]))
+    found = problems.section(load_report_data([tmp_path]))
     assert found is None or set(tables(found)) <= {"warnings", "flagged"}
 
 
@@ -51,7 +51,7 @@ def test_failed_runs_with_reason_and_the_end_of_their_log(tmp_path: Path) -> Non
     (log,) = logs(section)
     assert log.language == "log" and log.text.splitlines() == [*(f"line {n}" for n in range(71, 100)), SCRIPT]
     assert log.title == "ddp_gloo on 8 devices: the end of rank0.log" and log.tags["strategy"] == "ddp_gloo"
-    assert Words("ddp_gloo on 4 devices: its folder has no log rank0.log.", tags=log.tags) in section.blocks
+    assert Paragraph("ddp_gloo on 4 devices: its folder has no log rank0.log.", tags=log.tags) in section.blocks
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "sub/../../secret", "secret-link"])
@@ -68,13 +68,13 @@ def test_logs_that_say_nothing(tmp_path: Path) -> None:
     (tmp_path / "0" / "rank0.log").write_text("\n \n")
     (tmp_path / "2" / "rank0.log").write_bytes(bytes(range(256)))
     section = told(tmp_path)
-    said = [block.text for block in section.blocks if isinstance(block, Words)]
+    said = [block.text for block in section.blocks if isinstance(block, Paragraph)]
     assert said == ["ddp_gloo on 8 devices: rank0.log is empty.", "ddp_gloo on 4 devices: its record names no log."]
     assert "ABC" in logs(section)[0].text and "\0" not in logs(section)[0].text
 
 
 def test_of_many_logs_those_of_different_reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(problems, "MOST_LOGS", 2)
+    monkeypatch.setattr(problems, "MAX_LOGS", 2)
     write(tmp_path, [failed(gpus=gpus, reason="one" if gpus < 4 else "two") for gpus in (1, 2, 3, 4)])
     for number in range(4):
         (tmp_path / str(number) / "rank0.log").write_text("said")
@@ -93,7 +93,7 @@ def test_unsupported_runs_are_no_failures(tmp_path: Path) -> None:
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     sweep(tmp_path, ["ddp_gloo"], gpus=(1,))
-    evidence = gather([tmp_path])
+    evidence = load_report_data([tmp_path])
     evidence.unreadable = [(Path("1/result.json"), f"no JSON {SCRIPT}")]
     section = problems.section(evidence)
     assert section is not None
@@ -130,7 +130,7 @@ def test_flags_with_what_to_do_and_the_rows_that_have_them(tmp_path: Path) -> No
 
 def test_a_row_that_is_not_steady_is_a_warning_of_its_own(tmp_path: Path) -> None:
     sweep(tmp_path, ["ddp_gloo"], gpus=(1, 2))
-    evidence = gather([tmp_path])
+    evidence = load_report_data([tmp_path])
     evidence.pooled["flags"], evidence.pooled["steady"] = ["busy_machine drifts", None], False
     section = problems.section(evidence)
     assert section is not None
@@ -140,7 +140,7 @@ def test_a_row_that_is_not_steady_is_a_warning_of_its_own(tmp_path: Path) -> Non
 
 
 def test_long_tables_say_what_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(problems, "MOST_ROWS", 1)
+    monkeypatch.setattr(problems, "MAX_ROWS", 1)
     write(tmp_path, [failed(gpus=gpus) for gpus in (1, 2)] + [run("ddp_gloo", n, flags=["swapping"]) for n in (1, 2)])
     for number in (7, 8):
         (tmp_path / str(number)).mkdir()

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from scalebench import published
-from scalebench.report.blocks import Chart, Section, Table, Words
-from scalebench.report.evidence import Evidence, gather
+from scalebench.report.document import Chart, Paragraph, Section, Table
+from scalebench.report.report_data import ReportData, load_report_data
 from scalebench.report.sections.published import section
 from scalebench.results import Result
 from tests import sweeps
@@ -38,7 +38,7 @@ def strong(strategy: str, gpus: int) -> Result:
 
 
 def told(folder: Path, *studies: str) -> Section:
-    evidence = dataclasses.replace(gather([folder]), published=published.rows(studies))
+    evidence = dataclasses.replace(load_report_data([folder]), published=published.rows(studies))
     found = section(evidence)
     assert found is not None
     return found
@@ -61,7 +61,7 @@ def charts(found: Section) -> list[Chart]:
 
 def test_nothing_where_no_study_was_asked_for(tmp_path: Path) -> None:
     sweeps.sweep(tmp_path)
-    evidence: Evidence = gather([tmp_path])
+    evidence: ReportData = load_report_data([tmp_path])
     assert section(evidence) is None
     assert section(dataclasses.replace(evidence, published=published.rows([]))) is None
 
@@ -117,7 +117,7 @@ def test_another_model_or_strategy_is_not_compared(tmp_path: Path) -> None:
 
 def test_the_figures_here_are_those_of_the_frame(tmp_path: Path) -> None:
     measured(tmp_path, "resnet50_v2", ["mirrored_nccl", "mirrored_reduce_cpu"])
-    evidence = gather([tmp_path])
+    evidence = load_report_data([tmp_path])
     found = told(tmp_path, "parallel_strategies")
     (table,) = [block for block in found.blocks if isinstance(block, Table) and block.id.endswith("beside")]
     at = {name: table.columns.index(name) for name in table.columns}
@@ -155,13 +155,13 @@ def test_all_of_a_study_is_told_with_where_it_stands(tmp_path: Path, study: str)
     assert len(block.rows) == len(published.rows([study]))
     assert published.study(study).source in block.caption
     assert all(row.cells[-1].text for row in block.rows)
-    said = " ".join(block.text for block in found.blocks if isinstance(block, Words))
+    said = " ".join(block.text for block in found.blocks if isinstance(block, Paragraph))
     assert published.study(study).source.rstrip(".") in said
 
 
 def test_no_measured_figure_knows_of_them(tmp_path: Path) -> None:
     measured(tmp_path, "resnet50_v2", ["mirrored_nccl"])
-    evidence = gather([tmp_path])
+    evidence = load_report_data([tmp_path])
     before = evidence.pooled.copy()
     evidence.published = published.rows(["parallel_strategies"])
     section(evidence)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from scalebench.report.blocks import Chart, Table
-from scalebench.report.evidence import gather
+from scalebench.report.document import Chart, Table
+from scalebench.report.report_data import load_report_data
 from scalebench.report.sections.scaling import section
 from scalebench.spec import HardwareSpec
 from tests import sweeps
@@ -52,7 +52,7 @@ def test_self_is_drawn_only_where_it_differs_much(tmp_path: Path) -> None:
 
 def test_over_launches_the_caption_says_so(tmp_path: Path) -> None:
     sweeps.sweep(tmp_path / "x", repeats=3)
-    found = gather([tmp_path])
+    found = load_report_data([tmp_path])
     chart = one(section(found), Chart, "scaling-speedup-bare")
     assert "Intervals: 95 %, over 3 launches." in chart.caption
     assert frames_own(chart, found.pooled, "speedup_bare") == 7
@@ -126,7 +126,7 @@ def test_the_given_baseline_is_named_and_its_ideal_is_its_own(tmp_path: Path) ->
 def test_a_baseline_of_two_devices_is_half_of_what_it_might_be(tmp_path: Path) -> None:
     sweeps.sweep(tmp_path)
     (two,) = [path.parent for path in tmp_path.rglob("result.json") if '"ddp_gloo-2-0"' in path.read_text()]
-    found = gather([tmp_path], baseline=two)
+    found = load_report_data([tmp_path], baseline=two)
     chart = one(section(found), Chart, "scaling-efficiency-given")
     assert frames_own(chart, found.pooled, "efficiency_given") == 7
     assert str(found.given) in chart.title and named(chart, "ddp_gloo").y[1] == 1

@@ -7,9 +7,8 @@ from pathlib import Path
 import pandas as pd
 
 from scalebench.report import tables
-from scalebench.report.blocks import Code, Table, Words
-from scalebench.report.drawing import MOST_ROWS
-from scalebench.report.evidence import Evidence, gather
+from scalebench.report.document import MAX_ROWS, Code, Paragraph, Table
+from scalebench.report.report_data import ReportData, load_report_data
 from scalebench.report.sections.strategies import section
 from scalebench.spec import HardwareSpec
 from tests import sweeps
@@ -35,7 +34,7 @@ def test_cells_are_the_frames_figures_as_the_terminal_shows_them(tmp_path: Path)
         assert head in table.numeric
     place = table.columns.index("samples/s (95 %)")
     assert [row.cells[place].text for row in table.rows] == [
-        tables.throughput(row) for row in found.pooled.sort_values(tables.ORDER).to_dict("records")
+        tables.format_throughput(row) for row in found.pooled.sort_values(tables.SORT_COLUMNS).to_dict("records")
     ]
     assert column(table, "overhead at 1") == {
         key: known(row["overhead_share"]) if key in ("ddp_gloo 1", "horovod_gloo 1") else None
@@ -48,7 +47,7 @@ def test_cells_are_the_frames_figures_as_the_terminal_shows_them(tmp_path: Path)
 
 def test_repeats_are_counted(tmp_path: Path) -> None:
     sweeps.sweep(tmp_path, repeats=3)
-    found = gather([tmp_path])
+    found = load_report_data([tmp_path])
     table = one(section(found), Table)
     assert set(column(table, "launches").values()) == {3} and len(table.rows) == 7
     assert "over 3 launches" in table.caption
@@ -77,7 +76,7 @@ def test_the_given_baseline_is_in_the_head(tmp_path: Path) -> None:
 def test_a_missing_baseline_comes_with_its_command(tmp_path: Path) -> None:
     made = section(evidence(tmp_path, [sweeps.run("ddp_gloo", 4)]))
     assert one(made, Code).text == "python -m scalebench --multirun strategy=ddp_gloo gpus=4"
-    (words,) = of_kind(made, Words)
+    (words,) = of_kind(made, Paragraph)
     assert words.kind == "warning" and words.text.startswith("1 row lacks a baseline")
     table = one(made, Table)
     assert table.rows[0].cells[-1].text == "no bare and self baseline"
@@ -97,19 +96,19 @@ def test_failed_rows_are_rows(tmp_path: Path) -> None:
 def test_beyond_a_table_the_best_of_each_kind_are_kept(tmp_path: Path) -> None:
     found = evidence(tmp_path, [sweeps.run("ddp_gloo", 1), sweeps.failed()])
     ok, failed = found.pooled.iloc[[0]], found.pooled.iloc[[1]]
-    many = pd.concat([failed, *[ok] * MOST_ROWS, ok], ignore_index=True)
-    many["throughput_samples_per_s"] = pd.array([pd.NA, *range(1, MOST_ROWS + 2)], dtype="Float64")
-    large = Evidence(found.paths, many, many)
+    many = pd.concat([failed, *[ok] * MAX_ROWS, ok], ignore_index=True)
+    many["throughput_samples_per_s"] = pd.array([pd.NA, *range(1, MAX_ROWS + 2)], dtype="Float64")
+    large = ReportData(found.paths, many, many)
     made = section(large)
     (table,) = of_kind(made, Table)
     place = table.columns.index("samples/s (95 %)")
-    assert sorted(float(row.cells[place].value or 0) for row in table.rows) == list(range(2, MOST_ROWS + 2))
-    assert of_kind(made, Words)[0].text.startswith(f"{MOST_ROWS + 2} configurations are more than a table can show")
+    assert sorted(float(row.cells[place].value or 0) for row in table.rows) == list(range(2, MAX_ROWS + 2))
+    assert of_kind(made, Paragraph)[0].text.startswith(f"{MAX_ROWS + 2} configurations are more than a table can show")
 
 
 def test_nothing_at_all(tmp_path: Path) -> None:
     found = evidence(tmp_path)
-    assert section(Evidence([], found.frame.iloc[:0], found.pooled.iloc[:0])) is None
+    assert section(ReportData([], found.frame.iloc[:0], found.pooled.iloc[:0])) is None
 
 
 def test_text_stays_text(tmp_path: Path) -> None:

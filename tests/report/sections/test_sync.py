@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from scalebench.report.blocks import Chart, Table, Words
-from scalebench.report.evidence import gather
+from scalebench.report.document import Chart, Paragraph, Table
+from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import sync
 from scalebench.report.sections.sync import section
 from scalebench.results import Result
@@ -21,10 +21,10 @@ def test_bars_are_the_frames_figures(tmp_path: Path) -> None:
         chart = one(made, Chart, f"sync-{name.replace('_', '-')}")
         assert chart.kind == "bars" and frames_own(chart, found.pooled, name) == 4  # one device exchanges nothing
         assert "less is better" in chart.caption and "over blocks of the probes of one launch" in chart.caption
-    for name in sync.SHARES:
+    for name in sync.PROFILE_SHARES:
         assert frames_own(one(made, Chart, f"sync-{name.replace('_', '-')}"), found.pooled, name) == 4
-    assert [words.kind for words in of_kind(made, Words)] == ["warning"]
-    assert "do not compare between backends" in one(made, Words).text
+    assert [words.kind for words in of_kind(made, Paragraph)] == ["warning"]
+    assert "do not compare between backends" in one(made, Paragraph).text
     assert len(set(ids(made))) == len(ids(made)) == 7
 
 
@@ -53,7 +53,7 @@ def test_the_table_has_all_figures(tmp_path: Path) -> None:
 
 def test_launches_are_what_intervals_are_over(tmp_path: Path) -> None:
     sweeps.sweep(tmp_path, repeats=3)
-    chart = one(section(gather([tmp_path])), Chart, "sync-sync-exposed")
+    chart = one(section(load_report_data([tmp_path])), Chart, "sync-sync-exposed")
     assert chart.caption.endswith("Intervals: 95 %, over 3 launches.")
 
 
@@ -78,7 +78,7 @@ def test_what_is_missing_has_its_reason(tmp_path: Path) -> None:
     remarks = column(table, "remarks")
     assert remarks["ddp_gloo 2"] == f"exposed sync: it cannot be switched off {SCRIPT}"
     assert remarks["horovod_gloo 2"] == "exposed sync, isolated sync: too few blocks for a figure"
-    assert remarks["lightning_ddp_gloo 2"] == sync.UNPROBED
+    assert remarks["lightning_ddp_gloo 2"] == sync.NO_PROBES
     assert column(table, "exposed sync") == dict.fromkeys(remarks)
     assert of_kind(made, Chart, "sync-sync-exposed") == of_kind(made, Chart, "sync-epoch") == []
     assert [series.name for series in one(made, Chart, "sync-sync-isolated").series] == ["ddp_gloo"]

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from scalebench.report import markdown, training_table
-from scalebench.report.blocks import Chart, Section, Table, Words
+from scalebench.report import markdown, training_tables
+from scalebench.report.document import Chart, Paragraph, Section, Table
 from scalebench.report.html import page
-from scalebench.report.sections import sections, training
+from scalebench.report.sections import make_sections, training
 from scalebench.results import Result
 from scalebench.spec import HardwareSpec
 from scalebench.time_to_target import outcomes
@@ -73,7 +73,7 @@ def test_the_table_and_the_words(tmp_path: Path) -> None:
     assert ddp["samples/s over bare"].value != pytest.approx(12 / 7.5, rel=0.01)
     assert ddp["stopped by"].text == "target, epochs" and bare["rule"].text == "none"
     assert ddp["mse (95 %)"].value == pytest.approx(0.52 / 3) and ddp["gap"].value == pytest.approx(0.26 / 3)
-    said = [block.text for block in of_kind(made, Words)]
+    said = [block.text for block in of_kind(made, Paragraph)]
     assert said[0].startswith("Soonest at the target: bare_torch on 1 device: mse 0.15 after 12.6 s [")
     assert said[1] == "1 of 2 trainings did not reach mse 0.15 with every seed."
 
@@ -85,7 +85,7 @@ def test_one_seed_is_its_own_curve_and_has_no_band(tmp_path: Path) -> None:
     assert not line.low and len(line.x) <= 300 and (line.x[0], line.x[-1]) == (1, 400) and chart.y.log
     table = one(made, Table)
     assert not {"target", "reached", "time to target (95 %)"} & set(table.columns)
-    assert "seeds" not in chart.caption and not of_kind(made, Words)
+    assert "seeds" not in chart.caption and not of_kind(made, Paragraph)
 
 
 def test_lines_end_where_the_first_seed_does(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_rules_and_rates_are_names(tmp_path: Path) -> None:
         for rule in ("none", "sqrt")
     ]
     made.append(trained(settings={"schedule": "cosine", "base_batch": 10}, run_id="c"))
-    found = training_table.names(outcomes(evidence(tmp_path, made).frame))
+    found = training_tables.name_trainings(outcomes(evidence(tmp_path, made).frame))
     assert sorted(found.values()) == [
         "ddp_gloo on 2 devices, learning rate rule none",
         "ddp_gloo on 2 devices, learning rate rule sqrt",
@@ -145,10 +145,10 @@ def test_machines_and_models_are_groups_of_their_own(tmp_path: Path) -> None:
 
 
 def test_of_many_some_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "MOST_CURVES", 1)
+    monkeypatch.setattr(training, "MAX_CURVES", 1)
     made = section(tmp_path, trained(), trained("mirrored"))
     assert len(of_kind(made, Chart)[0].series) == 2  # and the target
-    assert any(block.text.startswith("1 of 2 trainings of") for block in of_kind(made, Words))
+    assert any(block.text.startswith("1 of 2 trainings of") for block in of_kind(made, Paragraph))
     assert len(one(made, Table).rows) == 2
 
 
@@ -158,7 +158,7 @@ def test_runs_of_their_throughput_are_no_trainings(tmp_path: Path) -> None:
 
 def test_it_comes_after_the_epochs_and_is_escaped(tmp_path: Path) -> None:
     found = evidence(tmp_path, [trained(settings={"learning_rate_rule": SCRIPT}), trained()])
-    order = [made.id for made in sections(found)]
+    order = [made.id for made in make_sections(found)]
     assert order.index("training") < order.index("learning")
     text = " ".join(texts(block) for block in training.section(found).blocks)  # type: ignore[union-attr]
     assert SCRIPT in text

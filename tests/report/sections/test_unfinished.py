@@ -5,9 +5,9 @@ from __future__ import annotations
 import platform
 from pathlib import Path
 
-from scalebench.report.blocks import Code, Words
-from scalebench.report.evidence import gather
-from scalebench.report.sections import unfinished
+from scalebench.report.document import Code, Paragraph
+from scalebench.report.report_data import load_report_data
+from scalebench.report.sections import problems
 from scalebench.sweep_record import SWEEP_FILE, PlannedRun, SweepRecord, beginning, write_sweep
 from tests.sweeps import sweep
 
@@ -24,8 +24,8 @@ def made(folder: Path, runs: int = 6, **changes: object) -> SweepRecord:
 
 
 def texts(folder: Path) -> list[str]:
-    found = unfinished.section(gather([folder]))
-    return [block.text for block in found.blocks if isinstance(block, Words | Code)] if found else []
+    found = problems.unfinished_section(load_report_data([folder]))
+    return [block.text for block in found.blocks if isinstance(block, Paragraph | Code)] if found else []
 
 
 def test_a_whole_sweep_and_single_runs_have_no_such_section(tmp_path: Path) -> None:

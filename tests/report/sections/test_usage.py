@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.report.blocks import Chart, Words
+from scalebench.report.document import Chart, Paragraph
 from scalebench.report.sections.usage import section
 from scalebench.results import Monitor, Result
 from tests import sweeps
@@ -22,7 +22,7 @@ def test_bars_are_the_frames_figures_and_what_nobody_measured_is_no_chart(tmp_pa
         chart = one(made, Chart, f"usage-{name.replace('_', '-')}")
         assert chart.kind == "bars" and frames_own(chart, found.pooled, name) == 7
         assert "better" in chart.caption or "not faster" in chart.caption
-    assert of_kind(made, Words) == []
+    assert of_kind(made, Paragraph) == []
     assert len(set(ids(made))) == len(ids(made))
 
 
@@ -38,7 +38,7 @@ def busy(gpus: int, share: float | None, seconds: float, noise: float = 0.001, s
 
 def test_busier_but_not_faster_is_said_with_its_figures(tmp_path: Path) -> None:
     runs = [busy(1, 0.3, 0.01), busy(2, 0.9, 0.02, strategy=SCRIPT), busy(1, 0.3, 0.01, strategy=SCRIPT)]
-    (words,) = of_kind(section(evidence(tmp_path, runs)), Words)
+    (words,) = of_kind(section(evidence(tmp_path, runs)), Paragraph)
     assert words.text.startswith(
         f"{SCRIPT}: from 1 to 2 devices GPU utilisation rises from 30.0 % to 90.0 %, but throughput does not: from 1,0"
     )
@@ -61,7 +61,7 @@ def test_busier_but_not_faster_is_said_with_its_figures(tmp_path: Path) -> None:
 )
 def test_when_it_is_said(share: float | None, seconds: float, noise: float, said: bool, tmp_path: Path) -> None:
     runs = [busy(1, 0.3, 0.01, noise), busy(2, share, seconds, noise)]
-    assert bool(of_kind(section(evidence(tmp_path, runs)), Words)) == said
+    assert bool(of_kind(section(evidence(tmp_path, runs)), Paragraph)) == said
 
 
 def test_a_bar_is_missing_where_a_figure_is(tmp_path: Path) -> None:
