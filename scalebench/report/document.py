@@ -232,10 +232,11 @@ def make_series(
     if not count:
         return None
     low, high = ([to_number(row.get(f"{stem}_{end}")) for row in rows] for end in ("low", "high"))
-    if all(limit is None for limit in (*low, *high)):
-        low, high = [], []
+    limited = any(limit is not None for limit in (*low, *high))
     style: Literal["points", "line"] = "points" if count == 1 else "line"
-    return Series(name, [float(row[x]) for row in rows], values, low, high, dict(tags), style, notes)
+    return Series(
+        name, [float(row[x]) for row in rows], values, *((low, high) if limited else ((), ())), dict(tags), style, notes
+    )
 
 
 def format_duration(value_s: float | None, low_s: float | None, high_s: float | None) -> str:

@@ -17,7 +17,7 @@ OPERATIONS = [
 
 
 def series(step_s: float, steps: int, wobble_s: float = 0.0) -> list[float]:
-    """Eight blocks of `steps` updates; an update takes `wobble_s` more or less, in turns."""
+    """Eight blocks of `steps` steps; a step takes `wobble_s` more or less, in turns."""
     return [steps * (step_s + wobble_s * (-1) ** block) for block in range(8)]
 
 
@@ -42,7 +42,7 @@ def probes(**changes: Any) -> Probes:
 
 
 def probed_run(first: Probes | None, second: Probes | None, **changes: Any) -> Result:
-    """Of two updates a block, after a warm-up of single ones, of which the first three were slow."""
+    """Of two steps a block, after a warm-up of single ones, of which the first three were slow."""
     blocks = [2 * STEP_S * (1 + 0.01 * (-1) ** (block // 2)) for block in range(32)]
     warmup = {"warmup_found_steps": 3, "warmup_block_steps": 1, "warmup_block_s": [0.5, 0.2, 0.1] + [0.01] * 20}
     memory = {"rss_peak_bytes": 512_000_000, "rss_anon_peak_bytes": 256_000_000, "peak_memory_bytes": [None]}

@@ -1,4 +1,4 @@
-"""The parts of an update: known figures come out, and what is missing says why and where its time went."""
+"""The parts of a step: known figures come out, and what is missing says why and where its time went."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.console import Console
 from scalebench import probed
 from scalebench.report import step_breakdown
 from scalebench.report.step_breakdown import STEP_PARTS, compute_rest, step_interval
+from scalebench.report.terminal import make_rich_table
 from scalebench.results import Result, Sync
 from scalebench.stats import Interval
 from tests.report.probed_run import probed_run, probes, series
@@ -19,7 +20,7 @@ from tests.report.probed_run import probed_run, probes, series
 def rows(result: Result) -> dict[str, list[str]]:
     """Cells behind the name of each row; columns are two spaces apart."""
     console = Console(width=250, record=True, color_system=None, file=io.StringIO())
-    console.print(step_breakdown.make_run_breakdown(result))
+    console.print(make_rich_table(step_breakdown.make_run_breakdown(result), collapse=False))
     lines = [line.strip().split("  ") for line in console.export_text().splitlines()]
     return {cells[0]: [cell.strip() for cell in cells[1:] if cell.strip()] for cells in lines}
 
@@ -34,7 +35,7 @@ def without(**reasons: str) -> Result:
 
 def test_parts_and_the_rest_make_up_the_update() -> None:
     result = probed_run(probes(), probes())
-    parts = [row.figure(result) for row in STEP_PARTS]
+    parts = [row.measure(result) for row in STEP_PARTS.values()]
     left, step = compute_rest(result, step_interval(result))[0], step_interval(result)
     assert [round(part.value, 9) for part in parts if part] == [0.001, 0.002, 0.003, 0.0005, 0.0025]
     assert left is not None and step is not None
@@ -46,8 +47,8 @@ def test_parts_and_the_rest_make_up_the_update() -> None:
 def test_a_rest_below_zero_is_within_noise() -> None:
     noisy = probes(optimizer_s=series(0.0066, 5, 0.002))
     name, found = "not in any of these", rows(probed_run(noisy, noisy))
-    assert found[name] == ["-0.10 ms [-1.85, 1.65]", "-1.0 %", "cannot be told from 0"]
-    assert found["optimizer"][-1] == "cannot be told from 0"
+    assert found[name] == ["-0.10 ms [-1.85, 1.65]", "-1.0 %", "cannot be distinguished from 0"]
+    assert found["optimizer"][-1] == "cannot be distinguished from 0"
     assert rows(probed_run(probes(), probes()))[name] == ["1.00 ms [0.85, 1.15]", "10.0 %"]
 
 
@@ -60,7 +61,7 @@ def test_a_rest_below_zero_is_within_noise() -> None:
         ("optimizer", "optimizer", []),
         ("exposed", "exposed sync", ["sync per epoch"]),
         ("isolated", "isolated sync", []),
-        ("straggler", "straggler wait", []),
+        ("straggler", "imbalance", []),
         ("copy", "host-to-device copy", []),
     ],
 )
@@ -74,14 +75,14 @@ def test_what_was_not_measured_is_a_dash_and_its_reason(missing: str, row: str, 
 
 def test_the_rest_holds_what_was_not_measured() -> None:
     found = rows(without(forward="no", data="no"))
-    assert found["not in any of these"][-1] == "holds data loading, forward, backward, not measured"
+    assert found["not in any of these"][-1] == "contains data loading, forward, backward, not measured"
     nothing: dict[str, Any] = {"exposed": "no", "data": "no", "forward": "no", "backward": "no", "optimizer": "no"}
     assert rows(without(**nothing))["not in any of these"] == ["-", "no part was measured"]
 
 
 def test_one_device_misses_no_exchange() -> None:
     result = without(exposed="one device has nobody to exchange with")
-    assert rows(result)["not in any of these"][-1] == "holds exposed sync, not measured"
+    assert rows(result)["not in any of these"][-1] == "contains exposed sync, not measured"
     result.scale.gpus = 1
     assert "holds" not in rows(result)["not in any of these"][-1]
 
@@ -90,10 +91,10 @@ def test_figures_that_are_not_there_for_no_reason_of_their_own() -> None:
     result = probed_run(probes(copy_s=[0.1]), probes(copy_s=[0.1]), sync=Sync())
     found = rows(result)
     assert found["host-to-device copy"] == ["-", "too few blocks for a figure"]
-    assert found["exchanges per epoch"] == ["-", "the messages of an update are not known"]
+    assert found["gradient messages per epoch"] == ["-", "the gradient messages of a step are not known"]
     result.workload.updates_per_epoch = None
-    for name in ("sync per epoch", "exchanges per epoch"):
-        assert rows(result)[name] == ["-", "the updates of an epoch are not known"]
+    for name in ("sync per epoch", "gradient messages per epoch"):
+        assert rows(result)[name] == ["-", "the steps of an epoch are not known"]
 
 
 def test_the_interval_of_an_update_is_that_of_throughput() -> None:
@@ -105,5 +106,5 @@ def test_the_interval_of_an_update_is_that_of_throughput() -> None:
 
 
 def test_every_part_of_the_frame_has_a_row() -> None:
-    told = {row.figure for row in (*STEP_PARTS, *step_breakdown.OTHER_FIGURES)}
+    told = {row.measure for row in (*STEP_PARTS.values(), *step_breakdown.OTHER_FIGURES)}
     assert told == set(probed.COLUMNS.values())

@@ -59,7 +59,7 @@ def test_in_words() -> None:
     (said,) = [words for words, _ in data_or_model.make_answers(made_of)]
     assert said == (
         "mlp on 2 devices: pipeline should win at 8, data should win at 64; model won at 8 and 64; "
-        "data should be ahead of model from 14 on; data should be ahead of pipeline from 16 on"
+        "data should be faster than model from 14 on; data should be faster than pipeline from 16 on"
     )
     assert data_or_model.describe_accuracy(made_of) == "the kind that should win did, or is tied with it, in 1 of 2"
     assert data_or_model.list_unpredicted(made_of) == []

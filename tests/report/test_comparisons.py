@@ -66,7 +66,9 @@ def test_of_the_same_runs() -> None:
 
 def test_what_cannot_be_compared_says_why() -> None:
     found = compare(made("a", STEADY), made("b", STEADY, **train(batch_per_device=20)))
-    assert describe_verdict(found).startswith("not comparable: nothing in A pairs with B: closest rows differ in train.batch")
+    assert describe_verdict(found).startswith(
+        "not comparable: nothing in A pairs with B: closest rows differ in train.batch"
+    )
     assert format_comparison(found).splitlines()[-1] == describe_verdict(found)
 
 
@@ -80,14 +82,12 @@ def test_a_failed_run_is_named() -> None:
 
 def test_what_an_interval_misses_is_told_once() -> None:
     def blocks_told(a: list[float], b: list[float]) -> list[str]:
-        return [line for line in list_sentences(compare(made("a", a), made("b", b))) if "launch" in line]
+        return [line for line in list_sentences(compare(made("a", a), made("b", b))) if "repeat" in line]
 
-    assert (
-        len(blocks_told([0.1], [0.1])) == 1 and "misses what differs between launches" in blocks_told([0.1], [0.1])[0]
-    )
+    assert len(blocks_told([0.1], [0.1])) == 1 and "misses what differs between repeats" in blocks_told([0.1], [0.1])[0]
     assert blocks_told(STEADY, STEADY) == []
     assert blocks_told([0.1] * 2, [0.1]) == [
-        "note: no interval, no verdict: three launches on one side give one (measure.repeats=3)"
+        "note: no interval, no verdict: three repeats on one side give one (measure.repeats=3)"
     ]
 
 

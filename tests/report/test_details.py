@@ -45,7 +45,7 @@ def test_a_run_that_is_not_ok_has_no_details(capsys: pytest.CaptureFixture[str],
 
 @pytest.mark.parametrize(
     ("asked", "why"),
-    [(None, "the record is of an older version"), (False, "measure.probes=false"), (True, "a rank has no probes")],
+    [(None, "an older version wrote the record"), (False, "measure.probes=false"), (True, "a rank has no probes")],
 )
 def test_without_probes_the_rest_is_told(capsys: pytest.CaptureFixture[str], asked: bool | None, why: str) -> None:
     result = probed_run(probes(), None)
@@ -53,27 +53,29 @@ def test_without_probes_the_rest_is_told(capsys: pytest.CaptureFixture[str], ask
     if asked is None:
         del result.spec["measure"]["probes"]
     lines = shown(capsys, result)
-    assert f"where the time of an update goes was not measured: {why}" in lines
+    assert f"where the time of a step goes was not measured: {why}" in lines
     assert any("samples/s" in line for line in lines) and not any("forward" in line for line in lines)
 
 
 def test_the_interval_says_what_it_is_over() -> None:
     result = probed_run(None, None)
-    assert dict(list_headline(result))["throughput"] == "2,000 samples/s [1,989, 2,011], 95 % over blocks of this launch"
+    assert (
+        dict(list_headline(result))["throughput"] == "2,000 samples/s [1,989, 2,011], 95 % over blocks of this repeat"
+    )
     few = record(ranks=[rank(0, [0.1, 0.1])])
     told = dict(list_headline(few))
     assert told["throughput"] == "200 samples/s, too few blocks for an interval"
-    assert told["steady"] == "cannot be told, too few blocks"
+    assert told["steady"] == "unknown, too few blocks"
 
 
 def test_warm_up_is_found_or_not_or_of_a_fixed_length() -> None:
     result = probed_run(None, None)
-    assert warm_up(result) == "over after 3 updates, 800 ms; 23 updates and 1.00 s were left out"
+    assert warm_up(result) == "over after 3 steps, 800 ms; 23 steps and 1.00 s were left out"
     result.ranks[0].warmup_found_steps = None
-    assert warm_up(result) == "its end was not found within 23 updates; 23 updates and 1.00 s were left out"
+    assert warm_up(result) == "its end was not found within 23 steps; 23 steps and 1.00 s were left out"
     del result.spec["measure"]["warmup_max_steps"]
     result.ranks[0].warmup_block_steps = 2
-    assert warm_up(result) == "46 updates and 1.00 s were left out"
+    assert warm_up(result) == "46 steps and 1.00 s were left out"
 
 
 def test_a_series_that_drifts_is_not_steady() -> None:

@@ -54,11 +54,12 @@ def test_limits_have_a_name_of_their_own_where_the_frame_gives_them_one() -> Non
 
 def test_ids_are_the_only_ones_and_hold_nothing_but_letters() -> None:
     made, _ = group_curves([curve("a", row(1), hardware=f"{SCRIPT} {'long ' * 40}{n}") for n in range(12)])
-    ids = [group.id("usage", "gpu_util") for group in made]
+    ids = [group.make_id("usage", "gpu_util") for group in made]
     assert len(set(ids)) == 12 and max(map(len, ids)) <= document.MAX_ID_LENGTH
     assert all(set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-") for name in ids)
     assert (
-        CurveGroup(3, SHARED, [], []).id("sync", "epoch") == "sync-epoch-3-m-on-d-hardware-h-weak-scaling-batch-10-per-dev"
+        CurveGroup(3, SHARED, [], []).make_id("sync", "epoch")
+        == "sync-epoch-3-m-on-d-hardware-h-weak-scaling-batch-10-per-dev"
     )
 
 
@@ -85,11 +86,19 @@ def test_of_many_groups_those_with_most_rows_are_kept() -> None:
 def test_words() -> None:
     assert join_sentences("one", "", "Two.") == "One. Two." and join_sentences() == ""
     assert describe_curve_intervals([curve("a", row(1, interval_over=None))]) == ""
-    assert describe_curve_intervals([curve("a", row(1, interval_over="repeats", repeats=3))]) == "intervals: 95 %, over 3 launches"
+    assert (
+        describe_curve_intervals([curve("a", row(1, interval_over="repeats", repeats=3))])
+        == "intervals: 95 %, over 3 repeats"
+    )
     assert format_duration_column({"x": 0.00135, "x_low": 0.0012, "x_high": 0.00151}, "x") == "1.35 ms [1.20, 1.51]"
     assert format_duration_column({"x": 0.00135, "x_low": 0.0012, "x_high": pd.NA}, "x") == "1.35 ms"
     assert format_duration_column({"x": None, "x_low": None, "x_high": None}, "x") == ""
 
 
 def test_cells() -> None:
-    assert (make_cell("a").value, make_cell("").value, make_cell("", pd.NA).value, make_cell("1 s", 1).value) == ("a", None, None, 1.0)
+    assert (make_cell("a").value, make_cell("").value, make_cell("", pd.NA).value, make_cell("1 s", 1).value) == (
+        "a",
+        None,
+        None,
+        1.0,
+    )

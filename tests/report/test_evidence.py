@@ -24,8 +24,8 @@ def sweep(tmp_path: Path) -> Path:
 def test_rows_are_those_of_load_and_pooled(sweep: Path) -> None:
     found = load_report_data([sweep])
     assert found.frame.equals(load(sweep)) and found.pooled.equals(pooled(sweep)) and len(found.pooled) == 3
-    assert (found.paths, found.unreadable, found.given, found.published) == ([sweep], [], None, None)
-    assert found.wanted_efficiency == 0.8 and load_report_data([sweep], 0.5).wanted_efficiency == 0.5
+    assert (found.paths, found.unreadable, found.baseline_name, found.published) == ([sweep], [], None, None)
+    assert found.min_efficiency == 0.8 and load_report_data([sweep], 0.5).min_efficiency == 0.5
 
 
 def test_a_file_that_cannot_be_read_is_told_of(sweep: Path) -> None:
@@ -33,7 +33,7 @@ def test_a_file_that_cannot_be_read_is_told_of(sweep: Path) -> None:
     bad.write_text("{")
     found = load_report_data([sweep])
     assert [path for path, _ in found.unreadable] == [bad] and "no whole JSON file" in found.unreadable[0][1]
-    assert len(found.frame) == 5 and sorted(found.detailed) == sorted(found.frame["run_id"])
+    assert len(found.frame) == 5 and sorted(found.detailed_run_ids) == sorted(found.frame["run_id"])
 
 
 def test_without_a_result_there_is_no_evidence(sweep: Path, tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_without_a_result_there_is_no_evidence(sweep: Path, tmp_path: Path) -> N
 
 def test_a_baseline_is_named_in_words(sweep: Path) -> None:
     found = load_report_data([sweep], baseline="bare_torch-1-0")
-    assert found.given == "bare_torch gpus=1 on cpu"
+    assert found.baseline_name == "bare_torch gpus=1 on cpu"
     assert found.pooled["speedup_given"].equals(found.pooled["speedup_bare"])
     with pytest.raises(InputError, match="no run 'nobody'"):
         load_report_data([sweep], baseline="nobody")
@@ -69,4 +69,4 @@ def test_records_are_read_again(sweep: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(KeyError):
         found.folder("nobody")
     monkeypatch.setattr(report_data, "MAX_DETAILED_RUNS", 4)
-    assert found.detailed == [f"{name}-0" for name in ("bare_torch-1", "ddp_gloo-1", "ddp_gloo-2")]
+    assert found.detailed_run_ids == [f"{name}-0" for name in ("bare_torch-1", "ddp_gloo-1", "ddp_gloo-2")]

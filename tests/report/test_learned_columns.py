@@ -12,6 +12,7 @@ from rich.console import Console
 
 from scalebench.frame import frame
 from scalebench.report.tables import write_tables
+from scalebench.report.terminal import make_rich_table
 from scalebench.report.training_tables import make_row_table, select_figure_columns
 from scalebench.results import Result
 from tests.helpers import record
@@ -39,7 +40,7 @@ def lines(*results: Result, width: int = 120) -> list[str]:
     made = make_row_table(rows(*results))
     assert made is not None
     console = Console(width=width, record=True, color_system=None, file=io.StringIO())
-    console.print(made)
+    console.print(make_rich_table(made))
     return [line.rstrip() for line in console.export_text().splitlines()]
 
 

@@ -13,6 +13,7 @@ from rich.console import Console as Rich
 from scalebench.pooling import pool
 from scalebench.report.console import Console
 from scalebench.report.sections.memory import MAX_TERMINAL_SENTENCES, list_terminal_sentences, make_terminal_table
+from scalebench.report.terminal import make_rich_table
 from scalebench.results import Result
 from tests import sweeps
 from tests.footprints import WHOLE, kept, out_of_memory, searched
@@ -30,7 +31,7 @@ def lines(*results: Result, width: int = 160) -> list[list[str]]:
     made = make_terminal_table(rows(*results))
     assert made is not None
     console = Rich(width=width, record=True, color_system=None, file=io.StringIO())
-    console.print(made)
+    console.print(make_rich_table(made))
     shown = [line.strip() for line in console.export_text().splitlines() if line.strip() and "─" not in line]
     return [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in shown]
 
@@ -119,7 +120,11 @@ def test_no_more_sentences_than_a_window_holds() -> None:
             each.run_id = each.fingerprint = f"{each.run_id}-{number}"
         made += of_one
     said = list_terminal_sentences(rows(*made))
-    assert len(said) == MAX_TERMINAL_SENTENCES + 1 and said[-1].startswith("memory: ") and said[-1].endswith(" more are in the report")
+    assert (
+        len(said) == MAX_TERMINAL_SENTENCES + 1
+        and said[-1].startswith("memory: ")
+        and said[-1].endswith(" more are in the report")
+    )
 
 
 def test_below_the_table_of_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

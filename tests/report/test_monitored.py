@@ -72,7 +72,10 @@ def test_many_ranks_are_too_many(tmp_path: Path) -> None:
 
 
 def test_a_series_that_was_set_back_has_no_negative_rate() -> None:
-    assert usage._compute_rates([(0.0, 5.0), (1.0, 6.0), (1.0, 7.0), (2.0, 1.0), (3.0, 2.5)]) == [(1.0, 1.0), (3.0, 1.5)]
+    assert usage._compute_rates([(0.0, 5.0), (1.0, 6.0), (1.0, 7.0), (2.0, 1.0), (3.0, 2.5)]) == [
+        (1.0, 1.0),
+        (3.0, 1.5),
+    ]
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1half", b"PAR1" * 1000, "none", "folder", "elsewhere", "other"])

@@ -44,7 +44,7 @@ def test_of_many_runs_some_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     sweep(tmp_path, ["bare_torch", "ddp_gloo"], gpus=(1, 2, 4), repeats=2)
     found = load_report_data([tmp_path])
     rows = report_data.list_detailed_runs(found)
-    assert [row["run_id"] for row in rows] == found.detailed and len(rows) == 3
+    assert [row["run_id"] for row in rows] == found.detailed_run_ids and len(rows) == 3
     assert "3 configurations, out of 8 runs" in report_data.describe_left_out_runs(found)
     assert report_data.describe_left_out_runs(load_report_data([tmp_path / "0"])) == ""
 

@@ -28,7 +28,7 @@ def shown(capsys: pytest.CaptureFixture[str], *chains: object) -> list[list[str]
 
 def test_a_row_for_each_stage(capsys: pytest.CaptureFixture[str]) -> None:
     lines = shown(capsys, chain(0.006, 0.003))
-    assert " ".join(lines[1]) == "stage operations parameters sends an update work an update of the work"
+    assert " ".join(lines[1]) == "stage operations parameters sends per step work per step of the work"
     assert " ".join(lines[3]) == "0 dense0 .. relu_0 1.00 kB 4.10 kB 6.00 ms 66.7 %"
     assert " ".join(lines[4]) == "1 dense1 .. relu_1 1.00 kB 3.00 ms 33.3 %", "the last one sends nothing"
     assert lines[5][:3] == ["bubble:", "55.0", "%"]
@@ -58,7 +58,7 @@ def test_the_bubble_beside_theory() -> None:
     )
     assert describe_bubble(run(chain(0.0, 0.006))).endswith(f"{EXPECTED}, 50.0 % of stages as unequal as these")
     assert describe_bubble(run(chain(0.012, 0.01))).startswith(
-        f"bubble: -10.0 % {measured}; below 0, since by themselves the stages took longer than in training; 20.0 %"
+        f"bubble: -10.0 % {measured}; below 0, since the isolated stages took longer than in training; 20.0 %"
     )
     assert "of 1 micro-batch through 1 equal stage," in describe_bubble(run(chain(0.01, micro_batches=1)))
 

@@ -66,12 +66,12 @@ def repeated(repeats: int, gpus: int, strategy: str = "ddp", block_s: float = 0.
 def test_repeats_are_one_line_with_their_number() -> None:
     made = [*repeated(3, 1), *repeated(3, 2, block_s=0.12), *repeated(1, 4), record(gpus=8, status="oom", block_s=None)]
     lines = text(*made, rows=pool).splitlines()
-    assert "gpus  launches  samples/s (95 %)" in lines[2]
+    assert "gpus  repeats  samples/s (95 %)" in lines[2]
     shown = [line.split() for line in lines if line.startswith("  ddp")]
     assert [cells[1:3] for cells in shown] == [["1", "3"], ["2", "3"], ["4", "1"], ["8", "1"]]
     assert "1.64 [1.56, 1.71]" in next(line for line in lines if line.split()[:3] == ["ddp", "2", "3"])
-    assert lines[-1].startswith("intervals: 95 %, over 3 launches; over blocks of one launch: ")
-    assert "launches  " not in text(*made[-2:], rows=pool)
+    assert lines[-1].startswith("intervals: 95 %, over 3 repeats; over blocks of one repeat: ")
+    assert "repeats  " not in text(*made[-2:], rows=pool)
 
 
 def test_brackets_are_no_markup() -> None:
@@ -99,7 +99,7 @@ def test_what_a_sweep_varies_is_a_column() -> None:
 
 
 def test_what_a_batch_costs_is_told_where_feeding_differs() -> None:
-    probes = Probes(steps=2, on_s=[0.2, 0.2], fixed_s=[0.19, 0.19])  # 5 % of an update of 0.1 s
+    probes = Probes(steps=2, on_s=[0.2, 0.2], fixed_s=[0.19, 0.19])  # 5 % of a step of 0.1 s
     runs = [record(block_s=0.2, run_id=feed) for feed in ("host", "device")]
     for run, feed in zip(runs, ("host", "device"), strict=True):
         run.workload.feed = feed

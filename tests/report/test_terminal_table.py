@@ -30,7 +30,7 @@ def test_a_sweep_that_tried_both_ends_with_the_winners(tmp_path: Path, capsys: p
     sweeps.write(tmp_path, pairs())
     Console().table([tmp_path])
     out = capsys.readouterr().out
-    assert "Data or model parallelism: predicted and measured" in out and "Bytes of an update" in out
+    assert "Data or model parallelism: predicted and measured" in out and "Bytes of a step" in out
     assert "mlp on 2 devices: pipeline should win at 8, data should win at 64; model won at 8 and 64;" in out
     assert "the kind that should win did, or is tied with it, in 1 of 2\n" in out
 

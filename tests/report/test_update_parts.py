@@ -1,4 +1,4 @@
-"""Where the time of an update goes, as the frame says."""
+"""Where the time of a step goes, as the frame says."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_all_figures_have_their_words_and_units() -> None:
 
 
 def test_clocks_that_nothing_held_back() -> None:
-    assert of(Monitor(throttle_reasons=[])) == {"GPU clocks": "held back by nothing"}
+    assert of(Monitor(throttle_reasons=[])) == {"GPU clocks": "not throttled"}
 
 
 def test_every_row_names_fields_of_the_record() -> None:

@@ -79,17 +79,17 @@ def rows(*kinds: tuple[str | None, int]) -> pd.DataFrame:
     return pd.DataFrame({"interval_over": [k for k, _ in kinds], "repeats": [n for _, n in kinds], "status": "ok"})
 
 
-BLOCKS = "over blocks of one launch: they miss what differs between launches (measure.repeats=3 shows it)"
+BLOCKS = "over blocks of one repeat: they miss what differs between repeats (measure.repeats=3 shows it)"
 
 
 @pytest.mark.parametrize(
     ("kinds", "line"),
     [
         ([("blocks", 1), (None, 1)], f"intervals: 95 %, {BLOCKS}"),
-        ([("repeats", 3), ("repeats", 3)], "intervals: 95 %, over 3 launches"),
-        ([("repeats", 3), ("repeats", 5), (None, 9)], "intervals: 95 %, over 3 to 5 launches"),
-        ([("repeats", 4), ("blocks", 1)], f"intervals: 95 %, over 4 launches; {BLOCKS}"),
-        ([("repeats", 3), (None, 2)], "intervals: 95 %, over 3 launches; two launches give none (three do)"),
+        ([("repeats", 3), ("repeats", 3)], "intervals: 95 %, over 3 repeats"),
+        ([("repeats", 3), ("repeats", 5), (None, 9)], "intervals: 95 %, over 3 to 5 repeats"),
+        ([("repeats", 4), ("blocks", 1)], f"intervals: 95 %, over 4 repeats; {BLOCKS}"),
+        ([("repeats", 3), (None, 2)], "intervals: 95 %, over 3 repeats; two repeats give none (three do)"),
         ([(None, 1)], ""),
     ],
 )

@@ -26,7 +26,9 @@ def sections(frame: pd.DataFrame) -> list[Section]:
     """An answer, curves, bars, a stack, a table, code and a log."""
     ok = frame[frame["status"] == "ok"].sort_values("gpus")
     return [
-        Section("answer", "The answer", [Paragraph("Take ddp_gloo on four devices: it keeps 81 % of ideal.", "answer")]),
+        Section(
+            "answer", "The answer", [Paragraph("Take ddp_gloo on four devices: it keeps 81 % of ideal.", "answer")]
+        ),
         Section("scaling", "How it scales", [speedups(ok), throughputs(ok), stack(), table(ok)]),
         Section("problems", "What went wrong", problems(ok), folded=True),
     ]

@@ -79,7 +79,9 @@ def test_everything_from_a_result_is_text(evidence: ReportData, tmp_path: Path) 
     assert [str(a["href"])[:2] for a in tags.all("a") if not str(a["href"]).startswith("#")] == ["./"]
 
 
-def test_options_of_filters_are_there_once_and_only_where_there_is_a_choice(evidence: ReportData, tmp_path: Path) -> None:
+def test_options_of_filters_are_there_once_and_only_where_there_is_a_choice(
+    evidence: ReportData, tmp_path: Path
+) -> None:
     tags = Tags(write(evidence, tmp_path / "report.html", sections(evidence.frame)).read_text(encoding="utf-8"))
     boxes = [(box["name"], box["value"]) for box in tags.all("input")]
     assert boxes == [("strategy", name) for name in ("bare_torch", "ddp_gloo", "horovod_gloo")] + [

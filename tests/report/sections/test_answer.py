@@ -56,7 +56,7 @@ def test_the_answer_of_a_sweep(tmp_path: Path) -> None:
         r"At 4 devices: ddp_gloo, 3,0\d\d samples/s, 1.2\d \[1.2\d, 1.2\d\] times as fast as the next", text
     )
     assert "(horovod_gloo). ddp_gloo keeps an efficiency of 80 % up to 2 devices. " in text
-    assert re.search(r"23 % \[23, 2\d\] of what as many bare devices would do is lost; on one device alone it", text)
+    assert re.search(r"23 % \[23, 2\d\] of what as many bare devices would do is lost; on one device it", text)
     assert "do not pay" not in text
 
 
@@ -79,10 +79,10 @@ def test_the_table_has_the_frames_own_figures(tmp_path: Path) -> None:
 
 
 def test_the_winner_comes_with_its_command_and_its_lines(tmp_path: Path) -> None:
-    command, lines, launch = codes(of(tmp_path, *many(["ddp_gloo"])))
+    command, lines, repeat = codes(of(tmp_path, *many(["ddp_gloo"])))
     assert "strategy=ddp_gloo" in command.text and "gpus=4" in command.text
     assert lines.language == "python" and 'init_process_group("gloo")' in lines.text
-    assert 'torch.device("cpu")' in lines.text and launch.text == "torchrun --nproc_per_node=4 train.py"
+    assert 'torch.device("cpu")' in lines.text and repeat.text == "torchrun --nproc_per_node=4 train.py"
 
 
 def test_a_tie_is_no_winner(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_what_spoils_trust_stands_beside_it(tmp_path: Path) -> None:
     expected = [sweeps.failed("bare_torch", 4, "unsupported"), sweeps.failed("null", 4)]
     (text,) = words(of(tmp_path, *runs, sweeps.failed("horovod_gloo", 4), *expected), "warning")
     told = (
-        "To know of these figures: ddp_gloo: more threads than cores; not measured on 4 devices: horovod_gloo (failed)."
+        "Limits of these figures: ddp_gloo: more threads than cores; not measured on 4 devices: horovod_gloo (failed)."
     )
     assert text == told
 
@@ -162,16 +162,16 @@ def test_weak_and_strong_are_answered_apart(tmp_path: Path) -> None:
         (True, False), (False, True),
     ]  # fmt: skip
     assert "40 in all. Only horovod_gloo was measured on 2 devices." in found[1]
-    assert "as many devices, each as fast as its one alone, would do is lost" in found[1]
+    assert "as many devices, each as fast as one alone, would do is lost" in found[1]
 
 
 def test_one_row_only_failed_rows_and_none(tmp_path: Path) -> None:
     blocks = of(tmp_path / "one", sweeps.run("ddp_gloo", 4))
-    assert "What is lost cannot be told: no baseline on one device was measured." in words(blocks)[0]
+    assert "The loss is unknown: no baseline on one device was measured." in words(blocks)[0]
     alone = of(tmp_path / "bare", sweeps.run("bare_torch", 1))
     assert "More than one device was not measured." in words(alone)[0] and codes(alone) == tables(alone) == []
     assert words(of(tmp_path / "failed", sweeps.failed()), "warning") == [
-        "No run went well, so there is no answer: the problems say why."
+        "No run was successful, so there is no answer: the problems say why."
     ]
     nothing = frames.typed([], [*frames.COLUMNS, "repeats"])
     assert section(ReportData([tmp_path], nothing, nothing)) is None

@@ -43,7 +43,7 @@ def test_bars_and_cells_are_the_figures_of_the_frame(tmp_path: Path) -> None:
     for row in table.rows:
         cells = dict(zip(table.columns, row.cells, strict=True))
         mine = known.loc[(cells["strategy"].value, cells["devices"].value)]
-        assert cells["lost"].value == mine["lost"].iloc[0] and cells["launches"].text == "3"
+        assert cells["lost"].value == mine["lost"].iloc[0] and cells["repeats"].text == "3"
         for part in set(table.columns) & set(mine.index):
             share = mine.loc[part, "share"]
             assert cells[part].value == (None if str(share) == "<NA>" else share)
@@ -99,10 +99,10 @@ def test_many_runs_are_told_by_the_first_launch_and_the_most_devices(
     sweeps.sweep(tmp_path, repeats=2)
     found = told(tmp_path)
     _, (table,), words = blocks(found)
-    assert "first launch of each configuration" in words[0]
-    launches = {cell.text for row in table.rows for name, cell in zip(table.columns, row.cells, strict=True)
-                if name == "launches"}  # fmt: skip
-    assert launches == {"1"}
+    assert "first repeat of each configuration" in words[0]
+    repeats = {cell.text for row in table.rows for name, cell in zip(table.columns, row.cells, strict=True)
+                if name == "repeats"}  # fmt: skip
+    assert repeats == {"1"}
 
 
 def test_more_bars_than_a_chart_can_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ def runs() -> list[Result]:
 def test_pairs_are_the_frames_figures(tmp_path: Path) -> None:
     found = evidence(tmp_path, runs())
     made = section(found)
-    table = one(made, Table, "batch-or-devices-choices")
+    table = one(made, Table, "devices-or-batch-choices")
     shown = [[cell.text for cell in row.cells] for row in table.rows]
     assert [row[1:4] + row[5:7] for row in shown] == [
         ["ddp_gloo", "2", "10", "ddp_gloo", "20"],
@@ -28,14 +28,14 @@ def test_pairs_are_the_frames_figures(tmp_path: Path) -> None:
         ["ddp_gloo", "2", "20", "ddp_gloo", "40"],
         ["ddp_gloo", "2", "20", "bare_torch", "40"],
     ]
-    assert "sooner (95 %)" not in table.columns  # nothing trained to a target
+    assert "time ratio (95 %)" not in table.columns  # nothing trained to a target
     rate = {
         (row["strategy"], row["gpus"], row["batch_per_device"]): row["throughput_samples_per_s"]
         for row in found.pooled.to_dict("records")
     }
     ratio = table.rows[0].cells[list(table.columns).index("ratio (95 %)")]
     assert ratio.value == rate["ddp_gloo", 2, 10] / rate["ddp_gloo", 1, 20] and ratio.text.endswith("]")
-    chart = one(made, Chart, "batch-or-devices-throughput")
+    chart = one(made, Chart, "devices-or-batch-throughput")
     assert [series.name for series in chart.series] == [
         "bare_torch, 1 device", "ddp_gloo, 1 device", "ddp_gloo, 2 devices"
     ]  # fmt: skip
@@ -62,11 +62,11 @@ def test_an_undecided_pair_is_said_to_be_one(tmp_path: Path) -> None:
 def test_times_to_the_target_have_columns_where_there_is_one(tmp_path: Path) -> None:
     pair = [aimed(1, 20, seed, 6.0 + seed) for seed in range(3)] + [aimed(2, 10, seed, 3.0 + seed) for seed in range(3)]
     made = section(evidence(tmp_path / "a", pair))
-    (row,) = one(made, Table, "batch-or-devices-choices").rows
+    (row,) = one(made, Table, "devices-or-batch-choices").rows
     assert [cell.text for cell in row.cells[-3:-1]] == ["6.95 s (3 seeds)", "3.91 s (3 seeds)"][::-1]
     assert row.cells[-1].value == pytest.approx((6 * 7 * 8 / (3 * 4 * 5)) ** (1 / 3))
     missed = [aimed(1, 20, 0, 6.0, reached=False), aimed(2, 10, 0, 3.0)]
-    (row,) = one(section(evidence(tmp_path / "b", missed)), Table, "batch-or-devices-choices").rows
+    (row,) = one(section(evidence(tmp_path / "b", missed)), Table, "devices-or-batch-choices").rows
     assert [cell.text for cell in row.cells[-3:]] == ["3 s", "never", ""]
 
 
@@ -74,7 +74,7 @@ def test_fewer_exchanges(tmp_path: Path) -> None:
     found = evidence(tmp_path, [batched("ddp_gloo", 2, batch) for batch in (10, 20, 50)])
     made = section(found)
     (table,) = of_kind(made, Table)
-    assert table.id == "batch-or-devices-gains" and of_kind(made, Chart) == []
+    assert table.id == "devices-or-batch-gains" and of_kind(made, Chart) == []
     assert [[cell.text for cell in row.cells[1:4]] for row in table.rows] == [
         ["ddp_gloo, 2 devices", "10 to 20", "50 to 25"],
         ["ddp_gloo, 2 devices", "20 to 50", "25 to 10"],
@@ -98,4 +98,4 @@ def test_text_stays_text(tmp_path: Path) -> None:
         run.workload.model = SCRIPT
     made = section(evidence(tmp_path, changed))
     assert made is not None and any(SCRIPT in texts(block) for block in made.blocks)
-    assert {row.cells[0].text for row in one(made, Table, "batch-or-devices-choices").rows} == {SCRIPT}
+    assert {row.cells[0].text for row in one(made, Table, "devices-or-batch-choices").rows} == {SCRIPT}

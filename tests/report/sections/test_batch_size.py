@@ -19,7 +19,7 @@ from tests.report.section_blocks import SCRIPT, column, evidence, ids, named, of
 
 
 def batched(batch: int, gpus: int = 1, strategy: str = "ddp_gloo", bucket: float = 25.0, **changes: Any) -> Result:
-    """A run of `batch` samples a device whose updates take as long as one of ten: batch times the throughput."""
+    """A run of `batch` samples a device whose steps take as long as one of ten: batch times the throughput."""
     train = dataclasses.replace(null_config().train, batch_per_device=batch)
     made = sweeps.run(strategy, gpus, train=train, **changes)
     made.run_id = "-".join([strategy, str(gpus), str(batch), f"{bucket:g}", *changes])
@@ -49,7 +49,7 @@ def test_curves_are_the_frames_figures(tmp_path: Path) -> None:
             for shown, head in zip((series.y, series.low, series.high), columns, strict=False):
                 assert list(shown) == [of_run.at[run_id, head] for run_id in ran]
     assert len(set(ids(made))) == len(ids(made)) == 4
-    assert "more is better" in chart.caption and "over blocks of one launch" in chart.caption
+    assert "more is better" in chart.caption and "over blocks of one repeat" in chart.caption
 
 
 def test_the_table_says_what_a_larger_batch_gives(tmp_path: Path) -> None:
@@ -74,16 +74,16 @@ def test_the_knee_is_marked_and_named(tmp_path: Path) -> None:
     found = evidence(tmp_path, [*full_from(100), *full_from(1000, gpus=2)])
     made = section(found)
     chart = one(made, Chart, "batch-size-throughput")
-    marks, rates = named(chart, "knee"), found.pooled.set_index("run_id")["throughput_samples_per_s"]
+    marks, rates = named(chart, "saturating batch"), found.pooled.set_index("run_id")["throughput_samples_per_s"]
     assert marks.style == "points" and list(marks.x) == [100, 1000]
     assert list(marks.y) == [rates["ddp_gloo-1-100-25"], rates["ddp_gloo-2-1000-25"]]
     assert list(marks.notes) == ["ddp_gloo, 1 device", "ddp_gloo, 2 devices"] and len(marks.point_tags) == 2
-    assert all(series.name != "knee" for series in one(made, Chart, "batch-size-epoch").series)
+    assert all(series.name != "saturating batch" for series in one(made, Chart, "batch-size-epoch").series)
     said = [block.text for block in of_kind(made, Paragraph)]
-    assert said[0].startswith("Knee: 100 per device (ddp_gloo, 1 device): ")
-    assert said[1].startswith("Knee: 1,000 per device (ddp_gloo, 2 devices): ")
-    table = one(made, Table, "batch-size-knees")
-    assert column(table, "knee") == {"ddp_gloo, 1 device": 100, "ddp_gloo, 2 devices": 1000}
+    assert said[0].startswith("Saturating batch: 100 per device (ddp_gloo, 1 device): ")
+    assert said[1].startswith("Saturating batch: 1,000 per device (ddp_gloo, 2 devices): ")
+    table = one(made, Table, "batch-size-saturation")
+    assert column(table, "saturating batch") == {"ddp_gloo, 1 device": 100, "ddp_gloo, 2 devices": 1000}
     assert column(table, "of the highest")["ddp_gloo, 1 device"] > 0.99
     half = column(table, "n_1/2 (95 %)")["ddp_gloo, 1 device"]
     line = fit(step_points([row for curve in found.curves for row in curve.rows if row["gpus"] == 1]))
@@ -93,8 +93,10 @@ def test_the_knee_is_marked_and_named(tmp_path: Path) -> None:
 def test_a_curve_that_still_rises_has_no_mark(tmp_path: Path) -> None:
     made = section(evidence(tmp_path, [batched(10), batched(100)]))
     assert [series.name for series in one(made, Chart, "batch-size-throughput").series] == ["ddp_gloo, 1 device"]
-    assert one(made, Table, "batch-size-knees").rows[0].cells[1].text == "100 or more"
-    assert of_kind(made, Paragraph)[0].text.startswith("No knee up to 100 per device (ddp_gloo, 1 device): 10 has less")
+    assert one(made, Table, "batch-size-saturation").rows[0].cells[1].text == "100 or more"
+    assert of_kind(made, Paragraph)[0].text.startswith(
+        "No saturating batch up to 100 per device (ddp_gloo, 1 device): 10 has less"
+    )
 
 
 def test_one_batch_is_no_curve(tmp_path: Path) -> None:

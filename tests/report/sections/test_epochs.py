@@ -32,13 +32,13 @@ def test_epochs_are_the_frames_figures_with_throughputs_limits_turned_round(tmp_
     for series in chart.series:
         for low, y, high in zip(series.low, series.y, series.high, strict=True):
             assert low is not None and y is not None and high is not None and low < y < high
-    assert "less is better" in chart.caption and "over blocks of one launch" in chart.caption
+    assert "less is better" in chart.caption and "over blocks of one repeat" in chart.caption
     hours = one(epochs_section(found), Chart, "epochs-device-hours-per-epoch")
     assert frames_own(hours, rows, "device_hours_per_epoch") == 7
     table = one(epochs_section(found), Table)
     keys = [f"{row['strategy']} {row['gpus']}" for row in rows.to_dict("records")]
     assert column(table, "epoch (95 %)") == dict(zip(keys, map(float, rows["epoch_s"]), strict=True))
-    assert set(column(table, "updates an epoch").values()) == {100}
+    assert set(column(table, "steps per epoch").values()) == {100}
 
 
 def test_costs_are_told_where_they_are_known(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_costs_are_told_where_they_are_known(tmp_path: Path) -> None:
     for name in COSTS:
         bare[name] = pd.array([pd.NA] * len(bare), dtype="Float64")
     found.pooled = bare.drop(columns=COSTS[0])  # an older frame
-    assert one(epochs_section(found), Table).columns[-1] == "updates an epoch"
+    assert one(epochs_section(found), Table).columns[-1] == "steps per epoch"
     rows = range(len(bare))
     for number, name in enumerate(COSTS, 1):
         bare[name] = pd.array([pd.NA if row == 0 else 1000.5 * number + row for row in rows], dtype="Float64")

@@ -1,4 +1,4 @@
-"""Losses over updates, epochs and seconds."""
+"""Losses over steps, epochs and seconds."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def test_the_lines_end_where_the_record_does(tmp_path: Path) -> None:
     sweep(tmp_path, ["bare_torch", "ddp_gloo"], gpus=(1, 2))
     evidence, section = load_report_data([tmp_path]), told(tmp_path)
     drawn = charts(section)
-    assert list(drawn) == ["learning-0-updates", "learning-0-epochs", "learning-0-seconds"]
-    names = [series.name for series in drawn["learning-0-updates"].series]
+    assert list(drawn) == ["learning-0-steps", "learning-0-epochs", "learning-0-seconds"]
+    names = [series.name for series in drawn["learning-0-steps"].series]
     assert names == ["bare_torch on 1 device", "ddp_gloo on 1 device", "ddp_gloo on 2 devices"]
     row = evidence.frame[evidence.frame["run_id"] == "ddp_gloo-2-0"].iloc[0]
-    updates, epochs, seconds = (chart.series[2] for chart in drawn.values())
+    steps, epochs, seconds = (chart.series[2] for chart in drawn.values())
     result = evidence.result("ddp_gloo-2-0")
-    assert updates.y[-1] == row["final_loss"] == epochs.y[-1] == seconds.y[-1]
-    assert updates.x[-1] == row["warmup_steps"] + row["measured_steps"] == 16 + 64
+    assert steps.y[-1] == row["final_loss"] == epochs.y[-1] == seconds.y[-1]
+    assert steps.x[-1] == row["warmup_steps"] + row["measured_steps"] == 16 + 64
     assert epochs.x[-1] == (16 * 20 + 64 * 20) / 1000
     assert seconds.x[-1] == pytest.approx(4 * 0.1 + 12 * 0.01 + sum(result.ranks[0].block_s))
-    assert updates.tags == {"model": "materials_cnn", "strategy": "ddp_gloo", "hardware": "cpu"}
+    assert steps.tags == {"model": "materials_cnn", "strategy": "ddp_gloo", "hardware": "cpu"}
     (table,) = (block for block in section.blocks if isinstance(block, Table))
     assert [cell.value for cell in table.rows[2].cells][1:] == [
         80,
@@ -54,7 +54,7 @@ def test_losses_of_the_warm_up_come_first(tmp_path: Path) -> None:
     made = run("ddp_gloo", 1)
     made.ranks[0].warmup_losses = [7.0 - number / 10 for number in range(16)]
     write(tmp_path, [made])
-    (series,) = charts(told(tmp_path))["learning-0-updates"].series
+    (series,) = charts(told(tmp_path))["learning-0-steps"].series
     assert (series.x[0], series.y[0]) == (1, 7.0) and len(series.x) == 16 + 32
 
 
@@ -79,8 +79,8 @@ def test_no_more_lines_than_can_be_told_apart(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(training_section, "MAX_CURVES", 2)
     sweep(tmp_path, ["ddp_gloo", "horovod_gloo", "lightning_ddp_gloo"], gpus=(1,), repeats=2)
     section = told(tmp_path)
-    names = [series.name for series in charts(section)["learning-0-updates"].series]
-    assert names == ["ddp_gloo on 1 device", "horovod_gloo on 1 device"], "of several launches the first"
+    names = [series.name for series in charts(section)["learning-0-steps"].series]
+    assert names == ["ddp_gloo on 1 device", "horovod_gloo on 1 device"], "of several repeats the first"
     said = [block.text for block in section.blocks if isinstance(block, Paragraph)]
     assert said == ["2 of 3 configurations of materials_cnn on materials are drawn."]
 

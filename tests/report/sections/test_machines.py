@@ -110,4 +110,4 @@ def test_many_machines_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     write(tmp_path, [run("ddp_gloo", n, machine=dataclasses.replace(MACHINE, hostname=f"n{n}")) for n in (1, 2)])
     section = told(tmp_path)
     assert list(tables(section)) == ["machine-0"]
-    assert section.blocks[-1] == Paragraph("1 of 2 machines are told.")
+    assert section.blocks[-1] == Paragraph("1 of 2 machines are shown.")

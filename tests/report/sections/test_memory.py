@@ -53,4 +53,4 @@ def test_no_more_rows_than_a_table_holds(tmp_path: Path) -> None:
     for number, run in enumerate(many):
         run.run_id = run.fingerprint = str(number)
     table = one(section(evidence(tmp_path, many)), Table)
-    assert len(table.rows) == MAX_ROWS and "3 rows more" in table.caption
+    assert len(table.rows) == MAX_ROWS and "3 more rows" in table.caption

@@ -1,4 +1,4 @@
-"""Operations and traces, and where the time of an update goes."""
+"""Operations and traces, and where the time of a step goes."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def test_the_largest_operations_of_the_best_and_the_largest_runs(tmp_path: Path)
     assert "on rank 0" in table.caption
     shares = load_report_data([tmp_path]).frame.set_index("run_id").loc["ddp_gloo-4-0"]
     assert f"collectives: {100 * shares['collective_kernel_share']:.1f} % of the own time" in said(section)
-    assert f"as long as {100 * shares['collective_step_share']:.1f} % of an update" in said(section)
-    assert "No operations of bare_torch on 1 device: no profile was left." in said(section)
+    assert f"as long as {100 * shares['collective_step_share']:.1f} % of the wall time of a step" in said(section)
+    assert "No operations of bare_torch on 1 device: there is no profile." in said(section)
 
 
 def test_the_best_run_may_not_be_the_largest(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_the_best_run_may_not_be_the_largest(tmp_path: Path) -> None:
     slow.ranks = run("horovod_gloo", 1).ranks
     write(tmp_path, [run("ddp_gloo", 2), slow])
     assert [table.title for table in tables(told(tmp_path))] == ["Top operations: ddp_gloo on 2 devices"]
-    assert "ddp_gloo on 4 devices: no profile was left" in said(told(tmp_path))
+    assert "ddp_gloo on 4 devices: there is no profile" in said(told(tmp_path))
 
 
 def test_names_of_operations_stay_text_and_lines(tmp_path: Path) -> None:
@@ -72,14 +72,14 @@ def test_names_of_operations_stay_text_and_lines(tmp_path: Path) -> None:
     (table,) = tables(told(tmp_path))
     assert len(table.rows) == 10
     assert table.rows[0].cells[0].text.startswith("<script>alert(1)") and len(table.rows[0].cells[0].text) == 60
-    assert table.rows[0].cells[4].text == "" and table.rows[0].cells[4].value is None
+    assert table.rows[0].cells[4].text == "-" and table.rows[0].cells[4].value is None
 
 
 def test_no_more_runs_than_people_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "MAX_PROFILED_RUNS", 1)
     sweep(tmp_path, ["ddp_gloo", "horovod_gloo"], gpus=(2,))
     section = told(tmp_path)
-    assert len(tables(section)) == 1 and "told of 1 of the 2 best and largest runs" in said(section)
+    assert len(tables(section)) == 1 and "shown for 1 of the 2 best and largest runs" in said(section)
 
 
 def test_traces_are_linked_from_where_the_report_is(tmp_path: Path) -> None:

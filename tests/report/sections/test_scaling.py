@@ -25,7 +25,7 @@ def test_curves_are_the_frames_figures(tmp_path: Path) -> None:
         for kind in ("bare", "self"):  # the overhead at one device is five per cent
             chart = one(made, Chart, f"scaling-{name}-{kind}")
             assert frames_own(chart, found.pooled, f"{name}_{kind}") == 7
-            assert "more is better" in chart.caption and "over blocks of one launch" in chart.caption
+            assert "more is better" in chart.caption and "over blocks of one repeat" in chart.caption
     assert len(set(ids(made))) == len(ids(made)) == 6
 
 
@@ -54,7 +54,7 @@ def test_over_launches_the_caption_says_so(tmp_path: Path) -> None:
     sweeps.sweep(tmp_path / "x", repeats=3)
     found = load_report_data([tmp_path])
     chart = one(section(found), Chart, "scaling-speedup-bare")
-    assert "Intervals: 95 %, over 3 launches." in chart.caption
+    assert "Intervals: 95 %, over 3 repeats." in chart.caption
     assert frames_own(chart, found.pooled, "speedup_bare") == 7
 
 
@@ -75,7 +75,7 @@ def test_weak_and_strong_hardware_and_models_are_charts_of_their_own(tmp_path: P
 
 
 def test_the_table_of_slopes(tmp_path: Path) -> None:
-    found = evidence(tmp_path, wanted_efficiency=0.75)
+    found = evidence(tmp_path, min_efficiency=0.75)
     table = one(section(found), Table, "scaling-slopes")
     rows = found.pooled[found.pooled["strategy"] == "ddp_gloo"]
     x, y = rows["gpus"].astype(float), rows["speedup_bare"].astype(float)
@@ -113,7 +113,7 @@ def test_the_given_baseline_is_named_and_its_ideal_is_its_own(tmp_path: Path) ->
     found = evidence(tmp_path)
     with_given(found.pooled)
     assert not of_kind(section(found), Chart, "scaling-speedup-given")  # nobody named it
-    found.given = "ddp on alpha"
+    found.baseline_name = "ddp on alpha"
     chart = one(section(found), Chart, "scaling-speedup-given")
     assert "against ddp on alpha" in chart.title and frames_own(chart, found.pooled, "speedup_given") == 7
     assert named(chart, "ideal").y == pytest.approx([0.5, 1, 2])
@@ -129,7 +129,7 @@ def test_a_baseline_of_two_devices_is_half_of_what_it_might_be(tmp_path: Path) -
     found = load_report_data([tmp_path], baseline=two)
     chart = one(section(found), Chart, "scaling-efficiency-given")
     assert frames_own(chart, found.pooled, "efficiency_given") == 7
-    assert str(found.given) in chart.title and named(chart, "ddp_gloo").y[1] == 1
+    assert str(found.baseline_name) in chart.title and named(chart, "ddp_gloo").y[1] == 1
     assert named(one(section(found), Chart, "scaling-speedup-given"), "ideal").y == pytest.approx([0.5, 1, 2])
 
 

@@ -31,7 +31,7 @@ def test_many_runs_are_told_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     made = [run(chain(0.006, 0.003), run_id="a"), run(chain(0.006, 0.003, 0.003), run_id="b")]
     section = pipeline_stages.section(evidence(tmp_path, made))
     assert len(one(section, Table).rows) == 2
-    assert of_kind(section, Paragraph)[-1].text == "Told are 1 of the 2 runs whose model was cut into stages."
+    assert of_kind(section, Paragraph)[-1].text == "Shown are 1 of the 2 runs whose model was cut into stages."
 
 
 def test_none_where_every_device_has_the_whole_model_or_nothing_went_well(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_cells_are_the_frames_figures_as_the_terminal_shows_them(tmp_path: Path)
         for key, row in rows.items()
     }
     assert "Model materials_cnn, hardware cpu, scaling weak. Intervals: 95 %, over blocks" in table.caption
-    assert "launches" not in table.columns and not {"strategy", "status", "remarks"} & table.numeric
+    assert "repeats" not in table.columns and not {"strategy", "status", "remarks"} & table.numeric
     assert table.rows[1].tags == {"model": "materials_cnn", "strategy": "ddp_gloo", "hardware": "cpu"}
 
 
@@ -49,8 +49,8 @@ def test_repeats_are_counted(tmp_path: Path) -> None:
     sweeps.sweep(tmp_path, repeats=3)
     found = load_report_data([tmp_path])
     table = one(section(found), Table)
-    assert set(column(table, "launches").values()) == {3} and len(table.rows) == 7
-    assert "over 3 launches" in table.caption
+    assert set(column(table, "repeats").values()) == {3} and len(table.rows) == 7
+    assert "over 3 repeats" in table.caption
 
 
 def test_what_rows_differ_in_is_a_column(tmp_path: Path) -> None:
@@ -65,10 +65,10 @@ def test_the_given_baseline_is_in_the_head(tmp_path: Path) -> None:
         for end in ("", "_low", "_high"):
             found.pooled[f"{name}_given{end}"] = found.pooled[f"{name}_bare{end}"]
     assert not any("against" in head for head in one(section(found), Table).columns)
-    found.given = "ddp on alpha"
+    found.baseline_name = "ddp on alpha"
     table = one(section(found), Table)
-    assert column(table, "speedup against ddp on alpha") == column(table, "speedup bare")
-    assert "efficiency against ddp on alpha" in table.columns
+    assert column(table, "speedup over ddp on alpha") == column(table, "speedup bare")
+    assert "efficiency over ddp on alpha" in table.columns
     found.pooled["speedup_given"] = pd.array([pd.NA] * 7, dtype="Float64")  # it can be compared with none of them
     assert not any("against" in head for head in one(section(found), Table).columns)
 

@@ -20,7 +20,7 @@ def test_bars_are_the_frames_figures(tmp_path: Path) -> None:
     for name, *_ in sync.FIGURES:
         chart = one(made, Chart, f"sync-{name.replace('_', '-')}")
         assert chart.kind == "bars" and frames_own(chart, found.pooled, name) == 4  # one device exchanges nothing
-        assert "less is better" in chart.caption and "over blocks of the probes of one launch" in chart.caption
+        assert "less is better" in chart.caption and "over blocks of the probes of one repeat" in chart.caption
     for name in sync.PROFILE_SHARES:
         assert frames_own(one(made, Chart, f"sync-{name.replace('_', '-')}"), found.pooled, name) == 4
     assert [words.kind for words in of_kind(made, Paragraph)] == ["warning"]
@@ -30,8 +30,8 @@ def test_bars_are_the_frames_figures(tmp_path: Path) -> None:
 
 def test_sync_of_an_epoch_over_its_updates(tmp_path: Path) -> None:
     runs = [sweeps.run("ddp_gloo", n) for n in (2, 4)]
-    for result, updates in zip(runs, (50, 25), strict=True):
-        result.workload.updates_per_epoch = updates
+    for result, steps in zip(runs, (50, 25), strict=True):
+        result.workload.updates_per_epoch = steps
     found = evidence(tmp_path, runs)
     series = named(one(section(found), Chart, "sync-epoch"), "ddp_gloo")
     assert series.x == [50, 25]
@@ -45,7 +45,7 @@ def test_the_table_has_all_figures(tmp_path: Path) -> None:
     rows = found.pooled[found.pooled["gpus"] > 1]
     keys = [f"{row['strategy']} {row['gpus']}" for row in rows.to_dict("records")]
     for head, name in (("exposed sync", "sync_exposed_s"), ("sync per epoch", "sync_per_epoch_s"),
-                       ("updates per epoch", "updates_per_epoch"), ("messages", "exchanges_per_epoch")):  # fmt: skip
+                       ("steps per epoch", "updates_per_epoch"), ("messages", "exchanges_per_epoch")):  # fmt: skip
         assert column(table, head) == dict(zip(keys, map(float, rows[name]), strict=True))
     shown = next(row for row in table.rows if [cell.text for cell in row.cells[:2]] == ["ddp_gloo", "2"])
     assert shown.cells[2].text == "585 us [574, 595]"
@@ -54,7 +54,7 @@ def test_the_table_has_all_figures(tmp_path: Path) -> None:
 def test_launches_are_what_intervals_are_over(tmp_path: Path) -> None:
     sweeps.sweep(tmp_path, repeats=3)
     chart = one(section(load_report_data([tmp_path])), Chart, "sync-sync-exposed")
-    assert chart.caption.endswith("Intervals: 95 %, over 3 launches.")
+    assert chart.caption.endswith("Intervals: 95 %, over 3 repeats.")
 
 
 def without(result: Result, **changes: object) -> Result:

@@ -74,7 +74,7 @@ def test_the_table_and_the_words(tmp_path: Path) -> None:
     assert ddp["stopped by"].text == "target, epochs" and bare["rule"].text == "none"
     assert ddp["mse (95 %)"].value == pytest.approx(0.52 / 3) and ddp["gap"].value == pytest.approx(0.26 / 3)
     said = [block.text for block in of_kind(made, Paragraph)]
-    assert said[0].startswith("Soonest at the target: bare_torch on 1 device: mse 0.15 after 12.6 s [")
+    assert said[0].startswith("First to reach the target: bare_torch on 1 device: mse 0.15 after 12.6 s [")
     assert said[1] == "1 of 2 trainings did not reach mse 0.15 with every seed."
 
 

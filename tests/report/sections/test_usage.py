@@ -27,7 +27,7 @@ def test_bars_are_the_frames_figures_and_what_nobody_measured_is_no_chart(tmp_pa
 
 
 def busy(gpus: int, share: float | None, seconds: float, noise: float = 0.001, strategy: str = "ddp_gloo") -> Result:
-    """A run whose updates take `seconds`."""
+    """A run whose steps take `seconds`."""
     monitor = Monitor(gpu_util_mean=share, gpu_power_w_mean=50.0 * gpus)
     made = sweeps.run(strategy, gpus, noise=noise, monitor=monitor)
     mean = sum(made.ranks[0].block_s) / len(made.ranks[0].block_s)
