@@ -100,7 +100,7 @@ def test_bars_with_tags_of_their_own_go_one_by_one(page: Chrome) -> None:
 
 def test_words_and_code_are_filtered_too(page: Chrome) -> None:
     page.find_element(By.CSS_SELECTOR, "details.fold > summary").click()
-    warning = page.find_element(By.CSS_SELECTOR, ".words.warning")
+    warning = page.find_element(By.CSS_SELECTOR, ".paragraph.warning")
     assert warning.is_displayed()
     box(page, "strategy", "horovod_gloo").click()
     assert not warning.is_displayed()
