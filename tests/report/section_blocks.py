@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pandas as pd
+from rich.console import Console
+from rich.table import Table as RichTable
 
 from scalebench.report.document import Block, Chart, Paragraph, Section, Series, Table
 from scalebench.report.report_data import ReportData, load_report_data
@@ -76,6 +79,17 @@ def frames_own(chart: Chart, pooled: pd.DataFrame, name: str, stem: str = "", x:
             assert series.tags["strategy"] == row["strategy"] and series.tags["hardware"] == row["hardware"]
             points += 1
     return points
+
+
+def cell_texts(table: Table) -> list[list[str]]:
+    return [[cell.text for cell in row.cells] for row in table.rows]
+
+
+def render(table: RichTable, width: int = 160) -> str:
+    """The table without colour, lines stripped at their end."""
+    console = Console(width=width, record=True, color_system=None, file=io.StringIO())
+    console.print(table)
+    return "\n".join(line.rstrip() for line in console.export_text().splitlines()) + "\n"
 
 
 def known(value: Any) -> float | None:

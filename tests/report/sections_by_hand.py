@@ -86,7 +86,8 @@ def hostile() -> list[Section]:
     blocks = []
     for text in EVIL:
         blocks += [
-            Paragraph(text), Paragraph(text, "answer"), Paragraph(text, "warning"), Code(text, "log", text), Code(text, "sh", text),
+            Paragraph(text), Paragraph(text, "answer"), Paragraph(text, "warning"),
+            Code(text, "log", text), Code(text, "sh", text),
             Table("t", text, [text, "b"], [Row([Cell(text, link=text), Cell(text)])], caption=text),
             Chart("c", text, Axis(text), Axis(text), bars(text), "bars", text),
         ]  # fmt: skip

@@ -6,11 +6,13 @@ import random
 from typing import Any
 
 import pandas as pd
+import pytest
 
 from scalebench.curves import Curve
 from scalebench.report import document
 from scalebench.report.document import (
     CurveGroup,
+    clean_text,
     downsample,
     format_duration_column,
     group_curves,
@@ -18,6 +20,7 @@ from scalebench.report.document import (
     make_bar_series,
     make_cell,
     make_line_series,
+    make_relative_link,
     make_series,
     select_best_curves,
 )
@@ -98,12 +101,8 @@ def test_words() -> None:
 
 
 def test_cells() -> None:
-    assert (make_cell("a").value, make_cell("").value, make_cell("", pd.NA).value, make_cell("1 s", 1).value) == (
-        "a",
-        None,
-        None,
-        1.0,
-    )
+    cells = make_cell("a"), make_cell(""), make_cell("", pd.NA), make_cell("1 s", 1)
+    assert [cell.value for cell in cells] == ["a", None, None, 1.0]
 
 
 def test_few_points_stay_as_they_are() -> None:
@@ -126,3 +125,29 @@ def test_dips_and_peaks_and_ends_stay() -> None:
 
 def test_a_level_line_needs_one_point_a_stretch() -> None:
     assert len(downsample([(float(x), 5.0) for x in range(1000)], 100)) == 51
+
+
+def test_control_characters_go_and_lines_stay() -> None:
+    assert clean_text("\x1b[31mred\x1b[0m\x00\x07\tone\ntwo") == "red\tone\ntwo"
+    assert clean_text("half \ud800 a sign").encode() == b"half ? a sign"
+    assert clean_text(3) == 3
+
+
+@pytest.mark.parametrize(
+    ("link", "expected"),
+    [
+        ("0/rank0.log", "./0/rank0.log"),
+        ("a b/<x>.json", "./a%20b/%3Cx%3E.json"),
+        ("javascript:alert(1)", "./javascript%3Aalert%281%29"),
+        ("https://example.org/x", "./https%3A/example.org/x"),
+        ("//example.org/x", "./example.org/x"),
+        ("x.json?a#b", "./x.json%3Fa%23b"),
+        ("", "./."),
+    ],
+)
+def test_links_are_files_beside_the_page(link: str, expected: str) -> None:
+    assert make_relative_link(link, "/sweep", "/sweep") == expected
+
+
+def test_a_page_elsewhere_links_back() -> None:
+    assert make_relative_link("0/trace.json", "/data/sweep", "/reports/today") == "./../../data/sweep/0/trace.json"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from scalebench import probed
 from scalebench.curves import curves
@@ -15,19 +13,17 @@ from scalebench.report import step_breakdown
 from scalebench.report.document import Chart, Paragraph, Table
 from scalebench.report.report_data import load_report_data
 from scalebench.report.step_breakdown import STEP_PARTS, compute_rest, step_interval
-from scalebench.report.terminal import make_rich_table
 from scalebench.results import Result, Sync
 from scalebench.stats import Interval
 from tests.report.probed_run import probed_run, probes, series
+from tests.report.section_blocks import cell_texts
 from tests.sweeps import run, sweep, write
 
 
 def rows(result: Result) -> dict[str, list[str]]:
-    """Cells behind the name of each row; columns are two spaces apart."""
-    console = Console(width=250, record=True, color_system=None, file=io.StringIO())
-    console.print(make_rich_table(step_breakdown.make_run_breakdown(result), collapse=False))
-    lines = [line.strip().split("  ") for line in console.export_text().splitlines()]
-    return {cells[0]: [cell.strip() for cell in cells[1:] if cell.strip()] for cells in lines}
+    """The filled cells behind the name of each row."""
+    cells = cell_texts(step_breakdown.make_run_breakdown(result))
+    return {name: [text for text in texts if text] for name, *texts in cells}
 
 
 def without(**reasons: str) -> Result:
@@ -89,7 +85,7 @@ def test_one_device_misses_no_exchange() -> None:
     result = without(exposed="one device has nobody to exchange with")
     assert rows(result)["not in any of these"][-1] == "contains exposed sync, not measured"
     result.scale.gpus = 1
-    assert "holds" not in rows(result)["not in any of these"][-1]
+    assert "contains" not in rows(result)["not in any of these"][-1]
 
 
 def test_figures_that_are_not_there_for_no_reason_of_their_own() -> None:

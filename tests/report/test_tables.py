@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
-from rich.console import Console
 
 from scalebench.frame import COLUMNS, frame
 from scalebench.pooling import pool
@@ -29,16 +27,14 @@ from scalebench.report.terminal import make_configurations
 from scalebench.results import Result, write_result
 from scalebench.spec import HardwareSpec
 from tests.helpers import rank, record
+from tests.report.section_blocks import render
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 Rows = Callable[[Sequence[Result], Sequence[Path]], pd.DataFrame]
 
 
 def text(*results: Result, width: int = 160, rows: Rows = frame) -> str:
-    """The table without colour, lines stripped at their end."""
-    console = Console(width=width, record=True, color_system=None, file=io.StringIO())
-    console.print(make_configurations(rows(results, [Path("x")] * len(results))))
-    return "\n".join(line.rstrip() for line in console.export_text().splitlines()) + "\n"
+    return render(make_configurations(rows(results, [Path("x")] * len(results))), width)
 
 
 def test_the_table_of_a_small_sweep() -> None:
@@ -259,8 +255,6 @@ def test_a_csv_reads_back_with_the_strategy_null(tmp_path: Path) -> None:
 def test_a_given_baseline_is_named_in_the_head_of_its_column() -> None:
     table = frame([record(), record(gpus=2)], [Path("x")] * 2)
     table[["speedup_given", "speedup_given_low", "speedup_given_high"]] = [[1.5, 1.4, 1.6], [None, None, None]]
-    console = Console(width=200, record=True, color_system=None, file=io.StringIO())
-    console.print(make_configurations(table, "a[b]c gpus=1 on alpha"))
-    shown = console.export_text().splitlines()
+    shown = render(make_configurations(table, "a[b]c gpus=1 on alpha"), 200).splitlines()
     assert "speedup over a[b]c gpus=1 on alpha" in shown[2] and "1.50 [1.40, 1.60]" in shown[4]
     assert "speedup over" not in text(record())

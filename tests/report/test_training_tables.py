@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from rich.console import Console
 
 from scalebench.curve_records import CurvePoint
 from scalebench.frame import frame
+from scalebench.report.document import Table
 from scalebench.report.tables import write_tables
 from scalebench.report.terminal import make_rich_table
 from scalebench.report.training_tables import compute_losses, make_row_table, select_figure_columns
 from scalebench.results import Quality, Result
 from tests.helpers import rank, record
+from tests.report.section_blocks import cell_texts, render
 from tests.report.test_tables import text
 from tests.sweeps import run, write
 from tests.trainings import training
@@ -34,13 +34,10 @@ def shown(results: Sequence[Result], row: int = 0) -> dict[str, str]:
     return {head: of(made.to_dict("records")[row]) for head, of in select_figure_columns(made).items()}
 
 
-def lines(*results: Result, width: int = 120) -> list[str]:
-    """The table without colour."""
+def table(*results: Result) -> Table:
     made = make_row_table(rows(*results))
     assert made is not None
-    console = Console(width=width, record=True, color_system=None, file=io.StringIO())
-    console.print(make_rich_table(made))
-    return [line.rstrip() for line in console.export_text().splitlines()]
+    return made
 
 
 def test_none_without_a_training() -> None:
@@ -48,15 +45,14 @@ def test_none_without_a_training() -> None:
 
 
 def test_a_row_for_each_that_trained() -> None:
-    made = lines(training("bare_torch", 1), training(), run("ddp_gloo", 4), training("mirrored", status="failed"))
-    shown = [line.split() for line in made if line and "─" not in line]
-    assert [cells[:2] for cells in shown[1:]] == [["bare_torch", "1"], ["ddp_gloo", "2"]]
-    assert shown[1][-1] == "target" and shown[0][:3] == ["strategy", "gpus", "epochs"]
+    made = table(training("bare_torch", 1), training(), run("ddp_gloo", 4), training("mirrored", status="failed"))
+    assert [row[:2] for row in cell_texts(made)] == [["bare_torch", "1"], ["ddp_gloo", "2"]]
+    assert cell_texts(made)[1][-1] == "target" and made.columns[:3] == ["strategy", "gpus", "epochs"]
 
 
 def test_a_window_of_usual_width_holds_it() -> None:
     made = [training("bare_torch", 1, seed) for seed in (0, 1)] + [training(gpus=2, seed=seed) for seed in (0, 1)]
-    assert all("…" not in line for line in lines(*made, width=110))
+    assert "…" not in render(make_rich_table(table(*made)), 110)
 
 
 def test_metric_gap_time_and_speedup() -> None:
@@ -96,14 +92,14 @@ def test_several_metrics_are_named_in_their_cells() -> None:
 )
 def test_the_table_tells_rows_apart_by_what_was_tried(settings: dict[str, object], told: str) -> None:
     two = training(), training(settings=settings, run_id="other")
-    assert told in lines(*two)[1].split() and told in text(*two, width=250)
+    assert told in table(*two).columns and told in text(*two, width=250)
     other = training(), training("mirrored")
-    assert told not in lines(*other)[1] and told not in text(*other, width=250)
+    assert told not in table(*other).columns and told not in text(*other, width=250)
 
 
 def test_seeds_are_told_apart() -> None:
     assert text(training(), training(seed=1), width=250).splitlines()[2].split()[0] == "seed"
-    assert lines(training(), training(seed=1))[1].split()[0] == "seed"
+    assert table(training(), training(seed=1)).columns[0] == "seed"
 
 
 def test_files_of_a_sweep_have_a_row_a_training(tmp_path: Path) -> None:

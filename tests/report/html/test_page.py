@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import scalebench
 from scalebench.report.document import Axis, Cell, Chart, Code, Paragraph, Row, Section, Series, Table
 from scalebench.report.html.page import write
+from scalebench.report.html.render import dump_json
 from scalebench.report.report_data import ReportData, load_report_data
 from tests import sweeps
 from tests.report.html.made_up import sections
@@ -138,3 +140,17 @@ def test_links_lead_to_the_runs_wherever_the_page_is(evidence: ReportData, tmp_p
     for page in (tmp_path / "sweep" / "report.html", tmp_path / "elsewhere" / "deep" / "report.html"):
         (link,) = re.findall(r'<td><a href="([^"]+)"', write(evidence, page, linked).read_text(encoding="utf-8"))
         assert (page.parent / link).resolve() == (tmp_path / "sweep" / "0" / "result.json").resolve()
+
+
+SCRIPT_ENDS = "</script><script>alert(1)</script><!-- &amp; \u2028 \u2029 ü \ud800"
+
+
+def test_json_in_a_script_has_no_sign_that_html_knows_and_reads_back() -> None:
+    text = dump_json({"name": SCRIPT_ENDS, "y": [None, 0.5]})
+    assert not set("<>&\u2028\u2029") & set(text)
+    assert json.loads(text) == {"name": SCRIPT_ENDS, "y": [None, 0.5]}
+
+
+def test_what_is_no_number_is_no_json() -> None:
+    with pytest.raises(ValueError):
+        dump_json([float("nan")])

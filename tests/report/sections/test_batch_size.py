@@ -159,18 +159,18 @@ def curve(rates: dict[int, float], width: float | None = 0.01, gpus: int = 1, st
     [
         (
             {75: 50, 150: 80, 350: 93, 700: 100},
-            "saturating batch: 350 per device (ddp, 1 devices): 93 % of the highest throughput, that of 700, and no neighbour "
-            "could be it by its interval",
+            "saturating batch: 350 per device (ddp, 1 devices): 93 % of the highest throughput, that of 700, "
+            "and no neighbour could be it by its interval",
         ),
         (
             {75: 50, 150: 89.5, 350: 95, 700: 100, 1000: 99},
-            "saturating batch: 350 per device (ddp, 1 devices): 95 % of the highest throughput, that of 700; by their intervals "
-            "150 could be it",
+            "saturating batch: 350 per device (ddp, 1 devices): 95 % of the highest throughput, that of 700; "
+            "by their intervals 150 could be it",
         ),
         (
             {75: 100, 150: 99},
-            "saturating batch: 75 per device or less (ddp, 1 devices): no measured batch has a higher throughput, and no neighbour "
-            "could be it by its interval",
+            "saturating batch: 75 per device or less (ddp, 1 devices): no measured batch has a higher "
+            "throughput, and no neighbour could be it by its interval",
         ),
         (
             {75: 50, 5000: 100},

@@ -199,8 +199,8 @@ def test_one_of_another_machine_may_go_on(tmp_path: Path) -> None:
 
 def test_what_was_left_out_is_named(tmp_path: Path) -> None:
     record = made(tmp_path, runs=40, ended=True, max_minutes=2.5, words=["sweep=demo", "sweep.max_minutes=2.5"])
-    for run in record.runs[5:]:
-        run.left_out = True
+    for planned in record.runs[5:]:
+        planned.left_out = True
     write_sweep(record, tmp_path)
     first, command = sweep_texts(tmp_path)
     assert "sweep.max_minutes=2.5 left out 35 of 40 runs, the least informative ones: run 5, run 6" in first

@@ -14,7 +14,6 @@ from scalebench.report.document import Chart, Paragraph, Section, Table
 from scalebench.report.html import page
 from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import make_sections, training
-from scalebench.report.sections import training as training_section
 from scalebench.report.sections.training import epochs_section
 from scalebench.results import Quality, Result, read_result, write_result
 from scalebench.spec import HardwareSpec
@@ -24,7 +23,6 @@ from tests.report.section_blocks import SCRIPT, column, evidence, frames_own, id
 from tests.sweeps import failed, run, sweep, write
 from tests.trainings import falling
 from tests.trainings import training as trained
-from tests.trainings import training as training_run
 
 
 def section(folder: Path, *made: Result) -> Section:
@@ -168,8 +166,8 @@ def test_it_comes_after_the_epochs_and_is_escaped(tmp_path: Path) -> None:
     assert order.index("training") < order.index("learning")
     text = " ".join(texts(block) for block in training.section(found).blocks)  # type: ignore[union-attr]
     assert SCRIPT in text
-    for write, name in ((markdown.write, "r.md"), (page.write, "r.html")):
-        write(found, tmp_path / name)
+    for write_report, name in ((markdown.write, "r.md"), (page.write, "r.html")):
+        write_report(found, tmp_path / name)
         assert SCRIPT not in (tmp_path / name).read_text(encoding="utf-8")
 
 
@@ -258,7 +256,7 @@ def test_two_blocks_give_an_epoch_without_limits(tmp_path: Path) -> None:
 
 
 def told(folder: Path) -> Section:
-    found = training_section.losses_section(load_report_data([folder]))
+    found = training.losses_section(load_report_data([folder]))
     assert found is not None
     return found
 
@@ -315,11 +313,11 @@ def test_long_series_keep_their_spikes(tmp_path: Path) -> None:
     made.ranks[0].block_losses[1234] = 55.0
     write(tmp_path, [made])
     for chart in charts(told(tmp_path)).values():
-        assert len(chart.series[0].x) <= training_section.MAX_CURVE_POINTS and 55.0 in chart.series[0].y
+        assert len(chart.series[0].x) <= training.MAX_CURVE_POINTS and 55.0 in chart.series[0].y
 
 
 def test_no_more_lines_than_can_be_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training_section, "MAX_CURVES", 2)
+    monkeypatch.setattr(training, "MAX_CURVES", 2)
     sweep(tmp_path, ["ddp_gloo", "horovod_gloo", "lightning_ddp_gloo"], gpus=(1,), repeats=2)
     section = told(tmp_path)
     names = [series.name for series in charts(section)["learning-0-steps"].series]
@@ -330,7 +328,7 @@ def test_no_more_lines_than_can_be_told_apart(tmp_path: Path, monkeypatch: pytes
 
 def test_runs_without_a_loss_are_no_part_of_it(tmp_path: Path) -> None:
     write(tmp_path, [failed(), run("ddp_gloo", 1, quality=Quality())])
-    assert training_section.losses_section(load_report_data([tmp_path])) is None
+    assert training.losses_section(load_report_data([tmp_path])) is None
 
 
 def about(folder: Path) -> str:
@@ -340,7 +338,7 @@ def about(folder: Path) -> str:
 
 def test_how_long_runs_are_is_said_of_trainings_too(tmp_path: Path) -> None:
     write(tmp_path / "measured", [run("ddp_gloo", 1)])
-    write(tmp_path / "trained", [training_run()])
+    write(tmp_path / "trained", [trained()])
     assert "not as long as training would be" in about(tmp_path / "measured")
     assert "train.stop" not in about(tmp_path / "measured")
     assert "train.stop" in about(tmp_path / "trained") and "would be" not in about(tmp_path / "trained")

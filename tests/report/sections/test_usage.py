@@ -15,7 +15,6 @@ from scalebench.report.sections.usage import section
 from scalebench.results import Monitor, Result
 from tests import sweeps
 from tests.report.monitored_run import BEGIN_S, DIP_S, monitored
-from tests.report.monitored_run import monitored as made
 from tests.report.section_blocks import SCRIPT, evidence, frames_own, ids, of_kind, one
 from tests.sweeps import failed, sweep, write
 
@@ -149,7 +148,7 @@ def charts(result: Result, folder: Path) -> dict[str, Chart]:
 
 
 def test_each_gpu_over_the_seconds_of_the_measured_phase(tmp_path: Path) -> None:
-    result = made(tmp_path / "run")
+    result = monitored(tmp_path / "run")
     found = charts(result, tmp_path / "run")
     assert list(found) == ["sm-clock", "utilisation", "cores", "memory"]  # what was not sampled has no chart
     clock = found["sm-clock"]
@@ -163,7 +162,7 @@ def test_each_gpu_over_the_seconds_of_the_measured_phase(tmp_path: Path) -> None
 
 def test_of_several_nodes_the_first_is_drawn(tmp_path: Path) -> None:
     """Another node's GPUs are not those of the same number in this series."""
-    result = made(tmp_path / "run")
+    result = monitored(tmp_path / "run")
     for node, device in enumerate(result.monitor.devices):
         device.node = node
     result.scale.nodes = 2
@@ -174,13 +173,13 @@ def test_of_several_nodes_the_first_is_drawn(tmp_path: Path) -> None:
 
 def test_a_dip_of_one_sample_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(usage, "MAX_MONITOR_POINTS", 20)
-    dipped = charts(made(tmp_path / "run"), tmp_path / "run")["sm-clock"].series[1]
+    dipped = charts(monitored(tmp_path / "run"), tmp_path / "run")["sm-clock"].series[1]
     assert len(dipped.x) <= 20
     assert dict(zip(dipped.y, dipped.x, strict=True))[210.0] == pytest.approx(DIP_S)
 
 
 def test_counters_are_shown_as_rates(tmp_path: Path) -> None:
-    found = charts(made(tmp_path / "run"), tmp_path / "run")
+    found = charts(monitored(tmp_path / "run"), tmp_path / "run")
     every, ours = found["cores"].series
     assert (every.name, ours.name) == ("all programs", "this run")
     assert every.y == pytest.approx([3.0] * len(every.y)) and ours.y == pytest.approx([2.0] * len(ours.y))
@@ -189,12 +188,12 @@ def test_counters_are_shown_as_rates(tmp_path: Path) -> None:
 
 
 def test_of_gpus_that_were_hot_before_all_is_shown(tmp_path: Path) -> None:
-    result = made(tmp_path / "run", flags=["hot_at_start"])
+    result = monitored(tmp_path / "run", flags=["hot_at_start"])
     assert charts(result, tmp_path / "run")["sm-clock"].series[0].x[0] < -7.9
 
 
 def test_many_ranks_are_too_many(tmp_path: Path) -> None:
-    memory = charts(made(tmp_path / "run", 20), tmp_path / "run")["memory"]
+    memory = charts(monitored(tmp_path / "run", 20), tmp_path / "run")["memory"]
     assert [series.name for series in memory.series] == [f"rank {number}" for number in range(16)]
     assert "16 of 20 ranks" in memory.caption
 
@@ -208,7 +207,7 @@ def test_a_series_that_was_set_back_has_no_negative_rate() -> None:
 
 @pytest.mark.parametrize("content", [b"", b"PAR1half", b"PAR1" * 1000, "none", "folder", "elsewhere", "other"])
 def test_what_cannot_be_read_is_said(tmp_path: Path, content: bytes | str) -> None:
-    result = made(tmp_path / "run")
+    result = monitored(tmp_path / "run")
     path = tmp_path / "run" / "monitor.parquet"
     path.rename(tmp_path / "kept.parquet")
     if content == "folder":
@@ -226,7 +225,7 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, content: bytes | str) -> No
 
 
 def test_reasons_of_the_record_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = made(tmp_path / "run")
+    result = monitored(tmp_path / "run")
 
     def why(**changes: object) -> str:
         changed = dataclasses.replace(result, monitor=dataclasses.replace(result.monitor, **changes))  # type: ignore[arg-type]
@@ -242,7 +241,7 @@ def test_reasons_of_the_record_are_given(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_run_without_a_measured_phase_has_none(tmp_path: Path) -> None:
-    result = made(tmp_path / "run")
+    result = monitored(tmp_path / "run")
     for marks in ({}, {"measure": BEGIN_S}):
         result.ranks[0].marks_s = marks
         with pytest.raises(usage.NoSeries, match="measured phase"):
