@@ -100,7 +100,7 @@ def _import_figure() -> Any:
 def _paper_style() -> Iterator[None]:
     import matplotlib
 
-    with matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE}), warnings.catch_warnings():
+    with matplotlib.rc_context(dict(matplotlib.rcParamsDefault) | STYLE), warnings.catch_warnings():
         # Letters that the font lacks are drawn as boxes; that is no reason to stop.
         warnings.filterwarnings("ignore", message=".*Glyph.*missing from.*")
         warnings.filterwarnings("ignore", message=".*Matplotlib currently does not support.*natively.*")
@@ -239,8 +239,8 @@ def _draw_whiskers(axes: Any, xs: Sequence[Any], series: Series, colour: str) ->
 def _pair_limits(series: Series) -> tuple[list[float], list[float]]:
     """Return both limits of each point or NaN: an infinite upper limit, which the data cannot give, is not drawn."""
     pairs = [(_get_limit(series.low, k), _get_limit(series.high, k)) for k in range(len(series.y))]
-    known = [(low, high) if not math.isnan(low + high) else (math.nan, math.nan) for low, high in pairs]
-    return [low for low, _ in known], [high for _, high in known]
+    finite = [(low, high) if not math.isnan(low + high) else (math.nan, math.nan) for low, high in pairs]
+    return [low for low, _ in finite], [high for _, high in finite]
 
 
 def _get_limit(limits: Sequence[Number], number: int) -> float:

@@ -47,7 +47,7 @@ ADVICE = {
     ),
     "unequal_clocks": (
         "The GPUs ran at different clocks, and the slowest sets the pace of all. Set one clock for all "
-        "(nvidia-smi -lgc), or choose alike GPUs with hardware.device_ids."
+        "(nvidia-smi -lgc), or choose GPUs of one kind with hardware.device_ids."
     ),
     "swapping": (
         "The machine moved memory to or from disk while it was measured. Use smaller batches or fewer "

@@ -31,10 +31,10 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class Recipe:
-    """The lines of a strategy around the user's own model, optimizer, loss and batches. `launch` is the command that
-    starts them, `left_out` lists the options of the row that the lines do not set."""
+    """The lines of a strategy around the user's own model, optimizer, loss and batches. `start_command` starts them,
+    `left_out` lists the options of the row that they do not set."""
 
-    launch: str
+    start_command: str
     code: str
     left_out: tuple[str, ...] = ()
 
@@ -123,7 +123,7 @@ def make_recipe(strategy: str, gpus: int, device: str, row_options: str | None =
     covered = {name for part in ("verbatim", "keywords", "flags") for name in entry.get(part) or []}
     covered |= {name for name, texts in choices if settings[name] in texts}
     left_out = tuple(f"{name}={value}" for name, value in changed.items() if name not in covered)
-    return Recipe(_fill_in(entry["launch"], values), _fill_in(entry["code"], values).rstrip(), left_out)
+    return Recipe(_fill_in(entry["start"], values), _fill_in(entry["code"], values).rstrip(), left_out)
 
 
 @functools.lru_cache

@@ -152,8 +152,8 @@ def _make_row(*texts: str) -> Row:
 
 def make_blocks(report_data: ReportData, curves: Sequence[Curve]) -> list[Block]:
     """Make a table for each group of curves, and a stacked chart for each curve; a paragraph if no part is known."""
-    known = [(curve, [row for row in curve.rows if compute_rest_s(row) is not None]) for curve in curves]
-    measured = [Curve(curve.name, curve.group, curve.tags, rows) for curve, rows in known if rows]
+    filtered = [(curve, [row for row in curve.rows if compute_rest_s(row) is not None]) for curve in curves]
+    measured = [Curve(curve.name, curve.group, curve.tags, rows) for curve, rows in filtered if rows]
     if not measured:
         return [
             Paragraph("Where the time of a step goes was not measured: these runs have no probes (measure.probes).")
@@ -170,8 +170,8 @@ def make_blocks(report_data: ReportData, curves: Sequence[Curve]) -> list[Block]
 
 def compute_rest_s(row: Cells) -> float | None:
     """Return the step time of a row less its known parts; None if no part is known."""
-    known = [row[name] for name in STEP_PARTS if row[name] is not None]
-    return row["step_s"] - math.fsum(known) if known and row["step_s"] is not None else None
+    parts = [row[name] for name in STEP_PARTS if row[name] is not None]
+    return row["step_s"] - math.fsum(parts) if parts and row["step_s"] is not None else None
 
 
 def _make_chart(number: int, curve: Curve) -> Chart:

@@ -116,8 +116,8 @@ def describe_largest_batch(result: Result) -> str:
     else:
         smallest = min(tried.batch_per_device for tried in search.tried if tried.status != "ok")
         reason = f"{smallest} does not fit{within or ' into memory'} ({tries})"
-    found = f"the largest batch is {batch} per device, {batch * gpus} global"
-    return f"{result.scale.strategy} gpus={gpus}: {found}; {reason}"
+    batches = f"the largest batch is {batch} per device, {batch * gpus} global"
+    return f"{result.scale.strategy} gpus={gpus}: {batches}; {reason}"
 
 
 def make_details(result: Result, folder: Path, case: Case | None = None) -> Iterator[Part]:
@@ -320,7 +320,7 @@ def list_usage(result: Result) -> FactRows:
 
 
 def _describe_peaks(ranks: list[RankRecord]) -> str:
-    """Return the largest of the ranks' own peaks, each kind only if it is known of all ranks."""
+    """Return the largest of the ranks' own peaks, each kind only if it is measured of all ranks."""
     peaks: list[tuple[list[int | None], str]] = [
         ([rank.rss_peak_bytes for rank in ranks], ""),
         ([rank.rss_anon_peak_bytes for rank in ranks], " without mapped files"),
@@ -328,18 +328,18 @@ def _describe_peaks(ranks: list[RankRecord]) -> str:
     ]
     texts = []
     for values, what in peaks:
-        known = [value for value in values if value is not None]
-        if known and len(known) == len(values):
-            texts.append(f"{size(max(known))}{what}")
+        measured = [value for value in values if value is not None]
+        if measured and len(measured) == len(values):
+            texts.append(f"{size(max(measured))}{what}")
     return ", ".join(texts)
 
 
 def _describe_state(result: Result) -> str:
     """Describe the state of the fullest device; empty if one of them is unknown."""
     values = [state for rank in result.ranks for state in rank.state_bytes]
-    known = [state for state in values if state is not None]
-    if len(known) < len(values) or not all(rank.state_bytes for rank in result.ranks):
+    measured = [state for state in values if state is not None]
+    if len(measured) < len(values) or not all(rank.state_bytes for rank in result.ranks):
         return ""
     parameters = result.workload.model_params
-    each = f", {max(known) / parameters:.1f} B a parameter" if parameters else ""
-    return f"{size(max(known))} of weights, gradients and optimizer's state{each}"
+    each = f", {max(measured) / parameters:.1f} B a parameter" if parameters else ""
+    return f"{size(max(measured))} of weights, gradients and optimizer's state{each}"

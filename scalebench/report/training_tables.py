@@ -209,11 +209,11 @@ def select_figure_columns(frame: pd.DataFrame) -> dict[str, CellMaker]:
 
 def _adds_information(frame: pd.DataFrame, name: str) -> bool:
     """Return whether a row has this speedup, and a different one than over bare."""
-    known = frame[frame[name].notna()]
-    over_bare = known["speedup_target_bare"]
+    measured = frame[frame[name].notna()]
+    over_bare = measured["speedup_target_bare"]
     if name == "speedup_target_bare":
-        return len(known) > 0
-    return bool((over_bare.isna() | (over_bare != known[name]).fillna(True)).any())
+        return len(measured) > 0
+    return bool((over_bare.isna() | (over_bare != measured[name]).fillna(True)).any())
 
 
 def _format_figure(name: str, row: dict[str, Any]) -> str:
@@ -288,7 +288,8 @@ def make_curve_series(curves: TrainingCurves, get_y: GetY, get_x: GetX) -> Serie
     kept = [int(k) for k, _ in downsample(numbered, MAX_CURVE_POINTS)]
     intervals = [figures[k][1] for k in kept]
     low, high = ([None if i is None else getattr(i, end) for i in intervals] for end in ("low", "high"))
-    limits = ((), ()) if all(limit is None for limit in low) else (low, high)
+    limited = any(limit is not None for limit in low)
+    limits: tuple[Sequence[float | None], Sequence[float | None]] = (low, high) if limited else ((), ())
     style: Any = "points" if len(kept) == 1 else "line"
     return Series(curves.name, [x[k] for k in kept], [figures[k][0] for k in kept], *limits, curves.tags, style)
 
@@ -381,5 +382,5 @@ def _iterate_blocks(ranks: list[RankRecord], times: str, losses: str) -> Iterato
 
 
 def _compute_mean(losses: Sequence[float | None], weights: Sequence[int]) -> float | None:
-    known = [(loss, weight) for loss, weight in zip(losses, weights, strict=True) if loss is not None and weight]
-    return sum(loss * weight for loss, weight in known) / sum(weight for _, weight in known) if known else None
+    weighted = [(loss, weight) for loss, weight in zip(losses, weights, strict=True) if loss is not None and weight]
+    return sum(loss * weight for loss, weight in weighted) / sum(weight for _, weight in weighted) if weighted else None

@@ -39,7 +39,7 @@ def test_every_strategy_has_lines(strategy: str, device: str) -> None:
     found = make_recipe(strategy, 4, device)
     assert found is not None and found.left_out == ()
     ast.parse(found.code)
-    assert "$" not in found.code + found.launch and "train.py" in found.launch
+    assert "$" not in found.code + found.start_command and "train.py" in found.start_command
     assert max(map(len, found.code.splitlines())) <= 120
 
 
@@ -64,7 +64,7 @@ def test_chosen_options_are_in_the_lines_or_said_to_be_missing() -> None:
     assert "NcclAllReduce(4)" in code("mirrored_nccl", chosen="num_packs=4")
     assert "hvd.Compression.fp16" in code("horovod_gloo", chosen="compression=fp16")
     told = make_recipe("horovod_mpi", 4, "cpu", "cycle_time_ms=0.1 autotune=True cache_capacity=0")
-    assert told is not None and told.launch == (
+    assert told is not None and told.start_command == (
         "HOROVOD_CPU_OPERATIONS=mpi horovodrun -np 4 --mpi --cycle-time-ms 0.1 --cache-capacity 0 --autotune "
         "python train.py"
     )

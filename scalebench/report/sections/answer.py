@@ -209,7 +209,7 @@ def _make_repeat_lines(report_data: ReportData, last: Ranking, with_code: bool) 
         return
     title = f"The lines for {target}, around a model, an optimizer, a loss and batches of your own"
     yield Code(recipe.code, "python", title, tags)
-    yield Code(recipe.launch, "sh", "Start them", tags)
+    yield Code(recipe.start_command, "sh", "Start them", tags)
     if recipe.left_out:
         yield Paragraph(f"These lines do not set {joined(recipe.left_out)}.", tags=tags)
 

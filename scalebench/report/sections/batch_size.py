@@ -169,10 +169,10 @@ def list_terminal_sentences(pooled: pd.DataFrame) -> list[str]:
     batch_curves = over_batches(curves(pooled))
     several = len({curve.tags["model"] for curve in batch_curves}) > 1
     texts = [describe_curve(curve, curve.tags["model"] if several else "") for curve in batch_curves]
-    known = [text for text in texts if text is not None]
-    more = len(known) - MAX_SENTENCES
+    described = [text for text in texts if text is not None]
+    more = len(described) - MAX_SENTENCES
     rest = [f"saturating batches: {more} more are in the report and in scalebench.load"] if more > 0 else []
-    return known[:MAX_SENTENCES] + rest
+    return described[:MAX_SENTENCES] + rest
 
 
 def describe_curve(curve: Curve, model: str = "") -> str | None:

@@ -93,9 +93,9 @@ def make_terminal_table(pooled: pd.DataFrame) -> Table | None:
 def make_table(rows: Sequence[tuple[Footprints, MemoryRow]]) -> Table:
     """Make the table of what devices keep, with the columns that any row has. Unknown figures are empty cells."""
     differing = [head for head, name in SETTING_COLUMNS.items() if len({row[name] for _, row in rows}) > 1]
-    known = [head for head, make in COLUMNS.items() if head not in (*ALWAYS_SHOWN, *SETTING_COLUMNS)
+    filled = [head for head, make in COLUMNS.items() if head not in (*ALWAYS_SHOWN, *SETTING_COLUMNS)
              and any(make(model, row).text for model, row in rows)]  # fmt: skip
-    columns = {head: make for head, make in COLUMNS.items() if head in (*differing, *ALWAYS_SHOWN, *known)}
+    columns = {head: make for head, make in COLUMNS.items() if head in (*differing, *ALWAYS_SHOWN, *filled)}
     made = [Row([make(model, row) for make in columns.values()], get_tags(row)) for model, row in rows[:MAX_ROWS]]
     more = f"{len(rows) - MAX_ROWS:,} more rows are in the frame" if len(rows) > MAX_ROWS else ""
     caption = join_sentences(*CAPTION, more)

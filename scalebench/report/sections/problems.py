@@ -112,9 +112,9 @@ def _list_flags(report_data: ReportData) -> Iterator[Block]:
     counts = Counter(flag for names in flags for flag in names)
     if not counts:
         return
-    known = [flag for flag in ADVICE if flag in counts]
+    documented = [flag for flag in ADVICE if flag in counts]
     rows = []
-    for flag in [*known, *sorted(set(counts) - set(known))]:
+    for flag in [*documented, *sorted(set(counts) - set(documented))]:
         text, advice = format_flag(flag), get_advice(flag)
         rows.append(Row([Cell(text, flag), Cell(f"{counts[flag]:,}", counts[flag]), Cell(advice, advice)]))
     columns = ("warning", "rows", "what it means, and what to do")

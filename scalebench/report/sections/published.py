@@ -129,11 +129,11 @@ def _make_comparison(study: Study, rows: Sequence[Cells], measured: Sequence[Cel
     """Make the table of published rows whose model, strategy and device count were measured here, each beside every
     such measured row."""
     made = [
-        Row(_comparison_cells(study, row, mine), {name: mine[name] for name in MATCHING})
+        Row(_comparison_cells(study, row, own_row), {name: own_row[name] for name in MATCHING})
         for row in rows
-        for mine in measured
+        for own_row in measured
         if any(row[name] is not None for name in (THROUGHPUT, "speedup", "efficiency"))
-        and all(row[name] == mine[name] for name in (*MATCHING, "gpus"))
+        and all(row[name] == own_row[name] for name in (*MATCHING, "gpus"))
     ]
     if made:
         numeric_heads = ("devices", "samples/s", "speedup", "efficiency")

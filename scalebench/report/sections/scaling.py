@@ -64,10 +64,10 @@ def section(report_data: ReportData) -> Section | None:
 
 def _describe_baselines(rows: Sequence[Cells], baseline_name: str | None) -> dict[str, str]:
     """Describe the baselines to compare with: self only if it differs from bare, the named one if there is one."""
-    known = [kind for kind in BASELINES if any(row[f"speedup_{kind}"] is not None for row in rows)]
-    if known == ["bare", "self"] and not any(map(_speedups_differ, rows)):
-        known = ["bare"]
-    baselines = {kind: BASELINES[kind] for kind in known}
+    kinds = [kind for kind in BASELINES if any(row[f"speedup_{kind}"] is not None for row in rows)]
+    if kinds == ["bare", "self"] and not any(map(_speedups_differ, rows)):
+        kinds = ["bare"]
+    baselines = {kind: BASELINES[kind] for kind in kinds}
     if baseline_name is not None and any(row.get("speedup_given") is not None for row in rows):
         baselines["given"] = f"against {baseline_name}, the named baseline"
     return baselines
