@@ -232,11 +232,11 @@ def make_series(
     if not count:
         return None
     low, high = ([to_number(row.get(f"{stem}_{end}")) for row in rows] for end in ("low", "high"))
-    limited = any(limit is not None for limit in (*low, *high))
+    if all(limit is None for limit in (*low, *high)):
+        low, high = [], []
     style: Literal["points", "line"] = "points" if count == 1 else "line"
-    return Series(
-        name, [float(row[x]) for row in rows], values, *((low, high) if limited else ((), ())), dict(tags), style, notes
-    )
+    x_values = [float(row[x]) for row in rows]
+    return Series(name, x_values, values, low or (), high or (), dict(tags), style, notes)
 
 
 def format_duration(value_s: float | None, low_s: float | None, high_s: float | None) -> str:

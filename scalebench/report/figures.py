@@ -27,7 +27,7 @@ DOTS_PER_INCH = 300
 MAX_INSIDE_LEGEND = 4  # series up to which the legend is inside the chart
 MAX_COLUMN_BARS = 8  # places of bars up to which a column is wide enough
 FORMATS = ("png", "svg")
-STYLE: dict[str, Any] = {
+STYLE: Any = {
     "font.size": 8,
     "axes.titlesize": 8,
     "legend.fontsize": 7,
@@ -100,7 +100,8 @@ def _import_figure() -> Any:
 def _paper_style() -> Iterator[None]:
     import matplotlib
 
-    with matplotlib.rc_context(dict(matplotlib.rcParamsDefault) | STYLE), warnings.catch_warnings():
+    settings: Any = {**matplotlib.rcParamsDefault, **STYLE}
+    with matplotlib.rc_context(settings), warnings.catch_warnings():
         # Letters that the font lacks are drawn as boxes; that is no reason to stop.
         warnings.filterwarnings("ignore", message=".*Glyph.*missing from.*")
         warnings.filterwarnings("ignore", message=".*Matplotlib currently does not support.*natively.*")

@@ -288,10 +288,12 @@ def make_curve_series(curves: TrainingCurves, get_y: GetY, get_x: GetX) -> Serie
     kept = [int(k) for k, _ in downsample(numbered, MAX_CURVE_POINTS)]
     intervals = [figures[k][1] for k in kept]
     low, high = ([None if i is None else getattr(i, end) for i in intervals] for end in ("low", "high"))
-    limited = any(limit is not None for limit in low)
-    limits: tuple[Sequence[float | None], Sequence[float | None]] = (low, high) if limited else ((), ())
+    if all(limit is None for limit in low):
+        low, high = [], []
     style: Any = "points" if len(kept) == 1 else "line"
-    return Series(curves.name, [x[k] for k in kept], [figures[k][0] for k in kept], *limits, curves.tags, style)
+    return Series(
+        curves.name, [x[k] for k in kept], [figures[k][0] for k in kept], low or (), high or (), curves.tags, style
+    )
 
 
 def _match_points(curves: Sequence[Sequence[CurvePoint]]) -> list[list[CurvePoint]]:
