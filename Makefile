@@ -19,11 +19,13 @@ demo:
 test: install lint
 	$(PY) -m pytest -n logical --maxprocesses 4 --dist loadfile -m "not slow and not real"
 	$(PY) -m pytest -m "not slow and real"
+	$(PY) -m pytest -m "not slow" plugins/scalebench-search
 
 test-all: install lint
 	@scripts/install_browser.sh
 	@scripts/install_slurm.sh
 	$(PY) -m pytest
+	$(PY) -m pytest plugins/scalebench-search
 
 lint: install
 	$(PY) -m ruff check .

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-from scalebench.suggest import no_such
+from scalebench.core.errors import no_such
 
 NAMES = (
     "loop_overhead",

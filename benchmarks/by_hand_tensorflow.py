@@ -8,9 +8,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from scalebench.spec import RunSpec
-from scalebench.strategy import Strategy
-from scalebench.workloads import cache, datasets
+from scalebench.core.spec import RunSpec
+from scalebench.strategies.base import Strategy
+from scalebench.workloads import datasets
+from scalebench.workloads.datasets import cache
 
 
 def materials_cnn() -> keras.Model:

@@ -7,9 +7,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from scalebench.spec import RunSpec
-from scalebench.strategy import Strategy
-from scalebench.workloads import cache, datasets
+from scalebench.core.spec import RunSpec
+from scalebench.strategies.base import Strategy
+from scalebench.workloads import datasets
+from scalebench.workloads.datasets import cache
 
 
 class MaterialsCnn(nn.Module):

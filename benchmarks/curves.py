@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from benchmarks.spread import ratios
-from scalebench.workloads import materials
+from scalebench.workloads.datasets import materials
 
 CURVES = 2 * materials.CHUNK
 TURNS = 10
@@ -18,7 +18,7 @@ def main() -> None:
     rng = np.random.default_rng(0)
     for turn in range(TURNS):
         begin_s = time.process_time()
-        materials.generate(CURVES, turn)
+        materials.generate_curves(CURVES, turn)
         made_s.append(time.process_time() - begin_s)
         begin_s = time.process_time()
         rng.standard_normal((CURVES, *materials.INPUT_SHAPE), np.float32)

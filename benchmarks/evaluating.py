@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from scalebench import cli, jobs
-from scalebench.measure.course import Training
-from scalebench.measure.loop import Block
-from scalebench.resolve import resolve
-from scalebench.results import Result
-from scalebench.run import run
-from scalebench.spec import RunSpec
+from scalebench.config.compose import compose_config
+from scalebench.config.resolve import resolve
+from scalebench.core.result import Result
+from scalebench.core.spec import RunSpec
+from scalebench.measure.timed_loop import Block
+from scalebench.measure.train_to_target import Training
+from scalebench.runner.parent import run
 from scalebench.workloads import datasets
 
 PAIRS = int(os.environ.get("BENCHMARK_LAUNCHES", "5"))
@@ -40,7 +40,7 @@ def _specs(strategy: str, gpus: int) -> dict[str, RunSpec] | None:
     found = {}
     for name, every in (("with", "1"), ("without", "null")):
         words = [f"strategy={strategy}", f"gpus={gpus}", f"train.evaluate_epochs={every}", *WORDS]
-        found[name] = resolve(jobs.to_config(cli.compose(words)))
+        found[name] = resolve(compose_config(words))
         if found[name].unsupported is not None:
             print(f"{strategy} gpus={gpus}: {found[name].unsupported}")
             return None
@@ -71,9 +71,9 @@ def _trained(spec: RunSpec) -> Result:
 def _bookkeeping() -> None:
     """Of a strategy that does nothing, in blocks of one update: the most that there can be of it."""
     for name, words in (("constant", []), ("cosine", ["train.schedule=cosine", "train.warmup_epochs=1"])):
-        spec = resolve(jobs.to_config(cli.compose(["strategy=null", "gpus=1", "train.stop.steps=1000000", *words])))
+        spec = resolve(compose_config(["strategy=simulated", "gpus=1", "train.stop.steps=1000000", *words]))
         idle: Any = SimpleNamespace(place=SimpleNamespace(rank=0), set_learning_rate=lambda rate: None)
-        train: Any = SimpleNamespace(updates_per_epoch=10**9, samples=10**9 * 75, global_batch=75)
+        train: Any = SimpleNamespace(steps_per_epoch=10**9, samples=10**9 * 75, global_batch=75)
         training = Training(spec, idle, train, (None, None), lambda training: None)
         updated_s = _mean_s(training.updated)
         block = Block(1, 1e-3, [(0.5, 75)])

@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from scalebench import cli, jobs
-from scalebench.cluster import Asked, Cluster
-from scalebench.cluster.following import pause
-from scalebench.resolve import resolve
+from scalebench.config.compose import compose_config
+from scalebench.config.resolve import resolve
+from scalebench.core.spec import RunSpec
+from scalebench.runner.jobs import Cluster, JobRequest
+from scalebench.runner.jobs.follow import pause
 from scalebench.slurm.commands import Slurm
-from scalebench.slurm.submission import Submission, write_submission
-from scalebench.spec import RunSpec
+from scalebench.slurm.submit import Submission, write_submission
 
 COUNTS = (1, 100)
 FOLLOW_S = float(os.environ.get("BENCHMARK_FOLLOW_S", "30"))
@@ -33,7 +33,7 @@ class Over(Exception):
 
 
 def main() -> None:
-    spec = resolve(jobs.to_config(cli.compose(["strategy=null", "gpus=1"])))
+    spec = resolve(compose_config(["strategy=simulated", "gpus=1"]))
     for count in COUNTS:
         with tempfile.TemporaryDirectory() as name:
             measure(spec, count, Path(name))
@@ -41,7 +41,7 @@ def main() -> None:
 
 def measure(spec: RunSpec, count: int, folder: Path) -> None:
     cluster = Cluster(_slurm(folder, count), submit=_submit, pause=_until())
-    asked = [Asked(number, spec, folder / str(number)) for number in range(1, count + 1)]
+    asked = [JobRequest(number, spec, folder / str(number)) for number in range(1, count + 1)]
     try:
         list(cluster.follow(asked))
     except Over as over:

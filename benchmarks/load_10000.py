@@ -3,9 +3,10 @@
 Records of 1 to 4 ranks, 64 to 256 blocks each, with probes: 15 to 80 kB. Each figure is of an interpreter of its own;
 as machines differ, and others may use them, processor time is told too, and what parsing the same files as JSON takes.
 
-Seen on two cores: 10,000 runs of 38 kB in 7 s and 0.5 GB, by one process in 12 s and 0.3 GB. When whole records were
-kept, and their figures made anew for each row that they are a baseline of: 33 ms a run, and 0.8 GB for the records. The
-table of 100 runs: 0.6 s, of which most is to import pandas.
+Seen on two cores that others used as well: 10,000 runs of 36 kB in 12 s of processors, where records checked in Python
+took 20 s; 1.5 s of these is to decode and check them, 5 s to make their figures. 0.4 GB. When whole records were kept,
+and their figures made anew for each row that they are a baseline of: 33 ms a run, and 0.8 GB for the records. The table
+of 100 runs: 0.6 s, of which most is to import pandas.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ import sys
 import tempfile
 from pathlib import Path
 
-from scalebench.results import RESULT_FILE, write_result
-from scalebench.spec import TrainSpec
-from tests import sweeps
+from scalebench.core.result import write_result
+from scalebench.core.run_folder import RESULT_FILE
+from scalebench.core.spec import TrainSpec
+from tests.builders import sweeps
 
 RUNS = int(os.environ.get("BENCHMARK_RUNS", "10000"))
 REPEATS = 3
 PARSE = "[json.loads(path.read_text()) and None for path in pathlib.Path(sys.argv[1]).glob('*/*.json')]"
-LOAD = "from scalebench.frame import survey; survey(sys.argv[1])"
+LOAD = "from scalebench.analysis.load import survey; survey(sys.argv[1])"
 SHOW = "from scalebench.__main__ import main; main(['show', sys.argv[1]])"
 PROGRAM = """
 import json, pathlib, resource, sys, time

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from scalebench import cli, jobs, launchers
-from scalebench.launchers.surroundings import log_name
-from scalebench.records import read_json
-from scalebench.resolve import resolve
-from scalebench.spec import write_spec
+from scalebench.config.compose import compose_config
+from scalebench.config.resolve import resolve
+from scalebench.core.json_files import read_json
+from scalebench.core.run_folder import rank_log_name
+from scalebench.core.spec import write_spec
+from scalebench.runner import launchers
 from scalebench.workloads import datasets
 
 LAUNCHES = int(os.environ.get("BENCHMARK_LAUNCHES", "5"))  # where memory happens to lie differs between them
@@ -54,7 +55,7 @@ def main() -> None:
 
 def measure(strategy: str, gpus: int) -> dict[str, list[float]]:
     """Seconds per update of each turn on rank 0: by_hand; blocks: ours as measured; wall: with the time between."""
-    spec = resolve(jobs.to_config(cli.compose([f"strategy={strategy}", f"gpus={gpus}"])))
+    spec = resolve(compose_config([f"strategy={strategy}", f"gpus={gpus}"]))
     if spec.unsupported is not None:
         print(f"{strategy} gpus={gpus}: {spec.unsupported}")
         return {}
@@ -64,6 +65,6 @@ def measure(strategy: str, gpus: int) -> dict[str, list[float]]:
         write_spec(spec, folder)
         ended = launchers.launch(spec, folder, "benchmark", module="benchmarks.loop_worker")
         if set(ended.exit_codes) != {0}:
-            raise SystemExit((folder / log_name(0)).read_text())
+            raise SystemExit((folder / rank_log_name(0)).read_text())
         found: dict[str, list[float]] = read_json(folder / "turns.json")
         return found

@@ -8,14 +8,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from scalebench.measure import stopping
-from scalebench.measure.loop import Series, TimedLoop
+from scalebench.core.json_files import write_json
+from scalebench.core.result import RankRecord
+from scalebench.core.spec import RunSpec
+from scalebench.measure import stopping_rule
 from scalebench.measure.progress import ProgressFile
-from scalebench.records import write_json
-from scalebench.results import RankRecord
-from scalebench.spec import RunSpec
-from scalebench.strategy import Strategy
-from scalebench.worker import leave_process, run_rank
+from scalebench.measure.timed_loop import Series, TimedLoop
+from scalebench.runner.worker import exit_without_cleanup, run_rank
+from scalebench.strategies.base import Strategy
 from scalebench.workloads import datasets
 
 TURNS = 20
@@ -23,7 +23,7 @@ BLOCKS = 3  # of a turn
 
 
 def body(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: ProgressFile, folder: Path) -> None:
-    train, _ = datasets.sources(spec, *strategy.shard())
+    train, _ = datasets.open_sources(spec, *strategy.shard())
     strategy.setup()
     by_hand = importlib.import_module(f"benchmarks.by_hand_{spec.config.strategy.framework}").ByHand(
         spec, record.rank, strategy
@@ -54,7 +54,7 @@ def _our_turn(strategy: Strategy, batches: Any, progress: ProgressFile, spec: Ru
         progress.update(len(series.seconds) * series.steps, sum(series.samples), sum(series.seconds))
 
     settings = spec.config.measure
-    stage = stopping.measuring(strategy, settings, True, report)
+    stage = stopping_rule.measuring(strategy, settings, True, report)
     decide = stage.decide
     stage.start = lambda before: 20
     stage.decide = lambda series: decide(series) | (len(series.seconds) >= BLOCKS)
@@ -68,4 +68,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    leave_process(main(sys.argv[1:]))
+    exit_without_cleanup(main(sys.argv[1:]))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from scalebench import cli, jobs
-from scalebench.resolve import resolve
-from scalebench.run import run
+from scalebench.config.compose import compose_config
+from scalebench.config.resolve import resolve
+from scalebench.runner.parent import run
 from scalebench.workloads import datasets
 
 SIZES = (5_000, 100_000)
@@ -24,7 +24,7 @@ def main() -> None:
 
 
 def _peak_bytes(size: int) -> tuple[int, int]:
-    spec = resolve(jobs.to_config(cli.compose([*WORDS, f"dataset.size={size}"])))
+    spec = resolve(compose_config([*WORDS, f"dataset.size={size}"]))
     datasets.prepare(spec.config)
     with tempfile.TemporaryDirectory() as name:
         (rank,) = run(spec, Path(name) / "run").ranks

@@ -18,17 +18,18 @@ from typing import Any
 import numpy as np
 
 from benchmarks.spread import ratios
-from scalebench import cli, jobs, launchers
-from scalebench.launchers.surroundings import log_name
-from scalebench.launchers.watch import LOOK_S
-from scalebench.measure.monitor.keeper import Keeper
-from scalebench.records import read_json
-from scalebench.resolve import resolve
-from scalebench.spec import write_spec
+from scalebench.config.compose import compose_config
+from scalebench.config.resolve import resolve
+from scalebench.core.json_files import read_json
+from scalebench.core.run_folder import rank_log_name
+from scalebench.core.spec import write_spec
+from scalebench.measure.monitor.monitor_process import MonitorProcess
+from scalebench.runner import launchers
+from scalebench.runner.launchers.supervise import PROGRESS_INTERVAL_S
 from scalebench.workloads import datasets
 
 LAUNCHES = int(os.environ.get("BENCHMARK_LAUNCHES", "3"))
-LOOKS = round(2.0 / LOOK_S)  # of a turn: as long as the rarest sample takes to come round
+LOOKS = round(2.0 / PROGRESS_INTERVAL_S)  # of a turn: as long as the rarest sample takes to come round
 ADJUSTING_S = 0.1  # left out after each turn's begin
 CASES = (("bare_torch", 1), ("ddp_gloo", 2))
 
@@ -49,14 +50,14 @@ class Turns:
 
 
 @contextlib.contextmanager
-def in_turns(keeper: Keeper) -> Iterator[Turns]:
-    """The monitor of `keeper` runs in turns; to end, it has to run."""
-    if keeper.pid is None:
-        raise SystemExit(f"no monitor: {keeper.reason}")
+def in_turns(monitor: MonitorProcess) -> Iterator[Turns]:
+    """The monitor of `monitor` runs in turns; to end, it has to run."""
+    if monitor.pid is None:
+        raise SystemExit(f"no monitor: {monitor.reason}")
     try:
-        yield Turns(keeper.pid)
+        yield Turns(monitor.pid)
     finally:
-        os.kill(keeper.pid, signal.SIGCONT)
+        os.kill(monitor.pid, signal.SIGCONT)
 
 
 def main() -> None:
@@ -70,7 +71,7 @@ def main() -> None:
 
 def measure(strategy: str, gpus: int) -> tuple[list[float], list[float]]:
     """Seconds per update of turns: without the monitor, with it."""
-    spec = resolve(jobs.to_config(cli.compose([f"strategy={strategy}", f"gpus={gpus}"])))
+    spec = resolve(compose_config([f"strategy={strategy}", f"gpus={gpus}"]))
     if spec.unsupported is not None:
         print(f"{strategy} gpus={gpus}: {spec.unsupported}")
         return [], []
@@ -78,10 +79,10 @@ def measure(strategy: str, gpus: int) -> tuple[list[float], list[float]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_spec(spec, folder)
-        with Keeper(spec, folder) as keeper, in_turns(keeper) as turns:
+        with MonitorProcess(spec, folder) as monitor, in_turns(monitor) as turns:
             ended = launchers.launch(spec, folder, "benchmark", turns.look, module="benchmarks.monitor_worker")
-        if set(ended.exit_codes) != {0} or keeper.reason is not None:
-            raise SystemExit(keeper.reason or (folder / log_name(0)).read_text())
+        if set(ended.exit_codes) != {0} or monitor.reason is not None:
+            raise SystemExit(monitor.reason or (folder / rank_log_name(0)).read_text())
         blocks = read_json(folder / "blocks.json")
     return paired(turns.begins, blocks["ends_s"], blocks["step_s"])
 

@@ -6,27 +6,27 @@ import sys
 import time
 from pathlib import Path
 
-from scalebench.measure import stopping
-from scalebench.measure.loop import Series, Stage, TimedLoop, fixed
+from scalebench.core.json_files import write_json
+from scalebench.core.result import RankRecord
+from scalebench.core.spec import RunSpec
+from scalebench.measure import stopping_rule
 from scalebench.measure.progress import ProgressFile
-from scalebench.records import write_json
-from scalebench.results import RankRecord
-from scalebench.spec import RunSpec
-from scalebench.strategy import Strategy
-from scalebench.worker import leave_process, run_rank
+from scalebench.measure.timed_loop import Series, Stage, TimedLoop, fixed
+from scalebench.runner.worker import exit_without_cleanup, run_rank
+from scalebench.strategies.base import Strategy
 from scalebench.workloads import datasets
 
 SECONDS = 40.0
 
 
 def body(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: ProgressFile, folder: Path) -> None:
-    train, _ = datasets.sources(spec, *strategy.shard())
+    train, _ = datasets.open_sources(spec, *strategy.shard())
     strategy.setup()
     ends_s: list[float] = []
     begin_s = time.time()
 
     def start(warm: Series | None) -> int:
-        return int(strategy.broadcast(float(stopping.steps_per_block(warm, spec.config.measure.block_s))))
+        return int(strategy.broadcast(float(stopping_rule.steps_per_block(warm, spec.config.measure.block_s))))
 
     def decide(series: Series) -> bool:
         ends_s.append(time.time())
@@ -46,4 +46,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    leave_process(main(sys.argv[1:]))
+    exit_without_cleanup(main(sys.argv[1:]))

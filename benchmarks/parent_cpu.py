@@ -6,16 +6,16 @@ import tempfile
 import time
 from pathlib import Path
 
-from scalebench import cli, jobs
+from scalebench.config.compose import compose_config
+from scalebench.config.resolve import resolve
 from scalebench.measure.progress import Progress
-from scalebench.resolve import resolve
-from scalebench.run import run
+from scalebench.runner.parent import run
 
-WORDS = ["strategy=null", "gpus=2", "measure.min_s=8", "measure.max_s=8", "measure.hang_s=60"]
+WORDS = ["strategy=simulated", "gpus=2", "measure.min_s=8", "measure.max_s=8", "measure.hang_s=60"]
 
 
 def main() -> None:
-    spec = resolve(jobs.to_config(cli.compose(WORDS)))
+    spec = resolve(compose_config(WORDS))
     looks: list[tuple[float, float]] = []
 
     def on_look(ranks: list[Progress]) -> None:

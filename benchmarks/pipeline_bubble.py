@@ -12,9 +12,9 @@ import tempfile
 from pathlib import Path
 
 import scalebench
-from scalebench import cli, jobs
-from scalebench.resolve import resolve
-from scalebench.run import run
+from scalebench.config.compose import compose_config
+from scalebench.config.resolve import resolve
+from scalebench.runner.parent import run
 
 LAUNCHES = int(os.environ.get("BENCHMARK_LAUNCHES", "3"))
 MICRO_BATCHES = (2, 4, 8)
@@ -47,7 +47,7 @@ def main() -> None:
 def measure(strategy: str, micro_batches: int) -> dict[str, float]:
     """The run's row."""
     words = [*WORDS, f"strategy={strategy}", f"strategy.options.micro_batches={micro_batches}"]
-    spec = resolve(jobs.to_config(cli.compose([*words, "strategy.options.split=time", "measure=quick"])))
+    spec = resolve(compose_config([*words, "strategy.options.split=time", "measure=quick"]))
     with tempfile.TemporaryDirectory() as name:
         run(spec, Path(name) / "run")
         row: dict[str, float] = scalebench.load(name).iloc[0].to_dict()

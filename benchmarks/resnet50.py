@@ -12,9 +12,9 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.spread import ratios
-from scalebench import cli, jobs
-from scalebench.resolve import resolve
-from scalebench.spec import write_spec
+from scalebench.config.compose import compose_config
+from scalebench.config.resolve import resolve
+from scalebench.core.spec import write_spec
 from scalebench.workloads import datasets
 
 ROUNDS = int(os.environ.get("BENCHMARK_LAUNCHES", "5"))
@@ -38,7 +38,7 @@ def main() -> None:
 
 def _prepared(root: Path, strategy: str) -> Path:
     words = [f"strategy={strategy}", "hardware.cpus_per_device=2", *SETTINGS.split()]
-    spec = resolve(jobs.to_config(cli.compose(words)))
+    spec = resolve(compose_config(words))
     datasets.prepare(spec.config)
     folder = root / strategy
     folder.mkdir()

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from scalebench import registry
-from scalebench.spec import RunSpec, read_spec
-from scalebench.worker import leave_process, pin
+from scalebench.core.spec import RunSpec, read_spec
+from scalebench.runner.worker import exit_without_cleanup, pin
+from scalebench.strategies import registry
 from scalebench.workloads import datasets
 
 WARM_UP, UPDATES = 3, 12
@@ -21,7 +21,7 @@ WARM_UP, UPDATES = 3, 12
 def ours(spec: RunSpec) -> Callable[[], object]:
     """An update of the strategy, waited for."""
     strategy = registry.load(spec.config.strategy.name)(spec, 0)
-    train, _ = datasets.sources(spec, *strategy.shard())
+    train, _ = datasets.open_sources(spec, *strategy.shard())
     strategy.setup()
     batches = iter(strategy.feed(train))
 
@@ -74,4 +74,4 @@ def main(kind: str, folder: str) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
-    leave_process(0)
+    exit_without_cleanup(0)

@@ -1,4 +1,4 @@
-"""How long the command line takes, in turns with Python itself. Wanted: help and strategies 1 s, a null run 1.5 s."""
+"""How long the command line takes, in turns with Python itself. Wanted: help, strategies 1 s, a simulated run 1.5 s."""
 
 from __future__ import annotations
 
@@ -13,15 +13,22 @@ from benchmarks.spread import ratios
 TURNS = 10
 PYTHON = [sys.executable, "-c", "import numpy"]
 HERE = [sys.executable, "-m", "scalebench"]
-NULL = ["strategy=null", "gpus=1", "measure=quick", "measure.warmup_steps=1", "measure.min_s=0", "measure.max_s=0.02"]
-CASES = {"--help": [*HERE, "--help"], "strategies": [*HERE, "strategies"], "null run": [*HERE, *NULL]}
+SIMULATED = [
+    "strategy=simulated",
+    "gpus=1",
+    "measure=quick",
+    "measure.warmup_steps=1",
+    "measure.min_s=0",
+    "measure.max_s=0.02",
+]
+CASES = {"--help": [*HERE, "--help"], "strategies": [*HERE, "strategies"], "simulated run": [*HERE, *SIMULATED]}
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         environment = dict(os.environ, PYTHONPATH=os.getcwd())
         seconds: dict[str, list[float]] = {name: [] for name in ["python", *CASES]}
-        _run(CASES["null run"], folder, environment)  # makes the data set
+        _run(CASES["simulated run"], folder, environment)  # makes the data set
         for _ in range(TURNS):
             for name, command in {"python": PYTHON, **CASES}.items():
                 seconds[name].append(_run(command, folder, environment))

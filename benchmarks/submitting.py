@@ -11,26 +11,26 @@ import tempfile
 import time
 from pathlib import Path
 
-from scalebench import cli, jobs
-from scalebench.cluster import Asked, Cluster
-from scalebench.resolve import resolve
+from scalebench.config.compose import compose_config
+from scalebench.config.resolve import resolve
+from scalebench.core.spec import RunSpec, write_spec
+from scalebench.runner.jobs import Cluster, JobRequest
 from scalebench.slurm.commands import Slurm
-from scalebench.spec import RunSpec, write_spec
 
 LAUNCHES = 7
 WORDS = (
-    "hardware=testcluster strategy=null gpus=4 dataset.size=1000 measure=quick measure.min_s=0 measure.max_s=0.2 "
+    "hardware=testcluster strategy=simulated gpus=4 dataset.size=1000 measure=quick measure.min_s=0 measure.max_s=0.2 "
     "measure.evaluate=false measure.probes=false measure.monitor=false"
 ).split()
 BY_HAND = """#!/bin/sh
 #SBATCH --nodes=2 --ntasks-per-node=2 --cpus-per-task=1 --partition=main --time=10 --output={folder}/job.log
 export MASTER_ADDR=$SLURMD_NODENAME MASTER_PORT=27501 WORLD_SIZE=4 SCALEBENCH_RUN_ID=by_hand
-srun --cpu-bind=none --cpus-per-task=1 sh -c 'RANK=$SLURM_PROCID exec {python} -m scalebench.worker {folder}'
+srun --cpu-bind=none --cpus-per-task=1 sh -c 'RANK=$SLURM_PROCID exec {python} -m scalebench.runner.worker {folder}'
 """
 
 
 def main() -> None:
-    spec = resolve(jobs.to_config(cli.compose(WORDS)))
+    spec = resolve(compose_config(WORDS))
     if spec.unsupported is not None:
         print(f"not here: {spec.unsupported} (make cluster-up)")
         return
@@ -49,7 +49,7 @@ def main() -> None:
 
 def by_scalebench(spec: RunSpec, slurm: Slurm, folder: Path) -> float:
     begin_s = time.monotonic()
-    ((_, result),) = Cluster(slurm).follow([Asked(0, spec, folder)])
+    ((_, result),) = Cluster(slurm).follow([JobRequest(0, spec, folder)])
     lasted_s = time.monotonic() - begin_s
     assert result.status == "ok", result.reason
     return lasted_s

@@ -8,33 +8,33 @@ __version__ = "0.1.0"
 __all__ = ["__version__", "attribution", "bandwidth", "collectives", "load", "pooled"]
 
 if TYPE_CHECKING:
-    from scalebench.attributing import attribution
-    from scalebench.crossover import load as collectives
-    from scalebench.frame import load
-    from scalebench.pooling import pooled
-    from scalebench.transfers import load as bandwidth
+    from scalebench.analysis.attribution import attribution
+    from scalebench.analysis.collectives import load as collectives
+    from scalebench.analysis.collectives import transfers_load as bandwidth
+    from scalebench.analysis.load import load
+    from scalebench.analysis.repeats import pooled
 
 
 def __getattr__(name: str) -> Any:
     """`scalebench.load` and its like on first use: the program's help must not wait for them."""
     if name == "load":
-        from scalebench.frame import load
+        from scalebench.analysis.load import load
 
         return load
     if name == "pooled":
-        from scalebench.pooling import pooled
+        from scalebench.analysis.repeats import pooled
 
         return pooled
     if name == "attribution":
-        from scalebench.attributing import attribution
+        from scalebench.analysis.attribution import attribution
 
         return attribution
     if name == "collectives":
-        from scalebench.crossover import load as collectives
+        from scalebench.analysis.collectives import load as collectives
 
         return collectives
     if name == "bandwidth":
-        from scalebench.transfers import load as bandwidth
+        from scalebench.analysis.collectives import transfers_load as bandwidth
 
         return bandwidth
     raise AttributeError(f"module 'scalebench' has no attribute '{name}'")

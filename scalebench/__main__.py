@@ -1,92 +1,102 @@
-"""`python -m scalebench`: the words of the command line. Reading the program starts here."""
+"""`python -m scalebench`: the command line. Reading the program starts here."""
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import sys
 
 from scalebench import __version__
-from scalebench.suggest import no_such
+from scalebench.cli.commands.arguments import CommandParser
 
-# A first word without `=` is one of these; each module has main(arguments) -> exit status.
-VERBS = {
-    "strategies": ("scalebench.verbs.strategies", "what is registered, from where, and whether it can run here"),
-    "plugins": ("scalebench.verbs.plugins", "what other packages add, and whether it loads"),
-    "check": (
-        "scalebench.verbs.check",
-        "does a strategy, a model or a data set keep its contract? NAME, or model=custom model.torch=... dataset=...",
+# Each module has add_arguments(parser) and main(options) -> exit status, and is imported for its own command only.
+COMMANDS = {
+    "strategies": (
+        "scalebench.cli.commands.strategies",
+        "the registered strategies, their origin, and whether they run here",
     ),
-    "new": ("scalebench.verbs.new", "new strategy NAME writes a package with a strategy of your own; --into FOLDER"),
+    "plugins": ("scalebench.cli.commands.plugins", "what other packages add, and whether it loads"),
+    "check": ("scalebench.cli.commands.check", "check that a strategy, a model or a data set keeps its contract"),
+    "new": ("scalebench.cli.commands.new", "write a package with a strategy of your own"),
     "doctor": (
-        "scalebench.verbs.doctor",
-        "this machine: devices, versions, Horovod, what is missing; hardware=NAME: does it fit that YAML",
+        "scalebench.cli.commands.doctor",
+        "this machine: devices, versions, Horovod, what is missing; hardware=NAME: whether it fits that YAML",
     ),
-    "show": (
-        "scalebench.verbs.show",
-        "the table of the runs below one or more folders; --details: where each run's time went; --baseline RUN",
-    ),
+    "show": ("scalebench.cli.commands.show", "the table of the runs below one or more folders"),
     "report": (
-        "scalebench.verbs.report",
-        "one HTML page of the runs below one or more folders; --markdown, --csv and --figures for papers",
+        "scalebench.cli.commands.report",
+        "one HTML page of the runs below one or more folders; also for papers",
     ),
     "compare": (
-        "scalebench.verbs.compare",
-        "two sweeps, or the values of a key (--by KEY): what is faster, how surely; --threshold 3% for CI",
+        "scalebench.cli.commands.compare",
+        "compare two sweeps, or the values of a key: what is faster, how surely; for people and for CI",
     ),
 }
 
-HELP = """\
-scalebench {version}: how does my training scale under each parallel strategy?
+USAGE = """\
+python -m scalebench [KEY=VALUE ...]                  one run
+       python -m scalebench --multirun gpus=1,2 [...]        a sweep, with its baselines
+       python -m scalebench sweep=demo                       a sweep from conf/sweep
+       python -m scalebench COMMAND [...]                    see below; each has its own --help"""
 
-  python -m scalebench [KEY=VALUE ...]                  one run
-  python -m scalebench --multirun gpus=1,2 [...]        a sweep, with its baselines
-  python -m scalebench sweep=demo                       a sweep from conf/sweep
-  python -m scalebench VERB [...]                       {verbs}
+DESCRIPTION = f"""\
+scalebench {__version__}: how does my training scale under each parallel strategy?
 
 Choose:    model=  dataset=  strategy=  hardware=  measure=  train=  sweep=   (names are files in conf/)
 Set:       gpus=2  scaling=weak|strong  seed=0  measure.repeats=3  train.batch_per_device=75  strategy.options.KEY=...
 Also:      dry_run=true lists the runs and starts nothing; resume=true skips what earlier sweeps ended well;
            baseline=none adds no one-device runs, baseline=ladder those that take a strong scaling's loss apart;
            sweep.max_minutes=30 leaves out what says least; debug=true keeps rank 0 in the foreground
-See:       --cfg job prints the composed config; --hydra-help tells of Hydra's own switches
-
-Verbs:
-{verb_lines}
-"""
+See:       --cfg job prints the composed config; --hydra-help lists Hydra's own options"""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The program; returns its exit status."""
     words = sys.argv[1:] if arguments is None else arguments
+    if words and "=" not in words[0] and not words[0].startswith(("-", "~", "+")):
+        from scalebench.core.errors import InputError
+
+        try:
+            return run_command(words[0], words[1:])
+        except InputError as error:
+            print(f"scalebench: {error}", file=sys.stderr)
+            return 2
+        except SystemExit as end:  # of --help
+            return int(end.code or 0)
     if "--help" in words or "-h" in words:
-        print(help_text(), end="")
+        build_parsers()[""].print_help()
         return 0
     if words == ["--version"]:
         print(f"scalebench {__version__}")
         return 0
-    if words and "=" not in words[0] and not words[0].startswith(("-", "~", "+")):
-        return _verb(words[0], words[1:])
-    from scalebench import cli
+    from scalebench.cli import hydra_app
 
-    return cli.main(words)
+    return hydra_app.main(words)
 
 
-def _verb(verb: str, arguments: list[str]) -> int:
-    from scalebench.spec import InputError
+def run_command(name: str, words: list[str]) -> int:
+    """Run a command with the words behind it; returns its exit status. InputError for an unknown one."""
+    from scalebench.core.errors import InputError, no_such
 
-    if verb not in VERBS:
-        print(f"scalebench: {no_such('verb', verb, VERBS)}", file=sys.stderr)
-        return 2
-    try:
-        return int(importlib.import_module(VERBS[verb][0]).main(arguments))
-    except InputError as error:
-        print(f"scalebench: {error}", file=sys.stderr)
-        return 2
+    if name not in COMMANDS:
+        raise InputError(no_such("command", name, COMMANDS))
+    module = importlib.import_module(COMMANDS[name][0])
+    parser = build_parsers()[name]
+    module.add_arguments(parser)
+    return int(module.main(parser.read(words)))
 
 
-def help_text() -> str:
-    lines = "\n".join(f"  {verb:<12} {text}" for verb, (_, text) in VERBS.items())
-    return HELP.format(version=__version__, verbs=", ".join(VERBS), verb_lines=lines)
+def build_parsers() -> dict[str, CommandParser]:
+    """The parser of the program under the name "", and that of each command, without the command's own arguments."""
+
+    def formatter(prog: str) -> argparse.HelpFormatter:
+        return argparse.RawDescriptionHelpFormatter(prog, max_help_position=16)
+
+    parser = CommandParser(prog="scalebench", usage=USAGE, description=DESCRIPTION, formatter_class=formatter)
+    parser.add_argument("--version", action="store_true", help="show the version")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=CommandParser, prog="scalebench")
+    parsers = {name: commands.add_parser(name, help=text, description=text) for name, (_, text) in COMMANDS.items()}
+    return {"": parser, **parsers}
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import re
 import sys
 from importlib.metadata import PackageNotFoundError, distribution
 
-from scalebench.horovod_build import framework_version, torch_version_file
+from scalebench.config.horovod_build import framework_version, torch_version_file
 
 
 def installed() -> str:

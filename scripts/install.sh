@@ -10,7 +10,7 @@ TENSORFLOW=$(grep '^tensorflow==' constraints.txt)
 CPU_BUILDS=${TORCH_CPU_INDEX:-https://download.pytorch.org/whl/cpu}
 STAMP=.venv/.installed
 TRIED=.venv/.horovod-tried
-WANTED=$(cat pyproject.toml constraints.txt scripts/*.sh | cksum)
+WANTED=$(cat pyproject.toml plugins/scalebench-search/pyproject.toml constraints.txt scripts/*.sh | cksum)
 
 is() { [ -f "$1" ] && [ "$(cat "$1")" = "$WANTED" ]; }
 pip() { .venv/bin/python -m pip "$@"; }
@@ -29,7 +29,10 @@ install_torch() {
   fi
 }
 
-finish() { pip install --quiet --constraint constraints.txt "$1" --editable '.[torch,images,figures,dev]'; }
+finish() {
+  pip install --quiet --constraint constraints.txt "$1" --editable '.[torch,images,figures,dev]' \
+    --editable ./plugins/scalebench-search
+}
 
 if ! is "$STAMP"; then
   [ -x .venv/bin/python ] || "$PYTHON" -m venv .venv

@@ -115,7 +115,7 @@ mark_of_installed() { ask scripts/horovod_facts.py | cut -d ' ' -f 5; }
 install_wheel() {
   rm -f "$STAMP"
   pip install --constraint constraints.txt "${RUNTIME[@]}" || fail "pip could not install ${RUNTIME[*]}"
-  if ! pip install --no-deps --no-index --force-reinstall "$wheel" || ! ask -m scalebench.horovod_build "${frameworks[@]}"
+  if ! pip install --no-deps --no-index --force-reinstall "$wheel" || ! ask -m scalebench.config.horovod_build "${frameworks[@]}"
   then
     rm -rf "${WHEELS:?}/$key"
     pip uninstall --yes horovod || true

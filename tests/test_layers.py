@@ -1,4 +1,4 @@
-"""The house: imports point downwards only, frameworks stay in their adapters, Hydra and pandas where they belong."""
+"""The house: twelve rooms that import downwards only; frameworks, Hydra and pandas stay where they belong."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import graphlib
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,25 +14,16 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LAYERS = [
-    "spec train_spec curve_records results records probe_records monitor_records merged_trace schema suggest stats "
-    "student steady horovod_build hosts slurm_spec folder_lock sweep_record machine_kind machine gpus nvml gpu_links "
-    "fingerprint stage_records system_files cgroups processors nccl_log memory_limit api",
-    "figures baselines columns rows crew reading given "
-    "linear rungs local_batch missing_rungs ladders attributing causes "
-    "strategy plugins registry configs workloads frame analysis pooling agreement crossover transfers probed curves "
-    "slopes ranking published outlook budget record_facts ratio_tests pairing key_values comparison_words unpaired "
-    "comparison baseline_store staged trained training_id time_to_target batch_search "
-    "batch_curves batch_knee batch_or_devices footprint "
-    "parallel_choice link_rate measured_rates planned_stages data_or_model",
-    "training_plan slurm launchers measure adapters resolve placing obstacles binding worker_environment",
-    "run max_batch worker plugin_probe collect cluster batch report testing.checks "
-    "testing.model_checks testing.mapping",
-    "__main__ cli callbacks search_path hydra_launcher hydra_namespace jobs task on_cluster config_errors sweep_values "
-    "verbs sweeping testing search hydra_sweeper",
+    "core",
+    "workloads slurm",
+    "strategies analysis",
+    "measure config",
+    "runner report",
+    "testing sweeps",
+    "cli",
 ]
-LAYER_OF = {f"scalebench.{name}": number for number, names in enumerate(LAYERS) for name in names.split()}
-# `scalebench.load` is there on first use; what it loads is the one import that the package itself makes.
-LAYER_OF["scalebench"] = LAYER_OF["scalebench.frame"]
+LAYER_OF = {room: number for number, rooms in enumerate(LAYERS) for room in rooms.split()}
+TOP_FILES = {"__init__.py", "__main__.py", "plugin_api.py"}  # above all rooms
 FRAMEWORKS = {
     "torch": "torch horovod",
     "pytorch_lightning": "torch horovod",
@@ -39,6 +31,7 @@ FRAMEWORKS = {
     "keras": "tensorflow horovod",
     "horovod": "horovod",
 }
+HYDRA_PLACES = ("config.compose", "config.error_messages", "sweeps", "cli")
 
 
 @dataclass(frozen=True)
@@ -59,101 +52,115 @@ def module_name(path: Path) -> str:
 MODULES = {module_name(path): path for path in sorted((ROOT / "scalebench").rglob("*.py"))}
 
 
-def imports_of(source: str, tree: ast.AST, at_top: bool = True) -> list[Import]:
-    found = []
+def imports_in(source: str, tree: ast.AST, at_top: bool = True) -> Iterator[Import]:
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
-            found += [Import(source, alias.name, at_top) for alias in node.names]
+            yield from (Import(source, alias.name, at_top) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0 and node.module, f"{source}: relative imports hide where they point"
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-            found += [Import(source, name if name in MODULES else node.module, at_top) for name in names]
+            yield from (Import(source, name if name in MODULES else node.module, at_top) for name in names)
         elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            found += imports_of(source, node, False)
+            yield from imports_in(source, node, False)
         else:
             function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-            found += imports_of(source, node, at_top and not function)
-    return found
+            yield from imports_in(source, node, at_top and not function)
 
 
-IMPORTS = [found for name, path in MODULES.items() for found in imports_of(name, ast.parse(path.read_text()))]
-OURS = [found for found in IMPORTS if found.target.split(".")[0] == "scalebench"]
+IMPORTS = [line for name, path in MODULES.items() for line in imports_in(name, ast.parse(path.read_text()))]
+INTERNAL = [line for line in IMPORTS if line.target.split(".")[0] == "scalebench"]
 
 
-def layer(module: str) -> int | None:
-    """The layer of the longest listed name that `module` is or lies below."""
+def room(module: str) -> str:
+    """The room of a module, or "" for the files at the top of the package."""
     parts = module.split(".")
-    names = (".".join(parts[:n]) for n in range(len(parts), 1, -1))
-    return LAYER_OF.get(module, next((LAYER_OF[name] for name in names if name in LAYER_OF), None))
+    return parts[1] if len(parts) > 1 and parts[1] in LAYER_OF else ""
 
 
 def below(module: str, *packages: str) -> bool:
     return any(f"{module}.".startswith(f"{package}.") for package in packages)
 
 
-def test_the_walk_sees_the_imports() -> None:
-    assert Import("scalebench.cli", "scalebench.task", True) in OURS
-    assert Import("scalebench.__main__", "scalebench.cli", False) in OURS
-    assert Import("scalebench.frame", "pandas", False) in IMPORTS
-    assert len(MODULES) > 40 and len(OURS) > 100
+def is_upward(line: Import) -> bool:
+    """Whether an import leads to another room of the same or a higher layer. The files at the top stand above all."""
+    source, target = room(line.source), room(line.target)
+    if source == target or source == "":
+        return False
+    return target == "" or LAYER_OF[target] >= LAYER_OF[source]
 
 
-def test_every_module_belongs_to_a_layer() -> None:
-    assert [name for name in MODULES if layer(name) is None] == []
+def test_the_package_has_twelve_rooms_and_three_files() -> None:
+    entries = [path for path in (ROOT / "scalebench").iterdir() if path.name != "__pycache__"]
+    assert {path.name for path in entries if path.is_dir()} == set(LAYER_OF)
+    assert {path.name for path in entries if path.is_file()} == TOP_FILES
 
 
-def test_imports_point_to_the_same_or_a_lower_layer() -> None:
-    upward = [str(i) for i in OURS if (layer(i.target) or 0) > (layer(i.source) or 0) and i.target != "scalebench"]
-    assert upward == []
+def test_imports_are_collected() -> None:
+    assert Import("scalebench.cli.hydra_app", "scalebench.sweeps.task", True) in INTERNAL
+    assert Import("scalebench.__main__", "scalebench.cli.hydra_app", False) in INTERNAL
+    assert Import("scalebench.analysis.load", "pandas", False) in IMPORTS
+    assert is_upward(Import("scalebench.core.spec", "scalebench.report.tables", False))
+    assert is_upward(Import("scalebench.workloads.source", "scalebench.slurm.submit", False))
 
 
-def test_no_module_waits_for_itself() -> None:
-    graph = {name: {i.target for i in OURS if i.at_top and i.source == name} for name in MODULES}
+def test_a_room_imports_only_from_lower_layers() -> None:
+    # scalebench itself is only its version to the rooms; its functions are loaded on first use
+    assert [str(line) for line in INTERNAL if is_upward(line) and line.target != "scalebench"] == []
+
+
+def test_no_module_is_imported_in_a_circle() -> None:
+    graph = {name: {line.target for line in INTERNAL if line.at_top and line.source == name} for name in MODULES}
     graphlib.TopologicalSorter(graph).prepare()  # CycleError names the cycle
 
 
-def test_hydra_is_known_in_layer_4_only() -> None:
-    wrong = [str(i) for i in IMPORTS if below(i.target, "hydra", "hydra_plugins") and layer(i.source) != 4]
-    assert wrong == []
+def test_hydra_is_imported_where_configs_are_composed_and_sweeps_run() -> None:
+    places = [f"scalebench.{place}" for place in HYDRA_PLACES]
+    hydra = [line for line in IMPORTS if below(line.target, "hydra", "hydra_plugins")]
+    assert [str(line) for line in hydra if not below(line.source, *places)] == []
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_a_framework_is_imported_in_its_adapters_only(framework: str) -> None:
-    homes = [f"scalebench.adapters.{name}" for name in FRAMEWORKS[framework].split()]
+def test_a_framework_is_imported_in_its_own_strategies_only(framework: str) -> None:
+    homes = [f"scalebench.strategies.{name}" for name in FRAMEWORKS[framework].split()]
     assert [str(i) for i in IMPORTS if below(i.target, framework) and not below(i.source, *homes)] == []
 
 
-def test_adapters_are_reached_through_the_registry_only() -> None:
-    framework_free = {"scalebench.adapters.null"}
-    reached = [i for i in OURS if below(i.target, "scalebench.adapters") and i.target not in framework_free]
-    assert [str(i) for i in reached if not below(i.source, "scalebench.adapters")] == []
+def test_framework_folders_are_reached_through_the_registry_only() -> None:
+    folders = [f"scalebench.strategies.{name}" for name in ("torch", "tensorflow", "horovod")]
+    reached = [line for line in INTERNAL if below(line.target, *folders)]
+    assert [str(line) for line in reached if not below(line.source, *folders)] == []
 
 
 @pytest.mark.parametrize("heavy", ["pandas", "pyarrow", "scipy", "pynvml", "rich", "omegaconf"])
-def test_layers_0_and_1_import_heavy_libraries_where_they_are_used(heavy: str) -> None:
-    assert [str(i) for i in IMPORTS if below(i.target, heavy) and i.at_top and (layer(i.source) or 0) <= 1] == []
+def test_low_rooms_import_heavy_libraries_where_they_are_used(heavy: str) -> None:
+    low = [line for line in IMPORTS if room(line.source) and LAYER_OF[room(line.source)] <= LAYER_OF["analysis"]]
+    assert [str(line) for line in low if below(line.target, heavy) and line.at_top] == []
 
 
 def loaded_after(code: str, *packages: str) -> list[str]:
-    """Which of `packages` are loaded in a fresh interpreter after `code`, whose own output is let go."""
-    ask = f"import sys\n{code}\nprint('LOADED', *sorted({set(packages)!r} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, timeout=60, check=True)
+    """Which of `packages` a fresh interpreter has loaded after `code`; the code's own output is discarded."""
+    report = f"import sys\n{code}\nprint('LOADED', *sorted({set(packages)!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", report], capture_output=True, text=True, timeout=60, check=True)
     return done.stdout.splitlines()[-1].split()[1:]
 
 
-def test_the_probe_sees_what_is_loaded() -> None:
+def test_loaded_packages_are_reported() -> None:
     assert loaded_after("import json", "json", "torch") == ["json"]
 
 
-def test_help_waits_for_nothing_heavy() -> None:
+def test_help_loads_nothing_heavy() -> None:
     code = "from scalebench.__main__ import main\nassert main(['--help']) == 0"
     assert loaded_after(code, "hydra", "omegaconf", "numpy", "pandas", "rich", "torch") == []
 
 
+def test_the_api_for_plugins_loads_no_framework() -> None:
+    assert loaded_after("import scalebench.plugin_api", *FRAMEWORKS, "hydra", "pandas") == []
+
+
 def test_the_parent_composes_and_resolves_without_a_framework() -> None:
     code = (
-        "from scalebench import cli, jobs, resolve\n"
-        "spec = resolve.resolve(jobs.to_config(cli.compose(['strategy=ddp', 'gpus=2'])))\n"
+        "from scalebench.config import compose, resolve\n"
+        "spec = resolve.resolve(compose.to_config(compose.compose(['strategy=ddp', 'gpus=2'])))\n"
         "assert spec.processes == 2"
     )
     assert loaded_after(code, *FRAMEWORKS, "hydra", "pandas") == ["hydra"]
@@ -164,18 +171,19 @@ def test_listing_strategies_loads_no_framework() -> None:
     assert loaded_after(code, *FRAMEWORKS, "hydra", "pandas") == []
 
 
-WORKER = """
+WRITE_SPEC = """
 from pathlib import Path
-from scalebench import cli, jobs, resolve, spec
-words = ["strategy=null", "gpus=1", "measure=quick", "measure.min_s=0", "measure.max_s=0.05", "dataset.size=1000"]
-words += ["measure.probes=false"]
-spec.write_spec(resolve.resolve(jobs.to_config(cli.compose(words))), Path("."))
+from scalebench.config import compose, resolve
+from scalebench.core import spec
+overrides = ["strategy=simulated", "gpus=1", "measure=quick", "measure.min_s=0", "measure.max_s=0.05"]
+overrides += ["dataset.size=1000", "measure.probes=false"]
+spec.write_spec(resolve.resolve(compose.to_config(compose.compose(overrides))), Path("."))
 """
 
 
 def test_a_worker_loads_neither_hydra_nor_pandas() -> None:
-    """One whole rank, in an interpreter of its own that is then asked what it loaded."""
-    loaded_after(WORKER)
-    code = "import os\nos.environ['RANK'] = '0'\nfrom scalebench import worker\nassert worker.main(['.']) == 0"
+    """Run one rank from beginning to end in a fresh interpreter, then look at what it loaded."""
+    loaded_after(WRITE_SPEC)
+    code = "import os\nos.environ['RANK'] = '0'\nfrom scalebench.runner import worker\nassert worker.main(['.']) == 0"
     assert loaded_after(code, *FRAMEWORKS, "hydra", "omegaconf", "pandas", "rich", "numpy") == ["numpy"]
     assert Path("rank0.json").exists()

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations, permutations
 
-from scalebench.crossover import size_words
-from scalebench.measure.alone import Clock, how_many, timed_blocks
+from scalebench.core.result import Transfer
+from scalebench.core.spec import MeasureSpec
+from scalebench.core.units import size_words
 from scalebench.measure.collectives import check_memory, slowest_s
-from scalebench.probe_records import Transfer
-from scalebench.spec import MeasureSpec
-from scalebench.strategy import Strategy, Unsupported
+from scalebench.measure.timing import Clock, how_many, timed_blocks
+from scalebench.strategies.base import NotMeasured, Strategy, probes_of
 
 MEBIBYTE = 2**20
 SIZE_BYTES = 64 * MEBIBYTE  # far beyond what latency or a socket's buffers show in
@@ -30,7 +30,7 @@ WITH_HOST = ("host_to_device", "device_to_host", "host_both_ways")
 
 @dataclass(frozen=True)
 class Route:
-    """One way to measure; source and target are those of probe_records.Transfer."""
+    """One way to measure; source and target are those of results.Transfer."""
 
     kind: str
     source: int | None
@@ -75,8 +75,8 @@ def measure(
         share_s = settings.probe_s / sum(other.kind == route.kind for other in planned)
         try:
             check_memory(strategy, COPIES * size_bytes, f"{route.kind} of {size_words(size_bytes)}")
-            action = strategy.transfer(route.kind, route.source, route.target, size_bytes)
-        except Unsupported as reason:
+            action = probes_of(strategy).transfer(route.kind, route.source, route.target, size_bytes)
+        except NotMeasured as reason:
             reasons.setdefault(route.kind, str(reason))
             continue
         once_s = slowest_s(strategy, action, 1, clock)

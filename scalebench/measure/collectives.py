@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 
 import psutil
 
-from scalebench.crossover import size_words
-from scalebench.measure.alone import WARM_CALLS, Clock, how_many, timed_blocks
-from scalebench.probe_records import COLLECTIVES, IN_PARTS, Collective
-from scalebench.spec import MeasureSpec, RunSpec
-from scalebench.strategy import Strategy, Unsupported
+from scalebench.core.result import COLLECTIVES, IN_PARTS, Collective
+from scalebench.core.spec import MeasureSpec, RunSpec
+from scalebench.core.units import size_words
+from scalebench.measure.timing import WARM_CALLS, Clock, how_many, timed_blocks
+from scalebench.strategies.base import NotMeasured, Strategy, probes_of
 
 SIZES = tuple(4**power for power in range(1, 15))  # 4 B to 256 MB
 FLOAT_BYTES = 4
@@ -47,7 +47,7 @@ def measure(
             for size_bytes in usable_sizes(name, strategy.spec.gpus, sizes):
                 report()
                 found.append(series.at(size_bytes))
-        except Unsupported as reason:
+        except NotMeasured as reason:
             reasons[name] = str(reason)
     return found, reasons
 
@@ -69,10 +69,10 @@ class _Series:
         self._last: tuple[int, float] | None = None  # (bytes, seconds of one operation)
 
     def at(self, size_bytes: int) -> Collective:
-        """Unsupported where the operation is, or where this size would take too long or too much memory."""
+        """NotMeasured where the operation is, or where this size would take too long or too much memory."""
         self._expect(size_bytes)
         check_memory(self._strategy, COPIES * size_bytes, "buffers of " + size_words(size_bytes))
-        action = self._strategy.collective(self._name, size_bytes)
+        action = probes_of(self._strategy).collective(self._name, size_bytes)
         once_s = slowest_s(self._strategy, action, 1, self._clock)
         # Once more: a single short operation is mostly waiting for the others to begin.
         repeats = how_many(self._block_s, once_s, 1, MOST_REPEATS)
@@ -88,7 +88,7 @@ class _Series:
             return
         expected_s = self._last[1] * size_bytes / self._last[0]
         if expected_s > SLOWEST_S:
-            raise Unsupported(f"not above {size_words(self._last[0])}: one more would take about {expected_s:.2g} s")
+            raise NotMeasured(f"not above {size_words(self._last[0])}: one more would take about {expected_s:.2g} s")
 
 
 def slowest_s(strategy: Strategy, action: Callable[[], None], repeats: int, clock: Clock) -> float:
@@ -103,14 +103,14 @@ def slowest_s(strategy: Strategy, action: Callable[[], None], repeats: int, cloc
 
 
 def check_memory(strategy: Strategy, bytes_per_device: int, what: str) -> None:
-    """Unsupported, on all ranks alike, where the devices of a node do not find so much in rank 0's host memory. GPUs
+    """NotMeasured, on all ranks alike, where the devices of a node do not find so much in rank 0's host memory. GPUs
     have their own, which whoever makes the buffers looks after."""
     if strategy.spec.device != "cpu":
         return
     available = int(strategy.broadcast(float(psutil.virtual_memory().available)))
     wanted = bytes_per_device * devices_per_node(strategy.spec)
     if wanted > available:
-        raise Unsupported(
+        raise NotMeasured(
             f"{what} would take {size_words(wanted)} of memory here, and {size_words(available)} are available"
         )
 

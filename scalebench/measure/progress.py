@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import resource
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from scalebench.records import read_json, write_json
+from scalebench.core.json_files import read_json, write_json
+from scalebench.core.run_folder import progress_path
 
 INTERVAL_S = 0.5
 
@@ -56,14 +57,10 @@ class ProgressFile:
 
     def _write(self) -> None:
         self._next_s = time.monotonic() + INTERVAL_S
-        write_json(self._path, asdict(self._state))
+        write_json(self._path, self._state)
         seen = rss_anon_bytes()
         if seen is not None:
             self.rss_anon_peak_bytes = max(seen, self.rss_anon_peak_bytes or 0)
-
-
-def progress_path(folder: Path, rank: int) -> Path:
-    return folder / f"progress{rank}.json"
 
 
 def read_progress(folder: Path, rank: int) -> Progress | None:

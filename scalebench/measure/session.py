@@ -10,20 +10,19 @@ import time
 from contextlib import closing
 from functools import partial
 
-from scalebench.measure import clocks, course, stopping
-from scalebench.measure.alone import Clock
-from scalebench.measure.loop import Series, Stage, TimedLoop, one_iterator
-from scalebench.measure.probing import Probing
+from scalebench.core.errors import InputError
+from scalebench.core.result import RankRecord, Timeline
+from scalebench.core.run_folder import TIMELINE_FILE
+from scalebench.core.spec import NOTHING_TO_VALIDATE, RunSpec, goes_to_stop
+from scalebench.measure import clock_sync, stopping_rule, train_to_target
+from scalebench.measure.probes import Probing
 from scalebench.measure.progress import ProgressFile, rss_peak_bytes
-from scalebench.results import RankRecord, Timeline
-from scalebench.spec import InputError, RunSpec
-from scalebench.strategy import Strategy, Unsupported
-from scalebench.train_spec import goes_to_stop
-from scalebench.training_plan import NOTHING_TO_VALIDATE
+from scalebench.measure.timed_loop import Series, Stage, TimedLoop, one_iterator
+from scalebench.measure.timing import Clock
+from scalebench.strategies.base import NotMeasured, Strategy, probes_of
 from scalebench.workloads import datasets
 from scalebench.workloads.source import Source
 
-TIMELINE_FILE = "timeline.json"
 TIMELINE_UPDATES = 20  # enough for a mean, few enough for a large network on a slow machine
 
 
@@ -43,6 +42,7 @@ class Session:
         clock: Clock = time.perf_counter,
     ) -> None:
         self.spec, self.strategy, self.record, self.progress = spec, strategy, record, progress
+        self.probes = probes_of(strategy)
         self._clock = clock  # of what is measured; phases go by the time of day
 
     def run(self) -> None:
@@ -50,15 +50,15 @@ class Session:
         settings = self.spec.config.measure
         self._enter("setup")
         replica, replicas = self.strategy.shard()
-        train, validation = datasets.sources(self.spec, replica, replicas, on_copied=self._still_alive)
-        self.record.train_samples, self.record.updates_per_epoch = train.samples, train.updates_per_epoch
+        train, validation = datasets.open_sources(self.spec, replica, replicas, on_copied=self._still_alive)
+        self.record.train_samples, self.record.steps_per_epoch = train.samples, train.steps_per_epoch
         self.strategy.setup()
-        self.record.params = self.strategy.num_params()
-        self.record.clock_offset_s = clocks.measure(self.spec, self.record.rank, self.strategy.broadcast)
+        self.record.params = self.probes.num_params()
+        self.record.clock_offset_s = clock_sync.measure(self.spec, self.record.rank, self.strategy.broadcast)
         training = self._training(train, validation) if goes_to_stop(self.spec.config.train.stop) else None
         self._measure(train, training)
         self.record.peak_memory_bytes = self.strategy.peak_memory_bytes()
-        self.record.state_bytes = self.strategy.state_bytes()
+        self.record.state_bytes = self.probes.state_bytes()
         if training is not None:
             self.record.peak_memory_bytes = training.peak_memory_bytes or self.record.peak_memory_bytes
             self.record.metrics = training.curve[-1].metrics
@@ -70,21 +70,21 @@ class Session:
         self._probe(train)
         self._enter("close")
 
-    def _training(self, train: Source, validation: Source | None) -> course.Training:
+    def _training(self, train: Source, validation: Source | None) -> train_to_target.Training:
         """One that goes to a stop, with what its points are measured on."""
         if self.spec.config.train.stop.target is not None and validation is None:
             raise InputError(NOTHING_TO_VALIDATE)
-        alike = datasets.like_validation(self.spec, *self.strategy.shard()) if validation is not None else None
-        return course.Training(self.spec, self.strategy, train, (validation, alike), self._report_training)
+        alike = datasets.open_training_subset(self.spec, *self.strategy.shard()) if validation is not None else None
+        return train_to_target.Training(self.spec, self.strategy, train, (validation, alike), self._report_training)
 
-    def _measure(self, train: Source, training: course.Training | None) -> None:
+    def _measure(self, train: Source, training: train_to_target.Training | None) -> None:
         settings = self.spec.config.measure
         lockstep = self.spec.config.strategy.lockstep
-        warmup = stopping.Warmup(self.strategy, settings, lockstep, self._report, self._clock)
-        measuring = stopping.measuring(self.strategy, settings, lockstep, self._report, self._clock)
+        warmup = stopping_rule.Warmup(self.strategy, settings, lockstep, self._report, self._clock)
+        measuring = stopping_rule.measuring(self.strategy, settings, lockstep, self._report, self._clock)
         if training is not None:  # how long is not for the figures to say
-            measuring = stopping.until_over(self.strategy, settings, training.between, training.stop.seconds)
-        stages, way = [warmup.stage, measuring], training or course.Finite()
+            measuring = stopping_rule.until_over(self.strategy, settings, training.between, training.stop.seconds)
+        stages, way = [warmup.stage, measuring], training or train_to_target.Finite()
         try:
             with closing(one_iterator(self.strategy.feed(train))) as batches:
                 self.strategy.train(
@@ -93,8 +93,8 @@ class Session:
         finally:  # the curve of a training that failed tells how it came to that
             if training is not None:
                 self.record.curve, self.record.stopped_by = training.curve, training.stopped_by
-                self.record.first_update_s = training.first_update_s
-        self.record.warmup_found_steps = warmup.found_steps
+                self.record.first_step_s = training.first_step_s
+        self.record.steady_after_steps = warmup.found_steps
         self.record.warmup_block_steps = warmup.stage.series.steps
         self.record.warmup_block_s = warmup.stage.series.seconds
         self.record.warmup_losses = warmup.stage.series.losses
@@ -108,13 +108,13 @@ class Session:
 
     def _look_back(self) -> None:
         """What the training really did."""
-        self.record.message_bytes = self.strategy.message_sizes()
+        self.record.message_bytes = self.probes.message_sizes()
         self.record.backend_used = self.strategy.backend_used()
-        self.record.settings_used = self.strategy.settings_used()
-        self.record.stages = self.strategy.stages()
+        self.record.settings_used = self.probes.settings_used()
+        self.record.stages = self.probes.stages()
         if self.spec.config.measure.timeline:
             self.record.timeline = self._timeline()
-        self.record.versions = self.strategy.versions()
+        self.record.versions = self.probes.versions()
         self._check_backend()
 
     def _probe(self, train: Source) -> None:
@@ -136,8 +136,8 @@ class Session:
     def _timeline(self) -> Timeline:
         path = self.progress.folder / TIMELINE_FILE
         try:
-            phases_s = self.strategy.keep_timeline(path, TIMELINE_UPDATES)
-        except Unsupported as reason:
+            phases_s = self.probes.record_timeline(path, TIMELINE_UPDATES)
+        except NotMeasured as reason:
             return Timeline(reason=str(reason))
         return Timeline(TIMELINE_FILE, None, TIMELINE_UPDATES, **phases_s)
 
@@ -161,8 +161,8 @@ class Session:
         """In setup, for whoever takes a rank without news for one that hangs."""
         self.progress.update(0, 0, 0.0)
 
-    def _report_training(self, training: course.Training) -> None:
-        epoch, metric = training.updates / training.train.updates_per_epoch, self.spec.config.model.metric
+    def _report_training(self, training: train_to_target.Training) -> None:
+        epoch, metric = training.updates / training.train.steps_per_epoch, self.spec.config.model.metric
         found = training.curve[-1].metrics.get(metric) if training.curve else None
         said = None if found is None else f"{metric} {found:.3g}"
         self.progress.update(training.updates, training.samples, training.train_s, epoch, said)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from scalebench.comparison import (
+from scalebench.analysis.comparison import (
     FAILED_RUN,
     NO_INTERVAL,
     NOT_COMPARABLE,
@@ -23,10 +23,10 @@ from scalebench.comparison import (
     Contrast,
     Pair,
 )
-from scalebench.pairing import Row
-from scalebench.report.units import figure
-from scalebench.stats import Interval
-from scalebench.unpaired import Unpaired
+from scalebench.analysis.comparison.pairing import Row
+from scalebench.analysis.comparison.unmatched import Unpaired
+from scalebench.core.stats.estimates import Interval
+from scalebench.core.units import figure
 
 VERSION = 1
 SUITE = "scalebench.compare"

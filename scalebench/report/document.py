@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from urllib.parse import quote
 
-from scalebench.curves import Curve, grouped, title_of
-from scalebench.report import units
+from scalebench.analysis.scaling_curves import Curve, grouped, title_of
+from scalebench.core import units
+from scalebench.core.stats.estimates import Interval
 from scalebench.report.flag_text import to_number, to_text
-from scalebench.stats import Interval
 
 MAX_CURVES = 24  # of a chart; more cannot be told apart
 MAX_CURVE_GROUPS = 12  # of a section

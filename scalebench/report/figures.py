@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from scalebench.core.errors import InputError
 from scalebench.report.document import Axis, Chart, Number, Series, clean_text
 from scalebench.report.html.plots import MAX_MARKED_POINTS, ChartStyles, LineStyle
 from scalebench.report.report_data import ReportData
 from scalebench.report.sections import make_sections
-from scalebench.spec import InputError
 
 COLUMN_IN, PAGE_IN = 3.5, 7.2  # widths of a column and of a page with two of them
 HEIGHT_IN, LEGEND_ROW_IN = 2.3, 0.16

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pandas as pd
 
-    from scalebench.curves import Curve
+    from scalebench.analysis.scaling_curves import Curve
 
 UNSTEADY = ("warmup_left", "drifts")  # flags that say why a series is not steady
 NOT_STEADY = "not_steady"  # stands for a series that is unsteady while no flag says why
@@ -25,8 +25,8 @@ ADVICE = {
         "More threads than cores: ranks wait for each other's cores, which is no property of the strategy. "
         "Use fewer devices, or a machine with more cores."
     ),
-    "inexact": (
-        "Its steps are not those of the baseline on the same samples, as the strategy's YAML declares (inexact), so "
+    "approximate": (
+        "Its steps are not those of the baseline on the same samples, as the strategy's YAML declares (approximate), so "
         "its speed is that of a different training. Compare what it reaches, too: train.stop.target."
     ),
     "foreign_process": (

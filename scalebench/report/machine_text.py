@@ -8,10 +8,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from scalebench import gpu_links
-from scalebench.gpus import Gpu
-from scalebench.machine import Machine, describe
-from scalebench.results import Result
+from scalebench.core.machine import gpus as gpu_links
+from scalebench.core.machine.gpus import Gpu
+from scalebench.core.machine.machine import Machine, describe
+from scalebench.core.result import Result
 
 GIB = 2**30
 MAX_PAIRS = 8  # shown of each connection; a machine with 16 GPUs has 120

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
-from scalebench.configs import option_defaults, options
+from scalebench.core.config_files import option_defaults, options
 from scalebench.report.tables import SORT_COLUMNS, find_missing_baselines
 
 if TYPE_CHECKING:

@@ -14,19 +14,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalebench import curves as curve_builder
-from scalebench import frame as frames
-from scalebench.curves import CHOICES, SPOKEN, TRAINING, cells
+from scalebench.analysis import load as frames
+from scalebench.analysis import scaling_curves as curve_builder
+from scalebench.analysis.scaling_curves import CHOICES, SPOKEN, TRAINING, cells
+from scalebench.core.json_files import read_json
+from scalebench.core.result import Result, read_result
+from scalebench.core.run_folder import RESULT_FILE, SPEC_FILE
 from scalebench.measure.progress import Progress, read_progress
-from scalebench.records import read_json
 from scalebench.report.flag_text import to_text
-from scalebench.results import RESULT_FILE, Result, read_result
-from scalebench.spec import SPEC_FILE
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from scalebench.frame import Survey
+    from scalebench.analysis.load import Survey
 
 MAX_DETAILED_RUNS = 200  # runs of which a report shows more than their row
 MAX_CACHED_RECORDS = 2 * MAX_DETAILED_RUNS  # in memory: the records of failed runs are read in addition
@@ -116,7 +116,7 @@ def load_report_data(
     """
     published = None
     if references:
-        from scalebench.published import rows
+        from scalebench.analysis.published import rows
 
         published = rows(list(references))
     return make_report_data(paths, frames.survey(list(paths), baseline), min_efficiency, published)

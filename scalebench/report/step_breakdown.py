@@ -7,9 +7,12 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from scalebench import analysis, probed
-from scalebench.curves import Curve, grouped, title_of
-from scalebench.report import units
+from scalebench.analysis import throughput as analysis
+from scalebench.analysis import update_breakdown as probed
+from scalebench.analysis.scaling_curves import Curve, grouped, title_of
+from scalebench.core import units
+from scalebench.core.result import Result
+from scalebench.core.stats.estimates import Interval, scale, sum_interval
 from scalebench.report.document import (
     MAX_CURVES,
     MAX_ROWS,
@@ -27,8 +30,6 @@ from scalebench.report.document import (
 )
 from scalebench.report.flag_text import to_text
 from scalebench.report.report_data import ReportData
-from scalebench.results import Result
-from scalebench.stats import Interval, scale, sum_interval
 
 TOO_FEW_BLOCKS = "too few blocks for a figure"
 NO_MESSAGES = "the gradient messages of a step are not known"
@@ -59,7 +60,7 @@ STEP_PARTS = {
     "sync_exposed_s": EXPOSED_SYNC,
 }
 OTHER_FIGURES = (
-    StepPart("imbalance", probed.straggler_wait, ("straggler",),
+    StepPart("imbalance", probed.straggler_wait, ("imbalance",),
              "wait of the median device for the slowest; in exposed sync"),
     StepPart("isolated sync", probed.isolated, ("isolated",),
              "gradient synchronization alone, with nothing to overlap"),
@@ -133,7 +134,7 @@ def _find_reason(part: StepPart, reasons: Mapping[str, str]) -> str:
 
 
 def _per_epoch_rows(result: Result, reasons: Mapping[str, str]) -> Iterator[Row]:
-    steps, exposed, messages = result.workload.updates_per_epoch, probed.exposed(result), len(result.sync.message_bytes)
+    steps, exposed, messages = result.workload.steps_per_epoch, probed.exposed(result), len(result.sync.message_bytes)
     unknown = "the steps of an epoch are not known"
     if exposed is None or not steps:
         yield _make_row("sync per epoch", "-", "", _find_reason(EXPOSED_SYNC, reasons) if steps else unknown)

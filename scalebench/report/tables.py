@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalebench.frame import Survey, survey
+from scalebench.analysis.load import Survey, survey
+from scalebench.analysis.time_to_target import table as make_training_frame
 from scalebench.report.document import THROUGHPUT, Cell, Row, Table, get_tags, join_sentences, make_cell
 from scalebench.report.flag_text import describe_intervals, describe_row, get_repeat_counts, to_number, to_text
-from scalebench.time_to_target import table as make_training_frame
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,7 +22,7 @@ DIFFERING_COLUMNS = (
     *("bind", "layout", "transports", "optimizer", "learning_rate_rule", "base_batch", "learning_rate"),
     *("weight_decay", "accumulate", "target", "seed"),
 )
-CHOICE_COLUMNS = ("device_ids", "environment", "recipe")  # likewise; null, which is no choice, counts as a value
+CHOICE_COLUMNS = ("device_ids", "environment", "train_options")  # likewise; null, which is no choice, counts as a value
 PAGE_ONLY_COLUMNS = ("efficiency bare", "efficiency over ")  # beginnings of the columns a terminal has no room for
 
 CellMaker = Callable[[dict[str, Any]], Cell]

@@ -14,10 +14,17 @@ from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from scalebench import analysis, crossover, trained, transfers
-from scalebench.causes import Case, sentences
-from scalebench.curve_records import CurvePoint, first_reached
-from scalebench.report import training_tables, units
+from scalebench.analysis import collectives as crossover
+from scalebench.analysis import collectives as transfers
+from scalebench.analysis import throughput as analysis
+from scalebench.analysis import training_columns as trained
+from scalebench.analysis.attribution.causes import sentences
+from scalebench.analysis.attribution.causes.cause import Case
+from scalebench.core import units
+from scalebench.core.result import CurvePoint, RankRecord, Result, first_reached, read_result
+from scalebench.core.run_folder import RESULT_FILE
+from scalebench.core.units import figure, share, size
+from scalebench.report import training_tables
 from scalebench.report.document import Row, Table
 from scalebench.report.flag_text import describe_intervals, format_flag
 from scalebench.report.sections import (
@@ -32,13 +39,11 @@ from scalebench.report.sections import (
 )
 from scalebench.report.step_breakdown import make_run_breakdown
 from scalebench.report.tables import PAGE_ONLY_COLUMNS, make_configuration_table, split_shared_columns
-from scalebench.report.units import figure, share, size
-from scalebench.results import RESULT_FILE, RankRecord, Result, read_result
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from scalebench.frame import Survey
+    from scalebench.analysis.load import Survey
 
 FactRows = list[tuple[str, str]]
 Part = RichTable | str  # a table, or a line
@@ -178,7 +183,7 @@ def _describe_warmup(result: Result) -> str:
     left_out = f"{steps:,} steps and {units.seconds(sum(first.warmup_block_s))} were left out"
     if "warmup_max_steps" not in measure:  # an older record, with a fixed number of warm-up steps
         return left_out
-    end = first.warmup_found_steps
+    end = first.steady_after_steps
     if end is None:
         return f"its end was not found within {steps:,} steps; {left_out}"
     end_s = sum(first.warmup_block_s[: end // (first.warmup_block_steps or 1)])
@@ -208,7 +213,7 @@ def list_training_facts(result: Result) -> FactRows:
 
 
 def _describe_length(result: Result, last: CurvePoint) -> str:
-    first_s, stopped_by = result.quality.first_update_s, result.quality.stopped_by
+    first_s, stopped_by = result.quality.first_step_s, result.quality.stopped_by
     text = f"{last.epochs:.3g} epochs, {last.step:,} steps, {units.seconds(last.train_s)}"
     text += "" if first_s is None else f" and {units.seconds(first_s)} for the first step, which compiles"
     return text if stopped_by is None else f"{text}; stopped by {stopped_by}"

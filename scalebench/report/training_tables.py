@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from scalebench import trained
-from scalebench.curve_records import LOWER_IS_BETTER, CurvePoint
-from scalebench.report import units
+from scalebench.analysis import training_columns as trained
+from scalebench.analysis.time_to_target import Figure, Outcome, outcomes, over_levels
+from scalebench.core import units
+from scalebench.core.result import LOWER_IS_BETTER, CurvePoint, RankRecord, Result
 from scalebench.report.document import (
     Cell,
     Row,
@@ -25,8 +26,6 @@ from scalebench.report.document import (
 from scalebench.report.flag_text import to_number, to_text
 from scalebench.report.report_data import name_runs, select_run_columns
 from scalebench.report.tables import SORT_COLUMNS, format_ratio, format_setting, split_shared_columns
-from scalebench.results import RankRecord, Result
-from scalebench.time_to_target import Figure, Outcome, outcomes, over_levels
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 __all__ = ["DatasetContract", "FaultContract", "ModelContract", "StrategyContract"]
 
 if TYPE_CHECKING:
-    from scalebench.testing.contract import StrategyContract
     from scalebench.testing.dataset_contract import DatasetContract
     from scalebench.testing.fault_contract import FaultContract
     from scalebench.testing.model_contract import ModelContract
+    from scalebench.testing.strategy_contract import StrategyContract
 
 _MODULES = {
     "DatasetContract": "dataset_contract",
     "FaultContract": "fault_contract",
     "ModelContract": "model_contract",
-    "StrategyContract": "contract",
+    "StrategyContract": "strategy_contract",
 }
 
 

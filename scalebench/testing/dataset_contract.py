@@ -4,10 +4,13 @@
         dataset = "mine"
 
 It is made twice from one seed and once from another, in caches of the test.
+
+Overrides that make the smallest run of a model or a data set for its contract. Layer 4.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,12 +19,26 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from scalebench import cli, jobs
-from scalebench.api import api
-from scalebench.resolve import resolve
-from scalebench.spec import Config
-from scalebench.testing.words import DATA_ONLY, of_dataset
-from scalebench.workloads import cache, datasets
+from scalebench.config.compose import compose_config
+from scalebench.config.resolve import resolve
+from scalebench.core.spec import Config
+from scalebench.workloads import datasets
+from scalebench.workloads.datasets import cache
+
+# Of a run that is resolved for the sake of its samples alone: no framework, and no network that is ever built.
+DATA_ONLY = ("strategy=simulated", "gpus=1", "train.batch_per_device=1")
+ANY_MODEL = ("model=custom", "model.torch=scalebench.testing.dataset_contract:never_built")
+
+
+def never_built() -> None:
+    """Named where a model must be: it takes samples as they come."""
+
+
+def of_dataset(name: str, overrides: Sequence[str]) -> list[str]:
+    """The words of a run that reads this data set, with whatever model unless one is said."""
+    model = () if any(word.startswith("model=") for word in overrides) else ANY_MODEL
+    return [f"dataset={name}", *model, *overrides]
+
 
 SIZE = 60
 INPUT_DTYPES = ("float32", "uint8", "int32")
@@ -37,13 +54,12 @@ class Made:
 
 
 def make(words: list[str], folder: Path) -> Made:
-    spec = resolve(jobs.to_config(cli.compose([*words, f"dataset.cache={folder}"])))
+    spec = resolve(compose_config([*words, f"dataset.cache={folder}"]))
     if spec.broken is not None:
         pytest.fail(f"{spec.broken}\n{spec.broken_log}", pytrace=False)
     return Made(spec.config, *cache.open_arrays(datasets.prepare(spec.config)))
 
 
-@api(since=1)
 class DatasetContract:
     """Subclass it, name the data set, and pytest finds the tests."""
 
@@ -59,7 +75,7 @@ class DatasetContract:
 
     @classmethod
     def usual_size(cls) -> int:
-        return jobs.to_config(cli.compose(of_dataset(cls.dataset, cls.overrides))).dataset.size
+        return compose_config(of_dataset(cls.dataset, cls.overrides)).dataset.size
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -104,7 +120,7 @@ class DatasetContract:
     def test_split(self, made: Made) -> None:
         """Of as many as the YAML asks for, some train and some validate."""
         samples = len(made.inputs) if made.config.dataset.path is not None else self.usual_size()
-        train = datasets.train_samples(made.config, samples)
+        train = datasets.count_train_samples(made.config.dataset, samples)
         assert 0 < train < samples, f"{train} of {samples} samples train: dataset.validation_share"
 
     def test_same_seed_same_samples(self, made: Made, tmp_path: Path) -> None:

@@ -15,15 +15,15 @@ from typing import ClassVar
 import psutil
 import pytest
 
-from scalebench import cli, jobs
-from scalebench.api import api
+from scalebench.config.compose import compose_config
+from scalebench.config.resolve import resolve
+from scalebench.core.json_files import write_json
+from scalebench.core.result import Result, read_result
+from scalebench.core.run_folder import RESULT_FILE
 from scalebench.measure.progress import read_progress
-from scalebench.records import write_json
-from scalebench.resolve import resolve
-from scalebench.results import RESULT_FILE, Result, read_result
-from scalebench.run import run
-from scalebench.testing.contract import WORKLOAD
-from scalebench.testing.faulty import FAULT_FILE
+from scalebench.runner.parent import run
+from scalebench.testing.fault_worker import FAULT_FILE
+from scalebench.testing.launch import WORKLOAD
 from scalebench.workloads import datasets
 
 # fault -> (status, words of the reason)
@@ -36,7 +36,6 @@ EXPECTED = {
 }
 
 
-@api(since=1)
 class FaultContract:
     """Subclass it, name the strategy, and pytest finds the tests."""
 
@@ -94,9 +93,9 @@ class FaultContract:
     def run_with(self, fault: str, tmp_path: Path) -> tuple[Result, Path]:
         """A run on two devices, one rank of which goes wrong after a few batches."""
         words = [f"strategy={self.strategy}", "gpus=2", *WORKLOAD, f"measure.hang_s={self.hang_s}", *self.overrides]
-        spec = resolve(jobs.to_config(cli.compose([*words, f"dataset.cache={tmp_path / 'data'}"])))
+        spec = resolve(compose_config([*words, f"dataset.cache={tmp_path / 'data'}"]))
         datasets.prepare(spec.config)
         folder = tmp_path / "run"
         folder.mkdir()
         write_json(folder / FAULT_FILE, {"fault": fault, "rank": self.rank, "batch": 5})
-        return run(spec, folder, module="scalebench.testing.faulty"), folder
+        return run(spec, folder, module="scalebench.testing.fault_worker"), folder

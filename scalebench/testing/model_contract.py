@@ -17,12 +17,11 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from scalebench.api import api
-from scalebench.records import from_dict, read_json
-from scalebench.spec import ModelSpec, RunSpec
-from scalebench.testing.group import Refused, Weights, load_weights, started
-from scalebench.testing.model_checks import FOUND, GIVEN, ONLY_BUILD, UPDATES, Found
-from scalebench.workloads import networks, own_model
+from scalebench.core.json_files import read_record
+from scalebench.core.spec import ModelSpec, RunSpec
+from scalebench.testing.launch import Refused, Weights, load_weights, started
+from scalebench.testing.model_worker import FOUND, GIVEN, ONLY_BUILD, UPDATES, Found
+from scalebench.workloads import networks, user_code
 
 # As small as counts: with batch normalisation fewer samples make steps of what is rounding.
 SMALL = (
@@ -31,7 +30,7 @@ SMALL = (
 ).split()
 FORWARD_RTOL = 1e-4
 # A rounding that turns a relu off or on is seen in all gradients before it where batches as small as these are
-# normalised: those of either framework are some percent off what float64 gives (tests/test_parity.py).
+# normalised: those of either framework are some percent off what float64 gives (tests/strategies/test_framework_parity.py).
 NORMALISED_RTOL = 5e-2
 BARE = {"torch": "bare_torch", "keras": "bare_tensorflow"}
 
@@ -53,15 +52,14 @@ def build(strategy: str, words: list[str], folder: Path, given: Path | None = No
     if given is not None:
         shutil.copy(given, folder / GIVEN)
     try:
-        spec = started([f"strategy={strategy}", *words], folder, "scalebench.testing.model_checks")
+        spec = started([f"strategy={strategy}", *words], folder, "scalebench.testing.model_worker")
     except Refused as reason:
         pytest.skip(str(reason))
-    found = from_dict(Found, read_json(folder / FOUND))
+    found = read_record(folder / FOUND, Found)
     stems = ("start", "end") if train else ("start", "start")
     return Built(spec, found, *(load_weights(folder / f"{stem}.npz") for stem in stems))
 
 
-@api(since=1)
 class ModelContract:
     """Subclass it, name the model, and pytest finds the tests."""
 
@@ -94,7 +92,7 @@ class ModelContract:
         cls, torch: Built, words: list[str], request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     ) -> Built:
         """In Keras from PyTorch's weights: those of our networks are the same anyway, a user's own go over in order."""
-        if not own_model.is_own(torch.spec.config.model):
+        if not user_code.is_user_model(torch.spec.config.model):
             found: Built = request.getfixturevalue("keras")
             return found
         cls.asked_for("keras")
@@ -134,9 +132,9 @@ class ModelContract:
     def test_flops(self, torch: Built) -> None:
         """Forward, of one sample: as described, and as PyTorch counts what really runs."""
         model = torch.spec.config.model
-        if own_model.is_own(model):
+        if user_code.is_user_model(model):
             pytest.skip("the FLOPs of a network of one's own are not stated")
-        assert torch.found.forward_flops == networks.of(model).forward_flops
+        assert torch.found.forward_flops == networks.build_network(model).forward_flops
 
     def test_same_network_in_both_frameworks(self, torch: Built, same: Built) -> None:
         """From the same weights, on the same batches: the same losses, and the same metrics in the end."""
@@ -162,9 +160,9 @@ class ModelContract:
 
 def described_parameters(model: ModelSpec) -> int | None:
     """As the description of a network adds up, at the shapes of the run; a user's own has none."""
-    if own_model.is_own(model):
+    if user_code.is_user_model(model):
         return None
-    return networks.of(dataclasses.replace(model, params=None)).parameters
+    return networks.build_network(dataclasses.replace(model, params=None)).parameters
 
 
 def trained(model: ModelSpec, arrays: Weights) -> Weights:

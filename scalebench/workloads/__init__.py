@@ -1,1 +1,1 @@
-"""Framework-free workloads: datasets, seeded batches, initial weights, shapes."""
+"""What is trained, without any framework: datasets, seeded batches, networks as data, weights, learning rates."""

@@ -1,4 +1,4 @@
-"""Batches made ready in the background while the consumer is busy with the one before."""
+"""Batches prepared in a background thread while the consumer works on the previous one."""
 
 from __future__ import annotations
 
@@ -8,25 +8,22 @@ from collections.abc import Generator, Iterable
 from contextlib import suppress
 from typing import TypeVar
 
-from scalebench.api import api
-
 T = TypeVar("T")
 
 
 class _End:
-    """The last thing in the queue, with the error that ended the iterable, if one did."""
+    """The last item of the queue, with the error that ended the iterable, if there was one."""
 
     def __init__(self, error: BaseException | None) -> None:
         self.error = error
 
 
-@api(since=1)
 def prefetch(iterable: Iterable[T], depth: int = 2) -> Generator[T, None, None]:
-    """The items of `iterable`, drawn by a background thread up to `depth` items ahead.
+    """Yield the items of `iterable`, which a background thread draws up to `depth` items ahead.
 
-    An error of the iterable is raised here after the items before it. The thread starts with the
-    first item asked for and ends when the iterable does, or when this generator is closed or
-    dropped; closing waits for the item that is being made. Raises ValueError if depth is under 1.
+    An error of the iterable is raised here, after the items before it. The thread starts with the first `next` and
+    ends when the iterable does, or when this generator is closed or garbage-collected; closing waits for the item that
+    is being made. Raises ValueError, at the call, if depth is under 1.
     """
     if depth < 1:
         raise ValueError(f"depth={depth} must be at least 1")
@@ -36,7 +33,7 @@ def prefetch(iterable: Iterable[T], depth: int = 2) -> Generator[T, None, None]:
 def _prefetch(iterable: Iterable[T], depth: int) -> Generator[T, None, None]:
     ready: queue.Queue[T | _End] = queue.Queue(depth)
     stop = threading.Event()
-    thread = threading.Thread(target=_fill, args=(iterable, ready, stop), name="prefetch", daemon=True)
+    thread = threading.Thread(target=_fill_queue, args=(iterable, ready, stop), name="prefetch", daemon=True)
     thread.start()
     try:
         while not isinstance(item := ready.get(), _End):
@@ -45,18 +42,18 @@ def _prefetch(iterable: Iterable[T], depth: int) -> Generator[T, None, None]:
             raise item.error
     finally:
         stop.set()
-        _drain(ready)  # the thread may be blocked in a put; after stop it makes one more at most
+        _drain(ready)  # the thread may be blocked in put(); once `stop` is set it puts at most one more item
         thread.join()
 
 
-def _fill(iterable: Iterable[T], ready: queue.Queue[T | _End], stop: threading.Event) -> None:
+def _fill_queue(iterable: Iterable[T], ready: queue.Queue[T | _End], stop: threading.Event) -> None:
     error: BaseException | None = None
     try:
         for item in iterable:
             ready.put(item)
             if stop.is_set():
                 return
-            del item  # or this thread would keep a batch alive on top of those in the queue
+            del item  # otherwise this thread would keep one more batch alive than the queue holds
     except BaseException as caught:
         error = caught
     ready.put(_End(error))

@@ -1,39 +1,65 @@
-"""Seeded batches: the same ones, in the same order, under every framework and strategy."""
+"""Seeded batches: the same samples in the same order under every framework and strategy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scalebench.api import api
-from scalebench.spec import InputError
-from scalebench.workloads.batch import Batch
-from scalebench.workloads.disk import DiskRows
+from scalebench.core.errors import InputError
+from scalebench.workloads.network import Shape
+from scalebench.workloads.uncached_rows import UncachedRows
 
 FEEDS = ("host", "fixed", "disk")
 Indices = NDArray[np.int64]
 
 
-@api(since=1)
+@dataclass(frozen=True)
+class SampleShape:
+    """The native shapes of a dataset, which a network without fixed shapes takes over."""
+
+    input_shape: Shape  # of one sample, channels last
+    target_shape: Shape  # (): one class number per sample
+    classes: int | None = None  # None: the targets are quantities
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The part of one global batch that one process reads.
+
+    `inputs` and `targets` have the samples along their first axis. `global_samples` is the size of the global batch
+    over all processes, so that a strategy can weight its loss by samples / global_samples.
+    """
+
+    inputs: NDArray[Any]
+    targets: NDArray[Any]
+    global_samples: int
+
+    @property
+    def samples(self) -> int:
+        """The number of samples in this part."""
+        return len(self.inputs)
+
+
 class Source:
-    """One replica's part of every global batch of a dataset; iterating never ends.
+    """Yields one replica's part of every global batch of a dataset, without end.
 
-    Each epoch is a new permutation drawn from (seed, epoch), the same on all replicas. Its
-    consecutive slices of `global_batch` samples are the batches, and each replica takes a
-    contiguous part of a slice; parts differ by at most one sample. The last batch of an epoch is
-    smaller if it has to be; with fewer samples than `devices` it joins the batch before it. So every
-    sample is seen once per epoch, and no part is empty. `devices` are those of all replicas: more than
-    `replicas` where one of them deals its part out to several.
+    Each epoch uses a new permutation of the samples, drawn from (seed, epoch) and equal on all replicas. Consecutive
+    slices of `global_batch` samples are the global batches, and each replica takes a contiguous part of a slice; parts
+    differ by at most one sample. The last batch of an epoch may be smaller; if it has fewer samples than `devices`, it
+    is joined to the batch before it. So every sample is seen exactly once per epoch, and no part is empty. `devices`
+    counts the devices of all replicas; it exceeds `replicas` where a replica splits its part over several devices.
 
-    `first` and `last` (exclusive) choose a range of samples, so that two sources can share a file.
-    `feed`: host gathers rows from the arrays, memory-mapped or not; fixed gives the first batch
-    again and again, the same arrays each time; disk reads every batch from the disk (the arrays
-    must be memory-mapped .npy files). Raises InputError if replicas would get nothing, or if the
-    feed is unknown or impossible here, ValueError if the arguments contradict each other.
+    `first` and `last` (exclusive) select a range of samples, so that two sources can share one file. `feed` is "host"
+    (gather rows from the arrays, memory-mapped or not), "fixed" (yield the first batch again and again, the same
+    arrays each time) or "disk" (read every batch from the disk; the arrays must be memory-mapped .npy files).
+
+    Raises InputError if a replica would get no samples or if the feed is unknown or not possible on this system, and
+    ValueError if the arguments contradict each other.
     """
 
     def __init__(
@@ -57,103 +83,101 @@ class Source:
             raise ValueError(f"replica {replica} of {replicas}")
         self.samples = last - first
         self.devices = replicas if devices is None else devices
-        _check_enough(self.samples, global_batch, self.devices)
+        _check_sample_count(self.samples, global_batch, self.devices)
         if feed not in FEEDS:
-            raise InputError(f"dataset.feed={feed} is unknown: take one of {', '.join(FEEDS)}")
+            raise InputError(f"dataset.feed={feed} is unknown: use one of {', '.join(FEEDS)}")
         self.global_batch, self.seed, self.feed = global_batch, seed, feed
         self.replica, self.replicas = replica, replicas
         self.first = first
         self._arrays = inputs[first:last], targets[first:last]
-        self._input_rows, self._target_rows = _reader(inputs, feed), _reader(targets, feed)
-        self._order: tuple[int, Indices] | None = None  # the epoch drawn last, and its permutation
-        self._fixed: Batch | None = None
+        self._read_inputs, self._read_targets = _row_reader(inputs, feed), _row_reader(targets, feed)
+        self._permutation_cache: tuple[int, Indices] | None = None  # (epoch, permutation) drawn last
+        self._fixed_batch: Batch | None = None
 
     @property
-    def updates_per_epoch(self) -> int:
-        """Global batches per epoch."""
+    def steps_per_epoch(self) -> int:
+        """The number of global batches, and so of training steps, in one epoch."""
         full, rest = divmod(self.samples, self.global_batch)
         return full if rest < self.devices else full + 1
 
     def __iter__(self) -> Iterator[Batch]:
-        """Batches for ever, epoch after epoch from 0."""
+        """Yield batches without end, epoch after epoch, starting with epoch 0."""
         epoch = 0
         while True:
             yield from self.epoch(epoch)
             epoch += 1
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
-        """The `updates_per_epoch` batches of one epoch."""
-        for update in range(self.updates_per_epoch):
-            if self.feed == "fixed":
-                yield self._first_batch()
-            else:
+        """Yield the `steps_per_epoch` batches of one epoch."""
+        for update in range(self.steps_per_epoch):
+            if self.feed != "fixed":
                 yield self._batch(epoch, update)
+                continue
+            if self._fixed_batch is None:
+                self._fixed_batch = self._batch(0, 0)
+            yield self._fixed_batch
 
     def in_order(self) -> Iterator[Batch]:
-        """Every sample once, unshuffled, for validation; batches with no sample for this replica left out."""
+        """Yield every sample once, unshuffled, for validation, without batches that have no sample for this replica."""
         for start in range(0, self.samples, self.global_batch):
             stop = min(start + self.global_batch, self.samples)
-            part = _part(start, stop, self.replica, self.replicas)
+            part = _replica_slice(start, stop, self.replica, self.replicas)
             if part.start < part.stop:
                 yield self._gather(np.arange(part.start, part.stop) + self.first, stop - start)
 
-    def whole(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Inputs and targets of all samples of all replicas, in order, uncopied; row 0 is row `first` of the file."""
+    def arrays(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return inputs and targets of all samples of all replicas, in order and not copied; row 0 is row `first` of
+        the file."""
         return self._arrays
 
     def batch_indices(self, epoch: int, update: int) -> Indices:
-        """Rows of the arrays that this replica reads for an update (0-based) of an epoch, in order.
+        """Return the rows of the arrays that this replica reads for step `update` (from 0) of an epoch, in order.
 
-        Over the replicas in sequence they are the rows of the global batch. IndexError past the epoch.
+        Concatenated over the replicas they are the rows of the global batch. Raises IndexError past the epoch's end.
         """
         start, stop = self._span(update)
-        return self._permutation(epoch)[_part(start, stop, self.replica, self.replicas)] + self.first
+        return self._permutation(epoch)[_replica_slice(start, stop, self.replica, self.replicas)] + self.first
 
     def global_samples(self, update: int) -> int:
-        """Samples of a whole global batch, by its place in the epoch."""
+        """Return the size of the global batch of step `update` of an epoch, over all replicas."""
         start, stop = self._span(update)
         return stop - start
 
     def _span(self, update: int) -> tuple[int, int]:
-        if not 0 <= update < self.updates_per_epoch:
-            raise IndexError(f"update {update} of {self.updates_per_epoch} per epoch")
+        if not 0 <= update < self.steps_per_epoch:
+            raise IndexError(f"update {update} of {self.steps_per_epoch} per epoch")
         start = update * self.global_batch
-        is_last = update == self.updates_per_epoch - 1
+        is_last = update == self.steps_per_epoch - 1
         return start, self.samples if is_last else start + self.global_batch
 
     def _permutation(self, epoch: int) -> Indices:
-        if self._order is None or self._order[0] != epoch:
+        if self._permutation_cache is None or self._permutation_cache[0] != epoch:
             rng = np.random.default_rng(np.random.SeedSequence([self.seed, epoch]))
-            self._order = epoch, rng.permutation(self.samples)
-        return self._order[1]
+            self._permutation_cache = epoch, rng.permutation(self.samples)
+        return self._permutation_cache[1]
 
     def _batch(self, epoch: int, update: int) -> Batch:
         return self._gather(self.batch_indices(epoch, update), self.global_samples(update))
 
-    def _first_batch(self) -> Batch:
-        if self._fixed is None:
-            self._fixed = self._batch(0, 0)
-        return self._fixed
-
     def _gather(self, rows: Indices, global_samples: int) -> Batch:
-        return Batch(self._input_rows(rows), self._target_rows(rows), global_samples)
+        return Batch(self._read_inputs(rows), self._read_targets(rows), global_samples)
 
 
-def _part(start: int, stop: int, replica: int, replicas: int) -> slice:
-    """The replica's share of start .. stop; the first few replicas take what does not divide."""
+def _replica_slice(start: int, stop: int, replica: int, replicas: int) -> slice:
+    """Return one replica's contiguous part of start .. stop; the first replicas take the remainder, one sample each."""
     share, rest = divmod(stop - start, replicas)
     begin = start + replica * share + min(replica, rest)
     return slice(begin, begin + share + (replica < rest))
 
 
-def _reader(array: NDArray[Any], feed: str) -> Callable[[Indices], NDArray[Any]]:
-    """Rows by index, as a fresh array: the one before may still be in use."""
+def _row_reader(array: NDArray[Any], feed: str) -> Callable[[Indices], NDArray[Any]]:
+    """Return a function from row indices to a new array each time, since the previous one may still be in use."""
     if feed == "disk":
-        return DiskRows(array)
-    return partial(np.take, np.asarray(array), axis=0)  # asarray: a memmap would give memmaps
+        return UncachedRows(array)
+    return partial(np.take, np.asarray(array), axis=0)  # asarray, since taking from a memmap would return memmaps
 
 
-def _check_enough(samples: int, global_batch: int, devices: int) -> None:
+def _check_sample_count(samples: int, global_batch: int, devices: int) -> None:
     if samples < devices:
         raise InputError(f"the dataset has {samples} samples for {devices} replicas: raise dataset.size or lower gpus")
     if global_batch < devices:

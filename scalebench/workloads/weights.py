@@ -1,7 +1,7 @@
-"""Initial weights, drawn in numpy, so that every framework starts from the same ones.
+"""Initial weights, drawn in numpy, so that every framework starts from the same values.
 
-Neutral layout, as Keras has it: dense kernels (in, out), conv1d (width, in, out), conv2d
-(height, width, in, out). Adapters of other frameworks transpose.
+The neutral layout is that of Keras: dense kernels (in, out), one-dimensional convolutions (width, in, out),
+two-dimensional ones (height, width, in, out). Adapters of other frameworks transpose.
 """
 
 from __future__ import annotations
@@ -13,19 +13,16 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from scalebench.api import api
-
-Layer = tuple[str, tuple[int, ...], str]  # name, shape, init
+Layer = tuple[str, tuple[int, ...], str]  # name, shape, initializer
 
 
-@api(since=1)
 def initial_weights(layers: Iterable[Layer], seed: int) -> dict[str, NDArray[np.float32]]:
-    """Float32 arrays by name; each depends on `seed` and its own name, not on its place in `layers`.
+    """Draw float32 arrays by name; each depends on `seed` and its own name, not on its position in `layers`.
 
-    Init is one of zeros, ones, normal:DEVIATION (a standard deviation, around 0), he_uniform
-    (He et al. 2015, limit sqrt(6 / fan_in)) and glorot_uniform (Glorot and Bengio 2010, limit
-    sqrt(6 / (fan_in + fan_out))). Raises ValueError for another one, for a name that comes twice,
-    and for a uniform init of fewer than two axes.
+    The initializer is one of zeros, ones, normal:STANDARD_DEVIATION (mean 0), he_uniform (He et al. 2015, limit
+    sqrt(6 / fan_in)) and glorot_uniform (Glorot and Bengio 2010, limit sqrt(6 / (fan_in + fan_out))). Raises
+    ValueError for any other initializer, for a name that occurs twice, and for a uniform initializer with fewer than
+    two axes, which has no fan-in.
     """
     weights: dict[str, NDArray[np.float32]] = {}
     for name, shape, init in layers:
@@ -40,9 +37,9 @@ def _draw(name: str, shape: tuple[int, ...], init: str, seed: int) -> NDArray[np
         return np.full(shape, float(init == "ones"), np.float32)
     kind, _, deviation = init.partition(":")
     if kind == "normal":
-        drawn = _rng(name, seed).standard_normal(shape, dtype=np.float32)
-        drawn *= np.float32(deviation)
-        return drawn
+        normal = _generator(name, seed).standard_normal(shape, dtype=np.float32)
+        normal *= np.float32(deviation)
+        return normal
     if len(shape) < 2:
         raise ValueError(f"{name} of shape {shape} has no fan-in: use zeros or ones, not {init}")
     fan_in, fan_out = _fans(shape)
@@ -52,20 +49,21 @@ def _draw(name: str, shape: tuple[int, ...], init: str, seed: int) -> NDArray[np
         limit = math.sqrt(6 / (fan_in + fan_out))
     else:
         raise ValueError(f"{name} has unknown init {init}: zeros, ones, normal:0.02, he_uniform or glorot_uniform")
-    # In float32 and in place: the largest kernel of VGG16 takes 411 MB.
-    array = _rng(name, seed).random(shape, dtype=np.float32)
+    # In float32 and in place, since the largest kernel of VGG16 takes 411 MB.
+    array = _generator(name, seed).random(shape, dtype=np.float32)
     array -= np.float32(0.5)
     array *= np.float32(2 * limit)
     return array
 
 
-def _rng(name: str, seed: int) -> np.random.Generator:
-    """crc32, since Python's own hash of a text differs from process to process."""
+def _generator(name: str, seed: int) -> np.random.Generator:
+    """Return the random generator of one array. The name is hashed with crc32, since Python's hash of a string differs
+    from process to process."""
     return np.random.default_rng(np.random.SeedSequence([seed, zlib.crc32(name.encode())]))
 
 
 def _fans(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Inputs that one output sees, outputs that one input reaches; leading axes are the window."""
+    """Return (fan-in, fan-out) of a kernel in neutral layout; axes before the last two are the convolution window."""
     *window, inputs, outputs = shape
     area = math.prod(window)
     return area * inputs, area * outputs

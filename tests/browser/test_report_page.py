@@ -17,8 +17,8 @@ from selenium.webdriver.support.wait import WebDriverWait
 import scalebench
 from scalebench.report.html.page import write
 from scalebench.report.report_data import load_report_data
-from tests import sweeps
 from tests.browser.conftest import width
+from tests.builders import sweeps
 from tests.report.html.made_up import sections
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]

@@ -11,8 +11,8 @@ from selenium.webdriver.common.by import By
 
 from scalebench.report.html.page import write
 from scalebench.report.report_data import load_report_data
-from tests import sweeps
 from tests.browser.test_report_page import made, open_page
+from tests.builders import sweeps
 from tests.report.html.test_page import nasty_sections
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]

@@ -9,9 +9,9 @@ from selenium.webdriver import Chrome
 
 from scalebench.report.html.page import write
 from scalebench.report.report_data import MAX_DETAILED_RUNS, ReportData, load_report_data
-from tests import sweeps
 from tests.browser.conftest import width
 from tests.browser.test_report_page import wait
+from tests.builders import sweeps
 
 LIMIT = 6_000_000  # bytes
 STRATEGIES = ("bare_torch", "ddp_gloo", "ddp_nccl", "horovod_gloo", "horovod_mpi", "horovod_nccl", "lightning_ddp_gloo",

@@ -13,7 +13,7 @@ import pytest
 
 from tests.cluster.cluster import Cluster
 from tests.cluster.down import down
-from tests.cluster.possible import obstacle
+from tests.cluster.requirements import obstacle
 
 PREFIX = "scalebench-testcluster-of-"
 

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from scalebench.core.result import Result, read_result
 from scalebench.measure.progress import read_progress
-from scalebench.results import Result, read_result
-from scalebench.slurm.submission import read_submission
+from scalebench.slurm.submit import read_submission
 from tests.cluster.cluster import ROOT, Cluster
 from tests.cluster.processes import until
 from tests.cluster.settings import ClusterError

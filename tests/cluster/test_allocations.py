@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from scalebench.results import Result
+from scalebench.core.result import Result
+from tests.builders.launching import NEEDS_MPIRUN
 from tests.cluster.program import LIMIT_S, Done, Program
-from tests.launchers.launching import NEEDS_MPIRUN
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.real, NEEDS_MPIRUN]
-STRATEGIES = ("ddp_gloo", "horovod_mpi", "null")
+STRATEGIES = ("ddp_gloo", "horovod_mpi", "simulated")
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +74,7 @@ def test_a_batch_script(program: Program) -> None:
 
 
 def test_more_nodes_than_it_has(program: Program) -> None:
-    done = in_salloc(program, "-N1 -n2", "strategy=null,horovod_mpi gpus=2,4 baseline=none")
+    done = in_salloc(program, "-N1 -n2", "strategy=simulated,horovod_mpi gpus=2,4 baseline=none")
     assert (done.status, done.err) == (0, "")
     lacking = "gpus=4 stand on 2 nodes, and this job has 1 node; ask for more, or lower gpus"
     told = {(row.scale.gpus, row.status, row.reason) for row in program.rows().values()}

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.cluster import Cluster
-from tests.cluster.faults import case, cases, started
-from tests.cluster.faults import no_job_left as no_job_left
+from tests.cluster.fault_cases import case, cases, started
+from tests.cluster.fault_cases import no_job_left as no_job_left
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.usefixtures("no_job_left")]
 CANCELLED, LATE, LOW, WAITING, GOOD = range(5)

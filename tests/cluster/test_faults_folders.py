@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.results import Result, read_result
+from scalebench.core.result import Result, read_result
 from tests.cluster.cluster import Cluster
-from tests.cluster.faults import LASTING, SHORT, run, started
-from tests.cluster.faults import no_job_left as no_job_left
+from tests.cluster.fault_cases import LASTING, SHORT, run, started
+from tests.cluster.fault_cases import no_job_left as no_job_left
 from tests.cluster.settings import HEAD
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.usefixtures("no_job_left")]

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.results import Result
+from scalebench.core.result import Result
 from tests.cluster import processes
 from tests.cluster.cluster import Cluster
-from tests.cluster.faults import JOB_LIMIT_S, Program, case, cases, started
-from tests.cluster.faults import no_job_left as no_job_left
+from tests.cluster.fault_cases import JOB_LIMIT_S, Program, case, cases, started
+from tests.cluster.fault_cases import no_job_left as no_job_left
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.usefixtures("no_job_left")]
 NODES = "--noheader", "--Node", "--partition=main", "--format=%T"

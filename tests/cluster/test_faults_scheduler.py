@@ -8,8 +8,8 @@ import pytest
 
 from tests.cluster import processes
 from tests.cluster.cluster import Cluster
-from tests.cluster.faults import JOB_LIMIT_S, LASTING, SHORT, run, started
-from tests.cluster.faults import no_job_left as no_job_left
+from tests.cluster.fault_cases import JOB_LIMIT_S, LASTING, SHORT, run, started
+from tests.cluster.fault_cases import no_job_left as no_job_left
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.usefixtures("no_job_left")]
 # Jobs that are over are in no queue, as some minutes later everywhere.

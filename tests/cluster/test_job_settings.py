@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from scalebench.results import Result
+from scalebench.core.result import Result
+from tests.builders.launching import NEEDS_MPIRUN
 from tests.cluster.program import Program
-from tests.launchers.launching import NEEDS_MPIRUN
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 # In place of Apptainer, which is not in the distribution: shows its words, and runs the rest on the node itself.
@@ -47,14 +47,14 @@ def test_srun_starts_ranks_of_mpi(gpus: int, program: Program) -> None:
 
 def test_setup_lines_and_options_take_effect(program: Program) -> None:
     words = """hardware.slurm.setup='["export NCCL_DEBUG=WARN"]' hardware.slurm.lines='["--comment=words of mine"]'"""
-    found = row(program, f"strategy=null gpus=4 {words}")
+    found = row(program, f"strategy=simulated gpus=4 {words}")
     assert found.status == "ok" and found.machine.environment["NCCL_DEBUG"] == "WARN"
     (job,) = program.ids()
     assert "Comment=words of mine" in program.cluster.slurm("scontrol", "show", "job", job)
 
 
 def test_options_of_the_step_take_effect(program: Program) -> None:
-    found = row(program, """strategy=null gpus=4 hardware.slurm.srun='["--no-such-option"]'""", status=1)
+    found = row(program, """strategy=simulated gpus=4 hardware.slurm.srun='["--no-such-option"]'""", status=1)
     assert found.status == "failed" and "no-such-option" in (found.reason or ""), found.reason
 
 
@@ -81,7 +81,7 @@ def test_ranks_run_in_an_image(program: Program) -> None:
     mounts = f"{folder}:{folder},{program.cache}:{program.cache},/opt:/opt"
     assert len(calls) == 4
     assert set(calls) == {
-        f"exec --bind {mounts} {image} {sys.executable} -m scalebench.launchers.mpi_rank {folder} scalebench.worker"
+        f"exec --bind {mounts} {image} {sys.executable} -m scalebench.runner.launchers.rank_agent {folder} scalebench.runner.worker"
     }
 
 

@@ -6,8 +6,8 @@ import pandas as pd
 import pytest
 
 import scalebench
+from tests.builders.launching import NEEDS_MPIRUN
 from tests.cluster.program import Program
-from tests.launchers.launching import NEEDS_MPIRUN
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.real, NEEDS_MPIRUN]
 STRATEGIES = ("ddp_gloo", "horovod_gloo", "horovod_mpi")

@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
-from scalebench.results import Result
-from scalebench.slurm.submission import read_submission
+from scalebench.core.result import Result
+from scalebench.slurm.submit import read_submission
 from tests.cluster.processes import until
 from tests.cluster.program import ENDLESS, PATIENCE_S, Program
 
@@ -28,7 +28,7 @@ def ok(rows: dict[int, Result]) -> dict[int, bool]:
 def test_jobs_take_turns(program: Program) -> None:
     """hardware.max_jobs=1: no second job is in the queue, neither waiting nor running."""
     seen: list[int] = []
-    with program.started("strategy=null gpus=1,2,3,4 hardware.max_jobs=1 baseline=none") as process:
+    with program.started("strategy=simulated gpus=1,2,3,4 hardware.max_jobs=1 baseline=none") as process:
         while process.poll() is None:
             states = list(program.states().values())
             seen.append(sum(state in ("PENDING", "CONFIGURING", "RUNNING") for state in states))
@@ -41,7 +41,7 @@ def test_jobs_take_turns(program: Program) -> None:
 def test_a_killed_program_leaves_its_jobs_to_the_next(program: Program) -> None:
     """Of four runs one is over, two go on, and one has not been submitted; then one of the two ends by itself."""
     words = (
-        "strategy=null gpus=1,2,3,4 hardware.max_jobs=2 baseline=none measure.min_s=8 measure.max_s=8 "
+        "strategy=simulated gpus=1,2,3,4 hardware.max_jobs=2 baseline=none measure.min_s=8 measure.max_s=8 "
         "strategy.options.step_s=0.01"
     )
     with program.started(words) as process:
@@ -63,7 +63,7 @@ def test_a_killed_program_leaves_its_jobs_to_the_next(program: Program) -> None:
 
 def test_what_ended_while_nobody_looked_is_taken_as_it_is(program: Program) -> None:
     """One job has left its row meanwhile, another was cancelled and has none: only that is done again."""
-    words = "strategy=null gpus=1,2 baseline=none strategy.options.step_s=0.01 measure.min_s=6 measure.max_s=6"
+    words = "strategy=simulated gpus=1,2 baseline=none strategy.options.step_s=0.01 measure.min_s=6 measure.max_s=6"
     with program.started(words) as process:
         program.jobs_are(RUNNING=2)
         process.send_signal(signal.SIGKILL)
@@ -80,7 +80,7 @@ def test_what_ended_while_nobody_looked_is_taken_as_it_is(program: Program) -> N
 def test_a_failed_run_is_done_again(program: Program) -> None:
     """And the good one is kept. What it failed for, in what is set up on its node, has been put right meanwhile."""
     setup = program.folder / "setup.sh"
-    words = f"""strategy=null gpus=1,2 baseline=none hardware.slurm.setup='["source {setup}"]'"""
+    words = f"""strategy=simulated gpus=1,2 baseline=none hardware.slurm.setup='["source {setup}"]'"""
     setup.write_text("[ $SLURM_NTASKS = 1 ] || { echo no such module; exit 3; }\n")
     assert program.run(words).status == 1
     assert ok(program.rows()) == {0: True, 1: False}
@@ -94,7 +94,7 @@ def test_a_failed_run_is_done_again(program: Program) -> None:
 
 def test_a_single_run_is_resumed_as_well(program: Program) -> None:
     """Its folder is named by whoever comes back."""
-    words = ["strategy=null", "gpus=2", *ENDLESS]
+    words = ["strategy=simulated", "gpus=2", *ENDLESS]
     folder = program.folder / "run"
     with program.started(f"hydra.run.dir={folder}", *words, several=False) as process:
         until((folder / "job.json").exists, PATIENCE_S, "the job")

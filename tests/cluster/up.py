@@ -6,9 +6,9 @@ import dataclasses
 import sys
 import time
 
-from tests.cluster import daemons, hosts, links, wrappers
+from tests.cluster import daemons, hosts, links, shell_commands
 from tests.cluster.down import down
-from tests.cluster.possible import obstacle
+from tests.cluster.requirements import obstacle
 from tests.cluster.settings import (
     FOLDER_VARIABLE,
     HEAD,
@@ -44,7 +44,7 @@ def up(settings: Settings) -> None:
     for node in settings.node_names:
         links.mend(settings, node)
         links.shape(settings, node, settings.rate)
-    wrappers.write(settings.folder)
+    shell_commands.write(settings.folder)
     daemons.start(settings)
     daemons.wait_for_nodes(settings)
 

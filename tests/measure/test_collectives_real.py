@@ -9,15 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scalebench import cli, jobs, launchers
+from scalebench.config.compose import compose_config
+from scalebench.config.resolve import resolve
+from scalebench.core.json_files import read_record
+from scalebench.core.result import COLLECTIVES, ProbeRecord
+from scalebench.core.spec import write_spec
 from scalebench.measure.collectives import usable_sizes
-from scalebench.probe_records import COLLECTIVES, Probes
-from scalebench.records import from_dict, read_json
-from scalebench.resolve import resolve
-from scalebench.spec import write_spec
-from tests.measure.collective_rank import SIZES, TRANSFERS, sent
+from scalebench.runner import launchers
+from tests.measure.collectives_rank import SIZES, TRANSFERS, sent
 
-RANK = "tests.measure.collective_rank"
+RANK = "tests.measure.collectives_rank"
 WORDS = ("gpus=2", "measure.block_s=0.002", "measure.probe_s=0.1", "measure.hang_s=60", "dataset.size=1000")
 OF_HOROVOD = {"all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all"}
 OF_TENSORFLOW = {"all_reduce", "all_gather"}
@@ -28,14 +29,14 @@ class Left:
     """What the processes left."""
 
     arrays: dict[str, np.ndarray]  # by operation, size and rank
-    probes: list[Probes]
+    probes: list[ProbeRecord]
 
     def operations(self) -> set[str]:
         return {key.partition(" ")[0] for key in self.arrays}
 
 
 def launch(strategy: str, folder: Path) -> Left:
-    spec = resolve(jobs.to_config(cli.compose([f"strategy={strategy}", *WORDS])))
+    spec = resolve(compose_config([f"strategy={strategy}", *WORDS]))
     if spec.unsupported is not None:
         pytest.skip(spec.unsupported)
     folder.mkdir(exist_ok=True)
@@ -46,7 +47,7 @@ def launch(strategy: str, folder: Path) -> Left:
     for rank in range(spec.processes):
         with np.load(folder / f"results{rank}.npz") as found:
             arrays |= dict(found)
-    return Left(arrays, [from_dict(Probes, read_json(folder / f"probes{k}.json")) for k in range(spec.processes)])
+    return Left(arrays, [read_record(folder / f"probes{k}.json", ProbeRecord) for k in range(spec.processes)])
 
 
 def expected(name: str, size: int, rank: int) -> np.ndarray | None:

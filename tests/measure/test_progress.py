@@ -9,11 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from scalebench.core.run_folder import progress_path
 from scalebench.measure import progress
-from scalebench.measure.progress import Progress, ProgressFile, progress_path, read_progress, rss_peak_bytes
+from scalebench.measure.progress import Progress, ProgressFile, read_progress, rss_peak_bytes
 from scalebench.measure.session import Session
-from tests.helpers import null_spec, rank
-from tests.trainings import curve
+from tests.builders.runs import rank, simulated_spec
+from tests.builders.sweeps import curve
 
 
 @pytest.fixture
@@ -97,8 +98,8 @@ def test_a_training_tells_its_epoch_and_metric(now: SimpleNamespace, tmp_path: P
 
 def test_a_session_tells_how_far_its_training_is(now: SimpleNamespace, tmp_path: Path) -> None:
     file = ProgressFile(tmp_path, 0, 77)
-    session = Session(null_spec(), None, rank(), file)  # type: ignore[arg-type]
-    source = SimpleNamespace(updates_per_epoch=50)
+    session = Session(simulated_spec(), None, rank(), file)  # type: ignore[arg-type]
+    source = SimpleNamespace(steps_per_epoch=50)
     session._report_training(SimpleNamespace(updates=75, samples=750, train_s=3.0, train=source, curve=[]))  # type: ignore[arg-type]
     seen = read_progress(tmp_path, 0)
     assert seen is not None and (seen.steps, seen.epoch, seen.metric) == (75, 1.5, None)

@@ -1,4 +1,4 @@
-"""A rank's phases, and what is measured against what is known: the null strategy sleeps as told.
+"""A rank's phases, and what is measured against what is known: the simulated strategy sleeps as told.
 
 A sleep never ends early, so what was slept bounds every block from below. From above the machine's other work
 does not: there the quietest block counts, since noise only ever adds.
@@ -15,15 +15,16 @@ from typing import Any
 
 import pytest
 
-from scalebench import analysis
-from scalebench.adapters.null import Null
+from scalebench.analysis import throughput as analysis
+from scalebench.core.result import COLLECTIVES, RankRecord, Result
+from scalebench.core.spec import DatasetSpec, RunSpec, StrategySpec
 from scalebench.measure.progress import ProgressFile, read_progress
 from scalebench.measure.session import Session, WrongBackend, finish
-from scalebench.results import RankRecord, Result
-from scalebench.run import run
-from scalebench.spec import DatasetSpec, RunSpec, StrategySpec
+from scalebench.runner.parent import run
+from scalebench.strategies.base import PARTS, LossPart, Strategy
+from scalebench.strategies.simulated import Simulated
 from scalebench.workloads import datasets
-from tests.helpers import in_parallel, null_spec
+from tests.builders.runs import in_parallel, simulated_spec
 
 PHASES = ["setup", "warmup", "measure", "evaluate", "probes", "close"]
 ABOVE = 1.08  # how far the quietest block may lie above what was slept
@@ -31,8 +32,8 @@ STRAGGLER = {"straggler_rank": 1, "straggler_s": 0.02}
 LONG = {"block_s": 0.05, "min_s": 1.0, "max_s": 1.0}
 
 
-class Noted(Null):
-    """A null strategy that notes what is asked of it."""
+class Noted(Simulated):
+    """A simulated strategy that notes what is asked of it."""
 
     def __init__(self, spec: RunSpec, rank: int = 0) -> None:
         super().__init__(spec, rank)
@@ -45,7 +46,28 @@ class Noted(Null):
         return found
 
 
-def one_rank(tmp_path: Path, spec: RunSpec, kind: type[Null] = Null) -> tuple[RankRecord, Null]:
+class WithoutProbes(Strategy):
+    """What an author of a strategy has to write, and nothing else."""
+
+    Options = Simulated.Options
+
+    def setup(self) -> None: ...
+
+    def step(self, batch: Any) -> LossPart:
+        return LossPart(float(batch.samples), batch.samples)
+
+    def synchronize(self) -> None: ...
+
+    def broadcast(self, value: float) -> float:
+        return value
+
+    def backend_used(self) -> None: ...
+
+    def evaluate(self, source: Any) -> dict[str, float]:
+        return {"mse": 1.0}
+
+
+def one_rank(tmp_path: Path, spec: RunSpec, kind: type[Strategy] = Simulated) -> tuple[RankRecord, Strategy]:
     """A session of one rank in this process."""
     record, strategy = RankRecord(0, "here", os.getpid()), kind(spec, 0)
     Session(spec, strategy, record, ProgressFile(tmp_path, 0, os.getpid())).run()
@@ -53,7 +75,7 @@ def one_rank(tmp_path: Path, spec: RunSpec, kind: type[Null] = Null) -> tuple[Ra
 
 
 def test_phases_come_in_order_and_are_marked(tmp_path: Path) -> None:
-    record, strategy = one_rank(tmp_path, null_spec(), Noted)
+    record, strategy = one_rank(tmp_path, simulated_spec(), Noted)
     assert isinstance(strategy, Noted)
     assert list(record.marks_s) == PHASES
     assert list(record.marks_s.values()) == sorted(record.marks_s.values())
@@ -68,8 +90,8 @@ def test_phases_come_in_order_and_are_marked(tmp_path: Path) -> None:
 
 
 def test_what_a_session_leaves_in_the_record(tmp_path: Path) -> None:
-    record, _ = one_rank(tmp_path, null_spec(options={"message_bytes": 77}, size=80))
-    assert (record.train_samples, record.updates_per_epoch, record.params) == (60, 6, None)
+    record, _ = one_rank(tmp_path, simulated_spec(options={"message_bytes": 77}, size=80))
+    assert (record.train_samples, record.steps_per_epoch, record.params) == (60, 6, None)
     assert (record.metrics, record.message_bytes, record.backend_used) == ({"mse": 0.0}, [77], None)
     assert record.peak_memory_bytes == [None]
     assert record.warmup_block_steps == 1 and len(record.warmup_block_s) == len(record.warmup_losses) >= 16
@@ -79,37 +101,51 @@ def test_what_a_session_leaves_in_the_record(tmp_path: Path) -> None:
     assert losses[0] == 1.0 and losses == sorted(losses, reverse=True), "1/k at update k"
 
 
+def test_a_strategy_without_probes_has_nulls_and_the_reason(tmp_path: Path) -> None:
+    measure = {"probes": True, "probe_s": 0.2, "collectives": True, "bandwidth": True, "timeline": True}
+    record, _ = one_rank(tmp_path, simulated_spec(2, measure=measure), WithoutProbes)
+    assert record.block_s and record.metrics == {"mse": 1.0}
+    assert (record.params, record.message_bytes, record.stages, record.state_bytes) == (None, [], [], [])
+    assert record.probes is not None and record.probes.fixed_batch_s and not record.probes.sync_off_s
+    probes = ["exposed", "imbalance", "isolated", *PARTS, "copy", "profile", *COLLECTIVES, "send_one_way", "memcpy"]
+    assert record.probes.reasons.keys() >= set(probes)
+    assert set(record.probes.reasons.values()) == {"strategy null has no probes"}
+    assert record.timeline is not None and record.timeline.reason == "strategy null has no probes"
+
+
 @pytest.mark.parametrize("changes", [{"measure": {"evaluate": False}}, {"share": 0.0}])
 def test_without_validation_there_is_no_such_phase(changes: dict[str, Any], tmp_path: Path) -> None:
     share = changes.pop("share", 0.25)
-    spec = null_spec(dataset=DatasetSpec("materials", size=64, validation_share=share), **changes)
+    spec = simulated_spec(dataset=DatasetSpec("materials", size=64, validation_share=share), **changes)
     record, _ = one_rank(tmp_path, spec)
     assert list(record.marks_s) == [phase for phase in PHASES if phase != "evaluate"]
     assert record.metrics == {}
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"), [("gloo", "null asked for gloo"), ("auto", "asked for some exchange")], ids=["named", "auto"]
+    ("asked", "told"),
+    [("gloo", "simulated asked for gloo"), ("auto", "asked for some exchange")],
+    ids=["named", "auto"],
 )
 def test_another_backend_than_asked_for_is_a_failure(asked: str, told: str, tmp_path: Path) -> None:
     """Replicas that silently do not average must not pass for a strategy."""
-    spec = null_spec(gpus=2, strategy=StrategySpec("null", baseline="null", backend=asked))
-    session = Session(spec, Null(spec, 0), RankRecord(0, "here", 1), ProgressFile(tmp_path, 0, 1))
+    spec = simulated_spec(gpus=2, strategy=StrategySpec("simulated", baseline="simulated", backend=asked))
+    session = Session(spec, Simulated(spec, 0), RankRecord(0, "here", 1), ProgressFile(tmp_path, 0, 1))
     with pytest.raises(WrongBackend, match=f"{told}, but the gradients were carried by nothing"):
         session._look_back()
 
 
 @pytest.mark.parametrize("asked", ["gloo", "auto"])
 def test_one_device_has_nobody_to_exchange_with(asked: str, tmp_path: Path) -> None:
-    spec = null_spec(strategy=StrategySpec("null", baseline="null", backend=asked))
+    spec = simulated_spec(strategy=StrategySpec("simulated", baseline="simulated", backend=asked))
     assert one_rank(tmp_path, spec)[0].backend_used is None
 
 
 def test_a_failure_leaves_the_marks_so_far(tmp_path: Path) -> None:
-    spec = null_spec(options={"fault": "raise", "fault_phase": "evaluate"})
+    spec = simulated_spec(options={"fault": "raise", "fault_phase": "evaluate"})
     record = RankRecord(0, "here", 1)
     with pytest.raises(RuntimeError, match="told to fail"):
-        Session(spec, Null(spec, 0), record, ProgressFile(tmp_path, 0, 1)).run()
+        Session(spec, Simulated(spec, 0), record, ProgressFile(tmp_path, 0, 1)).run()
     assert list(record.marks_s) == ["setup", "warmup", "measure", "evaluate"]
     assert record.block_s and record.backend_used is None
 
@@ -117,14 +153,14 @@ def test_a_failure_leaves_the_marks_so_far(tmp_path: Path) -> None:
 def test_the_feed_is_closed_after_training(tmp_path: Path) -> None:
     closed = []
 
-    class Feeding(Null):
+    class Feeding(Simulated):
         def feed(self, source: Any) -> Any:
             try:
                 yield from source
             finally:
                 closed.append(True)
 
-    one_rank(tmp_path, null_spec(), Feeding)
+    one_rank(tmp_path, simulated_spec(), Feeding)
     assert closed == [True]
 
 
@@ -143,16 +179,16 @@ def test_times_are_those_that_were_slept(tmp_path: Path) -> None:
         "step": (1, {"step_s": 0.02}, 0.02),
         "loading": (1, {"step_s": 0.005, "loading_s": 0.02}, 0.025),
         "group": (2, {"step_s": 0.02}, 0.02),
-        "exchange": (2, {"step_s": 0.01, "exchange_s": 0.02}, 0.03),
-        "straggler": (2, {"step_s": 0.01, **STRAGGLER}, 0.03),
+        "exchange": (2, {"step_s": 0.01, "sync_s": 0.02}, 0.03),
+        "imbalance": (2, {"step_s": 0.01, **STRAGGLER}, 0.03),
         "rank 0 straggles": (2, {"step_s": 0.01, "straggler_rank": 0, "straggler_s": 0.02}, 0.03),
         "no such straggler": (2, {"step_s": 0.02, "straggler_rank": 2, "straggler_s": 1.0}, 0.02),
-        "all": (2, {"step_s": 0.01, "loading_s": 0.01, "exchange_s": 0.01, **STRAGGLER, "straggler_s": 0.01}, 0.04),
+        "all": (2, {"step_s": 0.01, "loading_s": 0.01, "sync_s": 0.01, **STRAGGLER, "straggler_s": 0.01}, 0.04),
     }  # fmt: skip
 
     def measured(name: str) -> Result:
         gpus, options, _ = known[name]
-        return run(null_spec(gpus, options=options, measure=LONG, size=160), tmp_path / name)
+        return run(simulated_spec(gpus, options=options, measure=LONG, size=160), tmp_path / name)
 
     for name, result in in_parallel(measured, known, at_once=4).items():
         gpus, _, expected_s = known[name]
@@ -169,7 +205,7 @@ def test_times_are_those_that_were_slept(tmp_path: Path) -> None:
 
 def test_warm_up_does_not_count(tmp_path: Path) -> None:
     options = {"step_s": 0.002, "warmup_s": 0.1, "warmup_steps": 10}
-    record, _ = one_rank(tmp_path, null_spec(options=options, measure={"warmup_steps": 10, "warmup_max_s": 3.0}))
+    record, _ = one_rank(tmp_path, simulated_spec(options=options, measure={"warmup_steps": 10, "warmup_max_s": 3.0}))
     assert record.warmup_block_steps == 1
     assert len(record.warmup_block_s) >= 20, "sixteen would show ten slow updates and too little of what follows"
     assert min(record.warmup_block_s[:10]) >= 0.102
@@ -180,17 +216,17 @@ def test_warm_up_does_not_count(tmp_path: Path) -> None:
 @pytest.mark.parametrize("gpus", [1, 2, 3])
 def test_every_sample_is_counted_also_of_an_uneven_last_batch(gpus: int, tmp_path: Path) -> None:
     """94 samples in batches of 7 per device; each block against the sizes of its own updates."""
-    spec = null_spec(gpus, size=125, measure={"block_s": 0.006, "warmup_steps": 7})
+    spec = simulated_spec(gpus, size=125, measure={"block_s": 0.006, "warmup_steps": 7})
     spec.batch_per_device, spec.global_batch = 7, 7 * gpus
     result = run(spec, tmp_path / "run")
     assert result.status == "ok", result.reason
-    train, _ = datasets.sources(spec, 0, gpus)
+    train, _ = datasets.open_sources(spec, 0, gpus)
     first = result.ranks[0]
-    assert (first.train_samples, first.updates_per_epoch) == (94, train.updates_per_epoch)
-    assert train.global_samples(train.updates_per_epoch - 1) != 7 * gpus
+    assert (first.train_samples, first.steps_per_epoch) == (94, train.steps_per_epoch)
+    assert train.global_samples(train.steps_per_epoch - 1) != 7 * gpus
     steps, warm = first.block_steps or 0, (first.warmup_block_steps or 0) * len(first.warmup_block_s)
     assert warm >= 7
-    sizes = [train.global_samples(update) for update in range(train.updates_per_epoch)]
+    sizes = [train.global_samples(update) for update in range(train.steps_per_epoch)]
     for block in range(len(first.block_s)):
         begin = warm + block * steps
         expected = sum(sizes[update % len(sizes)] for update in range(begin, begin + steps))
@@ -199,7 +235,7 @@ def test_every_sample_is_counted_also_of_an_uneven_last_batch(gpus: int, tmp_pat
 
 def test_all_ranks_stop_at_the_same_step(tmp_path: Path) -> None:
     options = {"straggler_rank": 1, "straggler_s": 0.003}
-    result = run(null_spec(3, options=options), tmp_path / "run")
+    result = run(simulated_spec(3, options=options), tmp_path / "run")
     assert result.status == "ok", result.reason
     assert [r.rank for r in result.ranks] == [0, 1, 2]
     assert (
@@ -211,9 +247,9 @@ def test_all_ranks_stop_at_the_same_step(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_replicas_stop_at_a_deadline_and_their_throughputs_add_up(tmp_path: Path) -> None:
-    strategy = StrategySpec("null", baseline="null", lockstep=False)
+    strategy = StrategySpec("simulated", baseline="simulated", lockstep=False)
     strategy.options = {"step_s": 0.01, **STRAGGLER}
-    result = run(null_spec(2, strategy=strategy, measure=LONG), tmp_path / "run")
+    result = run(simulated_spec(2, strategy=strategy, measure=LONG), tmp_path / "run")
     assert result.status == "ok", result.reason
     fast, slow = result.ranks
     assert fast.block_steps == slow.block_steps

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from scalebench.adapters.null import Null
-from scalebench.frame import load
+from scalebench.analysis.load import load
+from scalebench.core.errors import InputError
+from scalebench.core.result import RankRecord, Result
+from scalebench.core.spec import DatasetSpec, RunSpec, StopSpec, TrainSpec
 from scalebench.measure.progress import ProgressFile
 from scalebench.measure.session import Session
-from scalebench.results import RankRecord, Result
-from scalebench.run import run
-from scalebench.spec import DatasetSpec, InputError, RunSpec
-from scalebench.train_spec import StopSpec, TrainSpec
+from scalebench.runner.parent import run
+from scalebench.strategies.simulated import Simulated
 from scalebench.workloads import datasets
-from tests.helpers import in_parallel, null_spec
+from tests.builders.runs import in_parallel, simulated_spec
 
 LEARNS = {"step_s": 0.001, "learning": 0.05}  # mse after n updates: exp(-n / 20)
 PER_EPOCH = 24  # updates, of 480 samples on two devices
@@ -35,11 +35,11 @@ def spec_of(
 ) -> RunSpec:
     trains = TrainSpec(batch_per_device=10, stop=StopSpec(**(stop or {})), **train)
     data = DatasetSpec("materials", size=size, validation_share=share)
-    return null_spec(gpus, {**LEARNS, **(options or {})}, measure, train=trains, dataset=data)
+    return simulated_spec(gpus, {**LEARNS, **(options or {})}, measure, train=trains, dataset=data)
 
 
-def one_rank(tmp_path: Path, spec: RunSpec) -> tuple[RankRecord, Null]:
-    record, strategy = RankRecord(0, "here", os.getpid()), Null(spec, 0)
+def one_rank(tmp_path: Path, spec: RunSpec) -> tuple[RankRecord, Simulated]:
+    record, strategy = RankRecord(0, "here", os.getpid()), Simulated(spec, 0)
     Session(spec, strategy, record, ProgressFile(tmp_path, 0, os.getpid())).run()
     return record, strategy
 
@@ -76,7 +76,7 @@ def test_what_a_training_leaves(results: dict[str, tuple[Result, Path]]) -> None
     assert [rank.stopped_by for rank in result.ranks] == ["epochs"] * 2
     assert quality.curve[-1].train_s == max(rank.curve[-1].train_s for rank in result.ranks) >= 0.059
     for rank in result.ranks:
-        assert rank.block_s and rank.first_update_s is not None
+        assert rank.block_s and rank.first_step_s is not None
         blocks_s = sum(rank.warmup_block_s[1:]) + sum(rank.block_s)
         assert blocks_s <= rank.curve[-1].train_s + 1e-9, "and what was cut short"
     row = load(folder).iloc[0]
@@ -148,7 +148,7 @@ def test_a_loss_that_is_no_number_is_a_failed_run_with_its_update(results: dict[
 
 def test_probes_come_after_a_training_that_measured_nothing(results: dict[str, tuple[Result, Path]]) -> None:
     result, _ = results["probed"]
-    assert result.status == "ok" and all(rank.probes is not None and rank.probes.on_s for rank in result.ranks)
+    assert result.status == "ok" and all(rank.probes is not None and rank.probes.sync_on_s for rank in result.ranks)
 
 
 def test_rates_follow_the_schedule_through_both_stages(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_rates_follow_the_schedule_through_both_stages(tmp_path: Path) -> None:
 
 
 def test_a_look_that_finds_no_number_fails(tmp_path: Path) -> None:
-    class Lost(Null):
+    class Lost(Simulated):
         def evaluate(self, source: Any) -> dict[str, float]:
             return {"mse": float("nan")}
 
@@ -181,9 +181,9 @@ def test_a_file_with_too_few_samples_to_validate(tmp_path: Path) -> None:
 
 def test_as_many_samples_trained_on_as_there_are_to_validate() -> None:
     spec = spec_of(2, size=100)
-    alike = datasets.like_validation(spec, 0, 2)
+    alike = datasets.open_training_subset(spec, 0, 2)
     assert alike is not None and (alike.samples, alike.first) == (25, 0)
     mostly = spec_of(2, size=100, share=0.7)
-    alike = datasets.like_validation(mostly, 1, 2)
+    alike = datasets.open_training_subset(mostly, 1, 2)
     assert alike is not None and alike.samples == 30, "all there are"
-    assert datasets.like_validation(spec_of(2, size=100, share=0.01), 0, 2) is None
+    assert datasets.open_training_subset(spec_of(2, size=100, share=0.01), 0, 2) is None

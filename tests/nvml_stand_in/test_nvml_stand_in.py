@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scalebench import gpus
+from scalebench.core.machine import gpus
 from tests.nvml_stand_in import UUIDS, put_in, variables
 
 
@@ -45,7 +45,7 @@ def test_a_gpu_is_lost_after_so_many_questions(nvml_library: Path, monkeypatch: 
 
 
 def test_another_process_finds_it_by_its_name(nvml_library: Path) -> None:
-    code = "from scalebench import gpus; print(len(gpus.detect_gpus().gpus))"
+    code = "from scalebench.core.machine import gpus; print(len(gpus.detect_gpus().gpus))"
     env = os.environ | variables(nvml_library)
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "2"

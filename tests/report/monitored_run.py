@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from scalebench.measure.monitor.rows import Rows
-from scalebench.monitor_records import DeviceMonitor, Monitor
-from scalebench.results import Result, write_result
-from tests.sweeps import run
+from scalebench.core.result import DeviceMonitor, Monitor, Result, write_result
+from scalebench.measure.monitor.time_series import Rows
+from tests.builders.sweeps import run
 
 BEGIN_S = 1_800_000_000.0  # of the measured phase; it lasts 10 s, and warm-up 5 s before it
 DIP_S = 3.35  # when the clock of GPU 1 dips, for one sample

@@ -11,10 +11,10 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from scalebench.core.result import Result
 from scalebench.report.document import Block, Chart, Paragraph, Section, Series, Table
 from scalebench.report.report_data import ReportData, load_report_data
-from scalebench.results import Result
-from tests import sweeps
+from tests.builders import sweeps
 
 B = TypeVar("B", Chart, Table, Paragraph)
 SCRIPT = "<script>alert(1)</script>"

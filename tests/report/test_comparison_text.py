@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from scalebench.comparison import Comparison, compare, compare_by
+from scalebench.analysis.comparison import Comparison, compare, compare_by
+from scalebench.core.stats.estimates import Interval
 from scalebench.report.comparison_text import (
     MAX_LINES,
     clean_line,
@@ -24,8 +25,7 @@ from scalebench.report.comparison_text import (
     make_junit,
     make_markdown,
 )
-from scalebench.stats import Interval
-from tests.launches import failed, machine, made, train
+from tests.builders.comparisons import failed, machine, made, train
 
 STEADY = [0.1, 0.1005, 0.0995, 0.1002, 0.0998]
 SLOW = [each * 1.05 for each in STEADY]

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from scalebench.curves import Curve
+from scalebench.analysis.scaling_curves import Curve
 from scalebench.report import document
 from scalebench.report.document import (
     CurveGroup,

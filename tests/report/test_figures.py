@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from scalebench.core.errors import InputError
 from scalebench.report import figures
 from scalebench.report.document import Axis, Chart, Series
 from scalebench.report.figures import COLOURS, GREY
 from scalebench.report.html.plots import ChartStyles
-from scalebench.spec import InputError
 from tests.report.sections_by_hand import EVIL, TAGS, lines, stacked
 
 COLUMN_PX, PAGE_PX = 1050, 2160

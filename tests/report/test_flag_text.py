@@ -10,10 +10,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from scalebench.frame import frame
+from scalebench.analysis.load import frame
 from scalebench.report import flag_text
 from scalebench.report.flag_text import describe_intervals, describe_row
-from tests.helpers import record
+from tests.builders.runs import record
 
 
 def row(**changes: Any) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def test_a_frame_of_single_runs_has_its_line_too() -> None:
 
 ROOT = Path(__file__).parents[2]
 # Where flags are given, and the functions that do; what else they hold in quotes is no flag.
-GIVING = ("analysis", "steady", "resolve", "measure/monitor/guards", "measure/attended")
+GIVING = ("analysis", "steady", "resolve", "measure/monitor/guards", "measure/node")
 FUNCTIONS = re.compile(r"_?(flags|unsteady|unsteadiness|superlinear|resolve)")
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from scalebench.gpus import Gpu
+from scalebench.core.machine.gpus import Gpu
+from scalebench.core.result import Result
 from scalebench.report import machine_text
-from scalebench.results import Result
-from tests.helpers import MACHINE, rank, record
+from tests.builders.runs import MACHINE, rank, record
 
 GPU = Gpu(0, "A100", None, 40 * 2**30, 1410, 1215, 400.0, 0, None, pcie_generation_max=4, pcie_width_max=16)
 

@@ -12,7 +12,7 @@ from markdown_it import MarkdownIt
 from scalebench.report.document import Axis, Chart, Series
 from scalebench.report.markdown import MAX_CHART_ROWS, _render_chart, escape_paragraph, fence, render_document, write
 from scalebench.report.report_data import load_report_data
-from tests import sweeps
+from tests.builders import sweeps
 from tests.report.sections_by_hand import EVIL, hostile, long, report
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "report.md"

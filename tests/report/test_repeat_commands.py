@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from scalebench import cli, jobs
-from scalebench.curves import cells
-from scalebench.pooling import pool
-from scalebench.registry import BUILT_IN
+from scalebench.analysis.repeats import pool
+from scalebench.analysis.scaling_curves import cells
+from scalebench.config.compose import compose_config
 from scalebench.report.repeat_commands import make_command, make_recipe
-from tests import sweeps
+from scalebench.strategies.registry import BUILT_IN
+from tests.builders import sweeps
 from tests.conftest import ROOT
 
-NAMES = sorted(BUILT_IN.keys() - {"null"})
+NAMES = sorted(BUILT_IN.keys() - {"simulated"})
 # What one process without GPUs cannot run: a cluster, what talks over NCCL, what would pass all through, two stages.
 NO_CHANCE = ("parameter_server", "mirrored_hierarchical", "data_parallel", "hybrid")
 NEED_MORE = [name for name in NAMES if "nccl" in name or name in NO_CHANCE]
@@ -44,7 +44,7 @@ def test_every_strategy_has_lines(strategy: str, device: str) -> None:
 
 
 def test_a_plugin_has_none() -> None:
-    assert make_recipe("of_a_plugin", 2, "cpu") is None and make_recipe("null", 2, "cpu") is None
+    assert make_recipe("of_a_plugin", 2, "cpu") is None and make_recipe("simulated", 2, "cpu") is None
 
 
 def test_lines_are_of_the_strategy_the_device_and_the_count() -> None:
@@ -87,7 +87,7 @@ def row(folder: Path, **changes: Any) -> dict[str, Any]:
 def composed(text: str) -> Any:
     words = shlex.split(text)
     assert words[:4] == ["python", "-m", "scalebench", "--multirun"]
-    return jobs.to_config(cli.compose(words[4:]))
+    return compose_config(words[4:])
 
 
 def test_the_command_is_what_was_typed(tmp_path: Path) -> None:

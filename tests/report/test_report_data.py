@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.frame import load
-from scalebench.pooling import pooled
+from scalebench.analysis.load import load
+from scalebench.analysis.repeats import pooled
+from scalebench.core.errors import InputError
+from scalebench.core.run_folder import RESULT_FILE
+from scalebench.core.spec import write_spec
 from scalebench.report import report_data
 from scalebench.report.report_data import (
     MAX_LINE_LENGTH,
@@ -20,12 +23,10 @@ from scalebench.report.report_data import (
     load_report_data,
     read_log_tail,
 )
-from scalebench.results import RESULT_FILE
-from scalebench.spec import InputError, write_spec
-from tests import sweeps
-from tests.helpers import null_spec
-from tests.sweeps import run, strong, write
-from tests.sweeps import sweep as write_sweep
+from tests.builders import sweeps
+from tests.builders.runs import simulated_spec
+from tests.builders.sweeps import run, strong, write
+from tests.builders.sweeps import sweep as write_sweep
 
 
 @pytest.fixture
@@ -202,19 +203,19 @@ def test_a_log_that_is_gone_is_an_error(tmp_path: Path) -> None:
 
 def begun(folder: Path, **progress: object) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    write_spec(null_spec(2), folder)
+    write_spec(simulated_spec(2), folder)
     said = {"rank": 0, "pid": 1, "phase": "warmup", "at_s": 1_800_000_000.0, **progress}
     (folder / f"progress{said['rank']}.json").write_text(json.dumps(said))
 
 
 def test_the_last_sign_of_any_rank(tmp_path: Path) -> None:
     write_sweep(tmp_path, ["ddp_gloo"], gpus=(1,))
-    write_spec(null_spec(1), tmp_path / "0")
+    write_spec(simulated_spec(1), tmp_path / "0")
     begun(tmp_path / "7")
     begun(tmp_path / "7", rank=1, phase="measure", at_s=1_800_000_060.0)
     (found,) = find_unfinished_runs([tmp_path])
     assert found.folder == tmp_path / "7" and (found.gpus, found.phase) == ("2", "measure")
-    assert found.tags == {"model": "materials_cnn", "strategy": "null", "hardware": "cpu"}
+    assert found.tags == {"model": "materials_cnn", "strategy": "simulated", "hardware": "cpu"}
     assert found.last_sign == "2027-01-15 08:01:00"
     assert list(find_unfinished_runs([tmp_path / "0" / "result.json"])) == []
 

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from scalebench import probed
-from scalebench.curves import curves
+from scalebench.analysis import update_breakdown as probed
+from scalebench.analysis.scaling_curves import curves
+from scalebench.core.result import Result, Sync
+from scalebench.core.stats.estimates import Interval
 from scalebench.report import step_breakdown
 from scalebench.report.document import Chart, Paragraph, Table
 from scalebench.report.report_data import load_report_data
 from scalebench.report.step_breakdown import STEP_PARTS, compute_rest, step_interval
-from scalebench.results import Result, Sync
-from scalebench.stats import Interval
+from tests.builders.sweeps import run, sweep, write
 from tests.report.probed_run import probed_run, probes, series
 from tests.report.section_blocks import cell_texts
-from tests.sweeps import run, sweep, write
 
 
 def rows(result: Result) -> dict[str, list[str]]:
@@ -28,8 +28,8 @@ def rows(result: Result) -> dict[str, list[str]]:
 
 def without(**reasons: str) -> Result:
     """A run that lacks what the reasons are given for."""
-    lists = {"forward": "forward_s", "backward": "backward_s", "optimizer": "optimizer_s", "data": "fixed_s"}
-    lists |= {"exposed": "off_s", "isolated": "exchange_s", "straggler": "local_step_s", "copy": "copy_s"}
+    lists = {"forward": "forward_s", "backward": "backward_s", "optimizer": "optimizer_s", "data": "fixed_batch_s"}
+    lists |= {"exposed": "sync_off_s", "isolated": "isolated_sync_s", "imbalance": "local_step_s", "copy": "copy_s"}
     found = [probes(**{lists[name]: [] for name in reasons}, reasons=dict(reasons)) for _ in range(2)]
     return probed_run(*found)
 
@@ -62,7 +62,7 @@ def test_a_rest_below_zero_is_within_noise() -> None:
         ("optimizer", "optimizer", []),
         ("exposed", "exposed sync", ["sync per epoch"]),
         ("isolated", "isolated sync", []),
-        ("straggler", "imbalance", []),
+        ("imbalance", "imbalance", []),
         ("copy", "host-to-device copy", []),
     ],
 )
@@ -93,7 +93,7 @@ def test_figures_that_are_not_there_for_no_reason_of_their_own() -> None:
     found = rows(result)
     assert found["host-to-device copy"] == ["-", "too few blocks for a figure"]
     assert found["gradient messages per epoch"] == ["-", "the gradient messages of a step are not known"]
-    result.workload.updates_per_epoch = None
+    result.workload.steps_per_epoch = None
     for name in ("sync per epoch", "gradient messages per epoch"):
         assert rows(result)[name] == ["-", "the steps of an epoch are not known"]
 

@@ -10,9 +10,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from scalebench.frame import COLUMNS, frame
-from scalebench.pooling import pool
-from scalebench.probe_records import Probes
+from scalebench.analysis.load import COLUMNS, frame
+from scalebench.analysis.repeats import pool
+from scalebench.core.result import ProbeRecord, Result, write_result
+from scalebench.core.spec import HardwareSpec
 from scalebench.report.repeat_commands import make_baseline_commands
 from scalebench.report.tables import (
     format_data_share,
@@ -24,9 +25,7 @@ from scalebench.report.tables import (
     write_tables,
 )
 from scalebench.report.terminal import make_configurations
-from scalebench.results import Result, write_result
-from scalebench.spec import HardwareSpec
-from tests.helpers import rank, record
+from tests.builders.runs import rank, record
 from tests.report.section_blocks import render
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -44,7 +43,7 @@ def test_the_table_of_a_small_sweep() -> None:
         record("ddp", gpus=2, block_s=0.11),
         record("ddp", gpus=1, block_s=0.1),
         record("bare_torch", gpus=1, block_s=0.09),
-        record("null", gpus=2, block_s=2.5, baseline=None, repeat=1),
+        record("simulated", gpus=2, block_s=2.5, baseline=None, repeat=1),
         record("fsdp", gpus=1, ranks=[rank(0, [0.1, 0.1])]),
         record("horovod_nccl", gpus=8, status="unsupported", ranks=[], reason="needs NCCL [libnccl.so], not here"),
     ]
@@ -95,7 +94,7 @@ def test_what_a_sweep_varies_is_a_column() -> None:
 
 
 def test_what_a_batch_costs_is_told_where_feeding_differs() -> None:
-    probes = Probes(steps=2, on_s=[0.2, 0.2], fixed_s=[0.19, 0.19])  # 5 % of a step of 0.1 s
+    probes = ProbeRecord(steps=2, sync_on_s=[0.2, 0.2], fixed_batch_s=[0.19, 0.19])  # 5 % of a step of 0.1 s
     runs = [record(block_s=0.2, run_id=feed) for feed in ("host", "device")]
     for run, feed in zip(runs, ("host", "device"), strict=True):
         run.workload.feed = feed
@@ -242,12 +241,12 @@ def test_placement_is_told_where_rows_differ_in_it() -> None:
 
 def test_a_csv_reads_back_with_the_strategy_null(tmp_path: Path) -> None:
     """As docs/record.md says: its name is a word that pandas takes for nothing."""
-    for number, name in enumerate(("null", "ddp")):
+    for number, name in enumerate(("simulated", "ddp")):
         (tmp_path / str(number)).mkdir()
         write_result(record(name, run_id=name), tmp_path / str(number))
     made = write_tables(tmp_path)
     found = pd.read_csv(tmp_path / "results.csv", keep_default_na=False, na_values=[""])
-    assert found["strategy"].tolist() == ["null", "ddp"] and found["reason"].isna().all()
+    assert found["strategy"].tolist() == ["simulated", "ddp"] and found["reason"].isna().all()
     assert found["throughput_samples_per_s"].tolist() == made["throughput_samples_per_s"].tolist()
     assert str(found["speedup_bare"].dtype) == "float64"
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console as RichConsole
 
-from scalebench.frame import survey
-from scalebench.report.console import Console
+from scalebench.analysis.load import survey
+from scalebench.core.result import Monitor, RankRecord, Result, write_result
 from scalebench.report.document import Cell, Row, Table
 from scalebench.report.sections.data_or_model import make_terminal_blocks
 from scalebench.report.terminal import (
@@ -21,12 +21,12 @@ from scalebench.report.terminal import (
     make_details,
     make_rich_table,
 )
-from scalebench.results import Monitor, RankRecord, Result, write_result
-from tests import sweeps
-from tests.helpers import rank, record
+from scalebench.sweeps.console import Console
+from tests.builders import sweeps
+from tests.builders.runs import rank, record
+from tests.builders.sweeps import training
 from tests.report.probed_run import probed_run, probes
 from tests.report.sections.test_data_or_model import pairs
-from tests.trainings import training
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -86,7 +86,7 @@ def test_the_interval_says_what_it_is_over() -> None:
 def test_warm_up_is_found_or_not_or_of_a_fixed_length() -> None:
     result = probed_run(None, None)
     assert warm_up(result) == "over after 3 steps, 800 ms; 23 steps and 1.00 s were left out"
-    result.ranks[0].warmup_found_steps = None
+    result.ranks[0].steady_after_steps = None
     assert warm_up(result) == "its end was not found within 23 steps; 23 steps and 1.00 s were left out"
     del result.spec["measure"]["warmup_max_steps"]
     result.ranks[0].warmup_block_steps = 2

@@ -8,18 +8,16 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from scalebench.curve_records import CurvePoint
-from scalebench.frame import frame
+from scalebench.analysis.load import frame
+from scalebench.core.result import CurvePoint, Quality, Result
 from scalebench.report.document import Table
 from scalebench.report.tables import write_tables
 from scalebench.report.terminal import make_rich_table
 from scalebench.report.training_tables import compute_losses, make_row_table, select_figure_columns
-from scalebench.results import Quality, Result
-from tests.helpers import rank, record
+from tests.builders.runs import rank, record
+from tests.builders.sweeps import run, training, write
 from tests.report.section_blocks import cell_texts, render
 from tests.report.test_tables import text
-from tests.sweeps import run, write
-from tests.trainings import training
 
 BARE = {"strategy": "bare_torch", "gpus": 1, "epoch_s": 4.0}
 ENDS = {"epochs": "3", "training": "6.00 s", "mse": "0.1", "gap": "0.05"}
@@ -86,7 +84,7 @@ def test_several_metrics_are_named_in_their_cells() -> None:
         ({"learning_rate_rule": "sqrt", "base_batch": 10}, "learning_rate_rule"),
         ({"learning_rate": 0.5}, "learning_rate"),
         ({"weight_decay": 0.5}, "weight_decay"),
-        ({"schedule": "cosine"}, "recipe"),
+        ({"schedule": "cosine"}, "train_options"),
         ({"accumulate": 2}, "accumulate"),
     ],
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.tools import Tools
+from tests.slurm.builders import Tools
 
 
 @pytest.fixture

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from scalebench.verbs.asked import FAILS, HOLDS, Answer, Case, ask
-from tests.plugin_dists import OPTIONS, Dists, yaml_of
-from tests.plugin_dists import dists as dists
+from scalebench.cli.commands.check import FAILS, HOLDS, Answer, Case, run_contracts
+from tests.builders.plugins import OPTIONS, Dists, yaml_of
+from tests.builders.plugins import dists as dists
 
 HEAD = """
 import dataclasses
 import numpy as np
-from scalebench.adapters.null import Null
-from scalebench.strategy import LossPart, Unsupported
+from scalebench.strategies.simulated import Simulated
+from scalebench.plugin_api import LossPart, NotMeasured
 
-class Mine(Null):
+class Mine(Simulated):
 """
 # Question -> the method that gets it wrong.
 FAULTS = {
@@ -28,8 +28,8 @@ FAULTS = {
     "broadcast": "def broadcast(self, value): return super().broadcast(value) + self.place.rank",
     "evaluation": "def evaluate(self, source): return {'mse': float(self.place.rank)}",
     "backend is what was asked for": "def backend_used(self): return 'pigeons'",
-    "parts of an update": "def partial_step(self, batch, until): raise Unsupported('no')",
-    "exchange off exchanges nothing": "def exchange(self, on): raise Unsupported('no')",
+    "parts of an update": "def partial_step(self, batch, until): raise NotMeasured('no')",
+    "exchange off exchanges nothing": "def set_gradient_sync(self, on): raise NotMeasured('no')",
     "peak memory": "def peak_memory_bytes(self): return [0]",
     "parameter count": "def num_params(self): return 7",
     "closes twice": "def close(self): self.closed = self.closed + [1] if hasattr(self, 'closed') else 1",
@@ -46,24 +46,24 @@ YAMLS: dict[str, dict[str, Any]] = {
 
 def answers(folder: Path, **settings: Any) -> dict[str, Answer]:
     folder.mkdir()
-    found = ask([Case("StrategyContract", {"strategy": "mine", **settings})], folder)
+    found = run_contracts([Case("StrategyContract", {"strategy": "mine", **settings})], folder)
     return {answer.question: answer for answer in found}
 
 
 @pytest.mark.slow
 def test_a_lax_yaml_fails(dists: Dists, tmp_path: Path) -> None:
     """Of a class that is sound, and of words alone; all that is asked of it otherwise still holds."""
-    dists.strategy(yaml=yaml_of("mine", baseline="null", **YAMLS["yaml says whether it is exact"]))
+    dists.strategy(yaml=yaml_of("mine", baseline="simulated", **YAMLS["yaml says whether it is exact"]))
     found = answers(tmp_path / "asked")
     assert [name for name, answer in found.items() if answer.verdict == FAILS] == ["yaml says whether it is exact"]
-    assert "say in `inexact` why its updates differ" in found["yaml says whether it is exact"].reason
+    assert "say in `approximate` why its updates differ" in found["yaml says whether it is exact"].reason
     assert found["losses equal the baselines"].verdict == HOLDS
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("question", FAULTS)
 def test_a_faulty_class_fails(question: str, dists: Dists, tmp_path: Path) -> None:
-    dists.strategy(code=f"{HEAD}    {FAULTS[question]}\n", yaml=yaml_of("mine", baseline="null"))
+    dists.strategy(code=f"{HEAD}    {FAULTS[question]}\n", yaml=yaml_of("mine", baseline="simulated"))
     answer = answers(tmp_path / "asked")[question]
     assert (answer.verdict, bool(answer.reason), bool(answer.detail)) == (FAILS, True, True)
 
@@ -79,7 +79,7 @@ def test_a_faulty_yaml_fails(question: str, dists: Dists, tmp_path: Path) -> Non
 def test_inexact_updates_are_held_to_their_own_tolerance(dists: Dists, tmp_path: Path) -> None:
     off = "    def step(self, batch):\n        part = super().step(batch)\n"
     off += "        return LossPart(part.loss_sum * 1.01, part.samples)\n"
-    told = {"baseline": "null", "inexact": "its losses are a hundredth more"}
+    told = {"baseline": "simulated", "approximate": "its losses are a hundredth more"}
     dists.strategy(code=HEAD + off, yaml=yaml_of("mine", **told, tolerance=0.02))
     assert answers(tmp_path / "wide")["losses equal the baselines"].verdict == HOLDS
     assert answers(tmp_path / "narrow", loss_rtol=0.005)["losses equal the baselines"].verdict == FAILS

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from scalebench.cli.commands.check import FAILS, HOLDS, Case, run_contracts
 from scalebench.testing import DatasetContract
-from scalebench.verbs.asked import FAILS, HOLDS, Case, ask
 
 
 class TestMaterials(DatasetContract):
@@ -56,7 +56,10 @@ def asked(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> dict[str,
     monkeypatch.chdir(folder)
     (folder / "asked").mkdir()
     settings = {"dataset": "custom", "overrides": ("dataset.builder=mine:data",), "begins_alike": True}
-    return {answer.question: answer.verdict for answer in ask([Case("DatasetContract", settings)], folder / "asked")}
+    return {
+        answer.question: answer.verdict
+        for answer in run_contracts([Case("DatasetContract", settings)], folder / "asked")
+    }
 
 
 @pytest.mark.slow

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from scalebench.cli.commands.check import FAILS, HOLDS, NOT_ASKED, Answer, Case, run_contracts
 from scalebench.testing import ModelContract
-from scalebench.verbs.asked import FAILS, HOLDS, NOT_ASKED, Answer, Case, ask
 
 
 @pytest.mark.slow
@@ -69,7 +69,7 @@ def asked(folder: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str, code: 
     monkeypatch.chdir(folder)
     (folder / "asked").mkdir()
     case = Case("ModelContract", {"model": "custom", "overrides": ("model.torch=mine:build", *overrides)})
-    return {answer.question: answer for answer in ask([case], folder / "asked")}
+    return {answer.question: answer for answer in run_contracts([case], folder / "asked")}
 
 
 @pytest.mark.slow

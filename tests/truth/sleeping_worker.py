@@ -1,5 +1,5 @@
-"""`python -m tests.truth.sleeping_worker FOLDER`: scalebench.worker, whose null strategy sleeps with known noise and
-leaves word of how long it really slept: slept<rank>.json, seconds by what it was asked for.
+"""`python -m tests.truth.sleeping_worker FOLDER`: scalebench.runner.worker, whose simulated strategy sleeps with known
+noise and leaves word of how long it really slept: slept<rank>.json, seconds by what it was asked for.
 
 A sleep always lasts longer than asked for, by how much depends on the machine. The noise makes intervals that are wide
 beside what the harness itself takes, which no sleep knows of. That of an exchange is common to all ranks.
@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from scalebench import worker
-from scalebench.adapters import null
-from scalebench.records import write_json
-from scalebench.spec import read_spec
+from scalebench.core.json_files import write_json
+from scalebench.core.spec import read_spec
+from scalebench.runner import worker
+from scalebench.strategies import simulated
 
 EXCHANGE_S, WIDTH = 0.035, 0.25  # like no other duration, by which it is known
 
@@ -44,11 +44,11 @@ class Sleeping:
 def main(arguments: list[str]) -> int:
     folder, rank = Path(arguments[0]), int(os.environ["RANK"])
     sleeping = Sleeping(read_spec(folder).config.seed, rank)
-    null.time = sleeping  # type: ignore[assignment]
+    simulated.time = sleeping  # type: ignore[assignment]
     status = worker.main(arguments)
     write_json(folder / f"slept{rank}.json", sleeping.slept_s)
     return status
 
 
 if __name__ == "__main__":
-    worker.leave_process(main(sys.argv[1:]))
+    worker.exit_without_cleanup(main(sys.argv[1:]))

@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 import pytest
 
-from scalebench.comparison import Comparison, compare
-from scalebench.pairing import Launch
-from scalebench.ratio_tests import launches_test, median_interval
-from tests.launches import made
+from scalebench.analysis.comparison import Comparison, compare
+from scalebench.analysis.comparison.pairing import Launch
+from scalebench.analysis.comparison.tests import launches_test, median_interval
+from tests.builders.comparisons import made
 
 PAIRS = 6
 NOISE = 0.01

@@ -11,12 +11,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from scalebench import analysis, probed
-from scalebench.results import Result
-from scalebench.stats import Interval
-from tests.truth.expected import truths
-from tests.truth.group import Times, run, spec_of
-from tests.truth.noise import Noise, autoregressive, lognormal, spikes, white
+from scalebench.analysis import throughput, update_breakdown
+from scalebench.core.result import Result
+from scalebench.core.stats.estimates import Interval
+from tests.truth.simulated_group import Noise, Times, autoregressive, lognormal, run, spec_of, spikes, truths, white
 
 pytestmark = [pytest.mark.truth, pytest.mark.slow]
 
@@ -27,7 +25,7 @@ ROUNDING = 1e-9
 
 
 def figure(result: Result, name: str) -> Interval | None:
-    return analysis.throughput(result)[1] if name == "throughput" else probed.COLUMNS[name](result)
+    return throughput.throughput(result)[1] if name == "throughput" else update_breakdown.COLUMNS[name](result)
 
 
 def holds(found: Interval | None, truth: float) -> bool:
@@ -47,7 +45,7 @@ def coverage(
         assert probes is not None and probes.steps is not None and probes.part_steps is not None
         steps = probes.steps, probes.part_steps
         known.setdefault(steps, truths(times, noise, ranks, *steps))
-        flags.update(analysis.unsteady(result, spec.config.measure.target) or [])
+        flags.update(throughput.unsteady(result, spec.config.measure.target) or [])
         for name, truth in known[steps].items():
             found = figure(result, name)
             held[name] += holds(found, truth)
@@ -103,7 +101,7 @@ def test_truths_are_those_of_the_definitions() -> None:
         "optimizer_s": 0.2 * QUICK.step_s,
         "sync_isolated_s": QUICK.exchange_s,
         "sync_exposed_s": QUICK.exchange_s + QUICK.straggler_s,  # the median rank waits for the straggler
-        "straggler_wait_s": QUICK.straggler_s,
+        "imbalance_s": QUICK.straggler_s,
     }
     assert three == pytest.approx(expected)
     assert one["throughput"] == pytest.approx(10 / (QUICK.step_s + QUICK.loading_s))

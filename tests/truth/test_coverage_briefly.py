@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.truth.group import Times
-from tests.truth.noise import white
+from tests.truth.simulated_group import Times, white
 from tests.truth.test_coverage import coverage
 
 TRIALS, LEAST = 40, 33  # fewer would be seen in one of a thousand such tests, were the coverage 0.95

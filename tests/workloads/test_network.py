@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalebench.spec import InputError
+from scalebench.core.errors import InputError
 from scalebench.workloads.network import Network
 
 

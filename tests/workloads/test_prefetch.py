@@ -86,13 +86,6 @@ def test_closing_early_ends_the_thread_at_once(depth, taken, wait_s):
 
 
 @pytest.mark.slow
-def test_dropping_it_ends_the_thread():
-    for item in prefetch(count()):
-        if item == 3:
-            break
-
-
-@pytest.mark.slow
 def test_an_error_of_the_consumer_ends_the_thread():
     def consume():
         for item in prefetch(count()):
@@ -101,26 +94,6 @@ def test_an_error_of_the_consumer_ends_the_thread():
 
     with pytest.raises(RuntimeError, match="consumer"):
         consume()
-
-
-@pytest.mark.slow
-def test_closing_at_random_moments_never_hangs():
-    for _ in range(300):
-        ahead = prefetch(count(), 1)
-        next(ahead)
-        ahead.close()
-
-
-@pytest.mark.slow
-def test_waiting_costs_no_processor_time():
-    def slow():
-        yield 1
-        time.sleep(0.3)
-        yield 2
-
-    begin_s = time.process_time()
-    assert list(prefetch(slow())) == [1, 2]
-    assert time.process_time() - begin_s < 0.1
 
 
 @pytest.mark.slow

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalebench.spec import InputError
-from scalebench.workloads.batch import Batch
+from scalebench.core.errors import InputError
 from scalebench.workloads.source import Source
 
 
@@ -35,7 +34,7 @@ def sizes(draw) -> tuple[int, int, int]:
 @given(sizes(), st.integers(0, 3))
 def test_every_sample_once_per_epoch_and_no_part_empty(size, epoch):
     sources = group(*size)
-    updates = sources[0].updates_per_epoch
+    updates = sources[0].steps_per_epoch
     parts = [[one.batch_indices(epoch, update) for one in sources] for update in range(updates)]
     assert sorted(np.concatenate([index for row in parts for index in row])) == list(range(size[0]))
     for update, row in enumerate(parts):
@@ -51,11 +50,11 @@ def test_every_sample_once_per_epoch_and_no_part_empty(size, epoch):
 def test_batches_do_not_depend_on_the_number_of_replicas(size, epoch):
     samples, global_batch, _ = size
     sources, alone = group(*size), source(samples, global_batch)
-    for update in range(sources[0].updates_per_epoch):
+    for update in range(sources[0].steps_per_epoch):
         together = np.concatenate([one.batch_indices(epoch, update) for one in sources])
         single = alone.batch_indices(epoch, update)
         if len(together) != len(single):  # the remainder joined, as one replica never makes it do
-            assert update == sources[0].updates_per_epoch - 1
+            assert update == sources[0].steps_per_epoch - 1
             single = np.concatenate([single, alone.batch_indices(epoch, update + 1)])
         assert np.array_equal(together, single)
 
@@ -64,20 +63,11 @@ def test_batches_do_not_depend_on_the_number_of_replicas(size, epoch):
 def test_epoch_yields_what_batch_indices_says(size):
     for one in group(*size):
         batches = list(one.epoch(1))
-        assert len(batches) == one.updates_per_epoch
+        assert len(batches) == one.steps_per_epoch
         for update, batch in enumerate(batches):
             indices = one.batch_indices(1, update)
             assert np.array_equal(batch.targets, indices) and np.array_equal(batch.inputs[:, 1], indices)
             assert batch.global_samples == one.global_samples(update) and batch.samples == len(indices)
-
-
-@given(sizes())
-def test_parts_are_those_of_array_split(size):
-    alone = source(*size[:2]).batch_indices(0, 0)
-    sources = group(*size)
-    if sources[0].global_samples(0) == len(alone):
-        for one, part in zip(sources, np.array_split(alone, size[2]), strict=True):
-            assert np.array_equal(one.batch_indices(0, 0), part)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +94,7 @@ def test_epochs_and_seeds_shuffle_anew():
     assert source(100, 100, seed=1).batch_indices(0, 0).tolist() != orders[0]
 
 
-def test_iterating_goes_on_through_the_epochs():
+def test_iterating_continues_through_the_epochs():
     one = source(20, 6)
     seen = [batch.targets.tolist() for batch in islice(one, 9)]
     expected = [one.batch_indices(epoch, update).tolist() for epoch in range(3) for update in range(4)]
@@ -141,10 +131,10 @@ def test_fixed_gives_the_same_arrays_again():
     first, *others = islice(one, 9)
     assert first.targets.tolist() == source(20, 6, replica=1, replicas=2).batch_indices(0, 0).tolist()
     assert all(other.inputs is first.inputs and other.targets is first.targets for other in others)
-    assert len(list(one.epoch(3))) == one.updates_per_epoch == 4
+    assert len(list(one.epoch(3))) == one.steps_per_epoch == 4
 
 
-def test_host_gives_fresh_plain_arrays_also_from_a_map(tmp_path):
+def test_the_host_feed_gives_new_plain_arrays(tmp_path):
     inputs, targets = arrays(20)
     np.save(tmp_path / "inputs.npy", inputs)
     mapped = np.load(tmp_path / "inputs.npy", mmap_mode="r")
@@ -170,7 +160,7 @@ def test_disk_gives_the_same_batches(tmp_path):
         assert np.array_equal(from_disk.targets, expected.targets)
 
 
-def test_too_little_for_all_replicas():
+def test_too_few_samples_for_all_replicas():
     with pytest.raises(InputError, match=r"3 samples for 4 replicas.*dataset\.size"):
         source(3, 8, replicas=4)
     with pytest.raises(InputError, match="3 samples for 4 replicas"):
@@ -196,7 +186,3 @@ def test_updates_past_the_epoch():
     for update in (-1, 4):
         with pytest.raises(IndexError):
             source(20, 6).batch_indices(0, update)
-
-
-def test_samples_of_a_batch():
-    assert Batch(np.ones((4, 3)), np.ones(4), global_samples=7).samples == 4

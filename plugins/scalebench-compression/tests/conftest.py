@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from scalebench import cli, jobs, registry
-from scalebench.launchers.surroundings import free_port
-from scalebench.resolve import resolve
-from scalebench.strategy import Strategy
+from scalebench.config.compose import compose_config
+from scalebench.config.resolve import resolve
+from scalebench.runner.launchers.rank_environment import free_port
+from scalebench.strategies import registry
+from scalebench.strategies.base import Strategy
 
 Make = Callable[..., Any]
 
@@ -25,7 +26,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     strategies: list[Strategy] = []
 
     def make(name: str, *words: str) -> Strategy:
-        spec = resolve(jobs.to_config(cli.compose([f"strategy={name}", "gpus=1", "hardware=cpu", *words])))
+        spec = resolve(compose_config([f"strategy={name}", "gpus=1", "hardware=cpu", *words]))
         assert spec.unsupported is None, spec.unsupported
         strategies.append(registry.load(name)(spec, 0))
         return strategies[-1]

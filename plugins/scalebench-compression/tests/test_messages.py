@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
-from scalebench.adapters.torch.ddp import bucket_bytes
-from scalebench.adapters.torch.feeding import TorchBatch
+from scalebench.strategies.torch.batches import TorchBatch
+from scalebench.strategies.torch.ddp import bucket_bytes
 
 CURVES = TorchBatch(torch.randn(20, 200, 3), torch.randn(20, 2), 20)
 PICTURES = TorchBatch(torch.rand(4, 32, 32, 3), torch.tensor([1, 2, 3, 4]), 4)
@@ -61,7 +61,7 @@ def test_messages_are_those_that_travel(made: Any, name: str, element_bytes: int
     assert (len(bucket_bytes(one.net)) > 1) == (words[:1] == SEVERAL)
     sent = [size * element_bytes for size in carried(lambda: one.step(CURVES)) if size]
     assert (sent, one.message_sizes()) == (told, told)
-    replayed = [size * element_bytes for size in carried(lambda: one.run_exchange(told))]
+    replayed = [size * element_bytes for size in carried(lambda: one.run_isolated_sync(told))]
     assert Counter(replayed) == Counter(told)
 
 
@@ -142,9 +142,9 @@ def test_odd_parameters(made: Any, name: str, words: list[str]) -> None:
 def test_nothing_travels_while_the_exchange_is_off(made: Any, name: str) -> None:
     one = trained(made, name)
     told = one.message_sizes()
-    one.exchange(False)
+    one.set_gradient_sync(False)
     assert carried(lambda: one.step(CURVES)) == []
-    one.exchange(True)
+    one.set_gradient_sync(True)
     assert carried(lambda: one.step(CURVES)) != []
     assert carried(lambda: [one.partial_step(CURVES, part) for part in ("forward", "backward", "optimizer")]) == []
     assert one.message_sizes() == told

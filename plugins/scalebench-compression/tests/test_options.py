@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from scalebench.spec import InputError
-from scalebench.strategy import Unsupported
+from scalebench.core.errors import InputError
+from scalebench.strategies.base import Unsupported
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_one_batch_over_and_over(devices: list[jax.Device]) -> None:
 
 def test_shapes_are_known_beforehand(devices: list[jax.Device]) -> None:
     """To the type and the device, or what is compiled for them could not be used."""
-    made, whole = feeder(devices), source().whole()
+    made, whole = feeder(devices), source().arrays()
     for batch in itertools.islice(made.batches(source(), "host", "none"), 4):
         like = made.like(batch.samples, *whole)
         for one, other in zip(like.part[:2], batch.part[:2], strict=True):

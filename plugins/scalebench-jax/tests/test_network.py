@@ -11,10 +11,10 @@ import torch
 from scalebench_jax import training
 from scalebench_jax.network import NetworkFunction
 
-from scalebench.adapters.torch import training as torch_training
-from scalebench.adapters.torch import weights as torch_weights
-from scalebench.adapters.torch.network import NetworkModule
-from scalebench.strategy import Unsupported
+from scalebench.strategies.base import Unsupported
+from scalebench.strategies.torch import model as torch_weights
+from scalebench.strategies.torch import optimizer as torch_training
+from scalebench.strategies.torch.model import NetworkModule
 from scalebench.workloads import networks
 from scalebench.workloads.network import Network
 from scalebench.workloads.weights import initial_weights
@@ -32,7 +32,7 @@ SAMPLES, UPDATES = 8, 10
 def network(name: str) -> Network:
     pixels = SIZES.get(name, 32)
     outputs = 2 if name in ("materials_cnn", "mlp", "synthetic") else 11
-    return networks.build(name, SHAPES.get(name, (pixels, pixels, 3)), outputs, OPTIONS.get(name))
+    return networks.build_by_name(name, SHAPES.get(name, (pixels, pixels, 3)), outputs, OPTIONS.get(name))
 
 
 def arrays(net: Network) -> dict[str, np.ndarray]:
@@ -154,7 +154,7 @@ def test_operations_that_it_lacks_are_named() -> None:
     with pytest.raises(
         Unsupported, match=r"^model=gpt_small has .*: attention, embedding, gelu, layer_norm, positions;"
     ):
-        NetworkFunction(networks.build("gpt_small", (64,), 16))
+        NetworkFunction(networks.build_by_name("gpt_small", (64,), 16))
 
 
 def test_a_dense_layer_without_a_bias() -> None:

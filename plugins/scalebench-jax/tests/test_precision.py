@@ -6,8 +6,8 @@ import pytest
 import updates
 from scalebench_jax import precision
 
-from scalebench.strategy import Unsupported
-from scalebench.train_spec import TrainSpec
+from scalebench.core.spec import TrainSpec
+from scalebench.strategies.base import Unsupported
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])

@@ -10,9 +10,9 @@ import pytest
 import torch
 from scalebench_jax import training
 
-from scalebench.adapters.torch import training as torch_training
-from scalebench.spec import InputError
-from scalebench.train_spec import OPTIMIZERS, TrainSpec
+from scalebench.core.errors import InputError
+from scalebench.core.spec import OPTIMIZERS, TrainSpec
+from scalebench.strategies.torch import optimizer as torch_training
 
 RATES = (0.05, 0.05, 0.005, 0.005, 0.02)  # what a schedule may do
 

@@ -9,8 +9,7 @@ import numpy as np
 from scalebench_jax.dealing import deal
 from scalebench_jax.replica import Part, Replica
 
-from scalebench.spec import Config, ModelSpec
-from scalebench.train_spec import TrainSpec
+from scalebench.core.spec import Config, ModelSpec, TrainSpec
 from scalebench.workloads.network import Network
 
 

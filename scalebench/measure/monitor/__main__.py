@@ -1,6 +1,6 @@
 """The process that samples: `python -m scalebench.measure.monitor FOLDER`. SIGTERM has it write its series and end.
 
-With a number of a node behind it, it is that node's, where the keepers of other ranks stand beside its parent.
+With the number of a node it is that node's monitor, where the agents of other ranks run beside its parent.
 
 It ends with the process that started it, imports no framework, and takes what the others leave of the cores.
 """
@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from scalebench.launchers import leash
-from scalebench.measure.monitor import series_path
-from scalebench.measure.monitor.gpus import Gpus
-from scalebench.measure.monitor.host import Host
-from scalebench.measure.monitor.processes import Processes
-from scalebench.measure.monitor.rows import Rows
-from scalebench.spec import read_spec
+from scalebench.core import exit_with_parent
+from scalebench.core.run_folder import monitor_path
+from scalebench.core.spec import read_spec
+from scalebench.measure.monitor.gpu_sampler import Gpus
+from scalebench.measure.monitor.host_sampler import Host
+from scalebench.measure.monitor.process_sampler import Processes
+from scalebench.measure.monitor.time_series import Rows
 
 GPU_S, HOST_S, FOREIGN_S = 0.1, 0.5, 2.0  # between samples
 SLOW_S = 1.0  # the same, of what a GPU takes its time to tell
@@ -37,7 +37,7 @@ class Monitor:
         spec = read_spec(folder)
         ranks = [place.rank for place in spec.places if node in (None, place.node)]
         self._gpus, self._host = Gpus(self.rows), Host(self.rows)
-        self._processes = Processes(self.rows, folder, parent, ranks, kept=node is not None)
+        self._processes = Processes(self.rows, folder, parent, ranks, with_agents=node is not None)
         self.missing = self._gpus.missing if spec.device == "cuda" else None
         self._interval_s: dict[Callable[[], None], float] = {self._host_and_processes: HOST_S}
         if count := len(self._gpus):
@@ -93,7 +93,7 @@ def main(argv: list[str]) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     folder, node = Path(argv[0]), int(argv[1]) if len(argv) > 1 else None
     parent = int(os.environ.get("SCALEBENCH_PARENT_PID", os.getppid()))
-    leash.end_with(parent, signal.SIGKILL)
+    exit_with_parent.exit_with(parent, signal.SIGKILL)
     os.nice(NICENESS)
     monitor = Monitor(folder, parent, node)
     while True:
@@ -102,7 +102,7 @@ def main(argv: list[str]) -> int:
             break
     monitor.last()
     try:
-        monitor.rows.write(series_path(folder, node or 0))
+        monitor.rows.write(monitor_path(folder, node or 0))
     except Exception as error:
         print(f"the series could not be written: {getattr(error, 'strerror', None) or error}", file=sys.stderr)
         return 1

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from scalebench.measure.monitor import SERIES_FILE
-from scalebench.measure.monitor.gpus import NO_REASON, THROTTLED
-from scalebench.measure.monitor.series import Series, Window
-from scalebench.monitor_records import DeviceMonitor, Monitor
-from scalebench.results import RankRecord
+from scalebench.core.result import DeviceMonitor, Monitor, RankRecord
+from scalebench.core.run_folder import MONITOR_FILE
+from scalebench.measure.monitor.gpu_sampler import NO_REASON, THROTTLED
+from scalebench.measure.monitor.time_series import Series, Window
 
 IDLE = "gpu_idle"
 
@@ -29,7 +28,7 @@ def summarise(series: Series, window: Window, used: Sequence[int], node: int | N
     """What the GPUs `used` (by NVML's index) and the machine did in `window`; `node`: which of several it is."""
     return Monitor(
         **of_devices([_device(series, window, index, node) for index in used]),
-        file=SERIES_FILE,
+        file=MONITOR_FILE,
         **_cores(series, window),
         **_memory(series, window),
         **_traffic(series, window),
@@ -88,7 +87,7 @@ def throttle_reasons(series: Series, gpu: str, window: Window) -> list[str] | No
     return [word for word in words if word not in (NO_REASON, IDLE)] if words else None
 
 
-def _cores(series: Series, window: Window) -> dict[str, float | None]:
+def _cores(series: Series, window: Window) -> dict[str, Any]:
     cores = next(iter(series.values("cpu", "cores")), None)
     busy_s = series.counted("cpu", "busy_s", window)
     ranks = series.sources("process:")
@@ -106,7 +105,7 @@ def others(series: Series, window: Window) -> float | None:
     return None if programs_s is None or ours_s is None else max(0.0, programs_s - ours_s) / window.seconds
 
 
-def _memory(series: Series, window: Window) -> dict[str, int | None]:
+def _memory(series: Series, window: Window) -> dict[str, Any]:
     ranks = series.sources("process:")
     available = series.smallest("memory", "available_bytes", window)
     return {
@@ -118,7 +117,7 @@ def _memory(series: Series, window: Window) -> dict[str, int | None]:
     }
 
 
-def _traffic(series: Series, window: Window) -> dict[str, float | None]:
+def _traffic(series: Series, window: Window) -> dict[str, Any]:
     def rate(sources: Iterable[str], quantity: str) -> float | None:
         return _per_s(sum_of([series.counted(source, quantity, window) for source in sources]), window)
 

@@ -16,12 +16,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from scalebench import __version__
-from scalebench.machine import describe
+from scalebench.core.errors import InputError
+from scalebench.core.machine.machine import describe
 from scalebench.report.document import Chart, Section, clean_text
 from scalebench.report.html.render import Renderer, list_filters
 from scalebench.report.report_data import ReportData
 from scalebench.report.sections import make_sections
-from scalebench.spec import InputError
 
 SCRIPTS = "theme.js charts.js tables.js filters.js page.js".split()
 STRICT = '"use strict";\n'

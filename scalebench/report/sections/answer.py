@@ -7,21 +7,20 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from scalebench.curves import Curve, batch_of, curves, title_of
-from scalebench.ranking import Ranking, is_control, joined, of_curves, ratio
+from scalebench.analysis.ranking import Ranking, is_control, joined, of_curves, ratio
+from scalebench.analysis.scaling_curves import Curve, Keeps, batch_of, curves, keeps, title_of
+from scalebench.core.errors import InputError
+from scalebench.core.stats.estimates import CONFIDENCE
+from scalebench.core.units import share
 from scalebench.report.document import THROUGHPUT, Block, Cell, Code, Paragraph, Row, Section, Table, get_tags
 from scalebench.report.repeat_commands import make_command, make_recipe, read_strategy_config
 from scalebench.report.report_data import ReportData
 from scalebench.report.tables import format_percent_column, format_ratio, format_throughput
-from scalebench.report.units import share
-from scalebench.slopes import Keeps, keeps
-from scalebench.spec import InputError
-from scalebench.stats import CONFIDENCE
 
 # Flags that make a figure doubtful, as text.
 DOUBTS = {
     "oversubscribed": "more threads than cores",
-    "inexact": "its steps are not the baseline's, so its speed is that of a different training",
+    "approximate": "its steps are not the baseline's, so its speed is that of a different training",
     "foreign_process": "a program outside the run computed on one of its devices",
     "busy_machine": "other programs kept the processors busy",
     "hot_at_start": "a GPU was close to throttling before it began",

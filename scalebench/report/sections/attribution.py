@@ -6,12 +6,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalebench.attributing import Baseline, by_configuration
-from scalebench.causes import Case, Cause, sentences
-from scalebench.curves import Curve, cells
-from scalebench.ladders import Ladder, Part, ladder
-from scalebench.linear import Figure
-from scalebench.report import units
+from scalebench.analysis.attribution import Baseline, by_configuration
+from scalebench.analysis.attribution.causes import sentences
+from scalebench.analysis.attribution.causes.cause import Case, Cause
+from scalebench.analysis.attribution.components import PARTS, share_of_device
+from scalebench.analysis.attribution.figures import Figure
+from scalebench.analysis.attribution.ladder import Ladder, Part, ladder
+from scalebench.analysis.scaling_curves import Curve, cells
+from scalebench.core import units
+from scalebench.core.result import Result, read_result
+from scalebench.core.run_folder import RESULT_FILE
 from scalebench.report.document import (
     Axis,
     Block,
@@ -27,8 +31,6 @@ from scalebench.report.document import (
     group_curves,
 )
 from scalebench.report.report_data import MAX_DETAILED_RUNS, ReportData
-from scalebench.results import RESULT_FILE, Result, read_result
-from scalebench.rungs import PARTS, share_of_device
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +42,7 @@ PART_MEANINGS = {
     "overhead": "the strategy's overhead on one device",
     "contention": "devices that slow each other down",
     "data": "loading",
-    "straggler": "imbalance, the wait for the slowest",
+    "imbalance": "imbalance, the wait for the slowest",
     "transfer": "exposed communication",
     "drift": "what changed between figures and probes",
 }

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from scalebench.batch_curves import BATCH, over_batches
-from scalebench.batch_knee import SHARE, Knee, StepFit, fit, knee, step_points
-from scalebench.curves import Curve, curves, interval
-from scalebench.report import units
+from scalebench.analysis.batch_size import BATCH, SHARE, Knee, StepFit, fit, knee, over_batches, step_points
+from scalebench.analysis.scaling_curves import Curve, curves, interval
+from scalebench.core import units
+from scalebench.core.stats.estimates import ratio_interval
 from scalebench.report.document import (
     MAX_ROWS,
     THROUGHPUT,
@@ -36,7 +36,6 @@ from scalebench.report.document import (
 from scalebench.report.flag_text import describe_curve_intervals
 from scalebench.report.report_data import ReportData
 from scalebench.report.tables import format_percent, format_ratio, format_throughput
-from scalebench.stats import ratio_interval
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,11 +9,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalebench.curves import cells, interval
-from scalebench.data_or_model import DATA, KINDS, MODEL, PIPELINE, STAGED, Comparison, comparisons
-from scalebench.linear import inverse
-from scalebench.measured_rates import RATE, Read
-from scalebench.report import units
+from scalebench.analysis.attribution.figures import inverse
+from scalebench.analysis.prediction.calibration import RATE, Read
+from scalebench.analysis.prediction.data_or_model import DATA, KINDS, MODEL, PIPELINE, STAGED, Comparison, comparisons
+from scalebench.analysis.scaling_curves import cells, interval
+from scalebench.core import units
+from scalebench.core.result import read_result
+from scalebench.core.run_folder import RESULT_FILE
 from scalebench.report.document import (
     MAX_ROWS,
     Block,
@@ -29,7 +31,6 @@ from scalebench.report.document import (
     make_cell,
 )
 from scalebench.report.report_data import ReportData
-from scalebench.results import RESULT_FILE, read_result
 
 if TYPE_CHECKING:
     import pandas as pd

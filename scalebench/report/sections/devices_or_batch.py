@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from scalebench.batch_curves import BATCH, over_batches
-from scalebench.batch_or_devices import Choice, Gain, choices, gains
-from scalebench.curves import Curve
-from scalebench.linear import Figure
-from scalebench.report import units
+from scalebench.analysis.attribution.figures import Figure
+from scalebench.analysis.batch_size import BATCH, over_batches
+from scalebench.analysis.devices_or_batch import Choice, Gain, choices, gains
+from scalebench.analysis.scaling_curves import Curve
+from scalebench.analysis.time_to_target import Outcome, outcomes
+from scalebench.core import units
 from scalebench.report.document import (
     MAX_ROWS,
     THROUGHPUT,
@@ -32,7 +33,6 @@ from scalebench.report.document import (
 from scalebench.report.flag_text import describe_curve_intervals
 from scalebench.report.report_data import ReportData
 from scalebench.report.tables import format_ratio, format_seconds, format_throughput
-from scalebench.time_to_target import Outcome, outcomes
 
 SECTION_ID = "devices-or-batch"
 CHOICES_CAPTION = (
@@ -184,7 +184,7 @@ def _make_gain_table(steps: Sequence[tuple[Curve, Gain]]) -> Table:
 def _gain_cells(gain: Gain) -> list[Cell]:
     return [
         make_cell(_format_change(gain, BATCH), gain.after[BATCH]),
-        make_cell(_format_change(gain, "updates_per_epoch"), gain.after["updates_per_epoch"]),
+        make_cell(_format_change(gain, "steps_per_epoch"), gain.after["steps_per_epoch"]),
         _seconds_cell(gain.predicted),
         _seconds_cell(gain.measured),
         format_cell(gain.share, units.share),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from scalebench.core.result import Result
 from scalebench.report.document import MAX_ROWS, Block, Cell, Paragraph, Row, Section, Table
 from scalebench.report.flag_text import to_text
 from scalebench.report.machine_text import (
@@ -16,7 +17,6 @@ from scalebench.report.machine_text import (
     make_link_matrix,
 )
 from scalebench.report.report_data import ReportData, describe_left_out_runs, list_detailed_runs, name_runs
-from scalebench.results import Result
 
 MAX_MACHINES = 12
 MAX_RUN_NAMES = 4  # listed for one value

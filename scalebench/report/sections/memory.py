@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from scalebench.curves import Curve
-from scalebench.footprint import RATE, Footprints, Price, bytes_per_parameter, footprints, name_of
-from scalebench.footprint import Row as MemoryRow
-from scalebench.report import units
+from scalebench.analysis.memory import RATE, Footprints, Price, bytes_per_parameter, footprints, name_of
+from scalebench.analysis.memory import Row as MemoryRow
+from scalebench.analysis.scaling_curves import Curve
+from scalebench.core import units
 from scalebench.report.document import (
     DEVICES,
     MAX_ROWS,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from scalebench import probed
-from scalebench.curves import Curve, grouped
-from scalebench.probe_records import Profile
-from scalebench.report import step_breakdown, units
+from scalebench.analysis import update_breakdown as probed
+from scalebench.analysis.scaling_curves import Curve, grouped
+from scalebench.core import units
+from scalebench.core.result import Profile, Result
+from scalebench.report import step_breakdown
 from scalebench.report.document import MAX_ROWS, THROUGHPUT, Block, Cell, Paragraph, Row, Section, Table, Tags, get_tags
 from scalebench.report.report_data import (
     ReportData,
@@ -17,7 +18,6 @@ from scalebench.report.report_data import (
     name_runs,
 )
 from scalebench.report.report_data import Row as RunRow
-from scalebench.results import Result
 
 MAX_PROFILED_RUNS = 12
 MAX_OPERATIONS = 10
@@ -60,7 +60,7 @@ def make_run_blocks(result: Result) -> Iterator[Table | str]:
     if profile is None:
         yield f"top operations: - ({_explain_missing_profile(result)})"
         return
-    title = f"top operations of rank 0, {profile.updates} steps under the profiler, which slows them down"
+    title = f"top operations of rank 0, {profile.steps} steps under the profiler, which slows them down"
     table = make_operations_table(profile, "operations", title)
     rows = [Row([row.cells[0], *row.cells[2:]]) for row in table.rows]  # the device is the same for nearly all of them
     yield Table(table.id, title, [COLUMNS[0], *COLUMNS[2:5], ""], rows, table.numeric)
@@ -105,7 +105,7 @@ def make_operations_table(profile: Profile, table_id: str, title: str, tags: Tag
         ]
         rows.append(Row(cells, tags or {}))
     caption = (
-        f"The largest by own time, on rank 0, over {profile.updates} steps under the framework's profiler, which "
+        f"The largest by own time, on rank 0, over {profile.steps} steps under the framework's profiler, which "
         "slows them down: the times compare with each other, but not with the step's own."
     )
     return Table(table_id, title, COLUMNS, rows, frozenset(COLUMNS[2:5]), caption)

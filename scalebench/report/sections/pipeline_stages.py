@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from scalebench import analysis, staged
-from scalebench.report import units
+from scalebench.analysis import pipeline_stages as staged
+from scalebench.analysis import throughput as analysis
+from scalebench.core import units
+from scalebench.core.result import Result, StageRecord
 from scalebench.report.document import Block, Cell, Paragraph, Row, Section, Table, get_tags
 from scalebench.report.report_data import ReportData, describe_left_out_runs, list_detailed_runs, name_runs
-from scalebench.results import Result
-from scalebench.stage_records import StageRecord
 
 MAX_STAGED_RUNS = 24
 FIGURES = ("parameters", "sends per step", "work per step", "of the work")

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
+from scalebench.core.errors import InputError
+from scalebench.core.sweep_file import SWEEP_FILE, PlannedRun, SweepRecord, labels, read_sweep
 from scalebench.report.document import MAX_ROWS, Block, Cell, Code, Paragraph, Row, Section, Table, get_tags
 from scalebench.report.flag_text import ADVICE, format_flag, get_advice, list_flags, to_text
 from scalebench.report.report_data import (
@@ -21,8 +23,6 @@ from scalebench.report.report_data import (
     select_run_columns,
 )
 from scalebench.report.report_data import Row as RunRow
-from scalebench.spec import InputError
-from scalebench.sweep_record import SWEEP_FILE, PlannedRun, SweepRecord, labels, read_sweep
 
 MAX_LOGS = 20
 MAX_LABELS = 20

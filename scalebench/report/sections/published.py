@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from scalebench import published
-from scalebench.curves import Curve, batch_of, cells
-from scalebench.published import Study
+from scalebench.analysis import published
+from scalebench.analysis.published import Study
+from scalebench.analysis.scaling_curves import Curve, batch_of, cells, slope
 from scalebench.report.document import (
     THROUGHPUT,
     Axis,
@@ -35,7 +35,6 @@ from scalebench.report.document import (
 from scalebench.report.flag_text import describe_curve_intervals
 from scalebench.report.report_data import ReportData
 from scalebench.report.tables import format_percent_column, format_ratio, format_ratio_column, format_throughput
-from scalebench.slopes import slope
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from scalebench.analysis.scaling_curves import Jump, Keeps, Slope, jumps, keeps, slope
 from scalebench.report.document import (
     DEVICES,
     THROUGHPUT,
@@ -26,7 +27,6 @@ from scalebench.report.document import (
 from scalebench.report.flag_text import describe_curve_intervals
 from scalebench.report.report_data import ReportData
 from scalebench.report.tables import format_percent, format_ratio
-from scalebench.slopes import Jump, Keeps, Slope, jumps, keeps, slope
 
 MIN_DIFFERENCE = 0.05  # of the speedup; below it, curves against self would coincide with those against bare
 BASELINES = {

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from scalebench import probed
-from scalebench.crossover import COMPARABLE, size_words
-from scalebench.curves import Curve
-from scalebench.pooling import LEAST
-from scalebench.probe_records import COLLECTIVES
-from scalebench.report import units
+from scalebench.analysis import update_breakdown as probed
+from scalebench.analysis.collectives import COMPARABLE
+from scalebench.analysis.repeats import LEAST
+from scalebench.analysis.scaling_curves import Curve
+from scalebench.core import units
+from scalebench.core.result import COLLECTIVES
+from scalebench.core.units import size_words
 from scalebench.report.document import (
     DEVICES,
     Axis,
@@ -45,7 +46,7 @@ FIGURES = (
      "what gradient synchronization adds to a step, imbalance included; less is better"),
     ("sync_isolated_s", "isolated sync",
      "gradient synchronization of a step alone, with nothing to overlap; less is better"),
-    ("straggler_wait_s", "imbalance", "how long the median device waits for the slowest one; less is better"),
+    ("imbalance_s", "imbalance", "how long the median device waits for the slowest one; less is better"),
 )  # fmt: skip
 PROFILE_SHARES = {
     "collective_step_share": "the wall time of a step",
@@ -109,10 +110,10 @@ def _make_epoch_chart(group: CurveGroup) -> Iterator[Chart]:
     """Show whether fewer steps per epoch save more than the more expensive synchronization of more devices costs."""
     column, lines = "sync_per_epoch_s", []
     for curve in group.curves:
-        rows = [row for row in _rows_with_sync(curve) if None not in (row["updates_per_epoch"], row[column])]
-        notes = [f"{row['gpus']} devices, {_format_count(row['exchanges_per_epoch'])} messages an epoch"
+        rows = [row for row in _rows_with_sync(curve) if None not in (row["steps_per_epoch"], row[column])]
+        notes = [f"{row['gpus']} devices, {_format_count(row['syncs_per_epoch'])} messages an epoch"
                  for row in rows]  # fmt: skip
-        line = make_series(curve.name, curve.tags, rows, "updates_per_epoch", column, column, notes)
+        line = make_series(curve.name, curve.tags, rows, "steps_per_epoch", column, column, notes)
         lines += [] if line is None else [line]
     if lines:
         x, y, title = Axis("steps per epoch"), Axis("seconds per epoch"), f"Sync of an epoch: {group.title}"
@@ -129,7 +130,7 @@ def _make_table(group: CurveGroup, report_data: ReportData) -> Table:
             cells += [make_cell(format_duration_column(row, column), row[column]) for column, _, _ in FIGURES]
             cells += [format_cell(row["sync_per_epoch_s"], units.seconds)]
             cells += [make_cell(_format_count(row[name]), row[name])
-                      for name in ("updates_per_epoch", "exchanges_per_epoch")]  # fmt: skip
+                      for name in ("steps_per_epoch", "syncs_per_epoch")]  # fmt: skip
             remarks = _describe_missing(row, report_data) if row["run_id"] in detailed else ""
             rows.append(Row([*cells, make_cell(remarks)], curve.tags))
     caption = join_sentences("messages are those of an epoch", "cells without a measurement are empty, and the last "

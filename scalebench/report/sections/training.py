@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from scalebench.curve_records import LOWER_IS_BETTER
-from scalebench.curves import Curve
-from scalebench.report import units
+from scalebench.analysis.scaling_curves import Curve
+from scalebench.analysis.time_to_target import Outcome, outcomes
+from scalebench.core import units
+from scalebench.core.result import LOWER_IS_BETTER
 from scalebench.report.document import (
     MAX_CURVES,
     Axis,
@@ -60,7 +61,6 @@ from scalebench.report.training_tables import (
     name_trainings,
     sort_by_time_to_target,
 )
-from scalebench.time_to_target import Outcome, outcomes
 
 MAX_TRAINING_GROUPS = 8
 MAX_SEEDS = 10  # of a line
@@ -253,7 +253,7 @@ def _epoch_cells(row: Cells) -> list[Cell]:
     return [
         make_cell(str(row["gpus"]), row["gpus"]),
         make_cell(format_duration_column(row, "epoch_s"), row["epoch_s"]),
-        format_cell(row["updates_per_epoch"], "{:,}".format),
+        format_cell(row["steps_per_epoch"], "{:,}".format),
     ]
 
 

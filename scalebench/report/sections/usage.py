@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from scalebench.curves import Curve
-from scalebench.measure.monitor.series import Series as MonitorSeries
-from scalebench.measure.monitor.series import Window, read_series
+from scalebench.analysis.scaling_curves import Curve
+from scalebench.core import units
+from scalebench.core.result import Result
 from scalebench.measure.monitor.summary import measured
-from scalebench.report import units
+from scalebench.measure.monitor.time_series import Series as MonitorSeries
+from scalebench.measure.monitor.time_series import Window, read_series
 from scalebench.report.document import (
     DEVICES,
     THROUGHPUT,
@@ -42,7 +43,6 @@ from scalebench.report.report_data import (
     name_runs,
 )
 from scalebench.report.tables import format_throughput
-from scalebench.results import Result
 
 TIME_SHARE = Axis("share of the time", percent=True)
 AT_EQUAL_THROUGHPUT = "less is better at equal throughput"

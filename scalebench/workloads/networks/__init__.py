@@ -1,4 +1,4 @@
-"""Model names -> networks. Layer 1; each family of networks is a file beside this one."""
+"""Networks by name, built from a model's config; the other files here define one family of networks each."""
 
 from __future__ import annotations
 
@@ -7,84 +7,87 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from scalebench.api import api
-from scalebench.plugins import Point
-from scalebench.spec import InputError, ModelSpec
-from scalebench.suggest import no_such
+from scalebench.core.errors import InputError, no_such
+from scalebench.core.plugins import Point
+from scalebench.core.spec import ModelSpec
 from scalebench.workloads.network import Network
-from scalebench.workloads.networks import from_plugins
+from scalebench.workloads.networks import plugin_networks
 
-EMPTY = inspect.Parameter.empty
-ANY = "**"  # among the options of a function that takes whatever there is
+NO_DEFAULT = inspect.Parameter.empty
+ANY_OPTION = "**"  # among the options of a function that accepts any keyword
 IMAGE, CURVE, VECTOR = ("height", "width", "channels"), ("positions", "channels"), ("numbers",)
-TOKENS = ("tokens",)  # whole numbers, of which the network looks each up
+TOKENS = ("tokens",)  # integers, for each of which the network looks up a vector
 
 
-class Entry(NamedTuple):
-    """How a network is made, from what."""
+class NetworkEntry(NamedTuple):
+    """Which function builds a network, and the inputs that it takes."""
 
-    function: str  # "module:function"; it adds its nodes to an empty network: function(network, outputs, **options)
+    function: str  # "module:function", called as function(network, outputs, **options) with an empty network
     axes: tuple[str, ...] = IMAGE  # of its inputs
-    input_shape: str | None = None  # "module:function" of the options, where they decide the shape of a sample
-    target_per_token: bool = False  # the number of a class for each token of a sample
+    input_shape: str | None = None  # "module:function" of the options, if these determine the shape of a sample
+    target_per_token: bool = False  # a sample's target is a class number for each of its tokens
 
 
-NETWORKS: dict[str, Entry] = {
-    "materials_cnn": Entry("materials_cnn:materials_cnn", CURVE),
-    "inception_v3": Entry("inception_v3:inception_v3"),
-    "resnet50": Entry("resnet:resnet50"),
-    "resnet50_v1_5": Entry("resnet:resnet50_v1_5"),
-    "resnet50_v2": Entry("resnet:resnet50_v2"),
-    "resnet101": Entry("resnet:resnet101"),
-    "resnet152": Entry("resnet:resnet152"),
-    "vgg16": Entry("vgg:vgg16"),
-    "alexnet": Entry("alexnet:alexnet"),
-    "cifar10_cnn": Entry("cifar10_cnn:cifar10_cnn"),
-    "alexnet_cifar10": Entry("alexnet:alexnet_cifar10"),
-    "resnet20_cifar10": Entry("resnet_cifar10:resnet20"),
-    "resnet32_cifar10": Entry("resnet_cifar10:resnet32"),
-    "resnet44_cifar10": Entry("resnet_cifar10:resnet44"),
-    "resnet56_cifar10": Entry("resnet_cifar10:resnet56"),
-    "resnet110_cifar10": Entry("resnet_cifar10:resnet110"),
-    "densenet40_k12": Entry("densenet:densenet40_k12"),
-    "densenet100_k12": Entry("densenet:densenet100_k12"),
-    "mlp": Entry("mlp:mlp", VECTOR),
-    "synthetic": Entry("synthetic:synthetic", CURVE, "synthetic:input_shape"),
-    "gpt_small": Entry("gpt:gpt", TOKENS, "gpt:input_shape", target_per_token=True),
+NETWORKS: dict[str, NetworkEntry] = {
+    "materials_cnn": NetworkEntry("simple:materials_cnn", CURVE),
+    "inception_v3": NetworkEntry("imagenet_cnns:inception_v3"),
+    "resnet50": NetworkEntry("resnet:resnet50"),
+    "resnet50_v1_5": NetworkEntry("resnet:resnet50_v1_5"),
+    "resnet50_v2": NetworkEntry("resnet:resnet50_v2"),
+    "resnet101": NetworkEntry("resnet:resnet101"),
+    "resnet152": NetworkEntry("resnet:resnet152"),
+    "vgg16": NetworkEntry("imagenet_cnns:vgg16"),
+    "alexnet": NetworkEntry("imagenet_cnns:alexnet"),
+    "cifar10_cnn": NetworkEntry("cifar10_cnns:cifar10_cnn"),
+    "alexnet_cifar10": NetworkEntry("cifar10_cnns:alexnet_cifar10"),
+    "resnet20_cifar10": NetworkEntry("cifar10_cnns:resnet20"),
+    "resnet32_cifar10": NetworkEntry("cifar10_cnns:resnet32"),
+    "resnet44_cifar10": NetworkEntry("cifar10_cnns:resnet44"),
+    "resnet56_cifar10": NetworkEntry("cifar10_cnns:resnet56"),
+    "resnet110_cifar10": NetworkEntry("cifar10_cnns:resnet110"),
+    "densenet40_k12": NetworkEntry("cifar10_cnns:densenet40_k12"),
+    "densenet100_k12": NetworkEntry("cifar10_cnns:densenet100_k12"),
+    "mlp": NetworkEntry("simple:mlp", VECTOR),
+    "synthetic": NetworkEntry("simple:synthetic", CURVE, "simple:synthetic_input_shape"),
+    "gpt_small": NetworkEntry("gpt:gpt", TOKENS, "gpt:gpt_input_shape", target_per_token=True),
 }
 
 
-def build(name: str, input_shape: Sequence[int], outputs: int, options: dict[str, Any] | None = None) -> Network:
-    """The network of that name for samples of this shape (channels last), with so many outputs.
+def build_by_name(
+    name: str, input_shape: Sequence[int], outputs: int, options: dict[str, Any] | None = None
+) -> Network:
+    """Build the network of that name for samples of this shape (channels last) and with this number of outputs.
 
-    Raises InputError for an unknown name or option, an option of another type than its default, inputs of other
-    axes than the network's, and inputs that are too small; PluginError where the code of a plugin fails.
+    Raises InputError for an unknown name or option, an option of another type than its default, inputs with other axes
+    than the network's, and inputs that are too small; PluginError where the code of a plugin fails.
     """
-    point = _of_plugin(name)
-    axes = () if point is not None else _entry(name).axes  # which those of a plugin take, they say themselves
+    point = _plugin_point(name)
+    axes = () if point is not None else _entry(name).axes  # a plugin's network checks its inputs itself
     if (axes and len(input_shape) != len(axes)) or not input_shape or min(input_shape) < 1:
-        told = f" of shape ({', '.join(axes)})" if axes else ""
-        raise InputError(f"model={name} takes inputs{told}, not model.input_shape={list(input_shape)}")
+        expected = f" of shape ({', '.join(axes)})" if axes else ""
+        raise InputError(f"model={name} takes inputs{expected}, not model.input_shape={list(input_shape)}")
     if outputs < 1:
         raise InputError(f"model.outputs={outputs} should be at least 1")
     _check_options(name, options or {}, option_defaults(name))
     network = Network(name, input_shape)
     if point is not None:
-        from_plugins.fill(point, network, outputs, options or {})
+        plugin_networks.add_nodes(point, network, outputs, options or {})
     else:
         _load(_entry(name).function)(network, outputs, **(options or {}))
     return network
 
 
-@api(since=1)
-def of(model: ModelSpec) -> Network:
-    """The network that a run's config means."""
-    return build(model.name, model.input_shape, model.outputs, model.options)
+def build_network(model: ModelSpec) -> Network:
+    """Build the network of a run's config. Raises as build_by_name does."""
+    return build_by_name(model.name, model.input_shape, model.outputs, model.options)
 
 
-def input_shape(model: ModelSpec) -> list[int]:
-    """Shape of one sample: what the YAML says, unless the model's options decide it. Raises InputError as build."""
-    entry = None if _of_plugin(model.name) is not None else _entry(model.name)
+def resolve_input_shape(model: ModelSpec) -> list[int]:
+    """Return the shape of one sample: that of the config, unless the model's options determine it.
+
+    Raises as build_by_name does.
+    """
+    entry = None if _plugin_point(model.name) is not None else _entry(model.name)
     if entry is None or entry.input_shape is None:
         return model.input_shape
     _check_options(model.name, model.options, option_defaults(model.name))
@@ -92,73 +95,77 @@ def input_shape(model: ModelSpec) -> list[int]:
     return list(function(**{key: model.options[key] for key in _defaults(function) if key in model.options}))
 
 
-def target_shape(model: ModelSpec) -> list[int]:
-    """Shape of one sample's target: what the YAML says, unless it follows from that of the sample."""
-    entry = None if _of_plugin(model.name) is not None else _entry(model.name)
-    return input_shape(model) if entry is not None and entry.target_per_token else model.target_shape
+def resolve_target_shape(model: ModelSpec) -> list[int]:
+    """Return the shape of one sample's target: that of the config, unless it follows from that of the sample."""
+    entry = None if _plugin_point(model.name) is not None else _entry(model.name)
+    return resolve_input_shape(model) if entry is not None and entry.target_per_token else model.target_shape
 
 
 def takes_tokens(model: ModelSpec) -> bool:
-    """Whether samples are whole numbers that the network looks up; False for one that is not known here."""
-    if _of_plugin(model.name) is not None and model.input_shape:
-        return any(node.op == "embedding" for node in of(model).nodes)
+    """Whether samples are integers that the network looks up; False for an unknown network."""
+    if _plugin_point(model.name) is not None and model.input_shape:
+        return any(node.op == "embedding" for node in build_network(model).nodes)
     return model.name in NETWORKS and NETWORKS[model.name].axes == TOKENS
 
 
-def has_other_options(model: ModelSpec) -> bool:
-    """Whether parameters are not those of the YAML, since options that decide them are set otherwise there."""
+def has_changed_options(model: ModelSpec) -> bool:
+    """Whether options that determine the number of parameters differ from their defaults, so that `model.params` of the
+    YAML does not hold."""
     entry = NETWORKS.get(model.name)
     defaults = option_defaults(model.name) if entry is not None and entry.input_shape is not None else {}
     return any(defaults.get(key, value) != value for key, value in model.options.items())
 
 
 def option_defaults(name: str) -> dict[str, Any]:
-    """Every option of that network, with its default; `EMPTY` for one that has none. Raises as build."""
-    point = _of_plugin(name)
-    function = _load(_entry(name).function) if point is None else from_plugins.function(point)
+    """Return every option of that network with its default, which is NO_DEFAULT for a required one.
+
+    Raises as build_by_name does.
+    """
+    point = _plugin_point(name)
+    function = _load(_entry(name).function) if point is None else plugin_networks.load_function(point)
     return _defaults(function, skip=2)
 
 
 def is_known(name: str) -> bool:
-    """Whether a network goes by that name."""
-    return name in NETWORKS or _of_plugin(name) is not None
+    """Whether scalebench or a plugin has a network of that name."""
+    return name in NETWORKS or _plugin_point(name) is not None
 
 
-def _of_plugin(name: str) -> Point | None:
-    """The entry point of that name, unless it is a network of ours."""
-    return None if name in NETWORKS else from_plugins.point(name)
+def _plugin_point(name: str) -> Point | None:
+    """Return the entry point of that name, unless it is a built-in network."""
+    return None if name in NETWORKS else plugin_networks.find_point(name)
 
 
-def _entry(name: str) -> Entry:
+def _entry(name: str) -> NetworkEntry:
     if name not in NETWORKS:
-        raise InputError(no_such("model", name, [*NETWORKS, *from_plugins.names(), "custom"]))
+        raise InputError(no_such("model", name, [*NETWORKS, *plugin_networks.names(), "custom"]))
     return NETWORKS[name]
 
 
-def _load(where: str) -> Callable[..., Any]:
-    module, _, function = where.partition(":")
-    loaded: Callable[..., Any] = getattr(importlib.import_module(f"{__name__}.{module}"), function)
-    return loaded
+def _load(reference: str) -> Callable[..., Any]:
+    module, _, name = reference.partition(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    return function
 
 
 def _defaults(function: Callable[..., Any], skip: int = 0) -> dict[str, Any]:
     parameters = list(inspect.signature(function).parameters.values())[skip:]
     parameters = [each for each in parameters if each.kind is not each.VAR_POSITIONAL]
-    return {ANY if each.kind is each.VAR_KEYWORD else each.name: each.default for each in parameters}
+    return {ANY_OPTION if each.kind is each.VAR_KEYWORD else each.name: each.default for each in parameters}
 
 
 def _check_options(name: str, options: dict[str, Any], defaults: dict[str, Any]) -> None:
-    """InputError for an unknown one, one of another type than its default, and one that is asked for and missing."""
+    """Raise InputError for an unknown or missing option, and for one of another type than its default."""
     for key in defaults:
-        if defaults[key] is EMPTY and key not in (*options, ANY):
-            raise InputError(f"model={name} asks for an option '{key}': set +model.options.{key}")
+        if defaults[key] is NO_DEFAULT and key not in (*options, ANY_OPTION):
+            raise InputError(f"model={name} needs an option '{key}': set +model.options.{key}")
     for key, value in options.items():
-        if key not in defaults and ANY not in defaults:
+        if key not in defaults and ANY_OPTION not in defaults:
             raise InputError(no_such(f"option of model '{name}'", key, defaults))
-        if defaults.get(key) is None or defaults[key] is EMPTY:  # nothing to tell a type by
+        if defaults.get(key) is None or defaults[key] is NO_DEFAULT:  # there is no type to compare with
             continue
-        wanted = type(defaults[key])
-        if not (type(value) is wanted or (wanted is float and type(value) is int)):
+        expected = type(defaults[key])
+        if not (type(value) is expected or (expected is float and type(value) is int)):
             raise InputError(
-                f"model.options.{key}={value!r} should be {wanted.__name__}, as its default {defaults[key]}"
+                f"model.options.{key}={value!r} should be {expected.__name__}, as its default {defaults[key]}"
             )

@@ -1,4 +1,4 @@
-"""ResNets for ImageNet: v1 and v2 as keras.applications has them, with its layer names, and v1.5.
+"""ResNets for ImageNet: v1 and v2 of keras.applications with its layer names, and v1.5.
 
 v1: He et al. 2015, "Deep Residual Learning for Image Recognition"; v2: He et al. 2016, "Identity Mappings in Deep
 Residual Networks". v1.5 moves the stride of a block from its first 1x1 convolution to its 3x3 convolution.
@@ -13,45 +13,48 @@ from scalebench.workloads.network import Network, Node
 
 
 @dataclass(frozen=True)
-class _Kind:
-    """Wherein implementations of v1 differ."""
+class _Variant:
+    """The details in which implementations of v1 differ."""
 
-    strided: int  # which convolution of a block has the stride
+    strided_conv: int  # number of the convolution of a block that has the stride
     bias: bool
     epsilon: float
     momentum: float
     init: str
 
 
-# Keras keeps biases although the normalisation behind takes them out; v1.5 is torchvision's.
-KERAS = _Kind(strided=1, bias=True, epsilon=1.001e-5, momentum=0.99, init="glorot_uniform")
-V1_5 = _Kind(strided=2, bias=False, epsilon=1e-5, momentum=0.9, init="he_uniform")
+# Keras keeps biases although the normalization behind cancels them; v1.5 is torchvision's.
+KERAS = _Variant(strided_conv=1, bias=True, epsilon=1.001e-5, momentum=0.99, init="glorot_uniform")
+V1_5 = _Variant(strided_conv=2, bias=False, epsilon=1e-5, momentum=0.9, init="he_uniform")
 
 
 def resnet50(net: Network, outputs: int) -> None:
-    """25,583,592 parameters with 1000 outputs."""
+    """Build ResNet-50; 25,583,592 parameters with 1000 outputs."""
     _v1(net, outputs, (3, 4, 6, 3), KERAS)
 
 
 def resnet50_v1_5(net: Network, outputs: int) -> None:
-    """25,557,032 parameters with 1000 outputs."""
+    """Build ResNet-50 v1.5; 25,557,032 parameters with 1000 outputs."""
     _v1(net, outputs, (3, 4, 6, 3), V1_5)
 
 
 def resnet101(net: Network, outputs: int) -> None:
-    """44,601,832 parameters with 1000 outputs."""
+    """Build ResNet-101; 44,601,832 parameters with 1000 outputs."""
     _v1(net, outputs, (3, 4, 23, 3), KERAS)
 
 
 def resnet152(net: Network, outputs: int) -> None:
-    """60,268,520 parameters with 1000 outputs."""
+    """Build ResNet-152; 60,268,520 parameters with 1000 outputs."""
     _v1(net, outputs, (3, 8, 36, 3), KERAS)
 
 
 def resnet50_v2(net: Network, outputs: int) -> None:
-    """25,568,360 parameters with 1000 outputs. Keras has the stride in the last block of a stack, not in the first."""
+    """Build ResNet-50 v2; 25,568,360 parameters with 1000 outputs.
+
+    The stride is in the last block of a stack, as in Keras, not in the first one.
+    """
     x = net.conv(net.input, "conv1_conv", 64, 7, strides=2, padding=3)
-    # Zeros may win here, unlike in v1, where this follows a relu.
+    # The padding's zeros can be the maximum here, unlike in v1, where a relu comes before.
     x = net.max_pool(net.zero_pad(x, 1), 3, strides=2)
     for stack, (filters, blocks, strides) in enumerate([(64, 3, 2), (128, 4, 2), (256, 6, 2), (512, 3, 1)], start=2):
         for block in range(1, blocks + 1):
@@ -61,27 +64,27 @@ def resnet50_v2(net: Network, outputs: int) -> None:
     net.dense(net.global_avg_pool(x), "predictions", outputs)
 
 
-def _v1(net: Network, outputs: int, blocks: Sequence[int], kind: _Kind) -> None:
-    x = net.relu(_conv_bn(net, net.input, "conv1", 64, 7, 2, kind))
+def _v1(net: Network, outputs: int, blocks: Sequence[int], variant: _Variant) -> None:
+    x = net.relu(_conv_bn(net, net.input, "conv1", 64, 7, 2, variant))
     x = net.max_pool(x, 3, strides=2, padding=1)
     for stack, count in enumerate(blocks, start=2):
         for block in range(1, count + 1):
             strides = 2 if block == 1 and stack > 2 else 1
-            x = _v1_block(net, x, f"conv{stack}_block{block}", 16 * 2**stack, strides, block == 1, kind)
+            x = _v1_block(net, x, f"conv{stack}_block{block}", 16 * 2**stack, strides, block == 1, variant)
     net.dense(net.global_avg_pool(x), "predictions", outputs)
 
 
-def _v1_block(net: Network, x: Node, name: str, filters: int, strides: int, widen: bool, kind: _Kind) -> Node:
-    shortcut = _conv_bn(net, x, f"{name}_0", 4 * filters, 1, strides, kind) if widen else x
+def _v1_block(net: Network, x: Node, name: str, filters: int, strides: int, widen: bool, variant: _Variant) -> Node:
+    shortcut = _conv_bn(net, x, f"{name}_0", 4 * filters, 1, strides, variant) if widen else x
     for part, (width, kernel) in enumerate([(filters, 1), (filters, 3), (4 * filters, 1)], start=1):
-        x = _conv_bn(net, x, f"{name}_{part}", width, kernel, strides if part == kind.strided else 1, kind)
+        x = _conv_bn(net, x, f"{name}_{part}", width, kernel, strides if part == variant.strided_conv else 1, variant)
         x = net.relu(x) if part < 3 else net.relu(net.add(shortcut, x))
     return x
 
 
-def _conv_bn(net: Network, x: Node, name: str, filters: int, kernel: int, strides: int, kind: _Kind) -> Node:
-    x = net.conv(x, f"{name}_conv", filters, kernel, strides, padding=kernel // 2, bias=kind.bias, init=kind.init)
-    return net.batch_norm(x, f"{name}_bn", epsilon=kind.epsilon, momentum=kind.momentum)
+def _conv_bn(net: Network, x: Node, name: str, filters: int, kernel: int, strides: int, variant: _Variant) -> Node:
+    x = net.conv(x, f"{name}_conv", filters, kernel, strides, padding=kernel // 2, bias=variant.bias, init=variant.init)
+    return net.batch_norm(x, f"{name}_bn", epsilon=variant.epsilon, momentum=variant.momentum)
 
 
 def _v2_block(net: Network, x: Node, name: str, filters: int, strides: int, widen: bool) -> Node:

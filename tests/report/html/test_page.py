@@ -17,7 +17,7 @@ from scalebench.report.document import Axis, Cell, Chart, Code, Paragraph, Row, 
 from scalebench.report.html.page import write
 from scalebench.report.html.render import dump_json
 from scalebench.report.report_data import ReportData, load_report_data
-from tests import sweeps
+from tests.builders import sweeps
 from tests.report.html.made_up import sections
 
 NASTY = (

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from scalebench import frame as frames
-from scalebench.pooling import pool
+from scalebench.analysis import load as frames
+from scalebench.analysis.repeats import pool
+from scalebench.core.result import Result
+from scalebench.core.spec import TrainSpec
 from scalebench.report.document import Block, Code, Paragraph, Table
 from scalebench.report.report_data import ReportData, load_report_data
 from scalebench.report.sections.answer import DOUBTS, MAX_ANSWERS, section
-from scalebench.results import Result
-from scalebench.spec import TrainSpec
-from tests import sweeps
+from tests.builders import sweeps
 
 
 def blocks_of(evidence: ReportData) -> Sequence[Block]:
@@ -143,7 +143,7 @@ def test_more_devices_that_may_be_no_faster_are_not_praised(tmp_path: Path) -> N
 def test_what_spoils_trust_stands_beside_it(tmp_path: Path) -> None:
     runs = many(["ddp_gloo"])
     runs[-1].flags.append("oversubscribed")
-    expected = [sweeps.failed("bare_torch", 4, "unsupported"), sweeps.failed("null", 4)]
+    expected = [sweeps.failed("bare_torch", 4, "unsupported"), sweeps.failed("simulated", 4)]
     (text,) = words(of(tmp_path, *runs, sweeps.failed("horovod_gloo", 4), *expected), "warning")
     told = (
         "Limits of these figures: ddp_gloo: more threads than cores; not measured on 4 devices: horovod_gloo (failed)."

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 import scalebench
-from scalebench.linear import Figure
+from scalebench.__main__ import main
+from scalebench.analysis.attribution.figures import Figure
 from scalebench.report import report_data
 from scalebench.report.document import Chart, Paragraph, Section, Table
 from scalebench.report.sections import attribution
 from scalebench.report.sections.attribution import MAX_BARS, section
-from scalebench.verbs import show
-from tests import sweeps
-from tests.ladder_runs import alone, strong, together, weak
+from tests.builders import sweeps
+from tests.builders.attribution_runs import alone, strong, together, weak
 
 
 def told(folder: Path) -> Section:
@@ -117,7 +117,7 @@ def test_more_bars_than_a_chart_can_show(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def details(capsys: pytest.CaptureFixture[str], folder: Path) -> str:
-    assert show.main([str(folder), "--details"]) == 0
+    assert main(["show", str(folder), "--details"]) == 0
     return capsys.readouterr().out
 
 

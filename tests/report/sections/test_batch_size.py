@@ -9,10 +9,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from scalebench.batch_knee import StepFit, fit, step_points
-from scalebench.curves import Curve
-from scalebench.pooling import pool
-from scalebench.report.console import Console
+from scalebench.analysis.batch_size import StepFit, fit, step_points
+from scalebench.analysis.repeats import pool
+from scalebench.analysis.scaling_curves import Curve
+from scalebench.core.result import Result
+from scalebench.core.spec import HardwareSpec
 from scalebench.report.document import Chart, Paragraph, Table
 from scalebench.report.sections.batch_size import (
     MAX_SENTENCES,
@@ -21,16 +22,15 @@ from scalebench.report.sections.batch_size import (
     list_terminal_sentences,
     section,
 )
-from scalebench.results import Result
-from scalebench.spec import HardwareSpec
-from tests import sweeps
-from tests.helpers import null_config
+from scalebench.sweeps.console import Console
+from tests.builders import sweeps
+from tests.builders.runs import simulated_config
 from tests.report.section_blocks import SCRIPT, column, evidence, ids, named, of_kind, one, texts
 
 
 def batched(batch: int, gpus: int = 1, strategy: str = "ddp_gloo", bucket: float = 25.0, **changes: Any) -> Result:
     """A run of `batch` samples a device whose steps take as long as one of ten: batch times the throughput."""
-    train = dataclasses.replace(null_config().train, batch_per_device=batch)
+    train = dataclasses.replace(simulated_config().train, batch_per_device=batch)
     made = sweeps.run(strategy, gpus, train=train, **changes)
     made.run_id = "-".join([strategy, str(gpus), str(batch), f"{bucket:g}", *changes])
     for rank in made.ranks:
@@ -131,7 +131,7 @@ def test_options_hardware_and_scaling_are_never_mixed(tmp_path: Path) -> None:
 
 
 def test_rows_that_nothing_tells_apart_are_curves_of_their_own(tmp_path: Path) -> None:
-    rate = {"train": dataclasses.replace(null_config().train, batch_per_device=100, learning_rate=0.5)}
+    rate = {"train": dataclasses.replace(simulated_config().train, batch_per_device=100, learning_rate=0.5)}
     runs = [batched(10), batched(100), sweeps.run("ddp_gloo", 1, run_id="again", **rate)]
     chart = one(section(evidence(tmp_path, runs)), Chart, "batch-size-throughput")
     assert [list(series.x) for series in chart.series] == [[10, 100]]
@@ -207,7 +207,7 @@ def test_half_batches(low: float | None, high: float | None, shown: str) -> None
 
 
 def batched_row(batch: int, strategy: str = "ddp_gloo", **changes: Any) -> Result:
-    train = dataclasses.replace(null_config().train, batch_per_device=batch)
+    train = dataclasses.replace(simulated_config().train, batch_per_device=batch)
     made = sweeps.run(strategy, 1, train=train, **changes)
     made.run_id = made.fingerprint = f"{strategy}-{batch}"
     return made

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from scalebench.data_or_model import Comparison
-from scalebench.measured_rates import PROBES
-from scalebench.pooling import pool
+from scalebench.analysis.prediction.calibration import PROBES
+from scalebench.analysis.prediction.data_or_model import Comparison
+from scalebench.analysis.repeats import pool
+from scalebench.core.result import Result
 from scalebench.report.document import Paragraph, Table
 from scalebench.report.sections import data_or_model
 from scalebench.report.sections.data_or_model import section
-from scalebench.results import Result
-from tests.choices import bare, ddp, folders, made
+from tests.builders.parallelism_runs import bare, ddp, folders, made
 from tests.report.section_blocks import SCRIPT, evidence, ids, of_kind, one, texts
 
 

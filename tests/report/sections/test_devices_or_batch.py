@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from scalebench.core.result import Result
 from scalebench.report.document import Chart, Paragraph, Table
 from scalebench.report.sections.devices_or_batch import section
-from scalebench.results import Result
+from tests.analysis.test_devices_or_batch import STEP_S, aimed, batched
 from tests.report.section_blocks import SCRIPT, evidence, ids, of_kind, one, texts
-from tests.test_batch_or_devices import STEP_S, aimed, batched
 
 
 def runs() -> list[Result]:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.gpus import Gpu
+from scalebench.core.machine.gpus import Gpu
 from scalebench.report.document import Paragraph, Section, Table
 from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import machines
-from tests.helpers import MACHINE
-from tests.sweeps import failed, run, sweep, write
+from tests.builders.runs import MACHINE
+from tests.builders.sweeps import failed, run, sweep, write
 
 GPUS = [Gpu(number, "A100", f"GPU-{number}", 40 * 2**30, 1410, 1215, 400.0, 0, None) for number in range(2)]
 TOPOLOGY = [["X", "PIX"], ["PIX", "X"]]

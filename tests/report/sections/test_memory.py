@@ -8,8 +8,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from scalebench.pooling import pool
-from scalebench.report.console import Console
+from scalebench.analysis.repeats import pool
+from scalebench.core.result import Result
 from scalebench.report.document import MAX_ROWS, Chart, Paragraph, Table
 from scalebench.report.sections.memory import (
     MAX_TERMINAL_SENTENCES,
@@ -17,9 +17,9 @@ from scalebench.report.sections.memory import (
     make_terminal_table,
     section,
 )
-from scalebench.results import Result
-from tests import sweeps
-from tests.footprints import WHOLE, kept, out_of_memory, searched
+from scalebench.sweeps.console import Console
+from tests.builders import sweeps
+from tests.builders.sweeps import WHOLE, kept, out_of_memory, searched
 from tests.report.section_blocks import SCRIPT, cell_texts, column, evidence, frames_own, of_kind, one, texts
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.probe_records import Operation, Profile
+from scalebench.core.result import Operation, Profile, Result, read_result, write_result
 from scalebench.report.document import Chart, Paragraph, Section, Table
 from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import operations
@@ -17,10 +17,9 @@ from scalebench.report.sections.operations import (
     make_operations_table,
     make_run_blocks,
 )
-from scalebench.results import Result, read_result, write_result
+from tests.builders.sweeps import failed, run, sweep, write
 from tests.report.probed_run import probed_run, probes
 from tests.report.section_blocks import cell_texts
-from tests.sweeps import failed, run, sweep, write
 
 
 def told(folder: Path, *more: Path) -> Section:

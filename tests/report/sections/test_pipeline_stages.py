@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.report.console import Console
+from scalebench.core.result import write_result
 from scalebench.report.document import Paragraph, Table
 from scalebench.report.sections import pipeline_stages
 from scalebench.report.sections.pipeline_stages import describe_bubble, make_run_blocks
-from scalebench.results import write_result
-from tests.helpers import record
+from scalebench.sweeps.console import Console
+from tests.analysis.test_pipeline_stages import chain, run
+from tests.builders.runs import record
 from tests.report.section_blocks import evidence, of_kind, one
-from tests.test_staged import chain, run
 
 
 def test_a_row_for_each_stage_and_a_sentence_for_each_run(tmp_path: Path) -> None:

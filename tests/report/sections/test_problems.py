@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from scalebench.core.spec import write_spec
+from scalebench.core.sweep_file import SWEEP_FILE, PlannedRun, SweepRecord, beginning, write_sweep
 from scalebench.report.document import Code, Paragraph, Section, Table
 from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import problems
-from scalebench.spec import write_spec
-from scalebench.sweep_record import SWEEP_FILE, PlannedRun, SweepRecord, beginning, write_sweep
-from tests.helpers import null_spec
-from tests.sweeps import failed, run, sweep, write
+from tests.builders.runs import simulated_spec
+from tests.builders.sweeps import failed, run, sweep, write
 
 SCRIPT = "<script>alert(1)</script>"
 
@@ -105,12 +105,12 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 def test_runs_without_a_row(tmp_path: Path) -> None:
     sweep(tmp_path, ["ddp_gloo"], gpus=(1,))
     (tmp_path / "7").mkdir()
-    write_spec(null_spec(2), tmp_path / "7")
+    write_spec(simulated_spec(2), tmp_path / "7")
     progress = {"rank": 0, "pid": 1, "phase": "measure", "at_s": 1_800_000_000.0}
     (tmp_path / "7" / "progress0.json").write_text(json.dumps(progress))
     table = tables(told(tmp_path))["running"]
-    assert texts(table) == [[str(tmp_path / "7"), "null", "2", "measure", "2027-01-15 08:00:00"]]
-    assert table.rows[0].tags["strategy"] == "null"
+    assert texts(table) == [[str(tmp_path / "7"), "simulated", "2", "measure", "2027-01-15 08:00:00"]]
+    assert table.rows[0].tags["strategy"] == "simulated"
 
 
 def test_flags_with_what_to_do_and_the_rows_that_have_them(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_long_tables_say_what_is_left_out(tmp_path: Path, monkeypatch: pytest.Mo
     write(tmp_path, [failed(gpus=gpus) for gpus in (1, 2)] + [run("ddp_gloo", n, flags=["swapping"]) for n in (1, 2)])
     for number in (7, 8):
         (tmp_path / str(number)).mkdir()
-        write_spec(null_spec(2), tmp_path / str(number))
+        write_spec(simulated_spec(2), tmp_path / str(number))
     found = tables(told(tmp_path))
     for name in ("failed", "flagged", "running"):
         assert len(found[name].rows) == 1 and "The first 1 of 2." in found[name].caption, name

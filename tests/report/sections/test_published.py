@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from scalebench import published
+from scalebench.analysis import published
+from scalebench.core.result import Result
 from scalebench.report.document import Chart, Paragraph, Section, Table
 from scalebench.report.report_data import ReportData, load_report_data
 from scalebench.report.sections.published import section
-from scalebench.results import Result
-from tests import sweeps
-from tests.helpers import null_config
+from tests.builders import sweeps
+from tests.builders.runs import simulated_config
 
 
 def named(model: str) -> Any:
-    return dataclasses.replace(null_config().model, name=model)
+    return dataclasses.replace(simulated_config().model, name=model)
 
 
 def measured(folder: Path, model: str, strategies: Sequence[str], **changes: Any) -> None:
@@ -31,7 +31,7 @@ def measured(folder: Path, model: str, strategies: Sequence[str], **changes: Any
 
 def strong(strategy: str, gpus: int) -> Result:
     """32 samples over all devices, as the study had."""
-    train = dataclasses.replace(null_config().train, global_batch=32)
+    train = dataclasses.replace(simulated_config().train, global_batch=32)
     found = sweeps.run(strategy, gpus, model=named("resnet50"), scaling="strong", train=train)
     scale = dataclasses.replace(found.scale, batch_per_device=32 // gpus, global_batch=32)
     return dataclasses.replace(found, scale=scale)

@@ -7,11 +7,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from scalebench.core.spec import HardwareSpec
 from scalebench.report.document import Chart, Table
 from scalebench.report.report_data import load_report_data
 from scalebench.report.sections.scaling import section
-from scalebench.spec import HardwareSpec
-from tests import sweeps
+from tests.builders import sweeps
 from tests.report.section_blocks import SCRIPT, column, evidence, frames_own, ids, named, of_kind, one, texts
 
 

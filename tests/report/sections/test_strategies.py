@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pandas as pd
 
+from scalebench.core.spec import HardwareSpec
 from scalebench.report import tables
 from scalebench.report.document import MAX_ROWS, Code, Paragraph, Table
 from scalebench.report.report_data import ReportData, load_report_data
 from scalebench.report.sections.strategies import section
-from scalebench.spec import HardwareSpec
-from tests import sweeps
+from tests.builders import sweeps
 from tests.report.section_blocks import SCRIPT, column, evidence, known, of_kind, one, texts
 
 FIGURES = {

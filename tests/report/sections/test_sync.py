@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from scalebench.crossover import collectives
-from scalebench.probe_records import Collective, Probes, Transfer
+from scalebench.analysis.collectives import collectives, transfers
+from scalebench.core.result import Collective, ProbeRecord, Result, Transfer
 from scalebench.report.document import Chart, Paragraph, Table
 from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import sync
@@ -15,10 +15,8 @@ from scalebench.report.sections.sync import (
     make_collective_tables,
     section,
 )
-from scalebench.results import Result
-from scalebench.transfers import transfers
-from tests import sweeps
-from tests.helpers import rank, record
+from tests.builders import sweeps
+from tests.builders.runs import rank, record
 from tests.report.section_blocks import (
     SCRIPT,
     cell_texts,
@@ -50,7 +48,7 @@ def test_bars_are_the_frames_figures(tmp_path: Path) -> None:
 def test_sync_of_an_epoch_over_its_updates(tmp_path: Path) -> None:
     runs = [sweeps.run("ddp_gloo", n) for n in (2, 4)]
     for result, steps in zip(runs, (50, 25), strict=True):
-        result.workload.updates_per_epoch = steps
+        result.workload.steps_per_epoch = steps
     found = evidence(tmp_path, runs)
     series = named(one(section(found), Chart, "sync-epoch"), "ddp_gloo")
     assert series.x == [50, 25]
@@ -64,7 +62,7 @@ def test_the_table_has_all_figures(tmp_path: Path) -> None:
     rows = found.pooled[found.pooled["gpus"] > 1]
     keys = [f"{row['strategy']} {row['gpus']}" for row in rows.to_dict("records")]
     for head, name in (("exposed sync", "sync_exposed_s"), ("sync per epoch", "sync_per_epoch_s"),
-                       ("steps per epoch", "updates_per_epoch"), ("messages", "exchanges_per_epoch")):  # fmt: skip
+                       ("steps per epoch", "steps_per_epoch"), ("messages", "syncs_per_epoch")):  # fmt: skip
         assert column(table, head) == dict(zip(keys, map(float, rows[name]), strict=True))
     shown = next(row for row in table.rows if [cell.text for cell in row.cells[:2]] == ["ddp_gloo", "2"])
     assert shown.cells[2].text == "585 us [574, 595]"
@@ -86,8 +84,8 @@ def without(result: Result, **changes: object) -> Result:
 
 def test_what_is_missing_has_its_reason(tmp_path: Path) -> None:
     reasons = {"exposed": f"it cannot be switched off {SCRIPT}"}
-    runs = [without(sweeps.run("ddp_gloo", 2), off_s=[], fixed_s=[], reasons=reasons)]
-    runs.append(without(sweeps.run("horovod_gloo", 2), exchange_s=[], off_s=[], reasons={}))
+    runs = [without(sweeps.run("ddp_gloo", 2), sync_off_s=[], fixed_batch_s=[], reasons=reasons)]
+    runs.append(without(sweeps.run("horovod_gloo", 2), isolated_sync_s=[], sync_off_s=[], reasons={}))
     runs.append(sweeps.run("lightning_ddp_gloo", 2))
     for each in runs[-1].ranks:
         each.probes = None
@@ -125,7 +123,7 @@ def run(strategy: str, **times_s: dict[int, float]) -> Result:
         for name, by_size in times_s.items()
         for size, taken_s in by_size.items()
     ]
-    return record(strategy, 2, ranks=[rank(k, probes=Probes(collectives=measured)) for k in range(2)])
+    return record(strategy, 2, ranks=[rank(k, probes=ProbeRecord(collectives=measured)) for k in range(2)])
 
 
 def test_tables() -> None:
@@ -150,7 +148,7 @@ def test_bandwidth() -> None:
         Transfer("memcpy", 1, 1, 10**9, 1, [1.0, 1.0]),
         Transfer("memcpy_all", None, None, 10**9, 1, [0.1, 1.0]),
     ]
-    result = record("ddp_gloo", 2, ranks=[rank(k, probes=Probes(bandwidth=measured)) for k in range(2)])
+    result = record("ddp_gloo", 2, ranks=[rank(k, probes=ProbeRecord(bandwidth=measured)) for k in range(2)])
     rows = [[row[2], row[3], row[5]] for row in cell_texts(make_bandwidth_table(transfers([result])))]
     assert rows == [
         ["send_both_ways", "0 <-> 1", "2 [2, 2]"],

@@ -9,20 +9,19 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from scalebench.analysis.time_to_target import outcomes
+from scalebench.core.result import Quality, Result, read_result, write_result
+from scalebench.core.spec import HardwareSpec
 from scalebench.report import markdown, training_tables
 from scalebench.report.document import Chart, Paragraph, Section, Table
 from scalebench.report.html import page
 from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import make_sections, training
 from scalebench.report.sections.training import epochs_section
-from scalebench.results import Quality, Result, read_result, write_result
-from scalebench.spec import HardwareSpec
-from scalebench.time_to_target import outcomes
-from tests import sweeps
+from tests.builders import sweeps
+from tests.builders.sweeps import failed, falling, run, sweep, write
+from tests.builders.sweeps import training as trained
 from tests.report.section_blocks import SCRIPT, column, evidence, frames_own, ids, named, of_kind, one, texts
-from tests.sweeps import failed, run, sweep, write
-from tests.trainings import falling
-from tests.trainings import training as trained
 
 
 def section(folder: Path, *made: Result) -> Section:

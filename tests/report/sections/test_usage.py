@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from scalebench.core.result import Monitor, Result
 from scalebench.report.document import Chart, Paragraph, Section
 from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import usage
 from scalebench.report.sections.usage import section
-from scalebench.results import Monitor, Result
-from tests import sweeps
+from tests.builders import sweeps
+from tests.builders.sweeps import failed, sweep, write
 from tests.report.monitored_run import BEGIN_S, DIP_S, monitored
 from tests.report.section_blocks import SCRIPT, evidence, frames_own, ids, of_kind, one
-from tests.sweeps import failed, sweep, write
 
 
 def test_bars_are_the_frames_figures_and_what_nobody_measured_is_no_chart(tmp_path: Path) -> None:

@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from scalebench.spec import InputError, ModelSpec
+from scalebench.core.errors import InputError
+from scalebench.core.spec import ModelSpec
 from scalebench.workloads import networks
 from scalebench.workloads.network import Network
 from scalebench.workloads.weights import initial_weights
 
 
 def build(outputs: int = 16, **options: Any) -> Network:
-    return networks.build("gpt_small", (options.get("sequence_length", 64),), outputs, options)
+    return networks.build_by_name("gpt_small", (options.get("sequence_length", 64),), outputs, options)
 
 
 def test_parameter_count_of_gpt_2() -> None:
@@ -36,8 +37,8 @@ def test_flops_of_gpt_2() -> None:
 def test_shapes() -> None:
     net = build(16, layers=2, width=8, heads=2, sequence_length=5)
     assert (net.input.shape, net.output.shape, net.count("attention")) == ((5,), (5, 16), 2)
-    assert networks.input_shape(ModelSpec("gpt_small", options={"sequence_length": 5})) == [5]
-    assert networks.target_shape(ModelSpec("gpt_small", options={"sequence_length": 5})) == [5]
+    assert networks.resolve_input_shape(ModelSpec("gpt_small", options={"sequence_length": 5})) == [5]
+    assert networks.resolve_target_shape(ModelSpec("gpt_small", options={"sequence_length": 5})) == [5]
 
 
 def test_blocks_can_be_cut_apart() -> None:
@@ -51,20 +52,20 @@ def test_blocks_can_be_cut_apart() -> None:
 
 def test_weights_start_as_those_of_gpt_2() -> None:
     net = build(512, layers=2, width=128, heads=2)
-    found = initial_weights(((a.name, a.shape, a.init) for a in net.arrays), 0)
-    for name, array in found.items():
+    weights = initial_weights(((a.name, a.shape, a.init) for a in net.arrays), 0)
+    for name, array in weights.items():
         ends = name.endswith(("_project/kernel", "_contract/kernel"))
         if name.endswith(("kernel", "embeddings")):
             assert array.std() == pytest.approx(0.02 / (math.sqrt(2 * 2) if ends else 1), rel=0.05), name
         else:
             assert set(array.tolist()) == {1.0 if name.endswith("gamma") else 0.0}, name
-    assert not any(name.endswith("_key/bias") for name in found)
+    assert not any(name.endswith("_key/bias") for name in weights)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"heads": 3}, "^model.options.heads=3 does not divide model.options.width=256: take one that does$"),
+        ({"heads": 3}, "^model.options.heads=3 does not divide model.options.width=256: use one that does$"),
         ({"layers": 0}, "^model.options.layers=0 should be at least 1$"),
         ({"width": -4}, "^model.options.width=-4 should be at least 1$"),
         ({"heads": 0}, "^model.options.heads=0 should be at least 1$"),
@@ -79,6 +80,6 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
 
 def test_inputs_of_another_length() -> None:
     with pytest.raises(InputError, match=r"sequence_length=64 means model.input_shape=\[64\], not \[32\]$"):
-        networks.build("gpt_small", (32,), 16)
+        networks.build_by_name("gpt_small", (32,), 16)
     with pytest.raises(InputError, match=r"^model=gpt_small takes inputs of shape \(tokens\), not"):
-        networks.build("gpt_small", (32, 3), 16)
+        networks.build_by_name("gpt_small", (32, 3), 16)

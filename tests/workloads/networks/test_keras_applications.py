@@ -1,4 +1,4 @@
-"""keras.applications as the outside oracle: the same arrays under the same names, the same FLOPs."""
+"""Compared with keras.applications: the same arrays under the same names, the same FLOPs."""
 
 import json
 import subprocess
@@ -21,7 +21,7 @@ ORACLES = {
 COUNT = """
 import json, math, sys
 import keras
-found = {}
+result = {}
 for ours, theirs in json.loads(sys.argv[1]).items():
     keras.backend.clear_session()
     model = getattr(keras.applications, theirs)(weights=None, classifier_activation=None)
@@ -29,8 +29,8 @@ for ours, theirs in json.loads(sys.argv[1]).items():
     costly = [layer for layer in model.layers if isinstance(layer, (keras.layers.Conv2D, keras.layers.Dense))]
     macs = sum(math.prod(layer.kernel.shape) * math.prod(layer.output.shape[1:-1]) for layer in costly)
     trained = sum(math.prod(w.shape) for w in model.trainable_weights)
-    found[ours] = {"shape": model.input_shape[1:], "arrays": arrays, "flops": 2 * macs, "trained": trained}
-print(json.dumps(found))
+    result[ours] = {"shape": model.input_shape[1:], "arrays": arrays, "flops": 2 * macs, "trained": trained}
+print(json.dumps(result))
 """
 
 
@@ -39,6 +39,6 @@ def test_the_same_arrays_and_flops() -> None:
     command = [sys.executable, "-c", COUNT, json.dumps(ORACLES)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     for name, theirs in json.loads(done.stdout).items():
-        net = networks.build(name, theirs["shape"], 1000)
+        net = networks.build_by_name(name, theirs["shape"], 1000)
         assert {array.name: list(array.shape) for array in net.arrays} == theirs["arrays"], name
         assert (net.forward_flops, net.parameters) == (theirs["flops"], theirs["trained"]), name

@@ -12,9 +12,8 @@ from torch import Tensor
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from scalebench.adapters.torch.ddp import Ddp, DdpOptions
-from scalebench.spec import RunSpec
-from scalebench.strategy import Unsupported
+from scalebench.plugin_api import RunSpec, Unsupported
+from scalebench.strategies.torch.ddp import Ddp, DdpOptions
 
 DISTRIBUTION = "scalebench-compression"
 Buffers = tuple[Tensor, ...]
@@ -69,7 +68,7 @@ class CompressedDdp(Ddp):
     def message_sizes(self) -> list[int]:
         return list(self.account.of_update)
 
-    def run_exchange(self, sizes: list[int]) -> None:
+    def run_isolated_sync(self, sizes: list[int]) -> None:
         """All messages under way at once, as far as the strategy itself has them so."""
         key = tuple(sizes)
         if key not in self._buffers:

@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.futures import Future
 
-from scalebench.adapters.torch.ddp import DdpOptions
-from scalebench.spec import InputError
-from scalebench.strategy import Unsupported
+from scalebench.plugin_api import InputError, Unsupported
+from scalebench.strategies.torch.ddp import DdpOptions
 from scalebench_compression.compressed import Buffers, CompressedDdp
 
 FIRST = 2  # update that may be compressed: DistributedDataParallel makes its buckets anew after the first one

@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from scalebench.adapters.torch.ddp import DdpOptions
-from scalebench.adapters.torch.evidence import UPDATES, ProfiledReplay
-from scalebench.spec import InputError
+from scalebench.plugin_api import InputError
+from scalebench.strategies.torch.ddp import DdpOptions
+from scalebench.strategies.torch.observed import UPDATES, ProfiledReplay
 from scalebench_compression import sparse
 from scalebench_compression.compressed import Buffers, CompressedDdp
 

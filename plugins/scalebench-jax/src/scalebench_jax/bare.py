@@ -8,7 +8,7 @@ from scalebench_jax.base import JaxStrategy
 class BareJax(JaxStrategy):
     """The `bare` baseline. It exchanges nothing."""
 
-    def exchange(self, on: bool) -> None:
+    def set_gradient_sync(self, on: bool) -> None:
         """There is none to turn off."""
 
     def backend_used(self) -> str | None:

@@ -11,11 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from scalebench.probe_records import Profile
-from scalebench.spec import RunSpec
-from scalebench.strategy import OPTIMIZER, LossPart, Strategy
-from scalebench.workloads import networks
-from scalebench.workloads.source import Source
+from scalebench.plugin_api import OPTIMIZER, LossPart, Probes, Profile, RunSpec, Source, Strategy, build_network
 from scalebench_jax import devices, evaluation, evidence, precision, profiling
 from scalebench_jax.feeding import Feeder, JaxBatch
 from scalebench_jax.programs import ALONE, BACKWARD, FORWARD, UPDATE, Programs
@@ -36,7 +32,7 @@ class Total:
         return float(np.asarray(self._of_devices, np.float64).sum())
 
 
-class JaxStrategy(Strategy):
+class JaxStrategy(Strategy, Probes):
     """One process whose devices each have a copy of the weights, along a first axis of every array of its state."""
 
     devices: list[jax.Device]
@@ -78,7 +74,7 @@ class JaxStrategy(Strategy):
         self.devices = devices.configure(self.spec.device, self.place)
         precision.choose(train.precision, self.devices[0])
         self._split, self._whole = self.layouts()
-        replica, count = Replica(self.spec.config, networks.of(self.spec.config.model)), len(self.devices)
+        replica, count = Replica(self.spec.config, build_network(self.spec.config.model)), len(self.devices)
         copies = jax.tree.map(lambda one: np.broadcast_to(one, (count, *np.shape(one))), replica.start())
         self.state = jax.device_put(copies, self._split)
         self._after = jax.device_put(np.zeros(count, np.float32), self._split)
@@ -92,8 +88,8 @@ class JaxStrategy(Strategy):
 
     def feed(self, source: Source) -> Iterable[JaxBatch]:
         """The update is compiled here for each size of batch that an epoch has, so that none is in the midst of it."""
-        settings, (inputs, targets) = self.spec.config.dataset, source.whole()
-        last = 0 if settings.feed == "fixed" else source.updates_per_epoch - 1
+        settings, (inputs, targets) = self.spec.config.dataset, source.arrays()
+        last = 0 if settings.feed == "fixed" else source.steps_per_epoch - 1
         for samples in {source.global_samples(0), source.global_samples(last)}:
             self._program(UPDATE, self.feeder.like(samples, inputs, targets))
         return self.feeder.batches(source, settings.feed, settings.prefetch)

@@ -37,10 +37,10 @@ class JaxDataParallel(JaxStrategy):
         """One device has nobody to exchange with, and XLA would go through the motions."""
         return lax.psum(gradients, AXIS) if len(self.devices) > 1 else gradients
 
-    def exchange(self, on: bool) -> None:
+    def set_gradient_sync(self, on: bool) -> None:
         self.exchanging = on
 
-    def run_exchange(self, sizes: list[int]) -> None:
+    def run_isolated_sync(self, sizes: list[int]) -> None:
         """All-reduces of float32, each after the one before, or XLA would put them together."""
         if len(self.devices) == 1:  # nobody to exchange with, and nothing is exchanged
             return

@@ -6,8 +6,7 @@ import os
 
 import jax
 
-from scalebench.spec import Place
-from scalebench.strategy import Unsupported
+from scalebench.plugin_api import Place, Unsupported
 
 
 def configure(kind: str, place: Place) -> list[jax.Device]:

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scalebench.spec import ModelSpec
-from scalebench.workloads.source import Source
+from scalebench.plugin_api import ModelSpec, Source
 
 Forward = Callable[[NDArray[Any]], NDArray[np.float32]]
 

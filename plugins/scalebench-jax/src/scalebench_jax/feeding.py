@@ -10,9 +10,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from scalebench.workloads.batch import Batch
-from scalebench.workloads.prefetch import prefetch
-from scalebench.workloads.source import Source
+from scalebench.plugin_api import Batch, Source, prefetch
 from scalebench_jax.dealing import deal
 from scalebench_jax.replica import Part
 
@@ -90,11 +88,11 @@ class Feeder:
 
         All of it and not one replica's part, since each epoch deals the samples anew.
         """
-        whole = jax.device_put(tuple(np.asarray(array) for array in source.whole()), self._whole)
+        whole = jax.device_put(tuple(np.asarray(array) for array in source.arrays()), self._whole)
         pick = jax.jit(lambda arrays, rows: [array[rows] for array in arrays], out_shardings=self._split)
         epoch = 0
         while True:
-            for update in range(source.updates_per_epoch):
+            for update in range(source.steps_per_epoch):
                 rows = source.batch_indices(epoch, update) - source.first
                 dealt = rows[deal(len(rows), self._devices, self._pieces).rows].astype(np.int32)
                 picked = pick(whole, jax.device_put(dealt, self._split))

@@ -12,9 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from scalebench.strategy import Unsupported
-from scalebench.workloads.images import SCALE
-from scalebench.workloads.network import Network, Node
+from scalebench.plugin_api import PIXEL_SCALE, Network, Node, Unsupported
 
 Arrays = dict[str, Array]  # by their neutral names
 LAYOUTS = {1: ("NWC", "WIO", "NWC"), 2: ("NHWC", "HWIO", "NHWC")}  # by the number of spatial axes
@@ -78,7 +76,7 @@ class NetworkFunction:
 
     def _prepared(self, inputs: Array) -> Array:
         # Scaled before it is rounded: bfloat16 has few numbers near 2, and many near the 0 that they become.
-        x = inputs.astype(jnp.float32) / SCALE - 1 if inputs.dtype == jnp.uint8 else inputs
+        x = inputs.astype(jnp.float32) / PIXEL_SCALE - 1 if inputs.dtype == jnp.uint8 else inputs
         return x.astype(self.dtype)
 
 

@@ -8,8 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from scalebench.strategy import Unsupported
-from scalebench.train_spec import TrainSpec
+from scalebench.plugin_api import TrainSpec, Unsupported
 
 COMPUTES_IN: dict[str, Any] = {"float32": jnp.float32, "tf32": jnp.float32, "bfloat16": jnp.bfloat16}
 TF32_CAPABILITY = 8.0  # Ampere, the first GPUs with such units

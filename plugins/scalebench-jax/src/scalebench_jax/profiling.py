@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from scalebench.probe_records import Operation, Profile
+from scalebench.plugin_api import Operation, Profile
 from scalebench_jax.evidence import NCCL
 from scalebench_jax.xplane import Event, Line, Recording
 
@@ -35,7 +35,7 @@ def profile(lines: list[Line], updates: int, step_s: float, carriers: Collection
             own_s[kind] += own_ns / 1e9
     carried = [seconds for (_, collective), seconds in own_s.items() if collective]
     return Profile(
-        updates=updates,
+        steps=updates,
         step_s=step_s,
         kernel_s=sum(own_s.values()) / updates if own_s else None,
         collective_s=sum(carried) / updates if carried else None,

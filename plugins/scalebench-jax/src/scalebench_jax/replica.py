@@ -11,9 +11,7 @@ import numpy as np
 import optax
 from jax import Array, lax
 
-from scalebench.spec import Config
-from scalebench.workloads.network import Network
-from scalebench.workloads.weights import initial_weights
+from scalebench.plugin_api import Config, Network, initial_weights
 from scalebench_jax import training
 from scalebench_jax.network import Arrays, NetworkFunction
 from scalebench_jax.precision import COMPUTES_IN

@@ -8,9 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from scalebench.spec import InputError
-from scalebench.suggest import no_such
-from scalebench.train_spec import TrainSpec
+from scalebench.plugin_api import InputError, TrainSpec, no_such
 
 EPSILON = 1e-7  # Keras', which the other frameworks of scalebench take as well; added after the bias correction
 RMSPROP_KEPT = 0.9

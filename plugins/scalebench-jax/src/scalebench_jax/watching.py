@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from scalebench.strategy import LossPart
+from scalebench.plugin_api import LossPart
 
 
 class Backlog:

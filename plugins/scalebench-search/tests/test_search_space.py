@@ -1,0 +1,77 @@
+"""Hydra's syntax for what is searched, and the overrides that the values become."""
+
+from __future__ import annotations
+
+import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from searches import make_space
+
+from scalebench.core.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("text", "distribution"),
+    [
+        ("interval(1e-5,1e-2)", FloatDistribution(1e-5, 1e-2)),
+        ("tag(log,interval(1e-5,1e-2))", FloatDistribution(1e-5, 1e-2, log=True)),
+        ("interval(1,10)", FloatDistribution(1, 10)),
+        ("int(interval(1,10))", IntDistribution(1, 10)),
+        ("int(tag(log,interval(8,512)))", IntDistribution(8, 512, log=True)),
+        ("adam,sgd", CategoricalDistribution(["adam", "sgd"])),
+        ("choice(adam,sgd,adam)", CategoricalDistribution(["adam", "sgd"])),
+        ("[1,2],[3]", CategoricalDistribution(["[1,2]", "[3]"])),
+        ("null,1", CategoricalDistribution(["null", "1"])),
+        ("range(1,8,2)", IntDistribution(1, 7, step=2)),
+        ("range(4)", IntDistribution(0, 3)),
+        ("range(3,0,-1)", IntDistribution(1, 3)),
+        ("range(0.1,0.4,0.1)", FloatDistribution(0.1, 0.3, step=0.1)),
+    ],
+)
+def test_each_of_hydras_forms(text: str, distribution: object) -> None:
+    """The end of a range is no value of it, as in Hydra and in Python; both ends of an interval are."""
+    found = make_space(f"a={text}")
+    assert (found.searched, found.texts, found.fixed) == ({"a": distribution}, {"a": text}, [])
+
+
+def test_the_words_of_a_trial_are_what_hydra_reads_back() -> None:
+    found = make_space("a=interval(1e-9,1)", "b=adam,sgd", "+c.d=range(0.1,0.5,0.1)", "e=int(interval(1,9))")
+    values = {"a": 1.25e-7, "b": "sgd", "+c.d": 0.1 + 0.2, "e": 3}
+    assert found.overrides(values) == ["a=1.25e-07", "b=sgd", "+c.d=0.3", "e=3"]
+
+
+def test_the_last_word_for_a_key_counts() -> None:
+    """What a file searches, the command line can fix, and the other way round."""
+    found = make_space("a=interval(0,1)", "b=1", "c=x,y", "a=0.5", "b=int(interval(1,2))", "~d")
+    assert list(found.searched) == ["b", "c"]
+    assert found.fixed == ["a=0.5", "~d"]
+
+
+def test_corners_have_every_choice_and_both_ends() -> None:
+    found = list(make_space("a=interval(0,1)", "b=x,y,z").corners())
+    assert found == [{"a": 0, "b": "x"}, {"a": 1, "b": "x"}, {"a": 0, "b": "y"}, {"a": 0, "b": "z"}]
+
+
+@pytest.mark.parametrize("word", ["repeat=0,1", "sweep.max_minutes=1,2", "baseline=none,auto", "resume=true,false"])
+def test_what_is_no_setting_of_a_trial(word: str) -> None:
+    with pytest.raises(InputError, match="is no setting to search"):
+        make_space(word)
+
+
+@pytest.mark.parametrize(
+    ("word", "line"),
+    [
+        ("a=interval(1e-2,1e-5)", "a=interval(0.01, 1e-05) should begin below its end"),
+        ("a=tag(log,interval(0,1))", "a=tag(log, interval(0, 1)) should begin above 0, which has no logarithm"),
+        ("a=tag(lgo,interval(0,1))", "a: a search knows the tag log, and not 'lgo'"),
+        ("a=tag(log,range(1,3))", "a: tag(log, ...) is for an interval, as in 'train.learning_rate="),
+        ("a=range(3,1)", "a=range(3, 1, 1) holds no value"),
+        ("a=range(1.5,1,0.1)", "a=range(1.5, 1, 0.1) holds no value"),
+        ("a=range(1,3,0)", "a step that is not 0"),
+        ("a=1", "there is nothing to search"),
+        ("seed=0,1", "seed is no setting to search: the luckiest of its values would win; give one value"),
+    ],
+)
+def test_what_cannot_be_searched(word: str, line: str) -> None:
+    with pytest.raises(InputError) as caught:
+        make_space(word)
+    assert line in str(caught.value)

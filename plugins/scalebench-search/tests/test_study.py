@@ -1,0 +1,162 @@
+"""Trials: proposed alike whether or not a program ends between them, and kept."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from pathlib import Path
+
+import pytest
+from scalebench_search.study import TrialOutcome, mend, outcome_of
+from searches import RATE, make_study, run_trials
+
+from scalebench.core.errors import InputError
+
+JOURNAL = Path("search.journal")
+
+
+def bowl(words: dict[str, str]) -> float:
+    """Lowest at a learning rate of 0.003 with sgd."""
+    off = math.log10(float(words["train.learning_rate"]) / 0.003)
+    return off**2 + (0.5 if words["train.optimizer"] == "adam" else 0.0)
+
+
+def best_values(sampler: str) -> list[float]:
+    found = []
+    for seed in range(8):
+        made = make_study(RATE, "train.optimizer=adam,sgd", n_trials=40, sampler=sampler, seed=seed)
+        run_trials(made, bowl)
+        assert made.best is not None and made.best.value is not None
+        found.append(made.best.value)
+    return found
+
+
+def test_tpe_learns_from_what_it_is_told() -> None:
+    """Over 8 seeds. Nearer to the best than what chance finds in as many trials."""
+    learnt, chance = statistics.median(best_values("tpe")), statistics.median(best_values("random"))
+    assert learnt < chance / 4
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_a_search_in_pieces_proposes_what_a_whole_one_does(sampler: str) -> None:
+    words = (RATE, "train.optimizer=adam,sgd")
+    conf = {"n_trials": 9, "startup_trials": 3, "sampler": sampler}
+    whole = run_trials(make_study(*words, **conf), bowl)
+    pieces = []
+    for _ in range(9):
+        pieces += run_trials(make_study(*words, journal=JOURNAL, **conf), bowl, limit=1)
+    assert len(whole) == 9 and pieces == whole
+    assert len({tuple(words) for words in whole}) == 9
+    other = run_trials(make_study(*words, **conf, seed=1), bowl)
+    assert not set(map(tuple, other)) & set(map(tuple, whole))
+
+
+def test_a_trial_that_nothing_was_told_of_comes_again() -> None:
+    first = make_study(RATE, journal=JOURNAL)
+    (lost,) = first.propose(1)
+    first.record(lost.number, TrialOutcome("open"))
+    (next_one,) = first.propose(1)
+    assert (lost.number, next_one.number) == (0, 1)
+    first.record(next_one.number, TrialOutcome("complete", 1.0))
+    again = make_study(RATE, journal=JOURNAL)
+    assert again.propose(2) == [lost]  # trial 2 is not in a row with it
+    assert [trial.number for trial in again.propose(2)] == [2, 3]
+
+
+def test_equal_settings_are_tried_once() -> None:
+    made = make_study("a=x,y,z", n_trials=15)
+    seen = run_trials(made, lambda words: {"x": 3.0, "y": 1.0, "z": 2.0}[words["a"]])
+    assert sorted(seen) == [["a=x"], ["a=y"], ["a=z"]]
+    found = made.trials()
+    assert len(found) == 15
+    assert {(trial.overrides[0], trial.value) for trial in found} == {("a=x", 3.0), ("a=y", 1.0), ("a=z", 2.0)}
+    assert len({trial.run for trial in found}) == 3
+    assert made.best is not None and made.best.number == made.best.run
+
+
+def test_equal_settings_share_a_bad_end_too() -> None:
+    made = make_study("b=x,x", n_trials=2)
+    (trial,) = made.propose(1)
+    made.record(trial.number, TrialOutcome("pruned", status="oom", reason="out of memory"))
+    assert made.propose(1) == [] and made.best is None
+    assert {(t.state, t.status, t.reason) for t in made.trials()} == {("pruned", "oom", "out of memory")}
+
+
+def test_more_is_better_for_some() -> None:
+    for more, value in ((True, 3.0), (False, 1.0)):
+        made = make_study("a=1,2,3", more_is_better=more, n_trials=20)
+        run_trials(made, lambda words: float(words["a"]))
+        assert made.best is not None and made.best.value == value
+        values = [trial.value or 0.0 for trial in made.trials()]
+        assert values == sorted(values, reverse=more)
+
+
+def test_trials_are_put_back_in_their_order() -> None:
+    made = make_study(RATE)
+    first, *others = made.propose(3)
+    made.put_back(others)
+    assert made.propose(2) == others
+    assert [first.number, *(trial.number for trial in made.propose(1))] == [0, 3]
+
+
+@pytest.mark.parametrize("torn", [b'{"op_code":8,"wor', b"{", b""])
+def test_a_torn_journal_is_mended(torn: bytes) -> None:
+    run_trials(make_study(RATE, journal=JOURNAL, n_trials=2), lambda words: 1.0)
+    JOURNAL.write_bytes(JOURNAL.read_bytes() + torn)
+    JOURNAL.with_name("search.journal.lock").symlink_to(JOURNAL.absolute())
+    made = make_study(RATE, journal=JOURNAL, n_trials=4)
+    run_trials(made, lambda words: 2.0)
+    assert [trial.value for trial in make_study(RATE, journal=JOURNAL, n_trials=4).trials()] == [1.0, 1.0, 2.0, 2.0]
+
+
+def test_a_trial_that_was_half_proposed_is_given_up() -> None:
+    """The program was killed between two of its values."""
+    made = make_study(RATE, "b=x,y", journal=JOURNAL)
+    run_trials(made, lambda words: 1.0, limit=1)
+    made.study.ask({"train.learning_rate": made.space.searched["train.learning_rate"]})
+    again = make_study(RATE, "b=x,y", journal=JOURNAL)
+    assert [trial.number for trial in again.propose(1)] == [2]
+    assert [(trial.number, trial.state, trial.overrides) for trial in again.trials()][1] == (1, "fail", [])
+
+
+def test_another_search_is_refused() -> None:
+    make_study(RATE, journal=JOURNAL)
+    with pytest.raises(InputError, match=r"was another one: its space was train.learning_rate=.* is a=1,2 now; choose"):
+        make_study("a=1,2", journal=JOURNAL)
+
+
+def test_a_lock_that_was_left_is_taken_away() -> None:
+    """Optuna would wait for half a minute before it took it over."""
+    lock = JOURNAL.with_name("search.journal.lock")
+    JOURNAL.write_text("{}\n")
+    lock.symlink_to(JOURNAL.absolute())
+    mend(JOURNAL)
+    assert not lock.is_symlink() and JOURNAL.read_text() == "{}\n"
+
+
+def test_no_journal_needs_no_mending() -> None:
+    mend(JOURNAL)
+    assert not JOURNAL.exists()
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "state"),
+    [
+        ("oom", "rank 0: out of memory", "pruned"),
+        ("timeout", "over 60 s", "pruned"),
+        ("unsupported", "needs GPUs", "pruned"),
+        ("failed", "rank 0: Diverged: the loss is nan after update 3", "pruned"),
+        ("failed", "rank 0: RuntimeError: something else", "fail"),
+        ("cancelled", "cancelled while it ran", "open"),
+    ],
+)
+def test_what_a_failed_run_says_about_a_setting(status: str, reason: str, state: str) -> None:
+    outcome = outcome_of({"status": status, "reason": reason, "metric": None}, "metric")
+    assert (outcome.state, outcome.value) == (state, None)
+
+
+def test_what_a_good_run_says() -> None:
+    row = {"status": "ok", "reason": None, "metric": 0.25, "time_to_target_s": math.nan, "best_metric": None}
+    assert outcome_of(row, "metric") == TrialOutcome("complete", 0.25)
+    assert outcome_of(row, "time_to_target_s") == TrialOutcome("pruned", reason="the target was not reached")
+    assert outcome_of(row, "best_metric") == TrialOutcome("pruned", reason="no best_metric")

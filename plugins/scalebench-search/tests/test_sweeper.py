@@ -1,0 +1,244 @@
+"""Searches: trials are runs of a sweep, what fails is learnt from, one that was cut short goes on where it ended."""
+
+from __future__ import annotations
+
+import csv
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+import scalebench
+from scalebench import __main__ as program
+from scalebench.runner.parent import run
+from scalebench.sweeps import execute, task
+from scalebench.sweeps.hydra_launcher import SweepLauncher
+
+BEST_RATE = 0.003
+SHORT = [
+    *("hardware=cpu", "strategy=simulated", "gpus=1", "dataset.size=1000", "measure=quick", "measure.probes=false"),
+    *("measure.monitor=false", "sweep.report=false", "train.stop.steps=2", "strategy.options.step_s=0"),
+    f"strategy.options.best_rate={BEST_RATE}",
+]
+RATE = "train.learning_rate=tag(log,interval(1e-5,1e-1))"
+Searched = tuple[int, str, str]
+Search = Callable[..., Searched]
+
+
+@pytest.fixture
+def search(capsys: pytest.CaptureFixture[str]) -> Search:
+    """A search into the folder `s`: status, output, errors."""
+
+    def searched(*words: str, folder: str = "s", trials: int = 3) -> Searched:
+        own = ["--multirun", "hydra/sweeper=search", f"hydra.sweep.dir={folder}", f"hydra.sweeper.n_trials={trials}"]
+        status = program.main([*SHORT, *own, *words])
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return searched
+
+
+def trials(folder: str = "s") -> list[dict[str, str]]:
+    with Path(folder, "trials.csv").open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def values(key: str, folder: str = "s") -> list[str]:
+    return [trial[key] for trial in trials(folder)]
+
+
+def best(folder: str = "s") -> dict[str, Any]:
+    tree = OmegaConf.to_container(OmegaConf.load(Path(folder, "best.yaml")))
+    assert isinstance(tree, dict)
+    return {str(key): value for key, value in tree.items()}
+
+
+def test_each_trial_is_a_row_and_the_best_one_a_command(search: Search) -> None:
+    """The second program goes on to four trials, and runs one."""
+    status, out, err = search(RATE, "train.optimizer=adam,sgd")
+    assert (status, err) == (0, "")
+    frame = scalebench.load("s").sort_values("metric")
+    assert frame.status.tolist() == ["ok"] * 3
+    assert frame.metric.tolist() == sorted(float(value) for value in values("metric"))
+    found = best()
+    first = frame.iloc[0]
+    assert (found["value"], Path(first.path).name) == (first.metric, found["run"])
+    assert found["command"] in out and out.index("trials, the best mse first") > out.index("results: s")
+    assert f"best: mse {first.metric:.4g} of trial {found['trial']}" in out
+    assert "[1/3] simulated gpus=1 ..." in out and "[3/3]" in out
+
+    status, out, err = search(RATE, "train.optimizer=adam,sgd", "resume=true", trials=4)
+    assert (status, err) == (0, "")
+    assert "trial 3 (4 of 4)" in out and "trial 2 (3 of" not in out and "[1/1] simulated" in out
+    assert scalebench.load("s").set_index("run_id").started_at.isin(frame.started_at).sum() == 3
+
+    assert program.main([*shlex.split(found["command"])[3:], "hydra.run.dir=again"]) == 0
+    assert scalebench.load("again").fingerprint.tolist() == [first.fingerprint]
+
+
+@pytest.mark.slow
+def test_a_search_finds_the_rate_that_is_best(search: Search) -> None:
+    assert search(RATE, trials=25)[0] == 0
+    assert best()["value"] < 0.01  # a decimal power of 0.1 off: 26 % more or less
+    assert BEST_RATE / 1.26 < float(best()["overrides"][0].partition("=")[2]) < BEST_RATE * 1.26
+
+
+@pytest.mark.slow
+def test_trials_go_to_the_launcher_together_where_jobs_do(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own runs are one after the other here; all three are told once they are over."""
+    monkeypatch.setattr(SweepLauncher, "jobs_at_once", lambda self, spec: 3)
+    status, out, err = search(RATE, trials=4)
+    assert (status, err) == (0, "")
+    lines = [line[:7] for line in out.splitlines() if line.startswith(("trial ", "["))]
+    assert lines == ["trial 0", "trial 1", "trial 2", "[1/4] n", "[2/4] n", "[3/4] n", "trial 3", "[4/4] n"]
+    assert values("run") == ["0", "1", "2", "3"]
+
+
+@pytest.mark.slow
+def test_what_goes_wrong_is_learnt_from_and_the_search_goes_on(search: Search) -> None:
+    """One choice of four works. A failure of another kind says nothing of the setting, and so is no answer."""
+    words = ["strategy.options.fault=none,oom,raise,unsupported", "train.learning_rate=1e-3", "hydra.sweeper.seed=1"]
+    status, out, _ = search(*words, trials=14)
+    assert status == 1
+    told = {trial["strategy.options.fault"]: trial for trial in trials()}
+    assert {fault: trial["state"] for fault, trial in told.items()} == {
+        "none": "complete", "oom": "pruned", "raise": "fail", "unsupported": "pruned",
+    }  # fmt: skip
+    assert told["oom"]["status"] == "oom" and "told to fail" in told["raise"]["reason"]
+    assert best()["overrides"] == ["strategy.options.fault=none"]
+    assert "out of memory" in out
+    assert len(scalebench.load("s")) == 4  # none is run twice
+    assert len(trials()) == 14 and len(set(values("run"))) == 4
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_no_number_is_an_answer(search: Search) -> None:
+    search("strategy.options.diverge_step=-1,1", trials=6)
+    told = {trial["strategy.options.diverge_step"]: trial["state"] for trial in trials()}
+    assert told == {"-1": "complete", "1": "pruned"}
+
+
+@pytest.mark.slow
+def test_time_to_target_is_sought_among_those_that_get_there(search: Search) -> None:
+    """Slow updates reach the target later; a rate that is far off never does."""
+    words = ["strategy.options.step_s=0.001,0.02", "train.learning_rate=3e-3,1e-5", "strategy.options.learning=0.1"]
+    more = ["train.stop.steps=60", "train.stop.target=0.1", "train.evaluate_epochs=0.02", "train.batch_per_device=1"]
+    status, out, err = search(*words, *more, "hydra.sweeper.objective=time_to_target_s", trials=14)
+    assert (status, err) == (0, "")
+    states = {trial["train.learning_rate"]: trial["state"] for trial in trials()}
+    assert states == {"3e-3": "complete", "1e-5": "pruned"} or states == {"0.003": "complete", "1e-05": "pruned"}
+    assert "step_s=0.001" in best()["overrides"][0]
+    assert "the target was not reached" in out
+
+
+@pytest.mark.slow
+def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(
+    search: Search, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped in the midst of its third trial, whose settings come again."""
+    words = [RATE, "train.optimizer=adam,sgd", "hydra.sweeper.startup_trials=2"]
+    assert search(*words, folder="whole", trials=6)[0] == 0
+
+    real, calls = run, []
+
+    def stopped(*arguments: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(task, "run", stopped)
+        status, out, err = search(*words, trials=6)
+    assert (status, err) == (1, "scalebench: cancelled\n")
+    assert "best: mse" in out and len(trials()) == 2
+
+    journal = Path("s/search.journal")
+    journal.write_bytes(journal.read_bytes() + b'{"op_code":8,"wor')  # as a power cut leaves it
+    Path("s/search.journal.lock").symlink_to(journal.absolute())
+    status, out, err = search(*words, "resume=true", trials=6)
+    assert (status, err) == (0, "")
+    assert "trial 1 (2 of" not in out and "trial 2 (3 of 6)" in out
+    assert Path("s/trials.csv").read_text() == Path("whole/trials.csv").read_text()
+
+
+@pytest.mark.slow
+def test_a_search_beside_an_equal_one_takes_its_rows(search: Search) -> None:
+    assert search(RATE, folder="all/a", trials=3)[0] == 0
+    status, out, _ = search(RATE, "resume=true", folder="all/b", trials=4)
+    assert status == 0 and out.count("done before, kept") == 3
+    frames = [scalebench.load(f"all/{name}") for name in "ab"]
+    assert [len(frame) for frame in frames] == [3, 4]
+    assert set(frames[0].run_id) < set(frames[1].run_id)
+
+
+@pytest.mark.slow
+def test_no_time_left_ends_a_search(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trial that there was no time for is the first one when it goes on."""
+    with monkeypatch.context() as patched:
+        first_only = iter([[0]])
+        patched.setattr(execute, "affordable", lambda specs, every, costs, left: next(first_only, []))
+        status, out, _ = search(RATE, "sweep.max_minutes=1")
+    assert status == 0 and "left out 1 of 2 runs" in out
+    assert len(trials()) == 1
+    left_out = out.partition("trial 1 (2 of 3): ")[2].split()[0]
+    _, out, _ = search(RATE, "resume=true", trials=2)
+    assert f"trial 1 (2 of 2): {left_out}" in out
+
+
+WRONG = [
+    ([], "there is nothing to search: give a range, as in 'train.learning_rate=tag("),
+    (["train.lerning_rate=interval(0.1,1)"], "no key 'train.lerning_rate'; did you mean 'train.learning_rate'?"),
+    (["train.optimizer=adam,adan"], "adan"),
+    (["gpus=interval(1,2)"], "gpus=1.0"),
+    ([RATE, "baseline=auto"], "baseline=auto: the trials of a search are compared with each other"),
+    ([RATE, "measure.repeats=3"], "measure.repeats=3: a trial is one run; repeat the best one afterwards"),
+    ([RATE, "hydra.sweeper.objective=metrik"], "no objective of a search 'metrik'; did you mean 'metric'?"),
+    ([RATE, "hydra.sweeper.n_trial=3"], "no key 'hydra.sweeper.n_trial'; did you mean 'hydra.sweeper.n_trials'?"),
+    ([RATE, "hydra.sweeper.objective=time_to_target_s"], "is the way to a target: say train.stop.target"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("words", "line"), WRONG, ids=[(words or ["nothing"])[-1] for words, _ in WRONG])
+def test_what_makes_no_sense_is_refused_in_one_line(search: Search, words: list[str], line: str) -> None:
+    status, out, err = search(*words)
+    assert (status, out) == (2, "")
+    assert line in err and err.count("\n") == 1
+    assert not Path("s").exists()
+
+
+def test_optuna_is_named_where_it_is_missing(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    status, out, err = search(RATE)
+    assert (status, out) == (2, "")
+    assert err == "scalebench: a search needs optuna: pip install optuna\n"
+
+
+@pytest.mark.slow
+def test_a_dry_run_tells_what_is_searched_and_leaves_nothing(search: Search) -> None:
+    status, out, err = search(RATE, "train.optimizer=adam,sgd", "dry_run=true", trials=12)
+    assert (status, err) == (0, "")
+    assert "train.learning_rate: tag(log,interval(1e-5,1e-1))" in out and "train.optimizer: adam,sgd" in out
+    assert "trial 0 (1 of 12): learning_rate=" in out and "12 runs, about" in out
+    assert not list(Path().iterdir())
+
+
+@pytest.mark.slow
+def test_a_folder_keeps_to_one_search(search: Search) -> None:
+    assert search(RATE, trials=1)[0] == 0
+    assert "s has a search already; resume=true goes on with it, or choose another folder" in search(RATE)[2]
+    for words, what in (
+        (["train.learning_rate=interval(1e-5,1e-1)"], "space was train.learning_rate=tag(log,interval(1e-5,1e-1))"),
+        ([RATE, "hydra.sweeper.seed=1"], "sampler was tpe seed=0"),
+        ([RATE, "hydra.sweeper.objective=best_metric"], "objective was metric, and is best_metric now"),
+        ([RATE, "train.batch_per_device=7"], "configuration was "),
+    ):
+        status, _, err = search(*words, "resume=true")
+        assert status == 2 and what in err and "choose another hydra.sweep.dir" in err
+    Path("s/search.journal").write_text("nonsense\n{}\n")
+    assert "s/search.journal is no record of a search" in search(RATE, "resume=true")[2]

@@ -1,1 +1,0 @@
-"""PyTorch: plain, DistributedDataParallel, Lightning, and replicas that do not talk."""

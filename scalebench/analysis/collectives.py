@@ -1,0 +1,254 @@
+"""Collective operations on load: time, algbw and busbw by size, and where one strategy overtakes another. Layer 1.
+
+Source of algbw and busbw: doc/PERFORMANCE.md of nccl-tests; of gather and scatter, which it leaves out, their
+GetBw functions there.
+
+Bandwidth on load: bytes per second between devices, and between them and host memory. Layer 1.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalebench.analysis.read_runs import find
+from scalebench.core.result import COLLECTIVES, Collective, Result, Transfer, read_result
+from scalebench.core.stats import estimates
+from scalebench.core.units import size_words
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COLUMNS = (
+    "run_id strategy framework backend_used hardware gpus nodes repeat name size_bytes time_s time_low time_high "
+    "algbw_bytes_per_s busbw_bytes_per_s"
+).split()
+TEXT = ("run_id", "strategy", "framework", "backend_used", "hardware", "name")
+COUNTS = ("gpus", "nodes", "repeat", "size_bytes")
+COMPARABLE = ["framework", "hardware", "gpus", "nodes", "name"]  # the same for both
+
+
+def load(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> pd.DataFrame:
+    """One row for each run, operation and size below `path`, as `collectives`; InputError as scalebench.load."""
+    paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
+    return collectives([read_result(file) for file in find(paths)])
+
+
+def collectives(results: Iterable[Result]) -> pd.DataFrame:
+    """One row for each run, operation and size of message.
+
+    `time_s` is of one operation: in each block that of the slowest rank, the mean over the blocks, and its 95 %
+    interval over them. Bandwidths are in bytes/s. Runs without collectives leave no row.
+    """
+    import pandas as pd
+
+    table = pd.DataFrame([row for result in results for row in _rows(result)], columns=COLUMNS)
+    kinds = dict.fromkeys(TEXT, "string") | dict.fromkeys(COUNTS, "Int64")
+    return table.astype({name: kinds.get(name, "Float64") for name in COLUMNS})
+
+
+def _rows(result: Result) -> list[dict[str, Any]]:
+    of_ranks = [rank.probes.collectives for rank in result.ranks if rank.probes is not None]
+    if not of_ranks or not all(of_ranks):
+        return []
+    scale, rows = result.scale, []
+    for same in zip(*of_ranks, strict=True):
+        taken = operation_s([one.block_s for one in same], same[0].repeats)
+        algbw, busbw = bandwidths(same[0], scale.gpus, taken.value)
+        rows.append(
+            {
+                "run_id": result.run_id, "strategy": scale.strategy, "framework": scale.framework,
+                "backend_used": scale.backend_used, "hardware": scale.hardware, "gpus": scale.gpus,
+                "nodes": scale.nodes, "repeat": scale.repeat, "name": same[0].name, "size_bytes": same[0].size_bytes,
+                "time_s": taken.value, "time_low": taken.low, "time_high": taken.high,
+                "algbw_bytes_per_s": algbw, "busbw_bytes_per_s": busbw,
+            }
+        )  # fmt: skip
+    return rows
+
+
+def operation_s(block_s_of_ranks: Sequence[Sequence[float]], repeats: int) -> estimates.Interval:
+    """Seconds of one operation: in each block those of the slowest rank. ValueError for fewer than two blocks."""
+    slowest = np.array(block_s_of_ranks, dtype=np.float64).max(axis=0) / repeats
+    interval = estimates.mean_interval(slowest, batches=max(2, len(slowest)))
+    if interval is None:
+        raise ValueError(f"an interval needs at least 2 blocks, not {len(slowest)}")
+    return estimates.Interval(interval.value, max(0.0, interval.low), interval.high)  # no time is negative
+
+
+def bandwidths(collective: Collective, ranks: int, time_s: float) -> tuple[float, float]:
+    """(algbw, busbw) in bytes/s: size / time, and that times what makes it comparable with a link's own bandwidth,
+    whatever the number of ranks."""
+    algbw = collective.size_bytes / time_s
+    return algbw, algbw * bus_factor(collective.name, ranks)
+
+
+def bus_factor(name: str, ranks: int) -> float:
+    """busbw / algbw."""
+    if name in ("reduce", "broadcast"):
+        return 1.0
+    return (2.0 if name == "all_reduce" else 1.0) * (ranks - 1) / ranks
+
+
+@dataclass
+class Crossing:
+    """A size from which on another strategy is the faster one."""
+
+    size_bytes: float  # by a line through the logarithms of size and of the ratio of times
+    low_bytes: int  # measured sizes around it, at which the difference is resolved
+    high_bytes: int
+
+
+@dataclass
+class Comparison:
+    """Two strategies' times for one operation on the same devices."""
+
+    name: str
+    gpus: int
+    framework: str
+    hardware: str
+    nodes: int
+    strategies: tuple[str, str]
+    fastest: list[str] = field(default_factory=list)  # in order of size; between them lie the crossings
+    crossings: list[Crossing] = field(default_factory=list)
+    resolved: int = 0  # sizes at which the intervals do not overlap
+    sizes: list[int] = field(default_factory=list)  # measured with both
+
+    def sentence(self) -> str:
+        """`all_reduce on 2 devices: horovod_mpi is faster below 64 KiB, ddp_gloo above`"""
+        over = f" on {self.nodes} nodes" if self.nodes > 1 else ""
+        head = f"{self.name} on {self.gpus} devices{over}"
+        within = f"{size_words(self.sizes[0])} to {size_words(self.sizes[-1])}"
+        if not self.fastest:
+            return f"{head}: no difference between {' and '.join(self.strategies)} is resolved from {within}"
+        if not self.crossings:
+            (first,) = self.fastest
+            other = self.strategies[self.strategies[0] == first]
+            count = len(self.sizes)
+            if self.resolved == count:
+                return f"{head}: {first} is faster than {other} at all {count} sizes; never overtaken within {within}"
+            where = f"at {self.resolved} of {count} sizes, the others unresolved"
+            return f"{head}: {first} is faster than {other} {where}; nowhere seen overtaken within {within}"
+        at = [self._where(crossing) for crossing in self.crossings]
+        parts = [f"{self.fastest[0]} is faster below {at[0]}"]
+        parts += [f"{who} from there to {end}" for who, end in zip(self.fastest[1:-1], at[1:], strict=True)]
+        return f"{head}: {', '.join(parts)}, {self.fastest[-1]} above"
+
+    def _where(self, crossing: Crossing) -> str:
+        """With the sizes around it where between them there are others, which do not tell."""
+        at = size_words(crossing.size_bytes)
+        if self.sizes.index(crossing.high_bytes) - self.sizes.index(crossing.low_bytes) == 1:
+            return at
+        return f"{at} ({size_words(crossing.low_bytes)} to {size_words(crossing.high_bytes)})"
+
+
+def crossovers(frame: pd.DataFrame) -> list[Comparison]:
+    """Each two strategies of one framework that did the same operation on as many devices of the same hardware.
+
+    Of several runs of a strategy the mean counts, between the lowest and the highest of their limits. Sizes at which
+    the two intervals overlap decide nothing.
+    """
+    found = []
+    order = {name: number for number, name in enumerate(COLLECTIVES)}
+    groups = sorted(frame.groupby(COMPARABLE), key=lambda group: (*group[0][:-1], order.get(group[0][-1], 0)))
+    for (framework, hardware, gpus, nodes, name), rows in groups:
+        times = {str(who): _pooled(mine) for who, mine in rows.groupby("strategy")}
+        for pair in itertools.combinations(sorted(times), 2):
+            comparison = Comparison(str(name), int(gpus), str(framework), str(hardware), int(nodes), pair)
+            compare(comparison, times[pair[0]], times[pair[1]])
+            found += [comparison] if comparison.sizes else []
+    return found
+
+
+def _pooled(rows: pd.DataFrame) -> dict[int, estimates.Interval]:
+    """Time by size, over the runs of a strategy."""
+    merged = rows.groupby("size_bytes").agg({"time_s": "mean", "time_low": "min", "time_high": "max"})
+    return {int(size): estimates.Interval(*map(float, row)) for size, *row in merged.itertuples()}
+
+
+def compare(into: Comparison, first: dict[int, estimates.Interval], second: dict[int, estimates.Interval]) -> None:
+    """Fill in who is faster where; `first` and `second` are seconds by size, of into.strategies."""
+    into.sizes = sorted(first.keys() & second.keys())
+    since = 0  # the last size so far whose difference is resolved
+    for number, size in enumerate(into.sizes):
+        a, b = first[size], second[size]
+        if a.low <= b.high and b.low <= a.high:
+            continue
+        into.resolved += 1
+        faster = into.strategies[a.value > b.value]
+        if into.fastest and into.fastest[-1] != faster:
+            between = into.sizes[since : number + 1]
+            ratios = [first[s].value / second[s].value for s in between]
+            into.crossings.append(Crossing(crossing_bytes(between, ratios), between[0], between[-1]))
+        if not into.fastest or into.fastest[-1] != faster:
+            into.fastest.append(faster)
+        since = number
+
+
+def crossing_bytes(sizes: Sequence[int], ratios: Sequence[float]) -> float:
+    """Where the least-squares line through (log size, log ratio) passes 0, within the sizes; of two points that is
+    interpolation. The first and the last ratio lie on different sides of 1."""
+    x, y = np.log(np.array(sizes, dtype=np.float64)), np.log(np.array(ratios, dtype=np.float64))
+    slope, start = np.polyfit(x - x[0], y, 1)
+    share = -start / slope if slope else 0.0
+    return float(np.exp(x[0] + np.clip(share, 0.0, x[-1] - x[0])))
+
+
+TRANSFERS_COLUMNS = (
+    "run_id strategy backend_used hardware gpus nodes repeat kind source target size_bytes moved_bytes time_s "
+    "bytes_per_s bytes_per_s_low bytes_per_s_high"
+).split()
+TRANSFERS_TEXT = ("run_id", "strategy", "backend_used", "hardware", "kind")
+TRANSFERS_COUNTS = ("gpus", "nodes", "repeat", "source", "target", "size_bytes", "moved_bytes")
+
+
+def transfers_load(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> pd.DataFrame:
+    """One row for each run and transfer below `path`, as `transfers`; InputError as scalebench.load."""
+    paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
+    return transfers([read_result(file) for file in find(paths)])
+
+
+def transfers(results: Iterable[Result]) -> pd.DataFrame:
+    """One row for each run and transfer; source and target are ranks, null where all take part at once.
+
+    `bytes_per_s` is of all that moves at once, in both directions and for all devices; its 95 % interval is over the
+    blocks, in each of which the slowest rank's time counts. A limit that the blocks do not give is null.
+    """
+    import pandas as pd
+
+    table = pd.DataFrame([row for result in results for row in _transfers_rows(result)], columns=TRANSFERS_COLUMNS)
+    kinds = dict.fromkeys(TRANSFERS_TEXT, "string") | dict.fromkeys(TRANSFERS_COUNTS, "Int64")
+    return table.astype({name: kinds.get(name, "Float64") for name in TRANSFERS_COLUMNS})
+
+
+def _transfers_rows(result: Result) -> list[dict[str, Any]]:
+    of_ranks = [rank.probes.bandwidth for rank in result.ranks if rank.probes is not None]
+    if not of_ranks or not all(of_ranks):
+        return []
+    scale, rows = result.scale, []
+    for same in zip(*of_ranks, strict=True):
+        one = same[0]
+        taken = operation_s([part.block_s for part in same], one.repeats)
+        moved = moved_bytes(one, scale.processes)
+        rows.append(
+            {
+                "run_id": result.run_id, "strategy": scale.strategy, "backend_used": scale.backend_used,
+                "hardware": scale.hardware, "gpus": scale.gpus, "nodes": scale.nodes, "repeat": scale.repeat,
+                "kind": one.kind, "source": one.source, "target": one.target, "size_bytes": one.size_bytes,
+                "moved_bytes": moved, "time_s": taken.value, "bytes_per_s": moved / taken.value,
+                "bytes_per_s_low": moved / taken.high, "bytes_per_s_high": moved / taken.low if taken.low else None,
+            }
+        )  # fmt: skip
+    return rows
+
+
+def moved_bytes(transfer: Transfer, ranks: int) -> int:
+    """By one of it, over all ranks and directions; a copy within host memory counts once."""
+    directions = 2 if "both_ways" in transfer.kind else 1
+    devices = ranks if transfer.source is None else 1
+    return transfer.size_bytes * directions * devices

@@ -1,0 +1,108 @@
+"""`scalebench doctor`: this machine, what is installed on it, what is missing, and the command that installs it.
+
+`scalebench doctor hardware=NAME` compares it with a hardware YAML instead: verbs/hardware_check.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+
+from omegaconf import OmegaConf
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from scalebench.cli.commands.arguments import CommandParser
+from scalebench.config import horovod_build
+from scalebench.core import config_files
+from scalebench.core.machine import machine
+from scalebench.core.machine.machine import Machine
+from scalebench.report import machine_text
+from scalebench.strategies import registry
+
+ALSO = {"PIL": "pip install 'scalebench[images]'"}  # what no strategy requires, but some data sets do
+LAUNCHERS = {
+    "MPI": ("mpirun", "apt-get install openmpi-bin"),
+    "SLURM": ("sbatch", "runs start here, or on hardware.hosts; hardware.slurm.bin names its folder"),
+}
+ANSWER_LIMIT_S = 10.0
+
+
+def add_arguments(parser: CommandParser) -> None:
+    parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="hardware=NAME: compare this host with that YAML")
+    parser.add_argument("-cd", "--config-dir", metavar="FOLDER", help="a folder with YAML files of your own")
+
+
+def main(options: argparse.Namespace) -> int:
+    if options.words or options.config_dir:
+        from scalebench.cli.commands.doctor import hardware_check  # needs Hydra, which the rest does not
+
+        return hardware_check.main(options.words, options.config_dir)
+    here = machine.detect()
+    table = Table(box=box.SIMPLE, show_header=False)
+    for name, text in [*machine_rows(here), *software(here), *launchers(), *horovod()]:
+        table.add_row(name, text)
+    console = Console(markup=False, highlight=False)
+    console.width = console.width if console.is_terminal else 400  # a line for each fact
+    console.print(table)
+    if (links := link_table(here)) is not None:
+        console.print(links)
+    return 0
+
+
+def machine_rows(here: Machine) -> list[machine_text.FactRow]:
+    """The machine's facts, and the command that compares the connections of its GPUs."""
+    return [*machine_text.list_facts(here), *machine_text.list_gpu_pairs(here), *machine_text.suggest_comparison(here)]
+
+
+def link_table(here: Machine) -> Table | None:
+    """The matrix of connections between GPUs; None where it is unknown."""
+    matrix = machine_text.make_link_matrix(here)
+    if matrix is None:
+        return None
+    table = Table("links", *(f"GPU {number}" for number in range(len(matrix))), box=box.SIMPLE_HEAD)
+    for number, words in enumerate(matrix):
+        table.add_row(f"GPU {number}", *words)
+    return table
+
+
+def software(here: Machine) -> list[tuple[str, str]]:
+    """System and packages; a row for each package that something here could use and that is not installed."""
+    container = f", in {here.container}" if here.container is not None else ""
+    rows = [("system", f"{here.os}, Python {here.python}{container}")]
+    rows.append(("packages", ", ".join(f"{name} {version}" for name, version in here.versions.items())))
+    trees = [OmegaConf.load(path) for path in config_files.options("strategy").values()]
+    useful = {str(package) for tree in trees for package in tree.get("requires", [])} | set(ALSO)
+    missing = registry.missing_packages(sorted(useful))
+    return rows + [("missing", f"{name}: {ALSO.get(name) or registry.install_hint(name)}") for name in missing]
+
+
+def launchers() -> list[tuple[str, str]]:
+    """What can start processes on several machines."""
+    rows = []
+    for name, (command, otherwise) in LAUNCHERS.items():
+        there = shutil.which(command) is not None
+        rows.append((name, _version(command) if there else f"no {command} on the PATH: {otherwise}"))
+    return rows
+
+
+def horovod() -> list[tuple[str, str]]:
+    """A row for each installed framework; takes seconds after Horovod or a framework has changed."""
+    if registry.missing_packages(["horovod"]):
+        return [("Horovod", f"not installed: {registry.install_hint('horovod')}")]
+    known = [name for name in horovod_build.FRAMEWORKS if horovod_build.framework_version(name) is not None]
+    return [("Horovod" if number == 0 else "", horovod_build.describe(name)) for number, name in enumerate(known)]
+
+
+def _version(command: str) -> str:
+    """The first line of what `command --version` prints."""
+    try:
+        done = subprocess.run(
+            [command, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWER_LIMIT_S
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{command} does not answer: {error}"
+    lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    return lines[0] if lines else f"{command} tells no version"

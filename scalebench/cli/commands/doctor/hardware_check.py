@@ -1,0 +1,235 @@
+"""`scalebench doctor hardware=NAME`: check this host, and SLURM, against a hardware YAML."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+import scalebench
+from scalebench.cli.commands.doctor import slurm_check
+from scalebench.cli.commands.doctor.check_result import (
+    DIFFERS,
+    OK,
+    UNCHECKED,
+    CheckResult,
+    check_value,
+    count_equal,
+    format_size,
+    is_near,
+    unchecked,
+)
+from scalebench.cli.commands.doctor.slurm_check import Node
+from scalebench.config import resolve
+from scalebench.config.compose import compose_config
+from scalebench.config.error_messages import FORESEEN, explain
+from scalebench.core.errors import InputError
+from scalebench.core.machine import machine
+from scalebench.core.machine.machine import Machine, cache_folder
+from scalebench.core.spec import Config, HardwareSpec
+from scalebench.slurm.commands import Slurm, inside
+
+BRANDS = {"nvidia", "geforce", "tesla"}  # which drivers sometimes leave out
+ANOTHER_CARD = {"ti", "super"}  # a GTX 1070 Ti is no GTX 1070
+NETWORK_FILE_SYSTEMS = (
+    "nfs nfs4 lustre gpfs beegfs ceph cephfs glusterfs afs panfs wekafs pvfs2 orangefs ocfs2 gfs2 9p cifs smb3".split()
+)
+IMAGE_SUFFIXES = (".sif", ".simg", ".img", ".sqsh", ".squashfs")
+
+
+def main(overrides: list[str], config_dir: str | None) -> int:
+    """Print the table. 0: nothing differs; 1: something does. InputError for overrides that cannot be composed."""
+    config = compose_hardware(overrides, config_dir)
+    words = [*([f"--config-dir={config_dir}"] if config_dir is not None else []), *overrides]
+    found, hint = check_host(config, machine.detect(), words)
+    table = Table("key", f"hardware={config.hardware.name} says", "here", "", box=box.SIMPLE_HEAD)
+    for line in found:
+        table.add_row(line.key, line.expected, line.actual, line.verdict)
+    console = Console(markup=False, highlight=False)
+    console.width = console.width if console.is_terminal else 400  # a line for each key
+    console.print(table)
+    counts = {verdict: sum(line.verdict == verdict for line in found) for verdict in (OK, DIFFERS, UNCHECKED)}
+    console.print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+    if hint is not None:
+        console.print(hint, soft_wrap=True)  # a command, to be copied whole
+    return 1 if counts[DIFFERS] else 0
+
+
+def compose_hardware(overrides: list[str], config_dir: str | None = None) -> Config:
+    """The config that these overrides mean to a run, checked; `config_dir` is a folder with the user's own YAML."""
+    for word in overrides:
+        if "=" not in word:
+            raise InputError(f"doctor takes hardware=NAME and settings, not '{word}'")
+    named = [word.partition("=")[2] for word in overrides if word.startswith("hardware=")]
+    if not named or "," in named[-1]:
+        raise InputError("doctor compares this host with one hardware YAML: doctor hardware=NAME")
+    search = []
+    if config_dir is not None:
+        folder = Path(config_dir).absolute()
+        if not folder.is_dir():
+            raise InputError(f"--config-dir: {folder} is no folder")
+        search = [f"hydra.searchpath=[{folder.as_uri()}]"]
+    try:
+        config = compose_config([*search, *overrides])
+    except FORESEEN as error:
+        raise InputError(explain(error, overrides)) from error
+    resolve.check(config)
+    return config
+
+
+def check_host(config: Config, here: Machine, words: Sequence[str]) -> tuple[list[CheckResult], str | None]:
+    """All lines, and where this host is no node, the command that checks one."""
+    hardware = config.hardware
+    node = check_node(hardware, here, inside())
+    if hardware.scheduler != "slurm":
+        return node + (check_shared_folders(config) if hardware.hosts or hardware.max_nodes > 1 else []), None
+    slurm_results, nodes = slurm_check.check_slurm(Slurm(hardware.slurm.bin), config)
+    name = node_name(here, nodes)
+    if name is None:
+        node = unchecked(node, "not a node")
+    line = _this_host(hardware, here, name, nodes)
+    found = [line, *slurm_results, *node, *check_container(hardware), *check_shared_folders(config)]
+    return found, srun_hint(hardware, words) if name is None and nodes else None
+
+
+def node_name(here: Machine, nodes: Sequence[Node]) -> str | None:
+    """SLURM's name of this host; None where it is no node: a login node, also inside an allocation of salloc."""
+    short = here.hostname.partition(".")[0]
+    listed = next((node.name for node in nodes if node.name.partition(".")[0] == short), None)
+    return os.environ.get("SLURMD_NODENAME") or listed  # which slurmd sets, for what it starts itself
+
+
+def srun_hint(hardware: HardwareSpec, words: Sequence[str]) -> str:
+    """The command that checks a node."""
+    slurm = hardware.slurm
+    srun = ["srun", "--nodes=1", "--ntasks=1"]
+    if not inside():
+        named = ("partition", "account", "qos", "reservation", "constraint")
+        srun += [f"--{key}={value}" for key in named if (value := getattr(slurm, key)) is not None]
+        srun += ["--exclusive"] if slurm.exclusive else []
+        if hardware.devices == "cuda" and slurm.gres and hardware.gpus_per_node is not None:
+            srun += [f"--gres={slurm.gres.replace('{gpus}', str(hardware.gpus_per_node))}"]
+    command = shlex.join([*srun, "python", "-m", "scalebench", "doctor", *words])
+    return f"this host is no node of hardware={hardware.name}; to look at one: {command}"
+
+
+def _this_host(hardware: HardwareSpec, here: Machine, name: str | None, nodes: Sequence[Node]) -> CheckResult:
+    expected = f"a node of {hardware.slurm.partition or 'the default partition'}"
+    job = f", in job {os.environ['SLURM_JOB_ID']}" if inside() else ""
+    if name is None:
+        kind = "no node of it: a login node?" if nodes else "of which nobody here says whether it is one"
+        return CheckResult("this host", expected, f"{here.hostname}, {kind}{job}", UNCHECKED)
+    if nodes and name not in [node.name for node in nodes]:
+        return CheckResult("this host", expected, f"{name}, of another partition{job}", DIFFERS)
+    return CheckResult("this host", expected, f"{name}{job}", OK if nodes else UNCHECKED)
+
+
+def check_node(hardware: HardwareSpec, here: Machine, in_job: bool = False) -> list[CheckResult]:
+    """Check the devices, cores, memory, network interface and folder of a node. A job may have only some of the node's
+    GPUs: fewer than expected prove nothing then."""
+    found = _gpus(hardware, here, in_job) if hardware.devices != "cpu" else []
+    cores = here.cpus_physical or here.cpus
+    usable = f", {here.cpus} for this process" if here.cpus < cores else ""
+    found.append(
+        check_value("cpus_per_node", hardware.cpus_per_node, f"{cores} cores{usable}", hardware.cpus_per_node == cores)
+    )
+    memory, actual = hardware.memory_bytes, here.memory_bytes
+    found.append(check_value("memory_bytes", format_size(memory), format_size(actual), is_near(memory, actual)))
+    return [*found, *(line for line in (_interface(hardware), _stage(hardware)) if line.expected != "null")]
+
+
+def _gpus(hardware: HardwareSpec, here: Machine, in_job: bool) -> list[CheckResult]:
+    count, expected = len(here.gpus), hardware.gpus_per_node
+    number = check_value("gpus_per_node", expected, str(count), expected == count)
+    if in_job and expected is not None and count < expected:
+        number = replace(number, actual=f"{count}, as this job was given", verdict=UNCHECKED)
+    names = [gpu.name or "unknown GPU" for gpu in here.gpus]
+    model, memory = hardware.gpu_model, hardware.gpu_memory_bytes
+    sizes = [format_size(gpu.memory_bytes) or "unknown" for gpu in here.gpus]
+    return [
+        number,
+        check_value(
+            "gpu_model", model, count_equal(names) or None, all(is_same_model(model or "", name) for name in names)
+        ),
+        check_value(
+            "gpu_memory_bytes",
+            format_size(memory),
+            count_equal(sizes) or None,
+            all(is_near(memory, gpu.memory_bytes) for gpu in here.gpus),
+        ),
+    ]
+
+
+def is_same_model(expected: str, actual: str) -> bool:
+    """Whether a name of gpu_specs.csv, such as 'A100 SXM4 40GB', is meant by NVML's 'NVIDIA A100-SXM4-40GB'."""
+    wanted, found = (set(re.findall(r"[a-z0-9]+", name.lower())) - BRANDS for name in (expected, actual))
+    return wanted <= found and not (found - wanted) & ANOTHER_CARD
+
+
+def check_shared_folders(config: Config) -> list[CheckResult]:
+    """Check that folders which this host and the nodes must share are on a network file system."""
+    stores = {
+        "folder of results": Path.cwd(),
+        "Python": Path(sys.executable),
+        "scalebench": Path(scalebench.__file__).parent,
+    }
+    cache = Path(config.dataset.cache).expanduser() if config.dataset.cache else cache_folder()
+    mounts = [(part.mountpoint, part.fstype) for part in psutil.disk_partitions(all=True)]
+    return [_shared(name, path, mounts) for name, path in {**stores, "data sets": cache}.items()]
+
+
+def file_system(path: Path, mounts: Sequence[tuple[str, str]]) -> str | None:
+    """The type of the file system of a path: that of the deepest mount (folder, type) above it."""
+    above = [(len(Path(folder).parts), kind) for folder, kind in mounts if path.is_relative_to(folder)]
+    return max(above, key=lambda found: found[0])[1] if above else None
+
+
+def _shared(name: str, path: Path, mounts: Sequence[tuple[str, str]]) -> CheckResult:
+    """Whether a path is on a network file system: that the nodes mount it too, only a job can show."""
+    kind = file_system(path.absolute(), mounts)
+    shared = kind in NETWORK_FILE_SYSTEMS or (kind or "").startswith("fuse.")
+    on = f"{path} on {kind or 'an unknown file system'}"
+    note = "" if shared else ": is that a disk of this host only?"
+    return CheckResult(name, "the same on all nodes", on + note, OK if shared else UNCHECKED)
+
+
+def _interface(hardware: HardwareSpec) -> CheckResult:
+    names = sorted(psutil.net_if_addrs())
+    present = hardware.interface in names
+    return check_value("interface", hardware.interface, "is there" if present else f"only {' '.join(names)}", present)
+
+
+def _stage(hardware: HardwareSpec) -> CheckResult:
+    """Check that the folder for copies of the data exists or can be made."""
+    where = Path(os.path.expandvars(hardware.stage or "/")).expanduser()
+    if "$" in str(where):
+        return CheckResult("stage", hardware.stage or "null", "names a variable that is not set here", UNCHECKED)
+    above = next(folder for folder in (where, *where.absolute().parents) if folder.exists())
+    usable = above.is_dir() and os.access(above, os.W_OK)
+    state = f"{shutil.disk_usage(above).free / 1e9:,.0f} GB free" if usable else f"{above} cannot be written to"
+    return check_value(
+        "stage", hardware.stage, state if above == where or not usable else f"to be made, {state}", usable
+    )
+
+
+def check_container(hardware: HardwareSpec) -> list[CheckResult]:
+    """Check the image of the ranks: a file that is readable here, or an address, which the nodes fetch."""
+    image = hardware.slurm.container
+    if image is None:
+        return []
+    path = Path(image).expanduser()
+    if "://" in image or not (path.is_absolute() or path.suffix in IMAGE_SUFFIXES):
+        return [CheckResult("slurm.container", image, "an address, which the nodes fetch", UNCHECKED)]
+    readable = path.exists() and os.access(path, os.R_OK)
+    state = "can be read" if readable else "cannot be read" if path.exists() else "no such file"
+    return [CheckResult("slurm.container", image, state, OK if readable else DIFFERS)]

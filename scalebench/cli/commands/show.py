@@ -1,0 +1,37 @@
+"""`scalebench show DIR...`: the table of finished runs, where their time goes, and published figures below it.
+
+Files that cannot be read are named on stderr and left out: a sweep that goes on, or was killed, has some. The exit
+status is 2 only where not one could be read.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from scalebench.analysis import published
+from scalebench.cli.commands.arguments import CommandParser
+from scalebench.report.sections.attribution import make_attribution_records
+from scalebench.report.terminal import make_references
+from scalebench.sweeps.console import Console
+
+
+def add_arguments(parser: CommandParser) -> None:
+    parser.add_argument("DIR", nargs="+", help="folder of a run or a sweep, such as multirun, or a result.json")
+    parser.add_argument("--details", action="store_true", help="where the time of every run went")
+    parser.add_argument("--baseline", metavar="RUN", help="also give speedups over this run: its folder or run_id")
+    parser.add_argument("--reference", metavar="NAME,...", default="", help="published studies to show below")
+
+
+def main(chosen: argparse.Namespace) -> int:
+    names = [name.strip() for name in chosen.reference.split(",") if name.strip()]
+    published.rows(names)  # a name that is none is told before anything is printed
+    console = Console()
+    found = console.table(chosen.DIR, chosen.baseline)
+    folders = list(dict.fromkeys(Path(str(path)) for path in found.frame["path"]))
+    records = make_attribution_records(found.frame)
+    for folder in folders if chosen.details or len(folders) == 1 else []:
+        console.details(folder, records)
+    for table in make_references(found.frame, names) if names else []:
+        console.rich.print(table)
+    return 0

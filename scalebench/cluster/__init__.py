@@ -1,8 +1,0 @@
-"""The login side of runs that are jobs: submitted, followed, and each with its row at the end. Layer 3."""
-
-from __future__ import annotations
-
-from scalebench.cluster.finding import find_running as find_running
-from scalebench.cluster.following import Cluster as Cluster
-from scalebench.cluster.queue import Asked as Asked
-from scalebench.cluster.queue import Queue as Queue

@@ -1,0 +1,201 @@
+"""Config -> RunSpec: every default decided, every value checked, before a process exists. Layer 2.
+
+Bad input raises InputError. A well-formed run that is impossible here becomes a RunSpec with the reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from scalebench.config import validate
+from scalebench.config import validate as worker_environment
+from scalebench.config.placement import Placement, place, used_hardware
+from scalebench.config.support import obstacles
+from scalebench.core.config_files import option_defaults
+from scalebench.core.config_fingerprint import fingerprint
+from scalebench.core.errors import InputError
+from scalebench.core.machine import machine
+from scalebench.core.plugins import PluginError
+from scalebench.core.spec import CHIEF, Config, HardwareSpec, ModelSpec, RunSpec, check_fields
+from scalebench.slurm import resources
+from scalebench.strategies import registry
+from scalebench.strategies.base import check_options, check_values
+from scalebench.workloads import datasets, networks, user_code
+
+CPU_WORKERS = 2  # devices of a machine without a GPU, unless its YAML says otherwise
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A run that is being resolved. Each step takes one and returns the next, with what it has decided."""
+
+    config: Config
+    broken: PluginError | None = None  # what is wrong with a plugin that the run needs
+    gpus: int = 0
+    batch_per_device: int = 0
+    global_batch: int = 0
+    placement: Placement | None = None
+
+
+def resolve(config: Config) -> RunSpec:
+    """Resolve a config into the run that it means on this machine. Raises InputError for bad input."""
+    check(config)
+    draft = Draft(config)
+    for step in (fill_dataset, size_model, count_devices, set_batches, place_processes):
+        draft = step(draft)
+    config, placement = draft.config, draft.placement
+    assert placement is not None
+    flags = {"oversubscribed": placement.oversubscribed, "approximate": config.strategy.approximate is not None}
+    return RunSpec(
+        config=config,
+        device=config.hardware.devices,
+        gpus=draft.gpus,
+        nodes=max(place.node for place in placement.places) + 1,
+        places=placement.places,
+        batch_per_device=draft.batch_per_device,
+        global_batch=draft.global_batch,
+        fingerprint=fingerprint(config, draft.gpus, config.hardware.devices),
+        flags=[flag for flag, raised in flags.items() if raised],
+        unsupported="; ".join(obstacles(config, draft.gpus, placement)) or None,
+        broken=None if draft.broken is None else str(draft.broken),
+        broken_log="" if draft.broken is None else draft.broken.log,
+    )
+
+
+def check(config: Config) -> None:
+    """InputError for names and values that make no sense on any machine."""
+    registry.find(config.strategy.name)
+    check_options(config.strategy.name, config.strategy.options, option_defaults(config.strategy.name))
+    check_values(config.strategy)
+    check_fields(config)
+    worker_environment.worker_environment_check(config.hardware)
+    resources.check(config.hardware)
+    validate.check(config)
+    _check_remote(config.hardware)
+    if not 0 <= config.dataset.validation_share < 1:
+        raise InputError(f"dataset.validation_share={config.dataset.validation_share} should be in [0, 1)")
+    if config.measure.max_s < config.measure.min_s:
+        raise InputError(f"measure.max_s={config.measure.max_s:g} is below measure.min_s={config.measure.min_s:g}")
+
+
+def _check_remote(hardware: HardwareSpec) -> None:
+    """InputError where a machine that cannot be looked at leaves something open."""
+    if hardware.stage is not None and not hardware.stage.startswith(("/", "$")):
+        raise InputError(f"hardware.stage={hardware.stage} should be a whole path, since each node has its own")
+    if not hardware.this_machine and hardware.devices == "auto":
+        raise InputError(f"hardware={hardware.name} is another machine, which cannot be looked at; say devices: cuda")
+
+
+def fill_dataset(draft: Draft) -> Draft:
+    """Name the model, and fill in what only the samples of a user's own function can say."""
+    config = draft.config
+    try:
+        config = replace(config, model=user_code.identify_model(config.model))  # a failed row has the name, too
+        registry.refuse_broken(draft.config)
+        return replace(draft, config=datasets.fill_from_samples(config))
+    except PluginError as error:
+        return replace(draft, config=config, broken=error)
+
+
+def size_model(draft: Draft) -> Draft:
+    """Give the model the shapes of the samples. InputError where the two do not go together."""
+    if draft.broken is not None:
+        return draft
+    config = draft.config
+    if config.dataset.feed in ("device", "fixed"):  # which leave nothing to prefetch: such runs of a sweep are one run
+        config = replace(config, dataset=replace(config.dataset, prefetch="none"))
+    try:
+        config = replace(config, model=_sized(config))
+        datasets.check(config)
+    except PluginError as error:
+        return replace(draft, config=config, broken=error)
+    return replace(draft, config=config)
+
+
+def _sized(config: Config) -> ModelSpec:
+    """The model with its shapes and number of parameters; the parameters of a user's own only its framework knows."""
+    model, size = config.model, config.dataset.image_size
+    own = user_code.is_user_model(model)
+    shape = model.input_shape if own else networks.resolve_input_shape(model)
+    if size is not None and len(shape) == 3:
+        shape = [size, size, shape[-1]]
+    if own:
+        return replace(model, input_shape=shape)
+    target = networks.resolve_target_shape(model)
+    if (shape, target) != (model.input_shape, model.target_shape) or networks.has_changed_options(model):
+        model = replace(model, input_shape=shape, target_shape=target, params=None)
+    found = networks.build_network(model).parameters
+    if model.params not in (None, found):
+        raise InputError(
+            f"model.params={model.params} is asserted, but {model.name} has {found} parameters as it is configured; "
+            f"set model.params=null"
+        )
+    return replace(model, params=found)
+
+
+def count_devices(draft: Draft) -> Draft:
+    """Fill in what the hardware's YAML leaves open, from this machine if it means this one, and count the devices."""
+    hardware = detect_hardware(draft.config.hardware)
+    gpus = draft.config.gpus or len(hardware.device_ids) or hardware.gpus_per_node or CPU_WORKERS
+    return replace(draft, config=replace(draft.config, hardware=hardware, gpus=gpus), gpus=gpus)
+
+
+def detect_hardware(hardware: HardwareSpec) -> HardwareSpec:
+    """Fill in the devices and cores of a node that the YAML leaves open."""
+    devices, cpus = hardware.devices, hardware.cpus_per_node
+    per_node = hardware.gpus_per_node
+    if hardware.this_machine:
+        gpus_here = machine.gpu_count()
+        if devices == "auto":
+            devices = "cuda" if gpus_here else "cpu"
+        cpus = cpus or len(machine.usable_cpus())
+        per_node = per_node or (gpus_here if devices == "cuda" and gpus_here else CPU_WORKERS)
+    per_device = hardware.cpus_per_device or max(1, (cpus or 1) // (per_node or 1))
+    return replace(hardware, devices=devices, gpus_per_node=per_node, cpus_per_node=cpus, cpus_per_device=per_device)
+
+
+def set_batches(draft: Draft) -> Draft:
+    """Set the batches and the end of the training. InputError where a device would be left without any samples."""
+    config = draft.config
+    train = validate.with_time_limit(config.train, config.measure.timeout_s)
+    batch_per_device, global_batch = _batches(config, draft.gpus, has_samples=draft.broken is None)
+    config = replace(config, train=train)
+    return replace(draft, config=config, batch_per_device=batch_per_device, global_batch=global_batch)
+
+
+def _batches(config: Config, gpus: int, has_samples: bool) -> tuple[int, int]:
+    """(batch_per_device, global_batch) in samples; InputError when they leave a device without any.
+
+    `has_samples`: whether the number of samples is known.
+    """
+    train = config.train
+    if config.scaling == "weak":
+        if train.global_batch is not None:
+            raise InputError("train.global_batch is kept only with scaling=strong; use train.batch_per_device")
+        per_device, global_batch = train.batch_per_device, train.batch_per_device * gpus
+    else:
+        global_batch = train.global_batch or train.batch_per_device
+        per_device = -(-global_batch // gpus)
+    if global_batch < gpus:
+        raise InputError(
+            f"a global batch of {global_batch} samples is fewer than {gpus} devices: "
+            f"raise train.global_batch or lower gpus"
+        )
+    samples = datasets.count_train_samples(config.dataset)
+    if has_samples and config.dataset.path is None and samples < global_batch:
+        raise InputError(
+            f"{samples} training samples are fewer than one global batch of {global_batch}: "
+            f"raise dataset.size or lower train.batch_per_device"
+        )
+    return per_device, global_batch
+
+
+def place_processes(draft: Draft) -> Draft:
+    """Place the processes on nodes, devices and cores. InputError where each has too few samples."""
+    config, gpus = draft.config, draft.gpus
+    placement = place(config, gpus)
+    if draft.broken is None:
+        replicas = sum(place.role in ("", CHIEF) for place in placement.places)
+        validate.check_samples(config, gpus, draft.global_batch, replicas)
+    config = replace(config, hardware=used_hardware(config.hardware, gpus, placement))
+    return replace(draft, config=config, placement=placement)

@@ -1,0 +1,142 @@
+"""What a training to a stop needs, checked before a process exists. Layer 2.
+
+`hardware.environment`: variables that a run sets for its processes, beside those of the shell. Layer 2.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+
+from scalebench.core.errors import InputError
+from scalebench.core.machine.machine import PRIVATE
+from scalebench.core.spec import NOTHING_TO_VALIDATE, Config, HardwareSpec, TrainSpec, goes_to_stop
+from scalebench.workloads import datasets
+
+GIVE_UP_S = 600.0  # of training, for a target that nothing else bounds
+
+
+def with_time_limit(train: TrainSpec, timeout_s: float) -> TrainSpec:
+    """Limit a training that ends only at a target, which it may never reach: to GIVE_UP_S, or half of the timeout."""
+    stop = train.stop
+    if stop.target is None or (stop.epochs, stop.steps, stop.seconds) != (None, None, None):
+        return train
+    return dataclasses.replace(train, stop=dataclasses.replace(stop, seconds=min(GIVE_UP_S, timeout_s / 2)))
+
+
+def check(config: Config) -> None:
+    """InputError for settings that contradict each other, or that lack what they are about."""
+    _check_rate(config.train)
+    _check_schedule(config.train)
+    _check_stop(config)
+
+
+def check_samples(config: Config, gpus: int, global_batch: int, replicas: int) -> None:
+    """InputError where a device has too few samples for its parts, or the replicas too few to look for the target;
+    how many samples a file has is only known once it is read."""
+    train, dataset = config.train, config.dataset
+    smallest = global_batch // gpus
+    if train.accumulate > smallest:
+        raise InputError(
+            f"train.accumulate={train.accumulate} is more parts than a device has samples of an update, {smallest}: "
+            f"lower it or raise train.batch_per_device"
+        )
+    left = dataset.size - datasets.count_train_samples(dataset)
+    if train.stop.target is not None and dataset.path is None and left < replicas:
+        raise InputError(f"{NOTHING_TO_VALIDATE}: raise dataset.size or dataset.validation_share")
+
+
+def _check_rate(train: TrainSpec) -> None:
+    if train.learning_rate_rule != "none" and train.base_batch is None:
+        raise InputError(
+            f"train.learning_rate_rule={train.learning_rate_rule} scales the learning rate of a base batch: say "
+            f"train.base_batch, the global batch that train.learning_rate={train.learning_rate:g} is for"
+        )
+    if not train.momentum < 1:
+        raise InputError(f"train.momentum={train.momentum:g} should be below 1, or gradients add up for ever")
+
+
+def _check_schedule(train: TrainSpec) -> None:
+    stop, changes = train.stop, train.schedule != "constant" or train.warmup_epochs > 0
+    if train.schedule == "step" and not train.decay_epochs:
+        raise InputError("train.schedule=step falls after epochs: say which, as in train.decay_epochs=[30,60,80]")
+    if train.decay_epochs != sorted(train.decay_epochs) or not all(
+        0 < epoch < math.inf for epoch in train.decay_epochs
+    ):
+        raise InputError(f"train.decay_epochs={train.decay_epochs} should be above 0 and in order")
+    if changes and not goes_to_stop(stop):
+        raise InputError(
+            "train.schedule and train.warmup_epochs are of a training, and this run ends when its throughput is known: "
+            "say train.stop.epochs, or leave them out"
+        )
+    if train.schedule in ("linear", "cosine") and stop.epochs is None and stop.steps is None:
+        raise InputError(
+            f"train.schedule={train.schedule} goes down to the end of the training: say train.stop.epochs or "
+            f"train.stop.steps"
+        )
+    if stop.epochs is not None and 0 < stop.epochs <= train.warmup_epochs:
+        raise InputError(
+            f"train.warmup_epochs={train.warmup_epochs:g} lasts until train.stop.epochs={stop.epochs:g}: the learning "
+            f"rate would never be what was asked for"
+        )
+
+
+def _check_stop(config: Config) -> None:
+    stop, measure = config.train.stop, config.measure
+    if not goes_to_stop(stop):
+        return
+    if config.dataset.feed == "fixed":
+        raise InputError("dataset.feed=fixed gives one batch again and again: a training to a stop wants another feed")
+    if stop.seconds is not None and stop.seconds >= measure.timeout_s:
+        raise InputError(
+            f"train.stop.seconds={stop.seconds:g} is not below measure.timeout_s={measure.timeout_s:g}, which ends the "
+            f"whole run: raise measure.timeout_s"
+        )
+    if stop.target is not None:
+        _check_target(config)
+
+
+def _check_target(config: Config) -> None:
+    train = config.train
+    if not config.measure.evaluate:
+        raise InputError("train.stop.target is of the validation metric: measure.evaluate=false never looks at it")
+    if config.dataset.validation_share == 0:
+        raise InputError(
+            "train.stop.target is of the validation metric, and dataset.validation_share=0 leaves nothing to validate"
+        )
+    if train.evaluate_epochs is None and train.evaluate_s is None:
+        raise InputError("train.stop.target is looked for at the points of the curve: say train.evaluate_epochs or _s")
+
+
+OURS = re.compile(r"(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|PYTHONUNBUFFERED|CUDA_DEVICE_ORDER)$")
+OUR_PREFIXES = ("MASTER_", "SCALEBENCH_", "HYDRA_")
+INSTEAD = {
+    "CUDA_VISIBLE_DEVICES": "hardware.device_ids",
+    "OMP_NUM_THREADS": "hardware.cpus_per_device",
+    "MKL_NUM_THREADS": "hardware.cpus_per_device",
+    "OPENBLAS_NUM_THREADS": "hardware.cpus_per_device",
+}
+
+
+def worker_environment_check(hardware: HardwareSpec) -> None:
+    """InputError for a name that is none, is set by scalebench itself, or whose value nobody should read."""
+    for name, value in hardware.environment.items():
+        where = f"hardware.environment: {name}"
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise InputError(f"hardware.environment: '{name}' is no name of a variable")
+        if name in INSTEAD:
+            raise InputError(f"{where} is set by scalebench; use {INSTEAD[name]}")
+        if OURS.match(name) or name.startswith(OUR_PREFIXES):
+            raise InputError(f"{where} is set by scalebench for each process; leave it out")
+        if PRIVATE.search(name):
+            raise InputError(f"{where} looks like a secret and would stand in the record; set it in the shell")
+        if "\0" in value:
+            raise InputError(f"{where} has a zero byte in its value, which no variable can hold")
+
+
+def of_run(hardware: HardwareSpec, gpus: int) -> dict[str, str]:
+    """Its variables, in the order of their names. A single device has nobody to talk to: NCCL's are left out, so that
+    such runs of a sweep over them are one run."""
+    kept = {name for name in hardware.environment if gpus > 1 or not name.startswith("NCCL_")}
+    return {name: hardware.environment[name] for name in sorted(kept)}

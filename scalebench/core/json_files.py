@@ -1,0 +1,94 @@
+"""Records as JSON files: written under a temporary name and renamed, read back with the type of every field checked.
+
+Layer 0, below spec and results, which both keep their files through it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+# msgspec's messages and ours, which name a field as people write it.
+PHRASES = (
+    (r"^Expected `(.+?)(?: \| null)?`, got `(.+)`$", r"should be \1, not \2"),
+    (r"^Object missing required field `(.+)`$", r"lacks the field '\1'"),
+    (r"^.*out of range$", "is too large a number"),
+    (r"\bobject\b", "an object"),
+    (r"\barray\b", "a list"),
+)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write plain content or a dataclass to a temporary name and rename it, so that no reader sees half a file.
+
+    Raises ValueError for NaN and infinities, which are not JSON, and OSError when the folder is full or not writable;
+    no temporary file is left then.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        # The standard library's encoder: msgspec's writes null for NaN and refuses numpy's floats.
+        text = json.dumps(content, indent=1, allow_nan=False, default=dataclasses.asdict)
+        temporary.write_text(text + "\n", encoding="utf-8")
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file; ValueError when it is cut short or not JSON."""
+    return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def read_record(path: Path, kind: type[T], ignore_unknown: bool = False) -> T:
+    """Read dataclass `kind` from a JSON file; ValueError as those of read_json and from_dict."""
+    if ignore_unknown:
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=kind)
+        except (msgspec.DecodeError, RecursionError):
+            pass  # read again below: for the reason, and since the standard library also takes lone surrogates
+    return from_dict(kind, read_json(path), ignore_unknown)
+
+
+def from_dict(kind: type[T], tree: Any, ignore_unknown: bool = False) -> T:
+    """Build dataclass `kind` from plain JSON content.
+
+    Raises ValueError that names the field for a missing or unknown key or a value of a wrong type.
+    """
+    try:
+        record = msgspec.convert(tree, kind)
+    except msgspec.ValidationError as error:
+        reason, _, path = str(error).partition(" - at ")
+        for theirs, ours in PHRASES:
+            reason = re.sub(theirs, ours, reason)
+        raise ValueError(f"{path.strip('`').removeprefix('$').removeprefix('.') or kind.__name__} {reason}") from None
+    if not ignore_unknown and (place := _unknown_field(record, tree)):
+        path, _, name = place.rpartition(".")
+        raise ValueError(f"{path.removeprefix('.') or kind.__name__} has an unknown field '{name}'")
+    return record
+
+
+def _unknown_field(record: Any, tree: Any) -> str | None:
+    """The path of a key in `tree` that the dataclass at its place does not have, since msgspec passes over these."""
+    if dataclasses.is_dataclass(record):
+        if unknown := tree.keys() - vars(record).keys():
+            return f".{min(unknown)}"
+        pairs = [(f".{name}", getattr(record, name), value) for name, value in tree.items()]
+    elif isinstance(record, dict):
+        pairs = [(f".{name}", record[name], value) for name, value in tree.items()]
+    elif isinstance(record, list):
+        pairs = [(f"[{n}]", *pair) for n, pair in enumerate(zip(record, tree, strict=True))]
+    else:
+        return None
+    return next((way + found for way, *pair in pairs if (found := _unknown_field(*pair))), None)

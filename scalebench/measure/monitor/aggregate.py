@@ -1,0 +1,188 @@
+"""The monitor's part of a run's record: figures and flags from the time series of its nodes. Layer 2.
+
+Where the nodes have a monitor each, every series is cut by the marks of the node's own first rank, which go by the same
+clock; a figure is null where one node has none.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from scalebench.core.machine import gpus
+from scalebench.core.machine.gpus import Gpu
+from scalebench.core.machine.machine import Machine
+from scalebench.core.result import Monitor, RankRecord
+from scalebench.core.run_folder import monitor_path
+from scalebench.core.spec import RunSpec
+from scalebench.measure import clock_sync
+from scalebench.measure.monitor import flags as guards
+from scalebench.measure.monitor.summary import measured, of_devices, smallest_of, sum_of, summarise
+from scalebench.measure.monitor.time_series import Series, read_series
+from scalebench.measure.nodes import NodeReport
+
+SUMMED = (
+    "cpu_cores_others_mean", "rss_bytes_max", "rss_anon_bytes_max", "swap_in_bytes", "swap_out_bytes",
+    "net_sent_bytes_per_s", "net_received_bytes_per_s", "loopback_bytes_per_s", "infiniband_sent_bytes_per_s",
+    "infiniband_received_bytes_per_s", "disk_read_bytes_per_s", "disk_written_bytes_per_s",
+)  # fmt: skip
+SHARES = ("cpu_util_mean", "cpu_util_ours_mean")  # of the cores of a node
+
+
+@dataclass(frozen=True)
+class MonitorPart:
+    """The monitor's figures and flags, as a part of a run's record."""
+
+    monitor: Monitor = field(default_factory=Monitor)
+    flags: list[str] = field(default_factory=list)
+
+
+@dataclass
+class NodeMonitor:
+    """The figures of one node, or in `monitor.reason` why there are none."""
+
+    monitor: Monitor
+    cores: float | None = None  # that the run may use there
+    gpus: list[Gpu] = field(default_factory=list)  # that it used there
+    flags: list[str] = field(default_factory=list)
+
+
+def monitor_part(
+    spec: RunSpec,
+    folder: Path,
+    ranks: Sequence[RankRecord],
+    machine: Machine,
+    reason: str | None,
+    reports: Sequence[NodeReport | None] = (),
+) -> MonitorPart:
+    """Make figures and flags of the series in `folder`.
+
+    `machine` and `reason` (why something is missing) are those of the monitor on this host; `reports` are those of the
+    nodes, where these had monitors of their own. Whatever goes wrong here is a reason in the record and no failed run.
+    """
+    try:
+        if reports:
+            nodes = [node_monitor(spec, ranks, folder, node, report) for node, report in enumerate(reports)]
+            part = MonitorPart(combined(spec, nodes), combined_flags(nodes))
+        elif monitor_path(folder).exists():
+            seen = _of_this_host(spec, folder, ranks, machine)
+            part = MonitorPart(seen.monitor, seen.flags)
+        else:
+            return MonitorPart(Monitor(reason=reason))
+    except Exception as error:
+        text = f"the series could not be read: {type(error).__name__}: {' '.join(str(error).split())}"
+        return MonitorPart(Monitor(reason=text))
+    part.monitor.reason = reason or part.monitor.reason
+    return part
+
+
+def _of_this_host(spec: RunSpec, folder: Path, ranks: Sequence[RankRecord], machine: Machine) -> NodeMonitor:
+    first = next((rank for rank in ranks if rank.rank == 0), None)
+    series, used = read_series(monitor_path(folder)), used_gpus(spec, ranks)
+    return _summary(series, first, machine, used, monitor_path(folder).name, "nothing was measured")
+
+
+def _summary(
+    series: Series,
+    first: RankRecord | None,
+    machine: Machine,
+    used: list[int],
+    name: str,
+    unmeasured: str,
+    node: int | None = None,
+) -> NodeMonitor:
+    """Summarise a series by the marks of the `first` rank; `unmeasured` is the reason where that measured nothing."""
+    window = measured(first)
+    monitor = Monitor() if window is None else summarise(series, window, used, node)
+    monitor.file = name
+    monitor.reason = unmeasured if window is None else None
+    warmup_s = first.marks_s.get("warmup") if first is not None else None
+    seen = [gpu for gpu in machine.gpus if gpu.index in used]
+    flags = guards.flags(series, window, warmup_s, monitor, seen)
+    return NodeMonitor(monitor, next(iter(series.values("cpu", "cores")), None), seen, flags)
+
+
+def used_gpus(
+    spec: RunSpec, ranks: Sequence[RankRecord], visible: Callable[[], list[int | None]] = gpus.visible_gpus
+) -> list[int]:
+    """Return NVML's numbers of the GPUs of this machine that the run used, sorted; none for a run on CPUs.
+
+    Devices of other hosts are not visible from here, and left out.
+    """
+    if spec.device != "cuda":
+        return []
+    remote = {rank.rank for rank in ranks if rank.hostname != platform.node()}
+    return _numbers(
+        {device for place in spec.places if place.rank not in remote for device in place.devices}, visible()
+    )
+
+
+def _numbers(devices: set[int], visible: Sequence[int | None]) -> list[int]:
+    """Return NVML's numbers of what processes call device 0, 1 and so on: those that CUDA_VISIBLE_DEVICES leaves. A
+    part of a GPU (MIG) has no figures of its own, and is left out."""
+    numbers = {visible[device] for device in devices if device < len(visible)}
+    return sorted(number for number in numbers if number is not None)
+
+
+def node_monitor(
+    spec: RunSpec, ranks: Sequence[RankRecord], folder: Path, node: int, report: NodeReport | None
+) -> NodeMonitor:
+    """Return what the monitor of one of several nodes saw, given what the node reported."""
+    reason = report.monitor_reason if report is not None else "the agent of its first rank reported no machine"
+    path = monitor_path(folder, node)
+    if report is None or not path.exists():
+        return NodeMonitor(Monitor(reason=reason or "there is no series"))
+    on_node = [rank for rank in ranks if spec.places[rank.rank].node == node]
+    first = next((rank for rank in on_node if measured(rank) is not None), on_node[0] if on_node else None)
+    devices = {device for place in spec.places if place.node == node for device in place.devices}
+    used = _numbers(devices, report.visible_gpus) if spec.device == "cuda" else []
+    seen = _summary(read_series(path), first, report.machine, used, path.name, "no rank measured there", node)
+    seen.monitor.reason = reason or seen.monitor.reason
+    for device in seen.monitor.devices:
+        if device.lost_at_s is not None and first is not None:
+            device.lost_at_s = clock_sync.on_rank_0_s(device.lost_at_s, first)
+    return seen
+
+
+def combined(spec: RunSpec, nodes: Sequence[NodeMonitor]) -> Monitor:
+    """Combine the figures of all nodes."""
+    monitors = [node.monitor for node in nodes]
+    run = Monitor(file=monitors[0].file, reason=_reason(monitors))
+    devices = [device for monitor in monitors for device in monitor.devices]
+    incomplete = spec.device == "cuda" and not all(monitor.devices for monitor in monitors)
+    for name, value in of_devices(devices).items():
+        if name == "devices" or not incomplete:
+            setattr(run, name, value)
+    for name in SUMMED:
+        setattr(run, name, sum_of([getattr(monitor, name) for monitor in monitors]))
+    for name in SHARES:
+        setattr(run, name, _share([getattr(monitor, name) for monitor in monitors], [node.cores for node in nodes]))
+    least = smallest_of([monitor.memory_available_bytes_min for monitor in monitors])
+    run.memory_available_bytes_min = None if least is None else round(least)
+    return run
+
+
+def combined_flags(nodes: Sequence[NodeMonitor]) -> list[str]:
+    """Return the flags of any node, each once; and whether GPUs of different nodes ran at unequal clocks."""
+    flags = dict.fromkeys(flag for node in nodes for flag in node.flags)
+    devices = [device for node in nodes for device in node.monitor.devices]
+    if guards.unequal([gpu for node in nodes for gpu in node.gpus], devices):
+        flags["unequal_clocks"] = None
+    return list(flags)
+
+
+def _reason(monitors: Sequence[Monitor]) -> str | None:
+    """Write the reasons in one line; without the nodes where all have the same."""
+    reasons = [monitor.reason for monitor in monitors]
+    if len(set(reasons)) == 1:
+        return reasons[0]
+    return "; ".join(f"node {node}: {reason}" for node, reason in enumerate(reasons) if reason is not None)
+
+
+def _share(shares: Sequence[float | None], cores: Sequence[float | None]) -> float | None:
+    """Return the share of the cores of all nodes, from those of each."""
+    used = sum_of([None if a is None or b is None else a * b for a, b in zip(shares, cores, strict=True)])
+    count = sum_of(cores)
+    return None if used is None or not count else used / count

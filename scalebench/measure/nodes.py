@@ -1,0 +1,161 @@
+"""Facts about each node of a run that runs on several hosts: its machine, and a monitor beside its ranks. Layer 2.
+
+The agent of a node's first rank records them (launchers.mpi_rank), for the program that launched the run may be on none
+of the nodes. It leaves machine<node>.json and a time series in the run's folder, which all nodes see; the program reads
+them when the run is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from scalebench.core.json_files import read_record, write_json
+from scalebench.core.machine import gpus, machine
+from scalebench.core.machine.machine import Machine
+from scalebench.core.machine.machine_class import Kind, kind_of
+from scalebench.core.process import wait_until
+from scalebench.core.result import RankRecord
+from scalebench.core.run_folder import node_report_path
+from scalebench.core.spec import RunSpec
+from scalebench.measure import clock_sync
+from scalebench.measure.monitor.monitor_process import MonitorProcess
+
+FACTS_LIMIT_S = 10.0  # that facts may still take at the end of the run, where a driver holds them up
+REPORT_LIMIT_S = 15.0  # that the nodes of a run that went well may take to write their series, and to show it
+FAILED_REPORT_LIMIT_S = 2.0  # the same for a run that failed, whose agents may have been killed
+
+
+@dataclass
+class NodeReport:
+    """machine<node>.json: written at the start, and again at the end with what is known only then."""
+
+    node: int
+    rank: int  # whose agent writes this
+    machine: Machine
+    visible_gpus: list[int | None]  # NVML's numbers of what ranks here call device 0, 1 and so on; null: part of a GPU
+    over: bool = False
+    oom_killed: bool | None = None  # whether the kernel killed a process for memory meanwhile; null: not known
+    monitor_reason: str | None = None  # why there is no series, or what is missing from it
+
+
+NodeReports = list[NodeReport | None]  # by node; None where one left nothing
+
+
+@dataclass(frozen=True)
+class MachinesPart:
+    """The machines of a run, as a part of its record."""
+
+    machine: Machine = field(default_factory=lambda: machine.detect())  # of node 0
+    others: list[Machine] | None = None  # of the other nodes; None where one is missing, or there are none
+    flags: list[str] = field(default_factory=list)
+
+
+def nodes_report(spec: RunSpec) -> bool:
+    """Return whether the nodes of this run record their facts themselves; otherwise all ranks are on the host of the
+    program that launches them, which does it."""
+    hardware = spec.config.hardware
+    return hardware.scheduler == "slurm" or bool(hardware.hosts) or spec.config.strategy.launcher == "by_hand"
+
+
+@contextlib.contextmanager
+def record_node(spec: RunSpec, folder: Path, node: int, rank: int) -> Iterator[None]:
+    """Record `node` around the worker of `rank` where that is for this rank to do, and else do nothing.
+
+    To be entered before the worker starts, in the thread that starts it. Nothing in here is waited for while the worker
+    runs, and whatever goes wrong is a reason in the record and no failed run.
+    """
+    if not nodes_report(spec) or spec.places[rank].local_rank != 0:
+        yield
+        return
+    kills_before = machine.oom_kills()
+    with MonitorProcess(spec, folder, node=node) as monitor:
+        path = node_report_path(folder, node)
+        writer = _ReportWriter(lambda: NodeReport(node, rank, machine.detect(), gpus.visible_gpus()), path)
+        yield
+    kills = machine.oom_kills()
+    oom_killed = None if kills is None or kills_before is None else kills > kills_before
+    writer.end(oom_killed, monitor.reason)
+
+
+class _ReportWriter:
+    """Looks at the machine while the worker starts, which takes far longer."""
+
+    def __init__(self, make: Callable[[], NodeReport], path: Path) -> None:
+        self._make, self._path = make, path
+        self._report: NodeReport | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are for the thread that waits
+        with contextlib.suppress(Exception):
+            self._report = self._make()
+            write_json(self._path, self._report)
+
+    def end(self, oom_killed: bool | None, monitor_reason: str | None) -> None:
+        self._thread.join(FACTS_LIMIT_S)
+        if self._report is not None and not self._thread.is_alive():
+            report = dataclasses.replace(self._report, over=True, oom_killed=oom_killed, monitor_reason=monitor_reason)
+            with contextlib.suppress(OSError):
+                write_json(self._path, report)
+
+
+def read_reports(spec: RunSpec, folder: Path) -> NodeReports:
+    """Return what each node reported; empty where the nodes of this run do not report."""
+    return [_read(folder, node) for node in range(spec.nodes)] if nodes_report(spec) else []
+
+
+def wait_for_reports(spec: RunSpec, folder: Path, went_well: bool) -> NodeReports:
+    """Return what the nodes reported when all of them were done, or when they have had their time."""
+    reports = read_reports(spec, folder)
+
+    def done() -> bool:
+        for node, report in enumerate(reports):
+            if report is None or not report.over:
+                reports[node] = _read(folder, node)
+        return all(report is not None and report.over for report in reports)
+
+    wait_until(done, REPORT_LIMIT_S if went_well else FAILED_REPORT_LIMIT_S)
+    return reports
+
+
+def _read(folder: Path, node: int) -> NodeReport | None:
+    try:
+        return read_record(node_report_path(folder, node), NodeReport)
+    except (OSError, ValueError):
+        return None
+
+
+def oom_killed(reports: NodeReports) -> bool:
+    """Return whether the kernel of any node killed a process for memory while the run was there."""
+    return any(report.oom_killed for report in reports if report is not None)
+
+
+def machines_part(reports: NodeReports, ranks: Sequence[RankRecord]) -> MachinesPart:
+    """Return the machines of the nodes; that of node 0 is this one where it did not report."""
+    machines = [report.machine for report in reports if report is not None]
+    others = [report.machine for report in reports[1:] if report is not None]
+    all_others = others if others and len(others) == len(reports) - 1 else None
+    of_node_0 = reports[0].machine if reports and reports[0] is not None else machine.detect()
+    return MachinesPart(of_node_0, all_others, _flags(machines, ranks))
+
+
+def _flags(machines: Sequence[Machine], ranks: Sequence[RankRecord]) -> list[str]:
+    flags = {
+        "unequal_nodes": len({_type(one) for one in machines}) > 1,
+        "clocks_differ": clock_sync.differ(ranks),
+    }
+    return [name for name, holds in flags.items() if holds]
+
+
+def _type(machine: Machine) -> str:
+    """Return what a node is, without what a job may get more or less of on one node: cores, GPUs, memory."""
+    kind: Kind = kind_of(machine)
+    physical = None if machine.cpus_physical is None else float(machine.cpus_physical)
+    return str(dataclasses.replace(kind, cores=physical, gpus=dict.fromkeys(kind.gpus, 1)))

@@ -1,0 +1,64 @@
+"""Everything that a plugin may use without a framework. Nothing else of scalebench is stable, but for what
+`scalebench.testing` and the packages of the frameworks export; docs/plugin-api.md lists it all."""
+
+from scalebench.core.errors import InputError, no_such
+from scalebench.core.plugins import API_VERSION
+from scalebench.core.result import Collective, Operation, Profile, StageRecord, Transfer
+from scalebench.core.spec import Config, DatasetSpec, ModelSpec, Place, RunSpec, StrategySpec, TrainSpec
+from scalebench.strategies.base import (
+    BACKWARD,
+    FORWARD,
+    OPTIMIZER,
+    PARTS,
+    Loop,
+    LossPart,
+    NoOptions,
+    NotMeasured,
+    Probes,
+    Strategy,
+    Unsupported,
+)
+from scalebench.workloads.datasets.images import PIXEL_SCALE
+from scalebench.workloads.network import Array, Network, Node
+from scalebench.workloads.networks import build_network
+from scalebench.workloads.prefetch import prefetch
+from scalebench.workloads.source import Batch, Source
+from scalebench.workloads.weights import initial_weights
+
+__all__ = [
+    "API_VERSION",
+    "Array",
+    "BACKWARD",
+    "Batch",
+    "Collective",
+    "Config",
+    "DatasetSpec",
+    "FORWARD",
+    "InputError",
+    "Loop",
+    "LossPart",
+    "ModelSpec",
+    "Network",
+    "NoOptions",
+    "Node",
+    "NotMeasured",
+    "OPTIMIZER",
+    "Operation",
+    "PARTS",
+    "PIXEL_SCALE",
+    "Place",
+    "Probes",
+    "Profile",
+    "RunSpec",
+    "Source",
+    "StageRecord",
+    "Strategy",
+    "StrategySpec",
+    "TrainSpec",
+    "Transfer",
+    "Unsupported",
+    "build_network",
+    "initial_weights",
+    "no_such",
+    "prefetch",
+]

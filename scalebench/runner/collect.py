@@ -1,0 +1,299 @@
+"""The parts of a run's record, put together: the only place that makes or changes a Result. Layer 3.
+
+How the processes ended and what their rank files say becomes one status with one reason.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import signal
+import socket
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from scalebench.core.json_files import read_record
+from scalebench.core.result import (
+    SCHEMA_VERSION,
+    MaxBatch,
+    Phases,
+    Quality,
+    RankRecord,
+    Result,
+    Scale,
+    SchedulerRecord,
+    Sync,
+    Workload,
+    first_reached,
+    merged_curve,
+)
+from scalebench.core.run_folder import MERGED_TRACE_FILE, rank_record_path
+from scalebench.core.spec import RunSpec
+from scalebench.measure import clock_sync
+from scalebench.measure.monitor.aggregate import MonitorPart
+from scalebench.measure.nodes import MachinesPart, nodes_report
+from scalebench.runner.launchers.supervise import GroupExit
+from scalebench.workloads import datasets, networks, user_code
+
+FP32_BYTES = 4
+PHASES = ("launch", "setup", "warmup", "measure", "evaluate", "probes", "close", "end")
+
+
+@dataclass
+class RunOutcome:
+    """The end of a run: its status, and why."""
+
+    status: str
+    reason: str | None = None
+    rank: int | None = None  # the one that failed first, whose log has more
+    launched_at_s: float | None = None
+    wall_s: float | None = None
+    log: str | None = None  # the file in the run's folder that has more, where no rank's log does
+
+
+@dataclass(frozen=True)
+class RunId:
+    """The identity of one start of a run, among others of the same spec."""
+
+    id: str
+    started_at: str  # ISO 8601, UTC
+
+    @classmethod
+    def new(cls, started_at_s: float | None = None) -> RunId:
+        """Make the id of a run that starts now, or started at that time (seconds since the epoch)."""
+        started = datetime.now(UTC) if started_at_s is None else datetime.fromtimestamp(started_at_s, UTC)
+        return cls(uuid.uuid4().hex[:12], started.isoformat(timespec="milliseconds"))
+
+
+@dataclass
+class Parts:
+    """Everything in the record of a run that follows neither from its spec nor from its outcome."""
+
+    ranks: list[RankRecord | None] = field(default_factory=list)
+    machines: MachinesPart = field(default_factory=MachinesPart)
+    monitor: MonitorPart = field(default_factory=MonitorPart)
+    scheduler: SchedulerRecord | None = None
+    transports: dict[str, str] | None = None  # of NCCL, by pair of ranks
+    merged_traces: Sequence[int] = ()  # ranks whose traces are in trace.json.gz
+    max_batch: MaxBatch | None = None
+    log: str | None = None  # that has more, relative to the run's folder
+
+
+def assemble(spec: RunSpec, run: RunId, outcome: RunOutcome, parts: Parts) -> Result:
+    """Put the record of a run together."""
+    ranks = [rank for rank in parts.ranks if rank is not None]
+    first = ranks[0] if ranks else None
+    for rank in ranks:
+        if rank.rank in parts.merged_traces and rank.probes is not None:
+            rank.probes.trace = None
+    training = _training_flags(outcome, first)
+    return Result(
+        schema_version=SCHEMA_VERSION,
+        run_id=run.id,
+        started_at=run.started_at,
+        status=outcome.status,
+        reason=outcome.reason,
+        log=parts.log,
+        fingerprint=spec.fingerprint,
+        spec=dataclasses.asdict(spec.config),
+        workload=_workload(spec, first),
+        scale=_scale(spec, first),
+        phases=_phases(spec, first, outcome),
+        ranks=ranks,
+        sync=_sync(first, parts.transports),
+        monitor=parts.monitor.monitor,
+        quality=_quality(spec, ranks, parts.max_batch),
+        machine=parts.machines.machine,
+        flags=[*spec.flags, *training, *parts.machines.flags, *parts.monitor.flags],
+        scheduler=parts.scheduler,
+        other_machines=parts.machines.others,
+        trace=MERGED_TRACE_FILE if parts.merged_traces else None,
+    )
+
+
+def with_job_outcome(result: Result, scheduler: SchedulerRecord, outcome: RunOutcome | None) -> Result:
+    """Return a job's record with what the scheduler knows of it: `outcome` where that explains its end better."""
+    status, reason = (result.status, result.reason) if outcome is None else (outcome.status, outcome.reason)
+    return dataclasses.replace(result, scheduler=scheduler, status=status, reason=reason)
+
+
+def read_ranks(folder: Path, processes: int) -> list[RankRecord | None]:
+    """Return each rank's record; None where it left none, or only half of one."""
+    records: list[RankRecord | None] = []
+    for rank in range(processes):
+        try:
+            records.append(read_record(rank_record_path(folder, rank), RankRecord))
+        except (OSError, ValueError):
+            records.append(None)
+    return records
+
+
+def classify_exit(ended: GroupExit, ranks: list[RankRecord | None], oom_kill: bool) -> RunOutcome:
+    """Return the status of the run, and the reason of the rank that failed first: the others fail after it."""
+    if ended.outcome is not None:
+        outcome = RunOutcome(*ended.outcome)
+    elif ended.broken is not None:  # what its ranks report of lost connections follows from it
+        outcome = RunOutcome("failed", ended.broken)
+    else:
+        outcome = _classify_ranks(ended, ranks, oom_kill)
+    return dataclasses.replace(outcome, launched_at_s=ended.started_at_s, wall_s=ended.wall_s)
+
+
+def _classify_ranks(ended: GroupExit, ranks: list[RankRecord | None], oom_kill: bool) -> RunOutcome:
+    failed = [r for r in ranks if r is not None and r.status != "ok"]
+    if ended.timeout_at_s is not None:  # a rank that failed and then hung in closing a broken group wrote it before
+        present = [r for r in ranks if r is not None]
+        failed = [r for r in failed if clock_sync.on_this_host_s(r.failed_at_s or 0.0, r, present) < ended.timeout_at_s]
+    if ended.timeout is not None and not failed:
+        silent = [rank for rank, record in enumerate(ranks) if record is None and rank not in ended.services]
+        stuck = (ended.stopped or silent or [0])[0]
+        why = f"; rank {stuck} is stopped" if ended.stopped else ""
+        return RunOutcome("timeout", f"{ended.timeout}{why}", stuck)
+    # A rank that died without a record is the cause; those that report a lost connection follow it.
+    silent = [rank for rank in ended.died_first if ranks[rank] is None]
+    if silent:
+        return _unexplained(silent[0], ended, oom_kill)
+    if failed:
+        return first_failure(failed, len(ranks), ended.died_first)
+    bad = [
+        rank
+        for rank, code in enumerate(ended.exit_codes)
+        if (code != 0 or ranks[rank] is None) and rank not in ended.services
+    ]
+    return _unexplained(bad[0], ended, oom_kill) if bad else RunOutcome("ok")
+
+
+def first_failure(failed: Sequence[RankRecord], processes: int, died_first: Sequence[int] = ()) -> RunOutcome:
+    """Return the outcome of the rank that failed first, by their own records; where their clocks do not compare, of one
+    of those that were seen to end first."""
+    seen_first = [r for r in failed if r.rank in died_first]
+    candidates = failed if clock_sync.comparable(failed) else seen_first or failed
+    first = min(candidates, key=lambda r: clock_sync.on_rank_0_s(r.failed_at_s or 0.0, r))
+    where = f"rank {first.rank}: " if processes > 1 and first.status != "unsupported" else ""
+    return RunOutcome(first.status, f"{where}{first.reason}", first.rank)
+
+
+def _unexplained(rank: int, ended: GroupExit, oom_kill: bool) -> RunOutcome:
+    """Return the outcome of a rank that left no reason of its own."""
+    code = ended.exit_codes[rank]
+    who = f"rank {rank} ({ended.services[rank]})" if rank in ended.services else f"rank {rank}"
+    if code is not None and code < 0:
+        name = signal.Signals(-code).name
+        if oom_kill and name == "SIGKILL":
+            return RunOutcome("oom", f"{who} was killed by the kernel, which ran out of memory", rank)
+        return RunOutcome("failed", f"{who} was killed by {name}", rank)
+    return RunOutcome("failed", f"{who} ended with exit status {code} and no word of why", rank)
+
+
+def _training_flags(outcome: RunOutcome, first: RankRecord | None) -> list[str]:
+    """Flag a training that was over before the steps that figures are made of: it has no throughput."""
+    early = outcome.status == "ok" and first is not None and first.curve and not first.block_s
+    return ["over_in_warmup"] if early else []
+
+
+def _workload(spec: RunSpec, first: RankRecord | None) -> Workload:
+    config = spec.config
+    params = first.params if first else None
+    used = first.settings_used if first else {}
+    return Workload(
+        model=config.model.name,
+        model_params=params,
+        gradient_bytes=None if params is None else params * FP32_BYTES,
+        flops_per_sample=_flops(spec),
+        dataset=datasets.label(config),
+        train_samples=first.train_samples if first else None,
+        steps_per_epoch=first.steps_per_epoch if first else None,
+        feed=config.dataset.feed,
+        prefetch=config.dataset.prefetch,
+        input_shape=list(config.model.input_shape),
+        precision=config.train.precision,
+        data_format=config.train.data_format,
+        compile=config.train.compile,
+        precision_used=used.get("precision"),
+        data_format_used=used.get("data_format"),
+        compiler_used=used.get("compiler"),
+    )
+
+
+def _sync(first: RankRecord | None, transports: dict[str, str] | None) -> Sync:
+    if first is None:
+        return Sync(transports=transports)
+    return Sync(message_bytes=first.message_bytes, timeline=first.timeline, transports=transports)
+
+
+def _flops(spec: RunSpec) -> float | None:
+    """Return the FLOPs of training on one sample; None for a user's own network, and for one that fails."""
+    model = spec.config.model
+    if spec.broken is not None or user_code.is_user_model(model):
+        return None
+    return networks.build_network(model).training_flops
+
+
+def _scale(spec: RunSpec, first: RankRecord | None) -> Scale:
+    strategy = spec.config.strategy
+    return Scale(
+        strategy=strategy.name,
+        framework=strategy.framework,
+        framework_version=first.versions.get(strategy.framework) if first else None,
+        backend_requested=strategy.backend,
+        backend_used=first.backend_used if first else None,
+        hardware=spec.config.hardware.name,
+        device=spec.device,
+        gpus=spec.gpus,
+        nodes=spec.nodes,
+        processes=spec.processes,
+        scaling=spec.config.scaling,
+        batch_per_device=spec.batch_per_device,
+        global_batch=spec.global_batch,
+        lockstep=strategy.lockstep,
+        repeat=spec.config.repeat,
+        seed=spec.config.seed,
+        baseline_bare=strategy.baseline,
+    )
+
+
+def _phases(spec: RunSpec, first: RankRecord | None, outcome: RunOutcome) -> Phases:
+    phases = Phases(wall_s=outcome.wall_s)
+    if first is None:
+        return phases
+    marks = [(name, first.marks_s[name]) for name in PHASES if name in first.marks_s]
+    one_clock = not nodes_report(spec) or first.hostname == socket.gethostname()
+    if outcome.launched_at_s is not None and marks and one_clock:
+        phases.launch_s = max(0.0, marks[0][1] - outcome.launched_at_s)
+    for (name, start_s), (_, end_s) in itertools.pairwise(marks):
+        if name != "launch":
+            within = sum(point.evaluate_s for point in first.curve if start_s <= point.at_s < end_s)
+            setattr(phases, f"{name}_s", end_s - start_s - within)
+    if first.curve:  # evaluated between the others
+        phases.evaluate_s = sum(point.evaluate_s for point in first.curve)
+    return phases
+
+
+def _quality(spec: RunSpec, ranks: list[RankRecord], max_batch: MaxBatch | None) -> Quality:
+    """Return the last block's loss over all ranks, and the validation metrics, which are equal on every rank."""
+    quality = Quality(max_batch=max_batch)
+    last = [(r.block_losses[-1], r.block_samples[-1]) for r in ranks if r.block_losses]
+    parts = [(loss, samples) for loss, samples in last if loss is not None and samples]
+    if parts:
+        quality.final_loss = sum(loss * n for loss, n in parts) / sum(n for _, n in parts)
+    if ranks and ranks[0].curve:
+        _fill_training(quality, spec, ranks)
+    if ranks and ranks[0].metrics:
+        quality.metrics = dict(ranks[0].metrics)
+        quality.metric_name = spec.config.model.metric
+        quality.metric = quality.metrics.get(spec.config.model.metric)
+    return quality
+
+
+def _fill_training(quality: Quality, spec: RunSpec, ranks: list[RankRecord]) -> None:
+    first, target, metric = ranks[0], spec.config.train.stop.target, spec.config.model.metric
+    quality.curve = merged_curve([rank.curve for rank in ranks])
+    quality.stopped_by, quality.learning_rate = first.stopped_by, spec.learning_rate
+    if quality.final_loss is None and quality.curve:
+        quality.final_loss = quality.curve[-1].loss
+    quality.first_step_s = max((r.first_step_s for r in ranks if r.first_step_s is not None), default=None)
+    point = None if target is None else first_reached(quality.curve, metric, target)
+    quality.time_to_target_s = None if point is None else point.train_s

@@ -1,0 +1,94 @@
+"""Starts the processes of a run on this machine as children of this one. Layer 2."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from scalebench.core.process import signals_later, start_errors
+from scalebench.core.run_folder import rank_log_name
+from scalebench.runner.launchers.rank_environment import LOOPBACK, environment, free_ports
+from scalebench.runner.launchers.supervise import Group, GroupExit, LaunchRequest, supervise
+
+
+def launch(request: LaunchRequest) -> GroupExit:
+    """Run all ranks to their end; see watch.Launcher."""
+    addresses = [f"{LOOPBACK}:{port}" for port in free_ports(request.spec.processes)]
+    group = Children()
+
+    def start() -> None:
+        # One by one, so that an exception half-way leaves the started ones where they are found and ended.
+        for rank in range(request.spec.processes):
+            with signals_later(), start_errors():
+                group.members.append(Child(_start(request, rank, addresses)))
+
+    return supervise(request, group, start)
+
+
+def _start(request: LaunchRequest, rank: int, addresses: list[str]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", request.module, str(request.folder)]
+    variables = environment(request.spec, request.run_id, rank, addresses)
+    in_foreground = request.spec.config.debug and rank == 0  # where a debugger can be
+    return start_program(command, variables, request.folder / rank_log_name(rank), in_foreground)
+
+
+def start_program(
+    command: list[str], variables: dict[str, str], log: Path, in_foreground: bool
+) -> subprocess.Popen[bytes]:
+    """Start a program whose output goes to `log`, or to where ours goes."""
+    if in_foreground:
+        return subprocess.Popen(command, env=variables)
+    with open(log, "wb") as file:
+        # A session of its own: Ctrl-C reaches the parent alone, which then ends the group in one way.
+        return subprocess.Popen(
+            command, env=variables, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+        )
+
+
+class Child:
+    """A child of this process, the leader of a process group unless it is debugged."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def poll(self) -> int | None:
+        return self.process.poll()
+
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def signal(self, sign: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.getpgid(0) == _group_of(self.process):
+                self.process.send_signal(sign)  # a debugged rank shares our group
+            else:
+                os.killpg(self.process.pid, sign)
+
+    def reap(self) -> None:
+        """Wait for its end, and end children that outlived it."""
+        self.process.wait()
+        self.signal(signal.SIGKILL)
+
+
+class Children(Group[Child]):
+    """Ranks that are children of this process."""
+
+    def end(self, grace_s: float) -> None:
+        super().end(grace_s)
+        for child in self.members:
+            child.reap()
+
+
+def _group_of(process: subprocess.Popen[bytes]) -> int | None:
+    try:
+        return os.getpgid(process.pid)
+    except ProcessLookupError:
+        return None

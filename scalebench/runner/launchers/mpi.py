@@ -1,0 +1,207 @@
+"""Starts the ranks of a run with one mpirun, on this machine, on hardware.hosts or on the nodes of a job. Layer 2.
+
+mpirun starts an agent for each (mpi_rank), and that starts the worker. The launcher watches the files that these
+leave, and their processes where they are on this machine; on others mpirun reaches them.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from scalebench.config import placement as host_lists
+from scalebench.core import exit_with_parent
+from scalebench.core.machine.machine import PRIVATE, VARIABLES
+from scalebench.core.process import StartError, signals_later, start_errors
+from scalebench.core.run_folder import MPIRUN_LOG
+from scalebench.core.spec import RunSpec
+from scalebench.runner.launchers import srun
+from scalebench.runner.launchers.local import Child, start_program
+from scalebench.runner.launchers.rank_environment import ADDRESSES, LOOPBACK, RUN_ID, free_ports, rank_addresses
+from scalebench.runner.launchers.remote_ranks import RemoteRanks
+from scalebench.runner.launchers.supervise import GroupExit, LaunchRequest, supervise
+from scalebench.slurm.resources import RANK_AGENT
+
+WARNING = re.compile(r"(\[\S+\] plm:rsh: )?Warning: ")  # of ssh on a new host, of mpirun that is quick to start it
+MISSING = "there is no mpirun on the PATH; install Open MPI (openmpi-bin) or take a strategy without MPI"
+QUERY_LIMIT_S = 20.0  # for what mpirun prints about itself
+OPEN_MPI, HYDRA, UNKNOWN = "Open MPI", "Hydra", "unknown"
+HYDRA_NAMES = ("HYDRA", "MPICH", "Intel(R) MPI", "MVAPICH")
+# Variables that mpirun must pass to other hosts, besides those that a record shows.
+FORWARDED_VARIABLES = re.compile(
+    r"(PATH|LD_LIBRARY_PATH|VIRTUAL_ENV|OPENBLAS_NUM_THREADS)$|(PYTHON|SCALEBENCH|UCX)[A-Z_]*$"
+)
+
+
+def launch(request: LaunchRequest) -> GroupExit:
+    """Run all ranks to their end; see watch.Launcher.
+
+    What mpirun prints about itself is in mpirun.log. With `debug`, rank 0 has its standard streams in the foreground,
+    as far as mpirun passes them on.
+    """
+    spec, folder = request.spec, request.folder
+    group = RemoteRanks(folder, spec.processes, "mpirun", MPIRUN_LOG, failure_reason)
+
+    def start() -> None:
+        path = shutil.which("mpirun")
+        if path is None:
+            raise StartError(MISSING)
+        hosts = _hosts(spec)
+        command = exit_with_parent.command(os.getpid(), _command(identify(path), request, hosts))
+        variables = os.environ | {ADDRESSES: ",".join(_addresses(spec, hosts, request.run_id)), RUN_ID: request.run_id}
+        if srun.uses_allocation(spec):
+            variables |= srun.task_layout(hosts, spec.config.hardware.slurm.bin)
+        with signals_later(), start_errors():
+            group.starter = Child(start_program(command, variables, folder / MPIRUN_LOG, spec.config.debug))
+
+    return supervise(request, group, start)
+
+
+def addresses(spec: RunSpec, run_id: str = "") -> list[str]:
+    """Return host:port of every rank: free ports here, and likely free ones where hosts differ."""
+    return _addresses(spec, _hosts(spec), run_id)
+
+
+def _hosts(spec: RunSpec) -> list[str]:
+    """Return the host of each rank for mpirun; none: mpirun starts them here by itself."""
+    if srun.uses_allocation(spec):
+        return srun.rank_nodes(spec)
+    return host_lists.of_places(spec.config.hardware.hosts, spec.places) if spec.config.hardware.hosts else []
+
+
+def _addresses(spec: RunSpec, hosts: list[str], run_id: str) -> list[str]:
+    if {"localhost", LOOPBACK, socket.gethostname()}.issuperset(hosts):
+        return [f"{LOOPBACK}:{port}" for port in free_ports(spec.processes)]
+    return rank_addresses(hosts, run_id)
+
+
+def _command(mpirun: Mpirun, request: LaunchRequest, hosts: list[str]) -> list[str]:
+    program = [sys.executable, "-m", RANK_AGENT, str(request.folder), request.module]
+    names = {*os.environ, ADDRESSES, RUN_ID, exit_with_parent.LAUNCHER}
+    slots = None if hosts else local_slots(mpirun)
+    with_slots = [f"{name}:{hosts.count(name)}" for name in dict.fromkeys(hosts)]
+    return mpirun_command(mpirun, request.spec.processes, program, with_slots, slots, names, os.getcwd())
+
+
+def failure_reason(log: Path) -> str | None:
+    """Return the first thing that mpirun prints about a failure, in one line."""
+    try:
+        lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
+    except OSError:
+        return None
+    first: list[str] = []
+    for line in lines:
+        rule = not line.strip("-=*")  # mpirun frames its messages
+        if first and rule:
+            break
+        repeated = line in first or WARNING.match(line)  # by another rank, or no reason
+        if not rule and not repeated:
+            first.append(line)
+    text = " ".join(" ".join(first).split()).rstrip(":")[:300]
+    return None if not text else text if text.startswith("mpirun") else f"mpirun: {text}"
+
+
+@dataclass(frozen=True)
+class Mpirun:
+    """An mpirun and what it understands."""
+
+    path: str
+    kind: str
+    major: int | None = None
+
+
+@functools.lru_cache
+def identify(path: str) -> Mpirun:
+    """Determine which implementation the mpirun at `path` belongs to."""
+    text = _output([path, "--version"])
+    if found := re.search(r"Open ?MPI\)? v?(\d+)\.", text, re.IGNORECASE):
+        return Mpirun(path, OPEN_MPI, int(found[1]))
+    return Mpirun(path, HYDRA if any(name in text for name in HYDRA_NAMES) else UNKNOWN)
+
+
+@functools.lru_cache
+def local_slots(mpirun: Mpirun) -> int | None:
+    """Count the processes that Open MPI starts by itself where no hosts are named; None when it is not known.
+
+    It counts cores, or what a batch system has allocated.
+    """
+    if mpirun.kind != OPEN_MPI:
+        return None
+    show = ["--display-allocation"] if mpirun.major is not None and mpirun.major < 5 else ["--display", "allocation"]
+    text = _output([mpirun.path, *_as_root(), *show, "-n", "1", "true"])
+    slots = [int(number) for number in re.findall(r"\bslots=(\d+)", text)]
+    return sum(slots) or None
+
+
+def _output(command: list[str]) -> str:
+    """Return what a command prints; nothing when it cannot be run or takes too long."""
+    try:
+        run = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=QUERY_LIMIT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return run.stdout + run.stderr
+
+
+def mpirun_command(
+    mpirun: Mpirun,
+    ranks: int,
+    program: Sequence[str],
+    hosts: Sequence[str] = (),
+    slots: int | None = None,  # without hosts, see local_slots
+    variables: Iterable[str] = (),  # names of those that are set
+    folder: str = ".",  # to work in
+) -> list[str]:
+    """Build the command that starts `program` on so many ranks, filling the hosts in their order.
+
+    Binding is left to the ranks, which pin themselves to the cores of their places. The transport between them is
+    left to MPI and to its own variables (OMPI_MCA_*): anything set here would be measured.
+    """
+    args = [mpirun.path, "-n", str(ranks)]
+    if mpirun.kind == OPEN_MPI:
+        args += _open_mpi(ranks, hosts, slots, variables, folder)
+    elif mpirun.kind == HYDRA and hosts:
+        args += _hydra(hosts, folder)
+    return [*args, *program]
+
+
+def _open_mpi(ranks: int, hosts: Sequence[str], slots: int | None, variables: Iterable[str], folder: str) -> list[str]:
+    args = [*_as_root(), "--bind-to", "none"]
+    # By slot: ranks in sequence over the hosts, as the places of a run have them. Open MPI would spread them over
+    # sockets. With more ranks than slots, it also makes waiting ranks yield their core, as they then must.
+    over = not hosts and slots is not None and ranks > slots
+    args += ["--map-by", "slot:OVERSUBSCRIBE" if over else "slot"]
+    if hosts:
+        args += ["--host", ",".join(hosts), "--wdir", folder]
+        args += [arg for name in sorted(variables) if is_forwarded(name) for arg in ("-x", name)]
+    return args
+
+
+def _hydra(hosts: Sequence[str], folder: str) -> list[str]:
+    """Hydra takes every variable along, and lets root run."""
+    named = host_lists.parse(hosts)
+    each = {slots for _, slots in named}
+    if len(each) == 1:
+        where = ["-hosts", ",".join(name for name, _ in named), "-ppn", str(each.pop())]
+    else:
+        where = ["-hosts", ",".join(f"{name}:{slots}" for name, slots in named)]
+    return [*where, "-wdir", folder]
+
+
+def _as_root() -> list[str]:
+    """Open MPI refuses root, who in a container is everybody."""
+    return ["--allow-run-as-root"] if os.geteuid() == 0 else []
+
+
+def is_forwarded(name: str) -> bool:
+    """Return whether a variable is passed to other hosts. Passwords and keys are not: a command line is public."""
+    return bool(FORWARDED_VARIABLES.match(name) or VARIABLES.match(name)) and not PRIVATE.search(name)

@@ -1,0 +1,260 @@
+"""The agent of a rank that mpirun, srun or torchrun started: it runs the worker as its child. Layer 2.
+
+`python -m scalebench.runner.launchers.rank_agent FOLDER MODULE` is what mpirun and srun start; under torchrun, or whatever sets
+RANK and WORLD_SIZE, `python -m scalebench.runner.worker FOLDER` becomes `python -m scalebench.runner.launchers.rank_agent FOLDER`.
+
+The worker has the same environment and log as under the local launcher. The launcher learns of it by two files:
+pid<k>.json at the start, exit<k>.json at the end. After a bad end the agent stays for a while: mpirun would end the
+others as soon as it leaves, before they can write why they failed. It ends with what started it, however that ends,
+and the worker ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scalebench.config import placement
+from scalebench.core import exit_with_parent
+from scalebench.core.errors import InputError
+from scalebench.core.json_files import read_json, read_record, write_json
+from scalebench.core.process import wait_until
+from scalebench.core.run_folder import (
+    RESULT_FILE,
+    SPEC_FILE,
+    STOP_FILE,
+    TORCHRUN_FILE,
+    RankProcesses,
+    WorkerExit,
+    rank_log_name,
+    rank_processes_path,
+    worker_exit_path,
+)
+from scalebench.core.spec import RunSpec, read_spec
+from scalebench.measure.nodes import record_node
+from scalebench.runner.launchers.rank_environment import ADDRESSES, RUN_ID, environment
+from scalebench.runner.launchers.supervise import FOLLOW_S, GRACE_S
+
+# SLURM_PROCID last: it is also set for the process that runs mpirun in a job, and for all that follow from it.
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+SLURM_STEP, SLURM_NODE = "SLURM_STEP_ID", "SLURMD_NODENAME"
+SIGTERM_GAP_S = 0.5  # between SIGTERM's effect on a worker and on its agent, where both get it
+HOLD_S = FOLLOW_S + GRACE_S + 5.0  # the launcher has decided by then; if it is gone, so is mpirun
+FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGCONT)
+STOP_INTERVAL_S = 1.0  # between two looks for the end of the run in its folder, which may be on another machine
+# torchrun's own variables, for groups that meet at its own store
+TORCHRUN_VARIABLES = ("TORCHELASTIC_", "TORCH_", "GROUP_", "ROLE_")
+BY_HAND = "by_hand"
+SHARED_FOLDER = "a run's folder has to be on a file system that all its hosts share"
+
+
+@dataclass
+class TorchrunGroup:
+    """by_hand.json: what the ranks of a run need to know from the launcher that waits for them."""
+
+    run_id: str
+    addresses: list[str]  # host:port of each rank
+    module: str
+
+
+class RankAgent:
+    """Runs one worker, forwards signals to it and writes how it ended."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._folder, self._rank = folder, rank
+        self._worker: subprocess.Popen[bytes] | None = None
+        self._terminated = False
+        for sign in FORWARDED:
+            signal.signal(sign, self._forward)
+
+    def run(self, spec: RunSpec, module: str) -> int:
+        """Return the exit status for what started this, after the worker's end and what follows from it."""
+        variables = environment(spec, os.environ[RUN_ID], self._rank, os.environ[ADDRESSES].split(","))
+        variables |= placement.variable(spec, self._rank)
+        command = [sys.executable, "-m", module, str(self._folder)]
+        with record_node(spec, self._folder, spec.places[self._rank].node, self._rank):
+            code = self._run(command, variables, in_foreground=spec.config.debug and self._rank == 0)
+            write_json(worker_exit_path(self._folder, self._rank), WorkerExit(code, self._terminated))
+        if code == 0:
+            return 0
+        self._hold()
+        return self._status(code if code > 0 else 128 - code)
+
+    def _status(self, status: int) -> int:
+        """Return 0 after SIGTERM, when there is nothing that mpirun should still find out."""
+        return 0 if self._terminated else status
+
+    def _run(self, command: list[str], variables: dict[str, str], in_foreground: bool) -> int:
+        with open(os.devnull if in_foreground else self._folder / rank_log_name(self._rank), "wb") as log:
+            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            self._worker = subprocess.Popen(
+                command, env=variables, start_new_session=True, **({} if in_foreground else streams)
+            )
+        processes = RankProcesses(socket.gethostname(), os.getpid(), self._worker.pid)
+        write_json(rank_processes_path(self._folder, self._rank), processes)
+        if self._terminated:  # before there was a worker to forward it to
+            self._send(signal.SIGTERM)
+        code = self._worker.wait()
+        if code == -signal.SIGTERM and not self._terminated and SLURM_STEP in os.environ:
+            wait_until(lambda: self._terminated, SIGTERM_GAP_S)  # SLURM signals all processes of a step, in no order
+        self._send(signal.SIGKILL)  # children that outlived it
+        return code
+
+    def _hold(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        if not self._terminated:
+            self._terminated = signal.sigtimedwait({signal.SIGTERM}, HOLD_S) is not None
+
+    def _forward(self, number: int, frame: Any) -> None:
+        self._terminated |= number == signal.SIGTERM
+        self._send(signal.Signals(number))
+
+    def _send(self, sign: signal.Signals) -> None:
+        if self._worker is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._worker.pid, sign)
+
+
+class TorchrunAgent(RankAgent):
+    """Also ends the worker when the run is over: on another host no signal arrives from its launcher."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        super().__init__(folder, rank)
+        # Signals are for the main thread, which may block them to wait for one: another that did not would take it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+        threading.Thread(target=self._end_with_run, daemon=True).start()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _status(self, status: int) -> int:
+        """Return 0 only where the run went well: where the ranks of one node seem to have ended well and others have
+        not, torchrun waits for minutes."""
+        with contextlib.suppress(FileNotFoundError):
+            if read_json(self._folder / STOP_FILE) is True:
+                return 0
+        return 1 if self._terminated else status
+
+    def _end_with_run(self) -> None:
+        while not ((self._folder / STOP_FILE).exists() or (self._folder / RESULT_FILE).exists()):
+            time.sleep(STOP_INTERVAL_S)
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGCONT)
+        time.sleep(GRACE_S)
+        self._send(signal.SIGKILL)
+
+
+def become_agent(folder: Path) -> None:
+    """Replace this process by the agent of a rank where torchrun started it and not one of the launchers.
+
+    The process id stays the same, so that torchrun sees how it ends.
+    """
+    if RUN_ID in os.environ:
+        return
+    if not (folder / SPEC_FILE).exists():
+        sys.exit(f"scalebench.runner.worker: {socket.gethostname()} sees no {folder / SPEC_FILE}; {SHARED_FOLDER}")
+    if read_spec(folder).config.strategy.launcher == BY_HAND:
+        os.execv(sys.executable, [sys.executable, "-m", "scalebench.runner.launchers.rank_agent", str(folder)])
+
+
+def mpi_rank(variables: Mapping[str, str]) -> int:
+    """Return the rank that mpirun or srun assigned to this process; LookupError when there is none."""
+    for name in RANK_VARIABLES:
+        if name in variables:
+            return int(variables[name])
+    raise LookupError(f"no rank in {', '.join(RANK_VARIABLES)}: this is for mpirun or srun to start")
+
+
+def torchrun_rank(variables: Mapping[str, str], spec: RunSpec) -> int:
+    """Return the rank that torchrun assigned to this process; InputError where its variables do not fit the run."""
+    found = {}
+    for name in ("RANK", "WORLD_SIZE"):
+        try:
+            found[name] = int(variables[name])
+        except KeyError:
+            raise InputError(f"{name} is not set: start this with torchrun, as the waiting program says") from None
+        except ValueError:
+            raise InputError(f"{name}={variables[name]} is no number") from None
+    rank, size = found["RANK"], found["WORLD_SIZE"]
+    if size != spec.processes or not 0 <= rank < size:
+        raise InputError(
+            f"RANK={rank} of WORLD_SIZE={size} does not fit the run, which has {spec.processes} processes on "
+            f"{spec.nodes} nodes; see --nnodes and --nproc-per-node"
+        )
+    place = spec.places[rank]
+    for name, right in (("LOCAL_RANK", place.local_rank), ("GROUP_RANK", place.node)):
+        if variables.get(name, str(right)) != str(right):
+            raise InputError(
+                f"rank {rank} should have {name}={right} and has {variables[name]}; see --nproc-per-node of each node"
+            )
+    return rank
+
+
+def _torchrun_group(folder: Path) -> TorchrunGroup:
+    """Read by_hand.json; InputError where no launcher waits for ranks of this folder."""
+    try:
+        return read_record(folder / TORCHRUN_FILE, TorchrunGroup)
+    except FileNotFoundError:
+        why = "its run is over" if (folder / RESULT_FILE).exists() else f"start one with strategy.launcher={BY_HAND}"
+        raise InputError(f"no scalebench waits for ranks of {folder}; {why}") from None
+
+
+def _run_under_torchrun(folder: Path) -> int:
+    try:
+        spec, group = read_spec(folder), _torchrun_group(folder)
+        rank = torchrun_rank(os.environ, spec)
+    except (InputError, OSError) as error:
+        return _refuse("scalebench.runner.worker", str(error))
+    for name in [name for name in os.environ if name.startswith(TORCHRUN_VARIABLES)]:
+        del os.environ[name]
+    os.environ |= {RUN_ID: group.run_id, ADDRESSES: ",".join(group.addresses)}
+    return TorchrunAgent(folder, rank).run(spec, group.module)
+
+
+def _run_under_mpi(folder: Path, module: str) -> int:
+    try:
+        rank = mpi_rank(os.environ)
+    except LookupError as error:
+        return _refuse("scalebench.runner.launchers.rank_agent", error.args[0])
+    try:
+        spec = read_spec(folder)
+    except OSError as error:
+        where = f"{socket.gethostname()} cannot read {folder / SPEC_FILE} ({error.strerror})"
+        return _refuse("scalebench", f"{where}; {SHARED_FOLDER}")
+    if (misplaced := _misplaced(rank)) is not None:
+        return _refuse("scalebench", misplaced)
+    return RankAgent(folder, rank).run(spec, module)
+
+
+def _misplaced(rank: int) -> str | None:
+    """Return why a rank is not on the node of its place, where SLURM names its node: its figures would mislead."""
+    hosts = [address.rpartition(":")[0] for address in os.environ[ADDRESSES].split(",")]
+    node = os.environ.get(SLURM_NODE, hosts[rank])
+    if len(set(hosts)) == 1 or node == hosts[rank] or SLURM_STEP not in os.environ:
+        return None
+    return f"SLURM started rank {rank} on {node} and not on {hosts[rank]}; ask for as many tasks on each node"
+
+
+def _refuse(program: str, reason: str) -> int:
+    print(f"{program}: {reason}", file=sys.stderr, flush=True)
+    return 2
+
+
+def main(arguments: list[str]) -> int:
+    """Run one rank in FOLDER; with MODULE under mpirun or srun, else under torchrun."""
+    exit_with_parent.exit_with_launcher()
+    folder, *module = arguments
+    return _run_under_mpi(Path(folder), *module) if module else _run_under_torchrun(Path(folder).absolute())
+
+
+if __name__ == "__main__":
+    # At its own end the interpreter takes back what signals do, and one that comes then would look like a failure.
+    os._exit(main(sys.argv[1:]))

@@ -1,0 +1,154 @@
+"""The environment of a rank: its variables, the network interface that it uses, and the ports of all ranks. Layer 2."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+from collections.abc import Sequence
+
+from scalebench.core.machine import cpus
+from scalebench.core.spec import HardwareSpec, RunSpec
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+ADDRESSES, RUN_ID = "SCALEBENCH_ADDRESSES", "SCALEBENCH_RUN_ID"
+LOOPBACK = "127.0.0.1"
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"  # of Horovod's Gloo, too
+INTERFACES = (GLOO_INTERFACE, "NCCL_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE", "OMPI_MCA_btl_tcp_if_include")
+DISCARD_PORT = 9  # nothing is sent to it
+EPHEMERAL_PORTS = "proc/sys/net/ipv4/ip_local_port_range"
+DEFAULT_EPHEMERAL = (32_768, 60_999)  # Linux's, where the file cannot be read
+MIN_PORT, MAX_PORT = 20_000, 65_535  # below are those of services, SLURM's own at 6817 among them
+MIN_PORTS = 1000  # fewer do not keep runs beside each other apart
+
+
+def environment(spec: RunSpec, run_id: str, rank: int, addresses: Sequence[str]) -> dict[str, str]:
+    """Return this process's environment with a rank's own variables, under the names that torchrun uses.
+
+    `addresses` are host:port of every rank: the first is where a group meets, and a cluster needs them all.
+    """
+    place = spec.places[rank]
+    host, _, port = addresses[0].rpartition(":")
+    ranks_on_node = sum(p.node == place.node for p in spec.places)
+    variables = dict(os.environ)
+    variables.update({name: str(place.threads) for name in THREAD_VARIABLES})
+    variables.update(
+        {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(spec.processes),
+            "LOCAL_RANK": str(place.local_rank),
+            "LOCAL_WORLD_SIZE": str(ranks_on_node),
+            "NODE_RANK": str(place.node),
+            "MASTER_ADDR": host,
+            "MASTER_PORT": port,
+            "PYTHONUNBUFFERED": "1",
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML counts, and so hardware.device_ids and the record
+            ADDRESSES: ",".join(addresses),
+            RUN_ID: run_id,
+            "SCALEBENCH_PARENT_PID": str(os.getpid()),
+        }
+    )
+    hosts = [address.rpartition(":")[0] for address in addresses]
+    if set(hosts) == {LOOPBACK}:
+        variables[GLOO_INTERFACE] = "lo"
+    elif len(hosts) == spec.processes:
+        variables.update(network_interface(spec.config.hardware, hosts, rank))
+    variables.update(spec.config.hardware.environment)
+    return variables
+
+
+def network_interface(hardware: HardwareSpec, hosts: Sequence[str], rank: int) -> dict[str, str]:
+    """Return the variables by which the libraries choose an interface on this rank's host.
+
+    `hosts` are those of all ranks. hardware.interface is for every library. Otherwise NCCL and MPI choose for
+    themselves, and Gloo, which would take whatever the host's own name leads to, gets the interface to another host,
+    unless the shell sets one.
+    """
+    others = [host for host in hosts if host != hosts[rank]]
+    if not others:
+        return {}
+    if hardware.interface is not None:
+        return dict.fromkeys(INTERFACES, hardware.interface)
+    name = None if os.environ.get(GLOO_INTERFACE) else interface_to(others[0])
+    return {} if name is None else {GLOO_INTERFACE: name}
+
+
+def interface_to(host: str) -> str | None:
+    """Return the interface by which packets to `host` leave; None where it cannot be determined."""
+    import psutil
+
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, DISCARD_PORT, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)  # chooses the route, and sends nothing
+            local = probe.getsockname()[0]
+    except OSError:
+        return None
+    addresses = psutil.net_if_addrs().items()
+    return next((name for name, all_ in addresses if any(a.address.partition("%")[0] == local for a in all_)), None)
+
+
+def rank_addresses(hosts: Sequence[str], seed: str) -> list[str]:
+    """Return host:port of each rank by its host. Ranks that share one host meet over its loopback."""
+    if len(set(hosts)) > 1:
+        return [f"{host}:{port}" for host, port in zip(hosts, likely_free_ports(hosts, seed), strict=True)]
+    local = set(hosts) <= {socket.gethostname(), "localhost", LOOPBACK}
+    ports = free_ports(len(hosts)) if local else likely_free_ports(hosts, seed)
+    return [f"{LOOPBACK}:{port}" for port in ports]
+
+
+def free_ports(count: int) -> list[int]:
+    """Return so many different ports of the loopback interface that are free now."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind((LOOPBACK, 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+
+
+def free_port() -> int:
+    """Return a port of the loopback interface that is free now."""
+    return free_ports(1)[0]
+
+
+def likely_free_ports(hosts: Sequence[str], seed: str) -> list[int]:
+    """Return a port for each rank, different for the ranks of one host.
+
+    They are outside the range from which a system gives ports away by itself (of this host, the others being set up
+    alike), so that no connection happens to hold one. What is certain: ranks of this run do not collide, and where a
+    rank is on this host, nobody listens on its port now. What is not: that no program on another host listens there,
+    such as another run of this kind, which takes its own by chance out of thousands. A rank reports that then.
+    """
+    candidates = list(_port_range())
+    random.Random(seed).shuffle(candidates)
+    local = {socket.gethostname(), "localhost"}
+    used: dict[str, int] = {}  # candidates by host
+    ports = []
+    for host in hosts:
+        number = used.get(host, 0)
+        while host in local and number < len(candidates) - 1 and not _free(candidates[number]):
+            number += 1
+        used[host] = number + 1
+        ports.append(candidates[number % len(candidates)])
+    return ports
+
+
+def _port_range() -> range:
+    words = cpus.read("", EPHEMERAL_PORTS).split()
+    low, high = (int(words[0]), int(words[1])) if len(words) == 2 else DEFAULT_EPHEMERAL
+    if low - MIN_PORT >= MIN_PORTS:
+        return range(MIN_PORT, low)
+    if MAX_PORT - high >= MIN_PORTS:
+        return range(high + 1, MAX_PORT + 1)
+    return range(MIN_PORT, MAX_PORT + 1)
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what is only still closing is free
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True

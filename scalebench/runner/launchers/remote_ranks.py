@@ -1,0 +1,184 @@
+"""Ranks that mpirun, srun or torchrun started, as the launcher sees them. Layer 2.
+
+They are watched through the files that their agents (mpi_rank) leave, and through their processes where these are on
+this host; on others the program that started them reaches them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from scalebench.core.json_files import read_record
+from scalebench.core.process import wait_until
+from scalebench.core.run_folder import RankProcesses, WorkerExit, rank_processes_path, worker_exit_path
+from scalebench.runner.launchers.local import Child
+from scalebench.runner.launchers.supervise import GRACE_S, Group
+
+FS_DELAY_S = 2.0  # that a shared file system may take to show what a rank left
+
+T = TypeVar("T")
+
+
+class RemoteRank:
+    """A rank and its agent, which waits for its end. One on another host gets no signal from here."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._folder, self._rank = folder, rank
+        self._processes: RankProcesses | None = None
+        self._exit: WorkerExit | None = None
+        self.lost = False  # the agent was killed, and the worker with it
+        self._agent_ended = False
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's; None as long as it has not started, and on another host."""
+        self._update()
+        return None if self._local is None else self._local.worker
+
+    @property
+    def started(self) -> bool:
+        """Return whether its worker has started, on this or another host."""
+        self._update()
+        return self._processes is not None
+
+    @property
+    def over(self) -> bool:
+        """Return whether it has ended, also because of a signal from its launcher."""
+        self._update()
+        return self._exit is not None or self.lost
+
+    @property
+    def terminated(self) -> bool:
+        """Return whether it ended because mpirun, torchrun or this launcher ended it."""
+        self._update()
+        return self._exit is not None and self._exit.terminated_by_launcher and self._exit.code != 0
+
+    def poll(self) -> int | None:
+        """Return how the worker ended; None while it runs, and where a signal from its launcher ended it."""
+        self._update()
+        if self.lost:
+            return -signal.SIGKILL  # before any other end an agent writes its exit file
+        return None if self._exit is None or self.terminated else self._exit.code
+
+    def mark_as_lost(self) -> None:
+        """Mark as lost unless there is an exit file: srun has seen its agent end on another host."""
+        self._agent_ended = True
+        self._update()
+
+    def alive(self) -> bool:
+        """Return whether a process of it is left on this machine."""
+        self._update()
+        local = self._local
+        return local is not None and (_runs(local.worker) or _runs(local.agent))
+
+    def signal(self, sign: signal.Signals) -> None:
+        """Signal the worker with its children at once, whatever state its agent is in."""
+        self._update()
+        local = self._local
+        if local is None:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(local.worker, sign)
+        if sign != signal.SIGUSR1:  # which the agent would pass on once more
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(local.agent, sign)
+
+    @property
+    def _local(self) -> RankProcesses | None:
+        found = self._processes
+        return found if found is not None and found.host == socket.gethostname() else None
+
+    def _update(self) -> None:
+        if self._exit is not None:
+            return
+        self._processes = self._processes or _read(RankProcesses, rank_processes_path(self._folder, self._rank))
+        gone = self._agent_ended or (self._local is not None and not _exists(self._local.agent))
+        # Read after the look at the agent, which writes it at its end.
+        self._exit = _read(WorkerExit, worker_exit_path(self._folder, self._rank))
+        self.lost = gone and self._exit is None
+
+
+class RemoteRanks(Group[RemoteRank]):
+    """All ranks under one program that started their agents: mpirun or srun."""
+
+    def __init__(self, folder: Path, ranks: int, name: str, log: str, reason: Callable[[Path], str | None]) -> None:
+        """`name` is the program's, `log` the file with its output, and `reason` finds why it failed in that."""
+        super().__init__()
+        self._name, self._log, self._reason = name, folder / log, reason
+        self.members = [RemoteRank(folder, rank) for rank in range(ranks)]
+        self.starter: Child | None = None
+
+    def broken(self) -> str | None:
+        """Also when the program ends ranks: it does so by itself only after one of them has ended badly."""
+        terminated = [str(rank) for rank, member in enumerate(self.members) if member.terminated]
+        starter = self.starter
+        if starter is not None and terminated:
+            wait_until(lambda: not starter.alive(), GRACE_S)
+            ranks = ", ".join(terminated)
+            return self._reason(self._log) or f"{self._name} told rank {ranks} to end and did not say why"
+        code = None if starter is None else starter.poll()
+        if code is None:
+            return None
+        if code >= 0:
+            wait_until(lambda: all(member.over for member in self.members), FS_DELAY_S)
+        if any(member.poll() not in (None, 0) and not member.lost for member in self.members):
+            return None  # it ended for that rank
+        if code < 0:
+            return f"{self._name} was killed by {signal.Signals(-code).name}"
+        if all(member.poll() is not None for member in self.members):
+            return None
+        return self._reason(self._log) or f"{self._name} ended with exit status {code} and no word of why"
+
+    def end(self, grace_s: float) -> None:
+        """End the ranks on this host, then the program: it ends those elsewhere and the ones that just started."""
+        super().end(grace_s)
+        starter = self.starter
+        if starter is None:
+            return
+        # Left alone it ends with its ranks, at once if they left in order and within seconds otherwise.
+        alone_s = grace_s if all(member.over for member in self.members) else 0.0
+        for sign in (None, signal.SIGTERM, signal.SIGKILL):
+            if sign is not None and starter.alive():
+                starter.signal(sign)
+                starter.signal(signal.SIGCONT)
+            wait_until(lambda: not starter.alive(), alone_s if sign is None else grace_s)
+        starter.reap()
+        super().end(grace_s)  # an agent that had not written the id of its worker at the first time
+        self._drop_empty_log()
+
+    def _drop_empty_log(self) -> None:
+        if self._log.exists() and not self._log.stat().st_size:
+            self._log.unlink()
+
+
+def _read(kind: type[T], path: Path) -> T | None:
+    try:
+        return read_record(path, kind)
+    except FileNotFoundError:
+        return None
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _runs(pid: int) -> bool:
+    """Return whether a process exists and is no zombie, whose parent has not waited for it yet."""
+    import psutil
+
+    try:
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.Error:
+        return False

@@ -1,0 +1,319 @@
+"""Starts the ranks of a run as one step of the job that this process is in: srun, and an agent for each. Layer 2.
+
+The launcher may be on a node of the job or not: it watches the files that the agents leave, as under mpirun, and
+reads what srun prints about ranks on other nodes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+from scalebench.core import exit_with_parent
+from scalebench.core.errors import InputError
+from scalebench.core.machine.cpus import cpu_list
+from scalebench.core.process import StartError, signals_later, start_errors
+from scalebench.core.result import SchedulerRecord
+from scalebench.core.run_folder import SRUN_HOSTS_FILE, SRUN_LOG
+from scalebench.core.spec import RunSpec
+from scalebench.runner.launchers.local import Child, start_program
+from scalebench.runner.launchers.rank_environment import ADDRESSES, RUN_ID, rank_addresses
+from scalebench.runner.launchers.remote_ranks import FS_DELAY_S, RemoteRanks
+from scalebench.runner.launchers.supervise import STACK_S, GroupExit, LaunchRequest, supervise
+from scalebench.slurm.commands import Slurm, SlurmError, inside
+from scalebench.slurm.job_states import parse_scontrol
+from scalebench.slurm.resources import rank_command
+from scalebench.slurm.submit import read_submission
+
+JOB_ID, PARTITION = "SLURM_JOB_ID", "SLURM_JOB_PARTITION"
+TASKS_PER_NODE = "SLURM_TASKS_PER_NODE"  # 2(x3),1
+NODE_LISTS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")  # the latter in older versions
+# They describe the job and not this step: srun would take them for its options, or complain.
+JOB_VARIABLES = (
+    "SLURM_NTASKS_PER_NODE",
+    "SLURM_DISTRIBUTION",
+    "SLURM_HOSTFILE",
+    "SLURM_TRES_PER_TASK",
+    "SLURM_CPU_BIND",
+    "SLURM_EXPORT_ENV",
+)
+AGENT_PREFIX = "scalebench: "  # begins what an agent prints that cannot start its worker
+# Warnings, and what srun prints when it is signalled to end.
+NOISE = re.compile(
+    r'lacks support for cpu binding|^Try ".*" for more |'
+    r"^srun: (got SIG|forcing job termination|warning:|Job step aborted|interrupt|"
+    r"sending |launching |Step created|Job \d+ step creation (temporarily disabled|still disabled)|job \d+ )"
+)
+MEMORY = re.compile(r"exceeded (?:job )?memory limit|oom[-_ ]kill|Out Of Memory|OOM Killed", re.IGNORECASE)
+CANCELLED = re.compile(r"\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT \S+( DUE TO [A-Z ]+[A-Z])?")
+STATUS = {"TIME LIMIT": "timeout", "PREEMPTION": "cancelled", "NODE FAILURE": "failed"}
+NODE_FAILED = re.compile(r"Node failure on (\S+)")
+ENDED_TASKS = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): (.+)$", re.MULTILINE)
+EXITED = re.compile(r"Exited with ")  # and not by a signal
+MAX_LENGTH = 300
+
+
+def launch(request: LaunchRequest) -> GroupExit:
+    """Run all ranks to their end; see watch.Launcher.
+
+    What srun prints is in srun.log. With `debug`, it goes where our own output goes.
+    """
+    spec, folder = request.spec, request.folder
+    group, bin = StepRanks(folder, spec.processes), spec.config.hardware.slurm.bin
+
+    def start() -> None:
+        if Slurm(bin).path("srun") is None:
+            where = "on the PATH; set hardware.slurm.bin" if bin is None else f"in {bin}"
+            raise StartError(f"there is no srun {where}")
+        hosts = rank_nodes(spec)
+        command = _with_layout(rank_command(spec, folder, request.module, hosts, bin), hosts)
+        with signals_later(), start_errors():
+            (folder / SRUN_HOSTS_FILE).write_text("".join(f"{host}\n" for host in hosts))
+            variables = _variables(hosts, request.run_id, folder)
+            command = exit_with_parent.command(os.getpid(), command)
+            group.starter = Child(start_program(command, variables, folder / SRUN_LOG, spec.config.debug))
+
+    return supervise(request, group, start)
+
+
+def _with_layout(command: list[str], hosts: list[str]) -> list[str]:
+    """Have srun follow the list of hosts, where the job's own tasks are otherwise spread over its nodes."""
+    if len(set(hosts)) == 1 or has_task_layout(hosts):
+        return command
+    other = ("--ntasks-per-node=", "--nodelist=", "--distribution=")
+    return [command[0], "--distribution=arbitrary", *(arg for arg in command[1:] if not arg.startswith(other))]
+
+
+def _variables(hosts: list[str], run_id: str, folder: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name not in JOB_VARIABLES}
+    return kept | {
+        ADDRESSES: ",".join(rank_addresses(hosts, run_id)),
+        RUN_ID: run_id,
+        exit_with_parent.LAUNCHER: exit_with_parent.REMOTE,  # the daemons of the nodes start the ranks
+        "SLURM_HOSTFILE": str((folder / SRUN_HOSTS_FILE).absolute()),  # read where the distribution is arbitrary
+    }
+
+
+def uses_allocation(spec: RunSpec) -> bool:
+    """Return whether the ranks of `spec` run on nodes of the job that this process is in."""
+    hardware = spec.config.hardware
+    return hardware.scheduler == "slurm" and not hardware.this_machine and inside()
+
+
+def job_nodes(bin: str | None = None) -> list[str]:
+    """Return the names of the job's nodes, in SLURM's order; SlurmError where they are not known."""
+    names = next((os.environ[name] for name in NODE_LISTS if os.environ.get(name)), None)
+    if names is None:
+        raise SlurmError(f"{NODE_LISTS[0]} is not set: this shell is in no allocation")
+    if not set("[,") & set(names):
+        return [names]
+    return Slurm(bin).run("scontrol", "show", "hostnames", names).split()
+
+
+def _run_nodes(spec: RunSpec) -> list[str]:
+    """Return the names of the nodes of a run: the first ones of the job. StartError where it has too few."""
+    names = _job_nodes(spec.config.hardware.slurm.bin)
+    if len(names) < spec.nodes:
+        job = os.environ.get(JOB_ID)
+        has = "1 node" if len(names) == 1 else f"{len(names)} nodes"
+        raise StartError(
+            f"job {job} has {has} and gpus={spec.gpus} wants {spec.nodes}; ask for more nodes, or lower gpus"
+        )
+    return names[: spec.nodes]
+
+
+def _job_nodes(bin: str | None) -> list[str]:
+    try:
+        return job_nodes(bin)
+    except SlurmError as error:
+        raise StartError(str(error)) from error
+
+
+def rank_nodes(spec: RunSpec) -> list[str]:
+    """Return the name of each rank's node."""
+    nodes = _run_nodes(spec)
+    return [nodes[place.node] for place in spec.places]
+
+
+def has_task_layout(hosts: list[str]) -> bool:
+    """Return whether SLURM, left to itself, puts as many tasks on each node as it has ranks.
+
+    That depends on how the job was requested: `salloc -N2 -n4` may well give three tasks to one node and one to
+    the other.
+    """
+    groups = re.findall(r"(\d+)(?:\(x(\d+)\))?", os.environ.get(TASKS_PER_NODE, ""))
+    tasks = [int(count) for count, nodes in groups for _ in range(int(nodes or 1))]
+    counts = [hosts.count(name) for name in dict.fromkeys(hosts)]
+    return tasks[: len(counts)] == counts
+
+
+def task_layout(hosts: list[str], bin: str | None = None) -> dict[str, str]:
+    """Return the variables that the job would have if it had been requested with the ranks of each node as its tasks.
+
+    Open MPI has no other way to give a node more: it takes its slots from there, and --host can only lower them. One
+    that is set not to query SLURM (ras=^slurm) still starts its daemons by srun, and then all on the first node.
+    StartError where the names of the nodes are not known.
+    """
+    if has_task_layout(hosts):
+        return {}
+    return {TASKS_PER_NODE: ",".join(str(hosts.count(name) or 1) for name in _job_nodes(bin))}
+
+
+def scheduler_record(spec: RunSpec, folder: Path) -> SchedulerRecord | None:
+    """Describe the job that this process is in; None outside of one, and for a run that does not use it."""
+    if not uses_allocation(spec):
+        return None
+    try:
+        nodes = job_nodes(spec.config.hardware.slurm.bin)[: spec.nodes]
+    except SlurmError:
+        nodes = []
+    job_id, slurm = os.environ[JOB_ID], Slurm(spec.config.hardware.slurm.bin)
+    return SchedulerRecord("slurm", job_id, os.environ.get(PARTITION), nodes, queued_s=_queued_s(folder, job_id, slurm))
+
+
+def _queued_s(folder: Path, job_id: str, slurm: Slurm) -> float | None:
+    """Return the time from submission to start of this job, by SLURM's own clock; None where it was not submitted for
+    this run alone, or SLURM does not know."""
+    with contextlib.suppress(InputError, SlurmError):  # not worth a figure of the run
+        submission = read_submission(folder)
+        if submission is None or submission.job_id != job_id:
+            return None
+        state = parse_scontrol(slurm.run("scontrol", "--oneliner", "show", "job", job_id)).get(job_id)
+        if state is not None and state.started_at_s is not None and state.submitted_at_s is not None:
+            return state.started_at_s - state.submitted_at_s
+    return None
+
+
+class StepRanks(RemoteRanks):
+    """The ranks of one step."""
+
+    def __init__(self, folder: Path, ranks: int) -> None:
+        super().__init__(folder, ranks, "srun", SRUN_LOG, failure_reason)
+        self._ending = False
+        self._before = ""  # what srun had printed then
+        self._read_bytes = 0
+        self._ended: dict[int, float] = {}  # when srun was first seen to report the end of a rank
+
+    def broken(self) -> str | None:
+        """Also when an agent on another node ended without an exit file, which srun reports."""
+        reason = super().broken()
+        if reason is not None:
+            return reason
+        now_s = time.monotonic()
+        for rank, how in self._silent().items():
+            if now_s - self._ended.setdefault(rank, now_s) > FS_DELAY_S:
+                return failure_reason(self._log) or f"srun: rank {rank}: {how}"
+        return None
+
+    def first(self, bad: list[int]) -> list[int]:
+        """A rank that was killed with its agent is why others lost their connections."""
+        self._silent()
+        return [rank for rank, member in enumerate(self.members) if member.lost] or bad
+
+    def _silent(self) -> dict[int, str]:
+        """Return the ranks that ended by themselves, as srun reports, without an exit file; mark the killed as lost.
+
+        An agent stays for a while after it wrote the file, which other hosts have seen by then.
+        """
+        silent = {rank: how for rank, how in self._ended_tasks().items() if not self.members[rank].over}
+        for rank in [rank for rank, how in silent.items() if not EXITED.match(how)]:
+            self.members[rank].mark_as_lost()
+            del silent[rank]
+        return silent
+
+    def _ended_tasks(self) -> dict[int, str]:
+        """Read the log again only where it has grown, or a rank that srun reported has left no exit file yet."""
+        size = self._log.stat().st_size if self._log.exists() else 0
+        if size == self._read_bytes and all(self.members[rank].over for rank in self._ended):
+            return {}
+        self._read_bytes = size
+        found = ended_tasks(read_log(self._log))
+        return {rank: how for rank, how in found.items() if rank < len(self.members)}
+
+    def batch_outcome(self) -> tuple[str, str] | None:
+        """That the step was cancelled means nothing once we have ended it; what memory did is reported late."""
+        text = read_log(self._log)
+        return memory_outcome(text) if self._ending else step_outcome(text)
+
+    def request_stacks(self) -> None:
+        """Ranks on other nodes get the request from srun, which passes it on to all."""
+        if self.starter is None or not any(member.started and member.pid is None for member in self.members):
+            super().request_stacks()
+            return
+        self.starter.signal(signal.SIGUSR1)
+        time.sleep(STACK_S)
+
+    def end(self, grace_s: float) -> None:
+        if not self._ending:
+            self._ending, self._before = True, read_log(self._log)
+        super().end(grace_s)
+
+    def _drop_empty_log(self) -> None:
+        """Drop also a log of nothing but noise, or of what follows from our ending the step."""
+        (self._log.parent / SRUN_HOSTS_FILE).unlink(missing_ok=True)
+        if self._log.exists() and only_noise(self._before) and self.batch_outcome() is None:
+            self._log.unlink()
+
+
+def failure_reason(log: Path) -> str | None:
+    """Return the first thing that explains a failure, in one line: of an agent, an error, or anything else."""
+    lines = [
+        line
+        for line in map(str.strip, read_log(log).splitlines())
+        if line and not NOISE.search(line) and not ENDED_TASKS.match(line)
+    ]
+    of_agent = [line for line in lines if line.startswith(AGENT_PREFIX)]
+    if of_agent:
+        return of_agent[0].removeprefix(AGENT_PREFIX)[:MAX_LENGTH]
+    errors = [line for line in lines if re.match(r"(srun|slurmstepd\S*): (error|fatal): ", line)]
+    # A Python program that fails prints last why.
+    line = errors[0] if errors else lines[-1] if lines else None
+    if line is None:
+        return None
+    text = re.sub(r"^(srun|slurmstepd)(\S*): (?:error|fatal): ", r"\1\2: ", line)[:MAX_LENGTH]
+    return text if text.startswith(("srun", "slurmstepd")) else f"srun: {text}"
+
+
+def read_log(log: Path) -> str:
+    """Return what srun has printed so far."""
+    try:
+        return log.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def only_noise(text: str) -> bool:
+    """Return whether there is nothing but noise in it."""
+    return all(NOISE.search(line) for line in text.splitlines() if line.strip())
+
+
+def memory_outcome(text: str) -> tuple[str, str] | None:
+    """Return status and reason of a step that used too much memory."""
+    line = next((line for line in text.splitlines() if MEMORY.search(line)), None)
+    return None if line is None else ("oom", f"SLURM: {_plain(line)}")
+
+
+def step_outcome(text: str) -> tuple[str, str] | None:
+    """Return status and reason where SLURM ended the step; not where it only reports how ranks ended."""
+    if (outcome := memory_outcome(text)) is not None:
+        return outcome
+    if (node := NODE_FAILED.search(text)) is not None:
+        return "failed", f"SLURM: node failure on {node[1]}"
+    if (ended := CANCELLED.search(text)) is not None:
+        cause = (ended[1] or "").removeprefix(" DUE TO ")
+        what = "the job was cancelled" if not cause else f"the job was ended, due to {cause.lower()}"
+        return STATUS.get(cause, "cancelled"), f"SLURM: {what}"
+    return None
+
+
+def ended_tasks(text: str) -> dict[int, str]:
+    """Return how each task ended that ended badly, as srun reports it: Killed, Exited with exit code 1 ..."""
+    return {task: how for _, tasks, how in ENDED_TASKS.findall(text) for task in cpu_list(tasks)}
+
+
+def _plain(line: str) -> str:
+    return re.sub(r"^(srun|slurmstepd\S*): (error|fatal): ", "", line.strip())[:MAX_LENGTH]

@@ -1,0 +1,239 @@
+"""No framework at all: sleeps as told, fails as told. For tests, and for the harness's own overhead."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import struct
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from multiprocessing.connection import Client, Connection, Listener, wait
+from typing import Any
+
+from scalebench.core.spec import RunSpec
+from scalebench.strategies.base import BACKWARD, FORWARD, OPTIMIZER, LossPart, Probes, Strategy, Unsupported
+from scalebench.workloads.source import Source
+
+JOIN_S = 30.0  # ranks that have not met by then never will
+NUMBER = struct.Struct("d")
+
+
+@dataclass
+class Options:
+    """Times in seconds; each is kept on every rank."""
+
+    setup_s: float = 0.0
+    warmup_s: float = 0.0  # on top of each of the first `warmup_steps` updates
+    warmup_steps: int = 0
+    loading_s: float = 0.0  # per batch
+    step_s: float = 0.001
+    forward_share: float = 0.3  # of step_s
+    backward_share: float = 0.5  # of step_s; what is left is the optimizer's
+    copy_s: float = 0.0  # of a batch to the device
+    sync_s: float = 0.0  # per update, while the exchange is on
+    straggler_rank: int = -1
+    straggler_s: float = 0.0  # on top of each update of that rank
+    message_bytes: int = 0
+    sample_s: float = 0.0  # on top of step_s for each sample of this process
+    sample_bytes: int = 0  # of memory that each sample of an update takes
+    memory_bytes: int = 0  # that the process takes beside its samples
+    learning: float = (
+        0.0  # validation mse after n updates: exp(-learning * n), and half of it on training samples; 0: 0
+    )
+    best_rate: float = 0.0  # validation mse grows by log10(learning rate / best_rate) squared; 0: not
+    evaluate_s: float = 0.0  # for each evaluation
+    diverge_step: int = -1  # update whose loss is no number; -1: none
+    fault: str = "none"  # none | raise | exit | kill | stop | hang | oom | unsupported
+    fault_phase: str = "step"  # setup | step | evaluate | close
+    fault_rank: int = 0
+    fault_step: int = 0
+
+
+class Simulated(Strategy, Probes):
+    """Does nothing for a known time. Its ranks meet at the end of each update, as gradients would make them.
+
+    With lockstep=false they are independent replicas, which only meet between stages.
+    """
+
+    Options = Options
+
+    def __init__(self, spec: RunSpec, rank: int) -> None:
+        super().__init__(spec, rank)
+        self._group: list[Connection] = []
+        self._steps = 0
+        self.rates: list[float] = []  # as they were set, for tests
+        self._kept = b""
+        self._exchanging = spec.config.strategy.lockstep
+
+    def setup(self) -> None:
+        self._fault("setup")
+        self._kept = _memory(self.options.memory_bytes)
+        time.sleep(self.options.setup_s)
+        if self.spec.processes > 1:
+            self._group = join(self.place.rank, self.spec.processes)
+
+    def feed(self, source: Source) -> Iterable[Any]:
+        for batch in source:
+            if self.options.loading_s:
+                time.sleep(self.options.loading_s)
+            yield batch
+
+    def step(self, batch: Any) -> LossPart:
+        self._fault("step")
+        sleep_s = self._own_s()
+        if self._steps < self.options.warmup_steps:
+            sleep_s += self.options.warmup_s
+        self._steps += 1
+        held = _memory(self.options.sample_bytes * batch.samples)
+        time.sleep(sleep_s + self.options.sample_s * batch.samples)
+        del held
+        if self._exchanging:
+            self.broadcast(0.0)
+            if self.options.sync_s:
+                time.sleep(self.options.sync_s)
+        if self._steps - 1 == self.options.diverge_step:
+            return LossPart(math.nan, batch.samples)
+        return LossPart(1.0 / self._steps * batch.samples, batch.samples)
+
+    def synchronize(self) -> None:
+        pass
+
+    def broadcast(self, value: float) -> float:
+        """Everybody arrives at rank 0, then rank 0 tells everybody: a barrier that carries a number."""
+        if self.place.rank == 0:
+            waiting: list[Any] = list(self._group)
+            while waiting:
+                for peer in wait(waiting):
+                    peer.recv_bytes()  # type: ignore[union-attr]
+                    waiting.remove(peer)
+            for peer in self._group:
+                peer.send_bytes(NUMBER.pack(value))
+            return value
+        if not self._group:
+            return value
+        self._group[0].send_bytes(NUMBER.pack(value))
+        return float(NUMBER.unpack(self._group[0].recv_bytes())[0])
+
+    def set_gradient_sync(self, on: bool) -> None:
+        self._exchanging = on
+
+    def message_sizes(self) -> list[int]:
+        return [self.options.message_bytes] if self.options.message_bytes else []
+
+    def partial_step(self, batch: Any, until: str) -> None:
+        shares = {
+            FORWARD: self.options.forward_share,
+            BACKWARD: self.options.forward_share + self.options.backward_share,
+            OPTIMIZER: 1.0,
+        }
+        time.sleep(self._own_s() * shares[until])
+
+    def copy_batch(self, batch: Any) -> None:
+        if not self.options.copy_s:
+            super().copy_batch(batch)
+        time.sleep(self.options.copy_s)
+
+    def _own_s(self) -> float:
+        """Of an update of this rank, but for what it does together with the others."""
+        straggles = self.place.rank == self.options.straggler_rank
+        return float(self.options.step_s) + (self.options.straggler_s if straggles else 0.0)
+
+    def run_isolated_sync(self, sizes: list[int]) -> None:
+        self.broadcast(0.0)
+        time.sleep(self.options.sync_s)
+
+    def backend_used(self) -> str | None:
+        return None
+
+    def evaluate(self, source: Source) -> dict[str, float]:
+        self._fault("evaluate")
+        time.sleep(self.options.evaluate_s)
+        best, mse = self.options.best_rate, 0.0
+        if self.options.learning:
+            mse = math.exp(-self.options.learning * self._steps) / (2 if source.first == 0 else 1)
+        return {"mse": mse + (math.log10(self.spec.learning_rate / best) ** 2 if best else 0.0)}
+
+    def set_learning_rate(self, rate: float) -> None:
+        self.rates.append(rate)
+
+    def close(self) -> None:
+        self._fault("close")
+        for peer in self._group:
+            peer.close()
+        self._group = []
+
+    def _fault(self, phase: str) -> None:
+        o = self.options
+        due = o.fault_phase == phase and o.fault_rank == self.place.rank
+        if o.fault == "none" or not due or (phase == "step" and self._steps != o.fault_step):
+            return
+        fail(o.fault)
+
+
+def _memory(size_bytes: int) -> bytes:
+    """So much of it, written to, so that it is there."""
+    return b"\1" * size_bytes
+
+
+def fail(fault: str) -> None:
+    """Go wrong in the named way."""
+    if fault == "raise":
+        raise RuntimeError("told to fail")
+    if fault == "unsupported":
+        raise Unsupported("told to be unsupported")
+    if fault == "exit":
+        os._exit(7)
+    if fault == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    while fault == "hang":
+        signal.pause()
+    if fault == "oom":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_DATA, (1 << 28, 1 << 28))
+        bytearray(1 << 29)
+    raise ValueError(f"no fault '{fault}'")
+
+
+def join(rank: int, processes: int) -> list[Connection]:
+    """Rank 0's connections to the others by rank; for the others the one to rank 0."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    key = os.environ.get("SCALEBENCH_RUN_ID", "").encode() or None
+    if rank == 0:
+        # A host's own name may lead to its loopback on that host, where the others do not get in.
+        own = host if host == "127.0.0.1" else ""
+        with _listen((own, port), processes, key) as listener:
+            listener._listener._socket.settimeout(JOIN_S)  # type: ignore[attr-defined]
+            peers: dict[int, Connection] = {}
+            for _ in range(processes - 1):
+                try:
+                    peer = listener.accept()
+                except TimeoutError as error:
+                    found = f"only {len(peers) + 1} of {processes} ranks met within {JOIN_S:g} s"
+                    raise TimeoutError(found) from error
+                peers[int(NUMBER.unpack(peer.recv_bytes())[0])] = peer
+        return [peers[r] for r in sorted(peers)]
+    deadline = time.monotonic() + JOIN_S
+    while True:
+        try:
+            peer = Client((host, port), authkey=key)
+            break
+        except ConnectionRefusedError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+    peer.send_bytes(NUMBER.pack(rank))
+    return [peer]
+
+
+def _listen(address: tuple[str, int], backlog: int, key: bytes | None) -> Listener:
+    try:
+        return Listener(address, backlog=backlog, authkey=key)
+    except OSError as error:
+        host, port = address
+        where = host or "this host"
+        raise OSError(f"cannot listen on port {port} of {where} ({error.strerror}); run it again") from error

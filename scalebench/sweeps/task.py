@@ -1,0 +1,257 @@
+"""One call of the program: the function that Hydra calls for each run, and what the call has done so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.experimental.callback import Callback
+from hydra.types import RunMode, TaskFunction
+from omegaconf import DictConfig, OmegaConf
+
+from scalebench.analysis.load import Survey
+from scalebench.config.compose import to_config
+from scalebench.config.error_messages import explain
+from scalebench.config.resolve import resolve
+from scalebench.core import process
+from scalebench.core.config_files import conf_dir
+from scalebench.core.errors import InputError
+from scalebench.core.result import Result, read_result
+from scalebench.core.run_folder import RESULT_FILE
+from scalebench.core.spec import RunSpec
+from scalebench.report.tables import write_tables
+from scalebench.runner.parent import refuse_results, run
+from scalebench.sweeps import cluster_runs
+from scalebench.sweeps.console import Console
+from scalebench.sweeps.execute import Sweep
+from scalebench.sweeps.folder_lock import FolderLock
+from scalebench.sweeps.plan import Job
+from scalebench.sweeps.plan import exit_status as jobs_exit_status
+from scalebench.workloads import datasets
+
+
+class AsSweep(SystemExit):
+    """A single run that asks for repeats is a sweep. SystemExit: no other exception of a callback leaves Hydra."""
+
+
+class SweepSession:
+    """Everything that one call of the program keeps: a sweep, or a single run.
+
+    Hydra makes the launcher and the sweeper itself, and hands them nothing of ours but the task function. That is the
+    bound method `session.run_one`, from which `session_of` gets the session back: nothing global is needed.
+    """
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self.arguments = list(arguments)  # of the command line
+        self.console = Console()
+        self.done: list[Result] = []  # Hydra drops what a task function returns
+        self.planned = 1
+        self.sweep: Sweep | None = None  # from begin_sweep to end_sweep
+        self.collected: dict[Path, Result] = {}  # folder -> result of a run that a scheduler has finished
+        self.at_end: list[Callable[[], None]] = []  # called below the table of the sweep
+        self._refused_status = 0  # exit status of runs that left no result
+        self._lock: FolderLock | None = None  # on the folder of the sweep
+        self._new_folders: list[Path] = []  # folders that Hydra makes for the sweep, innermost first
+
+    def run_one(self, composed: DictConfig) -> None:
+        """Run one config in the output folder that Hydra made. Never raises for a run: Hydra would end the sweep."""
+        try:
+            self._run_one(composed)
+        except InputError as error:
+            self._refused_status = 2 if not self.done else 1
+            self.console.error(str(error))
+        except OSError as error:  # the result itself cannot be written
+            self._refused_status = 1
+            folder = HydraConfig.get().runtime.output_dir
+            self.console.error(f"{folder} cannot be written: {error.strerror or error}")
+
+    def _run_one(self, composed: DictConfig) -> None:
+        hydra = HydraConfig.get()
+        folder = Path(hydra.runtime.output_dir)
+        single = hydra.mode == RunMode.RUN
+        if not single and self.sweep is None:
+            raise InputError("a sweep of scalebench needs its own launcher: leave out hydra/launcher")
+        if folder.absolute() in self.collected:
+            result = self.collected[folder.absolute()]
+            self.console.ended(result, folder)
+        elif (folder / RESULT_FILE).exists() and composed.resume:
+            result = read_result(folder / RESULT_FILE)
+            self.console.skipped(result, len(self.done) + 1, self.planned)
+        else:
+            spec = resolve(to_config(composed))
+            if single and spec.config.dry_run:
+                self.show_plan([Job([], spec)], several=False)
+                return
+            result = self._measure(spec, folder, composed.resume)
+            self.console.ended(result, folder)
+        self.done.append(result)
+        if single:
+            self.console.table([folder])
+            self.console.details(folder)
+
+    def _measure(self, spec: RunSpec, folder: Path, resume: bool) -> Result:
+        if cluster_runs.submits(spec):
+            return cluster_runs.one(spec, folder.absolute(), self.console, resume)
+        time_left = self.sweep.left if self.sweep is not None else str
+        with self.console.progress(spec, len(self.done) + 1, self.planned, time_left) as on_look:
+            return run(spec, folder, on_look)
+
+    def show_plan(self, planned: Sequence[Job], several: bool) -> None:
+        """Print what would be run, of a sweep (`several`) or of a single run."""
+        self.console.plan([(job.spec, job.added) for job in planned])
+        for number, job in enumerate(planned):
+            hardware = job.spec.config.hardware
+            if hardware.scheduler == "slurm" and not hardware.this_machine:
+                self.console.script(job.spec, self._planned_folder(str(number) if several else None))
+
+    def _planned_folder(self, number: str | None) -> Path:
+        """The folder that a planned run would get: in a dry run Hydra itself gets another one, to leave nothing."""
+        key = "hydra.run.dir" if number is None else "hydra.sweep.dir"
+        chosen = [word.partition("=")[2] for word in self.arguments if word.lstrip("+").startswith(f"{key}=")]
+        pattern = chosen[-1] if chosen else OmegaConf.select(OmegaConf.load(conf_dir() / "config.yaml"), key)
+        folder = Path(str(OmegaConf.create({"folder": pattern}).folder)).absolute()
+        return folder if number is None else folder / number
+
+    def cool_down(self, seconds: float) -> None:
+        """Pause before the next run of a sweep. Ctrl-C and SIGTERM end it as they end a run: KeyboardInterrupt."""
+        if seconds > 0:
+            with self.console.cooling_down(seconds):
+                if process.cancelled.wait(seconds):
+                    raise KeyboardInterrupt
+
+    def expect_folder(self, folder: Path) -> None:
+        """Remember which folders Hydra is about to make for the sweep, for `drop_unused_folder`."""
+        self._new_folders = [new for new in (folder, *folder.parents) if not new.exists()]
+
+    def drop_unused_folder(self) -> None:
+        """Remove the folder of a refused sweep: Hydra makes it before it checks whether the sweep makes sense."""
+        folders, self._new_folders = self._new_folders, []
+        if folders and [path.name for path in folders[0].glob("*")] == ["multirun.yaml"]:
+            (folders[0] / "multirun.yaml").unlink()
+            for folder in folders:
+                folder.rmdir()
+
+    def begin_sweep(self, planned: Sequence[Job], folder: Path, max_minutes: float | None, report: bool) -> Sweep:
+        """Begin a sweep, or its next batch where hydra.sweeper.max_batch_size cuts it up. InputError while another
+        program sweeps in this folder."""
+        if self.sweep is None:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = FolderLock(folder)
+            self.planned, self._new_folders = 0, []
+            self.sweep = Sweep(folder, self.arguments, max_minutes, report)
+        self.planned += len(planned)
+        return self.sweep
+
+    def finish(self) -> int:
+        """Complete the sweep, if there was one, once no run of it will follow. Returns the program's exit status."""
+        if self.sweep is None:
+            return self.exit_status()
+        folder = self.sweep.folder
+        try:
+            self.sweep.end()
+            self.end_sweep()
+        except Exception as error:
+            reason = error if isinstance(error, (InputError, OSError)) else repr(error)
+            self.console.error(f"{folder}: no report: {reason}")
+            return 1
+        return min(1, self.exit_status())  # 2 means that nothing was started
+
+    def stop(self) -> None:
+        """Report what there is of a sweep that was cancelled."""
+        if self.sweep is not None:
+            self.sweep.stop()
+            self.end_sweep()
+
+    def end_sweep(self) -> None:
+        """Print the sweep's table and what was left out, write its files and its report. InputError where there is
+        nothing to report, OSError where the files cannot be written."""
+        sweep, self.sweep = self.sweep, None
+        assert sweep is not None
+        record = sweep.record
+        if len(record.left_out) == len(record.runs):
+            raise InputError(f"not one run fits into sweep.max_minutes={record.max_minutes:g}")
+        survey = self.console.table([sweep.folder])
+        write_tables(sweep.folder, survey)
+        self.console.left_out(record)
+        try:
+            if sweep.report:
+                self._write_report(sweep.folder, survey)
+        finally:
+            for call in self.at_end:
+                call()
+
+    def _write_report(self, folder: Path, survey: Survey) -> None:
+        from scalebench.report.html import page  # which takes longer to import than a dry run takes
+        from scalebench.report.report_data import make_report_data
+
+        with self.console.working("the report"):
+            path = page.write(make_report_data([folder], survey), folder / "report.html")
+        self.console.line(f"report: {path}")
+
+    def release(self) -> None:
+        """Let other programs use the sweep's folder again."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.release()
+
+    def exit_status(self) -> int:
+        """0: all runs ok or unsupported; 1: any other status among them; 2: nothing was started."""
+        return self._refused_status or jobs_exit_status(self.done)
+
+
+def session_of(task_function: TaskFunction) -> SweepSession:
+    """Return the session whose `run_one` Hydra was started with."""
+    session = getattr(task_function, "__self__", None)
+    assert isinstance(session, SweepSession), "scalebench's launcher runs scalebench's own task function only"
+    return session
+
+
+class CheckSingleRun(Callback):
+    """Refuses a single run that makes no sense before Hydra makes its folder; a run with repeats becomes a sweep.
+
+    Hydra turns exceptions of callbacks into warnings, except for SystemExit.
+    """
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        console = Console()
+        try:
+            spec = resolve(to_config(config))
+            if spec.config.measure.repeats > 1:
+                raise AsSweep
+            if not config.dry_run:
+                if not config.resume:
+                    refuse_results(Path(str(config.hydra.run.dir)))
+                prepare_data([spec], console)
+        except Exception as error:
+            console.error(explain(error, []))
+            raise SystemExit(2) from error
+
+
+def prepare_data(specs: Sequence[RunSpec], console: Console) -> None:
+    """Make every data set that these runs read, before the first of them. InputError for an unfit one."""
+    seen = set()
+    for spec in specs:
+        d, model = spec.config.dataset, spec.config.model
+        samples = (*model.input_shape, "->", *model.target_shape, model.outputs)
+        own = (d.builder, d.code_digest, d.requested_size, str(d.options))
+        key = (d.name, d.size, d.seed, d.path, d.dtype, d.classes, d.cache, own, samples)
+        if not spec.starts or key in seen:
+            continue
+        seen.add(key)
+        with console.working(f"data set {d.path or d.name} ({d.size:,} samples)"):
+            folder = datasets.prepare(spec.config)
+        if d.path is not None:
+            _check_user_data(spec, folder)
+
+
+def _check_user_data(spec: RunSpec, folder: Path) -> None:
+    from scalebench.workloads.datasets import cache
+
+    samples = datasets.count_train_samples(spec.config.dataset, len(cache.open_arrays(folder)[0]))
+    if samples < spec.global_batch:
+        raise InputError(
+            f"dataset.path={spec.config.dataset.path} gives {samples} training samples, fewer than one global "
+            f"batch of {spec.global_batch}: lower train.batch_per_device or gpus"
+        )

@@ -1,0 +1,295 @@
+"""Datasets by name: from the config to arrays in the cache, and from these to the batch sources that ranks read."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from scalebench.core.errors import InputError, no_such
+from scalebench.core.machine.machine import cache_folder
+from scalebench.core.spec import Config, DatasetSpec, RunSpec, goes_to_stop
+from scalebench.workloads import user_code
+from scalebench.workloads.datasets import (
+    cache,
+    cifar10,
+    image_folder,
+    images,
+    materials,
+    node_copy,
+    synthetic,
+    user_file,
+    user_function,
+)
+from scalebench.workloads.datasets.cache import ChunkedDataset
+from scalebench.workloads.source import SampleShape, Source
+from scalebench.workloads.user_code import CUSTOM
+
+EVALUATION_BATCH_FACTOR = 4  # evaluation batches in training micro-batches: fewer calls cost less
+MAX_EVALUATION_BATCH = 1024  # samples per device, unless a training micro-batch has more
+
+
+@dataclass(frozen=True)
+class DatasetKind:
+    """A dataset by name, which is generated as `define` says, read from `dataset.path` by `read`, or either."""
+
+    define: Callable[[Config], ChunkedDataset] | None = None
+    read: Callable[[Config, Path, Path], Path] | None = None  # (config, cache folder, path) -> folder in the cache
+    images: bool = False
+    tokens: bool = False
+    side: int = 0  # default image size in pixels, where neither the config nor the model sets it
+    hint: str = ""  # for a dataset that can only be read: where to get its files
+
+
+def _read_user_file(config: Config, cache_dir: Path, path: Path) -> Path:
+    return user_file.import_npz(cache_dir, path, tuple(config.model.input_shape), tuple(config.model.target_shape))
+
+
+def _define_materials(config: Config) -> ChunkedDataset:
+    return materials.define_materials(config.dataset.size, config.dataset.seed)
+
+
+DATASETS = {
+    "materials": DatasetKind(_define_materials, _read_user_file),
+    "random": DatasetKind(synthetic.define_random, _read_user_file),
+    synthetic.TOKENS: DatasetKind(synthetic.define_tokens, tokens=True),
+    "cifar10_synthetic": DatasetKind(synthetic.define_images, images=True, side=32),
+    "imagenet_synthetic": DatasetKind(synthetic.define_images, images=True, side=224),
+    "cifar10": DatasetKind(read=cifar10.import_archive, images=True, side=32, hint=cifar10.HINT),
+    "imagenet": DatasetKind(read=image_folder.import_image_folders, images=True, side=224, hint=image_folder.HINT),
+}
+
+
+def cache_dir(config: Config) -> Path:
+    """Return `dataset.cache`, or else $SCALEBENCH_CACHE, or else scalebench in the user's cache folder."""
+    return Path(config.dataset.cache).expanduser() if config.dataset.cache else cache_folder()
+
+
+def label(config: Config) -> str:
+    """Return the dataset's name in reports: its name, or the function or path that a user's samples come from."""
+    dataset = config.dataset
+    if dataset.builder is not None and dataset.name == CUSTOM:
+        return dataset.builder
+    kind = DATASETS.get(dataset.name)
+    from_user_file = dataset.path is not None and kind is not None and kind.define is not None
+    return str(dataset.path) if from_user_file else dataset.name
+
+
+def prepare(config: Config) -> Path:
+    """Return the cache folder with the run's dataset, and make or unpack it first if it is missing.
+
+    `config.model` has the run's shapes. Raises InputError for an unknown dataset, one that does not fit the model,
+    damaged files, or a full cache.
+    """
+    check(config)
+    folder, path = cache_dir(config), config.dataset.path
+    if user_function.has_function(config.dataset):
+        return user_function.ensure_samples(config.dataset, config.measure.timeout_s, folder)
+    kind = DATASETS[config.dataset.name]
+    if path is not None and kind.read is not None:
+        return kind.read(config, folder, Path(path).expanduser().absolute())
+    assert kind.define is not None  # check() has made sure
+    return kind.define(config).ensure(folder)
+
+
+def fill_from_samples(config: Config) -> Config:
+    """Return the config with everything that depends on the samples.
+
+    For samples of a user's function, which are made for it, these are size, classes and dtype; for a model that leaves
+    them open: name, shapes, loss and metric. Raises InputError for unknown names and for settings that contradict each
+    other, PluginError where a function fails.
+    """
+    _check_name(config.dataset)
+    if user_function.has_function(config.dataset):
+        config = user_function.fill_from_function(config, cache_dir(config))
+    model = user_code.complete_model(config.model, _native_shape(config), config.dataset.name)
+    return dataclasses.replace(config, model=model)
+
+
+def _check_name(dataset: DatasetSpec) -> None:
+    """Raise InputError for an unknown name, and for keys of a function beside a dataset of another origin."""
+    built_in = dataset.name in DATASETS
+    if built_in and dataset.builder is not None:
+        raise InputError(f"dataset={dataset.name} has its samples already: dataset.builder is for dataset={CUSTOM}")
+    if built_in and dataset.options:
+        key = next(iter(dataset.options))
+        raise InputError(f"dataset.options.{key} is for a function of your own, and dataset={dataset.name} has none")
+    if built_in or user_function.has_function(dataset):
+        return
+    if dataset.name == CUSTOM:
+        raise InputError(
+            f"dataset={CUSTOM} has samples of your own: set dataset.builder=MODULE:FUNCTION, which makes them"
+        )
+    raise InputError(no_such("dataset", dataset.name, [*DATASETS, *user_function.plugin_datasets(), CUSTOM]))
+
+
+def _native_shape(config: Config) -> SampleShape:
+    """Return the shapes that the samples have if the model does not determine them."""
+    dataset, model = config.dataset, config.model
+    if user_function.has_function(dataset):
+        return user_function.sample_shape(config, cache_dir(config))
+    kind = DATASETS[dataset.name]
+    if kind.images:
+        side = dataset.image_size or kind.side
+        return SampleShape((side, side, 3), (), dataset.classes)
+    if kind.tokens:
+        synthetic.check_model_takes_tokens(config)
+    if not user_code.has_open_shapes(model):
+        return SampleShape(tuple(model.input_shape), tuple(model.target_shape))
+    if dataset.path is not None:
+        return SampleShape(*user_file.read_shapes(Path(dataset.path).expanduser()))
+    if dataset.name == "materials":
+        return SampleShape(materials.INPUT_SHAPE, materials.TARGET_SHAPE)
+    if not model.input_shape:
+        raise InputError(
+            f"dataset={dataset.name} makes samples of any shape the model takes: set it, as in "
+            f"model.input_shape=[32,32,3] (and model.target_shape=[2] for two outputs)"
+        )
+    return SampleShape(tuple(model.input_shape), tuple(model.target_shape) or (model.outputs,))
+
+
+def check(config: Config) -> None:
+    """Raise InputError for an unknown dataset, one that does not fit the model, or a missing or unused path.
+
+    No files are touched except those that a function has made. `config.model` has the run's shapes.
+    """
+    dataset = config.dataset
+    _check_name(dataset)
+    if dataset.name != synthetic.TOKENS:
+        synthetic.check_model_takes_no_tokens(config)
+    if user_function.has_function(dataset):
+        _check_function_samples(config)
+        return
+    kind = DATASETS[dataset.name]
+    _check_path(dataset, kind)
+    if kind.images:
+        images.check_model_takes_images(config)
+        return
+    if kind.tokens:
+        synthetic.check_model_takes_tokens(config)
+        return
+    if dataset.path is None and kind.define is not None:
+        chunked = kind.define(config)
+        _check_shape(config, chunked.input_shape, config.model.input_shape, "samples")
+        _check_shape(config, chunked.target_shape, config.model.target_shape, "targets")
+    _check_quantities(config)
+
+
+def _check_path(dataset: DatasetSpec, kind: DatasetKind) -> None:
+    if dataset.path is None and kind.define is None:
+        variable = f"SCALEBENCH_{dataset.name.upper()}"  # which the dataset's YAML reads
+        raise InputError(
+            f"dataset={dataset.name} is read from files: {kind.hint}, then set dataset.path or ${variable}"
+        )
+    if dataset.path is not None and kind.read is None:
+        real = dataset.name.removesuffix("_synthetic")
+        alternative = f", or use dataset={real}" if real in DATASETS else ""
+        raise InputError(f"dataset={dataset.name} is generated, not read: leave out dataset.path{alternative}")
+
+
+def _check_function_samples(config: Config) -> None:
+    model, samples = config.model, user_function.sample_shape(config, cache_dir(config))
+    _check_shape(config, samples.input_shape, model.input_shape, "samples")
+    if samples.classes is None:
+        _check_shape(config, samples.target_shape, model.target_shape, "targets")
+    elif model.target_shape or model.outputs < samples.classes:
+        raise InputError(
+            f"dataset={label(config)} has {samples.classes} classes, model={model.name} has {model.outputs} outputs"
+            f"{' that are quantities' if model.target_shape else ''}: choose another model, or set model.outputs"
+        )
+
+
+def _check_quantities(config: Config) -> None:
+    dataset, model = config.dataset, config.model
+    if dataset.classes is not None or dataset.dtype != "float32":
+        raise InputError(f"dataset={dataset.name} has float32 quantities: leave out dataset.classes and dataset.dtype")
+    if not model.target_shape:
+        raise InputError(
+            f"dataset={dataset.name} has quantities as targets, model={model.name} takes samples of "
+            f"{tuple(model.input_shape)} with class numbers: choose a dataset of images, or another model"
+        )
+
+
+def _check_shape(config: Config, shape: tuple[int, ...], expected: list[int], what: str) -> None:
+    if shape != tuple(expected):
+        raise InputError(
+            f"dataset={label(config)} has {what} of {shape}, model={config.model.name} takes {tuple(expected)}: "
+            "choose another dataset or model"
+        )
+
+
+def count_train_samples(dataset: DatasetSpec, samples: int | None = None) -> int:
+    """Return how many of `samples` (by default `dataset.size`) are for training; the rest, at the end, validates."""
+    samples = dataset.size if samples is None else samples
+    return samples - round(samples * dataset.validation_share)
+
+
+def open_dataset(spec: RunSpec, on_copied: Callable[[], None] = lambda: None) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return inputs and targets of all samples, memory-mapped, for one process of the run.
+
+    Where hardware.stage is set they come from a copy on a disk of this node: the first process copies, calling
+    `on_copied` after each chunk, while the others wait. Raises as `prepare` does, and InputError where the copy cannot
+    be made.
+    """
+    folder, stage = prepare(spec.config), spec.config.hardware.stage
+    if stage is not None:
+        folder = node_copy.copy_to_node(folder, stage, spec.config.measure.timeout_s, on_copied)
+    return cache.open_arrays(folder)
+
+
+def open_sources(
+    spec: RunSpec,
+    replica: int,
+    replicas: int,
+    kind: type[Source] = Source,
+    on_copied: Callable[[], None] = lambda: None,
+) -> tuple[Source, Source | None]:
+    """Return this replica's (training, validation) sources; the latter is None where a replica would get no sample.
+
+    `kind` is the class of the training source. `on_copied` and errors are as in open_dataset.
+    """
+    config = spec.config
+    inputs, targets = open_dataset(spec, on_copied)
+    border = count_train_samples(config.dataset, len(inputs))
+    common = _common_arguments(spec, replica, replicas)
+    feed = "host" if config.dataset.feed == "device" else config.dataset.feed  # the adapter moves it to the device
+    train = kind(inputs, targets, feed=feed, last=border, devices=spec.gpus, **common)
+    count = _evaluation_samples(spec, len(inputs) - border)
+    if count < replicas:
+        return train, None
+    return train, Source(
+        inputs, targets, first=border, last=border + count, **_evaluation_arguments(spec, replica, replicas)
+    )
+
+
+def open_training_subset(spec: RunSpec, replica: int, replicas: int) -> Source | None:
+    """Return a source of as many training samples as are used for validation, for a model to be evaluated on both; None
+    where there are too few."""
+    inputs, targets = open_dataset(spec)
+    border = count_train_samples(spec.config.dataset, len(inputs))
+    count = min(_evaluation_samples(spec, len(inputs) - border), border)
+    if count < replicas:
+        return None
+    return Source(inputs, targets, last=count, **_evaluation_arguments(spec, replica, replicas))
+
+
+def _evaluation_samples(spec: RunSpec, samples: int) -> int:
+    """Return how many validation samples are evaluated: a training to a stop may evaluate only some of them."""
+    train = spec.config.train
+    return min(samples, train.evaluate_samples or samples) if goes_to_stop(train.stop) else samples
+
+
+def _common_arguments(spec: RunSpec, replica: int, replicas: int) -> dict[str, Any]:
+    return {"global_batch": spec.global_batch, "seed": spec.config.seed, "replica": replica, "replicas": replicas}
+
+
+def _evaluation_arguments(spec: RunSpec, replica: int, replicas: int) -> dict[str, Any]:
+    """Return the arguments of a source for evaluation, whose batches hold several training micro-batches if these are
+    small, since nothing is kept for a backward pass, but never more than one if these are large."""
+    micro_batch = -(-spec.batch_per_device // spec.config.train.accumulate)
+    per_device = max(micro_batch, min(EVALUATION_BATCH_FACTOR * micro_batch, MAX_EVALUATION_BATCH))
+    return _common_arguments(spec, replica, replicas) | {"global_batch": per_device * spec.gpus}

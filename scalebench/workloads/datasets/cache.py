@@ -1,0 +1,319 @@
+"""The dataset cache: folders with inputs.npy, targets.npy and meta.json, each written once and then only read.
+
+Ranks open the arrays memory-mapped, so that they share the page cache and none holds a copy.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import math
+import multiprocessing
+import os
+import re
+import secrets
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scalebench.core.errors import InputError
+
+Arrays = tuple[NDArray[Any], NDArray[Any]]
+INPUTS, TARGETS, META = "inputs.npy", "targets.npy", "meta.json"
+LAYOUT_VERSION = 1
+LOCK_POLL_INTERVAL_S = 0.05  # where waiting for a lock has a time limit
+# Starting a pool takes 0.3 s, in which one core makes and writes about this many bytes (100,000 material curves).
+MIN_POOL_BYTES = 240_000_000
+_TEMPORARY = re.compile(r"\.(.+-[0-9a-f]{16})\.tmp-[0-9a-f]{8}")  # group 1: the final name of the folder
+
+
+@dataclass(frozen=True)
+class CacheSettings:
+    """How messages name a cache, which config key sets its folder, and how long to wait for another process there."""
+
+    label: str = "dataset cache"
+    config_key: str = "dataset.cache"
+    wait_s: float = math.inf
+
+
+def ensure_folder(
+    cache_dir: Path,
+    name: str,
+    identity: Mapping[str, Any],
+    size_bytes: int,
+    write: Callable[[Path], None],
+    settings: CacheSettings = CacheSettings(),
+) -> Path:
+    """Return the folder of the dataset `name` with this `identity`, and write it first if it is missing or damaged.
+
+    `identity` (JSON values) is what distinguishes this dataset from others of its name. `write(folder)` puts inputs.npy
+    and targets.npy, together about `size_bytes`, into an empty folder, which gets its final name when it is complete.
+    Of several processes one writes while the others wait.
+
+    Raises InputError naming `cache_dir` when it is full or cannot be written, or when waiting takes longer than
+    `settings.wait_s`. Errors of `write` other than OSError pass through.
+    """
+    key = cache_key(name, identity)
+    folder = cache_dir.absolute() / f"{name}-{key}"
+    if is_complete(folder, key):  # checked before taking the lock, so that a read-only cache works as well
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _lock(folder, settings.wait_s) as locked:
+            if not locked and not is_complete(folder, key):
+                raise InputError(
+                    f"{settings.label} {folder.parent}: another process has held {folder.name}.lock for "
+                    f"{settings.wait_s:g} s without writing the dataset; end it, or set "
+                    f"{settings.config_key}=/another/folder"
+                )
+            if locked and not is_complete(folder, key):
+                _remove_leftovers(folder)
+                _check_space(folder.parent, size_bytes)
+                _build(folder, {"name": name, **identity}, key, write)
+    except OSError as error:
+        problem = "is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "cannot be written"
+        line = f"{settings.label} {folder.parent} {problem} ({error.strerror or error})"
+        raise InputError(f"{line}: set {settings.config_key}=/another/folder") from None
+    return folder
+
+
+def open_arrays(folder: Path, mode: Literal["r", "r+"] = "r") -> Arrays:
+    """Return inputs and targets of a cached dataset, memory-mapped, with the samples along the first axis."""
+    return _open(folder / INPUTS, mode), _open(folder / TARGETS, mode)
+
+
+def create_array(path: Path, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
+    """Create a .npy file and return it memory-mapped for writing. Raises OSError (ENOSPC) if the disk has no room."""
+    array = np.lib.format.open_memmap(path, mode="w+", dtype=np.dtype(dtype), shape=shape)
+    if hasattr(os, "posix_fallocate"):
+        # Reserve the space now: a disk that fills up later, during writes to mapped memory, kills us with SIGBUS.
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return array
+
+
+def cache_key(name: str, identity: Mapping[str, Any]) -> str:
+    """Return 16 hex digits that change with the name, the identity and the layout of the cache."""
+    text = json.dumps([LAYOUT_VERSION, name, identity], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def is_complete(folder: Path, key: str) -> bool:
+    """Whether the folder holds the complete dataset with this cache key."""
+    try:
+        meta = json.loads((folder / META).read_text())
+        return bool(
+            meta["fingerprint"] == key
+            and meta["arrays"] == {file: _describe(folder / file) for file in (INPUTS, TARGETS)}
+        )
+    except Exception:  # missing, damaged in any way, or of another layout: in each case it has to be written
+        return False
+
+
+def _open(path: Path, mode: Literal["r", "r+"] = "r") -> NDArray[Any]:
+    return np.lib.format.open_memmap(path, mode=mode)
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    """Return shape, dtype and bytes of an array file. Raises ValueError if it is shorter than its header says."""
+    array = _open(path)
+    return {"shape": list(array.shape), "dtype": str(array.dtype), "bytes": path.stat().st_size}
+
+
+def _build(folder: Path, identity: Mapping[str, Any], key: str, write: Callable[[Path], None]) -> None:
+    temporary = folder.parent / f".{folder.name}.tmp-{secrets.token_hex(4)}"
+    temporary.mkdir()
+    try:
+        write(temporary)
+        meta = {
+            "layout_version": LAYOUT_VERSION,
+            "fingerprint": key,
+            "identity": identity,
+            "arrays": {file: _describe(temporary / file) for file in (INPUTS, TARGETS)},
+        }
+        (temporary / META).write_text(json.dumps(meta) + "\n")
+        for file in (INPUTS, TARGETS, META):
+            _sync(temporary / file)
+        if folder.exists():  # it is damaged, since a complete one would have been returned
+            folder.rename(temporary / "replaced")
+        temporary.rename(folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    shutil.rmtree(folder / "replaced", ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    """Flush a file to the disk before the rename: after a power cut, a file of the right size may hold zeros."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove temporary folders whose writers died: nobody holds the lock of their dataset any more."""
+    for temporary in folder.parent.iterdir():
+        match = _TEMPORARY.fullmatch(temporary.name)
+        if match is None:
+            continue
+        owner = folder.with_name(match[1])
+        with nullcontext(True) if owner == folder else _lock(owner, 0.0) as abandoned:
+            if abandoned:
+                shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def _lock(folder: Path, wait_s: float) -> Iterator[bool]:
+    """Hold the lock file beside `folder`, which the kernel frees if this process dies. Yields False where another
+    process has held it for `wait_s`."""
+    with folder.with_name(f"{folder.name}.lock").open("a") as file:
+        deadline_s = time.monotonic() + wait_s
+        while not (locked := _try_lock(file, math.isinf(wait_s))) and time.monotonic() < deadline_s:
+            time.sleep(LOCK_POLL_INTERVAL_S)
+        yield locked
+
+
+def _try_lock(file: IO[str], block: bool) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if block else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _check_space(folder: Path, size_bytes: int) -> None:
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes < size_bytes:
+        reason = f"{free_bytes / 1e9:.3g} GB free, {size_bytes / 1e9:.3g} GB needed"
+        raise OSError(errno.ENOSPC, reason)
+
+
+@dataclass(frozen=True)
+class ChunkedDataset:
+    """A dataset that is made chunk by chunk; equal fields (except `make`, `chunk`, `min_pool_bytes`) mean equal files.
+
+    `make(start, count)` returns inputs (count, *input_shape) and targets (count, *target_shape), at most `chunk`
+    samples at a time. It must depend on its arguments alone and must be importable by name, since other processes call
+    it. Raise `version` when its output changes. `details` (JSON values) are all other things that the output depends
+    on.
+    """
+
+    name: str
+    version: int
+    samples: int
+    seed: int
+    input_shape: tuple[int, ...]
+    target_shape: tuple[int, ...]
+    chunk: int
+    make: Callable[[int, int], Arrays]
+    input_dtype: str = "float32"
+    target_dtype: str = "float32"
+    details: Mapping[str, Any] = field(default_factory=dict)
+    min_pool_bytes: int = MIN_POOL_BYTES  # from this size on the dataset is made by several processes
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of both arrays without their headers."""
+        sample_bytes = np.dtype(self.input_dtype).itemsize * math.prod(self.input_shape)
+        sample_bytes += np.dtype(self.target_dtype).itemsize * math.prod(self.target_shape)
+        return self.samples * sample_bytes
+
+    def ensure(self, cache_dir: Path, workers: int | None = None) -> Path:
+        """Return the folder of this dataset under `cache_dir`, and make it first if it is missing or damaged.
+
+        `workers` is the number of processes; None means every core this process may use, or only this process for a
+        small dataset. Raises InputError when the folder cannot be written.
+        """
+        identity = {
+            "version": self.version,
+            "samples": self.samples,
+            "seed": self.seed,
+            "inputs": [list(self.input_shape), self.input_dtype],
+            "targets": [list(self.target_shape), self.target_dtype],
+            **self.details,
+        }
+        write = partial(self.write, workers=workers)
+        return ensure_folder(cache_dir, self.name, identity, self.size_bytes, write)
+
+    def write(self, folder: Path, workers: int | None = None) -> None:
+        """Make both arrays in `folder`; for `workers` see `ensure`. Raises OSError when the disk is full."""
+        inputs = create_array(folder / INPUTS, (self.samples, *self.input_shape), self.input_dtype)
+        targets = create_array(folder / TARGETS, (self.samples, *self.target_shape), self.target_dtype)
+        starts = range(0, self.samples, self.chunk)
+        if workers is None:
+            workers = _usable_cores() if self.size_bytes >= self.min_pool_bytes else 1
+        if workers == 1:
+            for start in starts:
+                self.fill_chunk(inputs, targets, start)
+        else:
+            self._fill_in_pool(folder, starts, min(workers, len(starts)))
+
+    def fill_chunk(self, inputs: NDArray[Any], targets: NDArray[Any], start: int) -> None:
+        """Make the chunk that begins at sample `start` and write it to its place in the arrays."""
+        rows = slice(start, min(start + self.chunk, self.samples))
+        inputs[rows], targets[rows] = self.make(start, rows.stop - start)
+
+    def _fill_in_pool(self, folder: Path, starts: range, workers: int) -> None:
+        # spawn instead of fork, since the caller may hold threads, locks or a CUDA context
+        context = multiprocessing.get_context("spawn")
+        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_set_up_worker, initargs=(self, folder))
+        try:
+            jobs: list[Future[None]] = [pool.submit(_fill_chunk_in_worker, start) for start in starts]
+            for job in as_completed(jobs):
+                job.result()
+        except BrokenProcessPool:
+            raise InputError(
+                f"a process that makes dataset {self.name} in {folder.parent} was killed (out of memory?): "
+                "lower dataset.size or set dataset.cache=/another/folder"
+            ) from None
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _usable_cores() -> int:
+    """Return the cores this process may use, which can be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+_worker: dict[str, Callable[[int], None]] = {}  # state of a pool worker: its function from a chunk's start
+
+
+def _set_up_worker(dataset: ChunkedDataset, folder: Path) -> None:
+    """Set up a pool worker. The dataset, which may list a million file names, is sent once and not with every chunk."""
+    _exit_with_parent()
+    _worker["fill"] = partial(dataset.fill_chunk, *open_arrays(folder, "r+"))
+
+
+def _fill_chunk_in_worker(start: int) -> None:
+    """Write one chunk straight into the files, so that no sample is sent between processes."""
+    _worker["fill"](start)
+
+
+def _exit_with_parent() -> None:
+    """Leave Ctrl-C to the parent, and end when the parent was killed.
+
+    A pool worker holds both ends of its queue, so without this it would wait for ever after its parent's death.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_exit_after, args=(parent.sentinel,), daemon=True).start()
+
+
+def _exit_after(sentinel: int) -> None:
+    wait([sentinel])
+    os._exit(1)

@@ -1,0 +1,129 @@
+"""The dataset `imagenet`: one folder of pictures per class at `dataset.path`, decoded once into the cache."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scalebench.core.errors import InputError
+from scalebench.core.spec import Config
+from scalebench.workloads.datasets import cache, images
+from scalebench.workloads.datasets.cache import Arrays, ChunkedDataset
+
+VERSION = 1  # raise it when the same files give other arrays than before
+HINT = "have a folder that holds a folder of JPEG files for each class, as ILSVRC2012 (https://image-net.org) has them"
+SUFFIXES = (".jpeg", ".jpg", ".png")
+FORMATS = ("JPEG", "PNG")  # one picture of ILSVRC2012's training set is a PNG file named .JPEG
+CHUNK = 32  # pictures decoded at a time
+MIN_POOL_BYTES = 60 * 224 * 224 * 3  # of uint8: a core decodes some 200 pictures/s, and starting a pool takes 0.3 s
+
+
+def import_image_folders(config: Config, cache_dir: Path, path: Path) -> Path:
+    """Return the folder under `cache_dir` with at most `dataset.size` pictures of the class folders in `path`.
+
+    Classes are numbered in the order of their names. Pictures are chosen evenly over the classes and shuffled, both by
+    `dataset.seed`; the central square of each is resized to the model's input. They are decoded once: as long as no
+    class folder changes (files are added or removed), they are taken from the cache. Raises InputError, in one line,
+    for anything that is wrong.
+    """
+    dataset = config.dataset
+    images.check_model_takes_square_rgb(config)
+    images.load_pillow("imagenet")
+    class_folders = _list_class_folders(path)
+    max_classes = dataset.classes or 0
+    if len(class_folders) > max_classes:
+        raise InputError(
+            f"dataset.path={path} has {len(class_folders)} class folders, dataset.classes={max_classes} "
+            f"(model={config.model.name} has {config.model.outputs} outputs): "
+            "raise dataset.classes, or choose another model"
+        )
+    side = config.model.input_shape[0]
+    identity = {
+        "version": VERSION,
+        "path": str(path),
+        "folders": [[folder.name, folder.stat().st_mtime_ns] for folder in class_folders],
+        "samples": dataset.size,
+        "seed": dataset.seed,
+        "side": side,
+        "dtype": dataset.dtype,
+    }
+    write = partial(_decode_all, class_folders, dataset.size, dataset.seed, side, dataset.dtype)
+    # The number of pictures is unknown before the folders are listed; create_array checks the space.
+    return cache.ensure_folder(cache_dir, "imagenet", identity, 0, write)
+
+
+def _list_class_folders(path: Path) -> list[Path]:
+    """Return the folders in `path`, or in `path`/train if that exists, by name and without hidden ones."""
+    root = path / "train" if (path / "train").is_dir() else path
+    try:
+        folders = sorted(entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    except OSError as error:
+        raise InputError(f"dataset.path={path} cannot be read ({error.strerror}): {HINT}") from None
+    if not folders:
+        raise InputError(f"dataset.path={path} has no class folders: {HINT}")
+    return folders
+
+
+def _decode_all(class_folders: list[Path], size: int, seed: int, side: int, dtype: str, folder: Path) -> None:
+    files = [_list_pictures(class_folder) for class_folder in class_folders]
+    chosen = choose_pictures([len(names) for names in files], size, seed)
+    paths = [os.path.join(class_folders[c], files[c][i]) for c, i in chosen]
+    ChunkedDataset(
+        name="imagenet",
+        version=VERSION,
+        samples=len(chosen),
+        seed=seed,
+        input_shape=(side, side, 3),
+        target_shape=(),
+        chunk=CHUNK,
+        make=partial(_decode_chunk, paths, chosen[:, 0], side, dtype),
+        input_dtype=dtype,
+        target_dtype=images.LABEL_DTYPE,
+        min_pool_bytes=MIN_POOL_BYTES * np.dtype(dtype).itemsize,
+    ).write(folder)
+
+
+def _list_pictures(folder: Path) -> list[str]:
+    """Return the sorted names of the pictures in a class folder. A class without any is most likely a mistake."""
+    try:
+        names = sorted(name for name in os.listdir(folder) if name.lower().endswith(SUFFIXES) and name[0] != ".")
+    except OSError as error:
+        raise InputError(f"{folder} cannot be read ({error.strerror}): {HINT}") from None
+    if not names:
+        raise InputError(f"{folder} has no JPEG files: remove it, or fill it, since every folder is a class")
+    return names
+
+
+def choose_pictures(counts: list[int], size: int, seed: int) -> NDArray[np.int64]:
+    """Choose `size` pictures, or all if there are fewer, and return (class, number within the class) in shuffled order.
+
+    `counts` has the number of pictures of each class. No class gets two fewer than another, unless all of its pictures
+    are chosen; the choice and the order depend on `seed`.
+    """
+    rng = np.random.default_rng(np.random.SeedSequence([seed]))
+    numbers = np.concatenate([rng.permutation(count) for count in counts])
+    rounds = np.concatenate([np.arange(count) for count in counts])
+    classes = np.repeat(np.arange(len(counts)), counts)
+    chosen = np.lexsort((rng.random(len(rounds)), rounds))[:size]  # round by round, in random order within a round
+    chosen = rng.permutation(chosen)
+    return np.stack([classes[chosen], numbers[chosen]], axis=1)
+
+
+def _decode_chunk(paths: list[str], labels: NDArray[np.int64], side: int, dtype: str, start: int, count: int) -> Arrays:
+    rows = slice(start, start + count)
+    pictures = np.stack([_decode(path, side) for path in paths[rows]])
+    return images.to_dtype(pictures, dtype), labels[rows]
+
+
+def _decode(path: str, side: int) -> NDArray[np.uint8]:
+    pillow = images.load_pillow("imagenet")
+    try:
+        with pillow.open(path, formats=FORMATS) as picture:
+            return images.crop_and_resize(picture.convert("RGB"), side)
+    except Exception as error:  # a damaged picture raises several kinds of errors
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise InputError(f"{path} is not a complete JPEG file ({reason}): repair or remove it") from None

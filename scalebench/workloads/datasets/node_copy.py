@@ -1,0 +1,72 @@
+"""`hardware.stage`: a copy of the dataset on a disk of each node, made once and kept for later runs.
+
+The copy is a cache folder like any other: complete or absent, and written by one process while others wait. Other files
+in the stage folder are left alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from scalebench.core.errors import InputError
+from scalebench.workloads.datasets import cache
+
+COPY_CHUNK_BYTES = 2**24
+
+
+def copy_to_node(folder: Path, stage: str, wait_s: float, on_copied: Callable[[], None] = lambda: None) -> Path:
+    """Return the copy under `stage` of a complete cache folder, and make it first if it is missing or damaged.
+
+    `stage` may contain environment variables, such as $TMPDIR, which are expanded on this node. `on_copied` is called
+    after each chunk. Raises InputError where the stage is full or cannot be written, where the dataset cannot be read,
+    and where another process on this node has been copying for `wait_s`.
+    """
+    stage_dir = _expand_stage(stage)
+    try:
+        identity = json.loads((folder / cache.META).read_text())["identity"]
+        size_bytes = sum((folder / file).stat().st_size for file in (cache.INPUTS, cache.TARGETS))
+    except OSError as error:
+        raise _unreadable(folder, error) from None
+    name = identity.pop("name")
+    settings = cache.CacheSettings("stage", "hardware.stage", wait_s)
+    return cache.ensure_folder(stage_dir, name, identity, size_bytes, partial(_copy, folder, on_copied), settings)
+
+
+def _expand_stage(stage: str) -> Path:
+    folder = Path(os.path.expandvars(stage)).expanduser()
+    if "$" in str(folder):
+        raise InputError(f"hardware.stage={stage} has a variable that is not set on this node; write the folder out")
+    if not folder.is_absolute():
+        raise InputError(f"hardware.stage={stage} should be an absolute path, such as /tmp/scalebench")
+    return folder
+
+
+def _copy(source: Path, on_copied: Callable[[], None], folder: Path) -> None:
+    for name in (cache.INPUTS, cache.TARGETS):
+        try:
+            source_file = (source / name).open("rb")
+        except OSError as error:
+            raise _unreadable(source, error) from None
+        with source_file, (folder / name).open("wb") as copy:
+            while chunk := _read_chunk(source_file.read, source):
+                copy.write(chunk)
+                on_copied()
+
+
+def _read_chunk(read: Callable[[int], bytes], source: Path) -> bytes:
+    """Read the next chunk; an error in reading is another one than an error in writing, which means a full stage."""
+    try:
+        return read(COPY_CHUNK_BYTES)
+    except OSError as error:
+        raise _unreadable(source, error) from None
+
+
+def _unreadable(source: Path, error: OSError) -> InputError:
+    return InputError(
+        f"dataset {source} cannot be read on this node ({error.strerror}): set dataset.cache to a folder that all "
+        "nodes share"
+    )

@@ -1,0 +1,174 @@
+"""Generated datasets: `random`, `imagenet_synthetic`, `cifar10_synthetic` and `tokens_synthetic`.
+
+Samples depend on dataset.seed and on their index only, not on dataset.size or on the number of processes. They are made
+in chunks with one random stream each, so the chunk sizes are part of a dataset's definition.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scalebench.core.errors import InputError
+from scalebench.core.spec import Config
+from scalebench.workloads import networks, user_code
+from scalebench.workloads.datasets.cache import ChunkedDataset
+from scalebench.workloads.datasets.images import LABEL_DTYPE, to_dtype
+from scalebench.workloads.network import Shape
+
+# Versions: raise one when a seed gives other samples than before.
+RANDOM_VERSION = IMAGE_VERSION = TOKEN_VERSION = 1
+RANDOM_CHUNK_VALUES = 2**20  # about as many numbers share one random stream
+IMAGE_CHUNK = 64
+TOKEN_CHUNK = 64
+TOKENS = "tokens_synthetic"
+TOKEN_DTYPE = "int32"
+SUCCESSORS = 4  # of each token, equally likely: a perfect model has a loss of log 4 = 1.386
+
+
+def define_random(config: Config) -> ChunkedDataset:
+    """Return the dataset `random`: standard normal samples of the model's shapes, with nothing to learn in them."""
+    shapes = tuple(config.model.input_shape), tuple(config.model.target_shape)
+    chunk = max(1, RANDOM_CHUNK_VALUES // math.prod(shapes[0]))
+    return ChunkedDataset(
+        name="random",
+        version=RANDOM_VERSION,
+        samples=config.dataset.size,
+        seed=config.dataset.seed,
+        input_shape=shapes[0],
+        target_shape=shapes[1],
+        chunk=chunk,
+        make=partial(_make_random, config.dataset.seed, shapes, chunk),
+    )
+
+
+def _make_random(
+    seed: int, shapes: tuple[Shape, Shape], chunk: int, start: int, count: int
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Make inputs from the standard normal distribution and targets uniform in [0, 1)."""
+    rng = np.random.default_rng(np.random.SeedSequence([seed, start // chunk]))
+    targets = rng.random((chunk, *shapes[1]), np.float32)
+    return rng.standard_normal((count, *shapes[0]), np.float32), targets[:count]
+
+
+def define_images(config: Config) -> ChunkedDataset:
+    """Return the dataset of images of the model's input shape: noise over a color that depends on the class."""
+    dataset = config.dataset
+    shape = tuple(config.model.input_shape)
+    classes = dataset.classes or 1
+    return ChunkedDataset(
+        name=dataset.name,
+        version=IMAGE_VERSION,
+        samples=dataset.size,
+        seed=dataset.seed,
+        input_shape=shape,
+        target_shape=(),
+        chunk=IMAGE_CHUNK,
+        make=partial(_make_images, dataset.seed, shape, classes, dataset.dtype),
+        input_dtype=dataset.dtype,
+        target_dtype=LABEL_DTYPE,
+        details={"classes": classes},
+    )
+
+
+def _make_images(
+    seed: int, shape: Shape, classes: int, dtype: str, start: int, count: int
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Make a chunk, or the beginning of one: images (count, height, width, channels) and their classes (count,).
+
+    A value is the sum of noise, uniform in 0 .. 127, and of the class's color from the same range: it can be learned
+    within a few steps, and every pixel is different.
+    """
+    height, width, channels = shape
+    rng = np.random.default_rng(np.random.SeedSequence([seed, start // IMAGE_CHUNK]))
+    labels = rng.integers(0, classes, IMAGE_CHUNK)
+    row_bytes = width * channels
+    words = -(-IMAGE_CHUNK * height * row_bytes // 8)
+    noise = rng.integers(0, 2**64, words, np.uint64).view(np.uint8)  # drawing single bytes takes three times as long
+    pixels = noise[: count * height * row_bytes].reshape(count, height, row_bytes)
+    pixels >>= 1
+    pixels += np.tile(_class_colors(seed, classes, channels)[labels[:count]], width)[:, None]
+    return to_dtype(pixels.reshape(count, *shape), dtype), labels[:count]
+
+
+def _class_colors(seed: int, classes: int, channels: int) -> NDArray[np.uint8]:
+    """Draw the colors (classes, channels), 0 .. 127, from a random stream that no chunk uses."""
+    rng = np.random.default_rng(np.random.SeedSequence([seed], spawn_key=(0,)))
+    return rng.integers(0, 128, (classes, channels), np.uint8)
+
+
+def define_tokens(config: Config) -> ChunkedDataset:
+    """Return the dataset of sequences of a random Markov chain; each token is followed by one of SUCCESSORS others."""
+    dataset, classes = config.dataset, config.dataset.classes or 1
+    (length,) = config.model.input_shape
+    return ChunkedDataset(
+        name=TOKENS,
+        version=TOKEN_VERSION,
+        samples=dataset.size,
+        seed=dataset.seed,
+        input_shape=(length,),
+        target_shape=(length,),
+        chunk=TOKEN_CHUNK,
+        make=partial(_make_tokens, dataset.seed, length, classes),
+        input_dtype=TOKEN_DTYPE,
+        target_dtype=LABEL_DTYPE,
+        details={"classes": classes},
+    )
+
+
+def _make_tokens(
+    seed: int, length: int, classes: int, start: int, count: int
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Make a chunk, or the beginning of one: tokens (count, length) and the token that follows each of them."""
+    rng = np.random.default_rng(np.random.SeedSequence([seed, start // TOKEN_CHUNK]))
+    successors = _token_successors(seed, classes)
+    chain = np.empty((TOKEN_CHUNK, length + 1), np.int64)
+    chain[:, 0] = rng.integers(0, classes, TOKEN_CHUNK)
+    choices = rng.integers(0, SUCCESSORS, (TOKEN_CHUNK, length))
+    for position in range(length):
+        chain[:, position + 1] = successors[chain[:, position], choices[:, position]]
+    return chain[:count, :-1].astype(np.int32), chain[:count, 1:]
+
+
+def _token_successors(seed: int, classes: int) -> NDArray[np.int64]:
+    """Draw the successors (classes, SUCCESSORS) of each token from a random stream that no chunk uses."""
+    rng = np.random.default_rng(np.random.SeedSequence([seed], spawn_key=(0,)))
+    return rng.integers(0, classes, (classes, SUCCESSORS))
+
+
+def check_model_takes_tokens(config: Config) -> None:
+    """Raise InputError unless the model takes tokens and has at least as many outputs as there are different tokens."""
+    dataset, model = config.dataset, config.model
+    if user_code.is_user_model(model) or not networks.takes_tokens(model):
+        raise InputError(
+            f"dataset={TOKENS} has token numbers, which model={model.name} does not look up: choose another dataset, "
+            "or model=gpt_small"
+        )
+    if dataset.classes is None or dataset.dtype != TOKEN_DTYPE:
+        raise InputError(
+            f"dataset={TOKENS} has a number of different tokens, which are {TOKEN_DTYPE}: set "
+            f"dataset.dtype={TOKEN_DTYPE} and dataset.classes"
+        )
+    if model.target_shape != model.input_shape:
+        raise InputError(
+            f"dataset={TOKENS} has a target for each of {model.input_shape} tokens, model={model.name} takes targets "
+            f"of {tuple(model.target_shape)}"
+        )
+    if model.outputs < dataset.classes:
+        raise InputError(
+            f"dataset={TOKENS} has {dataset.classes} different tokens, model={model.name} has {model.outputs} outputs: "
+            "lower dataset.classes, or raise model.outputs"
+        )
+
+
+def check_model_takes_no_tokens(config: Config) -> None:
+    """Raise InputError for a model that takes tokens, since the dataset has other samples."""
+    if not user_code.is_user_model(config.model) and networks.takes_tokens(config.model):
+        raise InputError(
+            f"model={config.model.name} takes token numbers, which dataset={config.dataset.name} does not have: choose "
+            f"dataset={TOKENS}"
+        )

@@ -1,0 +1,267 @@
+"""Samples from a function of the user or of a plugin, made once in a process of their own and then read from the cache.
+
+The function is called with size, seed and its options. The other process (user_function_worker) isolates whatever it
+imports, prints or breaks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from scalebench.core import plugins
+from scalebench.core.errors import InputError
+from scalebench.core.plugins import PluginError
+from scalebench.core.spec import Config, DatasetSpec
+from scalebench.workloads import user_code
+from scalebench.workloads.datasets import cache
+from scalebench.workloads.source import SampleShape
+
+FORMAT_VERSION = 1  # raise it when the same function gives other files than before
+WORKER_MODULE = "scalebench.workloads.datasets.user_function_worker"
+REQUEST_FILE, RESPONSE_FILE, LOG_FILE = "request.json", "response.json", "output.log"
+MAX_LOG_BYTES = 20_000  # of the end of its output, kept beside the traceback
+NOTICE_AFTER_S = 2.0
+
+
+class UserFunction(NamedTuple):
+    """The function that makes a dataset."""
+
+    reference: str  # "module:function"
+    label: str  # its name in messages
+    config_key: str | None = None  # that names it; None for a plugin's
+    plugin_version: str = ""
+
+
+class SampleFacts(NamedTuple):
+    """What is read from the arrays that a function has made."""
+
+    samples: int
+    input_shape: tuple[int, ...]
+    target_shape: tuple[int, ...]
+    dtype: str
+    max_class: int | None  # None: the targets are quantities
+
+
+@dataclass(frozen=True)
+class FunctionCall:
+    """The request to the worker process: which function to call with which arguments."""
+
+    reference: str
+    label: str
+    from_user: bool  # the function may be in the current folder
+    size: int
+    seed: int
+    options: dict[str, Any]
+
+
+def has_function(dataset: DatasetSpec) -> bool:
+    """Whether a function of the user or of a plugin makes the dataset."""
+    return dataset.builder is not None or dataset.name in plugin_datasets()
+
+
+def plugin_datasets() -> list[str]:
+    """Return the names of the datasets that plugins add."""
+    return [point.name for point in plugins.points("datasets")]
+
+
+def find_function(dataset: DatasetSpec) -> UserFunction:
+    """Return the function that makes the dataset. Raises InputError if both a plugin and dataset.builder name one."""
+    point = next((point for point in plugins.points("datasets") if point.name == dataset.name), None)
+    if point is None:
+        assert dataset.builder is not None  # has_function holds
+        return UserFunction(dataset.builder, f"dataset.builder={dataset.builder}", "dataset.builder")
+    if dataset.builder is not None:
+        raise InputError(
+            f"dataset={dataset.name} has its function already: dataset.builder is for dataset={user_code.CUSTOM}"
+        )
+    return UserFunction(point.target, f"data set '{point.name}' of {point.origin}", plugin_version=point.version)
+
+
+def fill_from_function(config: Config, cache_dir: Path) -> Config:
+    """Return the config with what only the samples can tell: their number, dtype and classes. They are made if needed.
+
+    A network of scalebench for pictures takes them at the size that they have. Raises InputError for settings that
+    contradict the samples, PluginError where the function fails.
+    """
+    dataset, model = add_code_digest(config.dataset), config.model
+    requested = dataset.requested_size or dataset.size
+    facts = read_facts(ensure_samples(dataset, config.measure.timeout_s, cache_dir))
+    dataset = dataclasses.replace(
+        dataset,
+        size=facts.samples,
+        requested_size=None if requested == facts.samples else requested,
+        dtype=facts.dtype,
+        classes=_count_classes(dataset, facts),
+    )
+    shape = list(facts.input_shape)
+    if len(shape) == len(model.input_shape) == 3 and shape != model.input_shape:
+        model = dataclasses.replace(model, input_shape=shape, params=None)
+    return dataclasses.replace(config, dataset=dataset, model=model)
+
+
+def add_code_digest(dataset: DatasetSpec) -> DatasetSpec:
+    """Return the dataset with the digest of its function's file. Raises InputError for keys of other datasets."""
+    if dataset.path is not None:
+        raise InputError(f"dataset={dataset.name} is made by a function, not read: leave out dataset.path")
+    if dataset.image_size is not None:
+        raise InputError(f"dataset={dataset.name} has samples as its function makes them: leave out dataset.image_size")
+    function = find_function(dataset)
+    try:
+        digest = user_code.file_digest(function.reference, function.config_key or function.label)
+    except InputError:
+        if dataset.name == user_code.CUSTOM:
+            raise
+        digest = None  # the process that loads the plugin's function reports the problem with its traceback
+    return dataclasses.replace(dataset, code_digest=digest)
+
+
+def sample_shape(config: Config, cache_dir: Path) -> SampleShape:
+    """Return the shapes of the samples, for a config that fill_from_function returned."""
+    facts = read_facts(ensure_samples(config.dataset, config.measure.timeout_s, cache_dir))
+    return SampleShape(facts.input_shape, facts.target_shape, config.dataset.classes)
+
+
+_failed: dict[Path, PluginError] = {}  # of this process, so that a sweep waits only once for the same failure
+
+
+def ensure_samples(dataset: DatasetSpec, limit_s: float, cache_dir: Path) -> Path:
+    """Return the folder with the samples, and make them within `limit_s` first if they are missing.
+
+    Raises PluginError where the function fails and InputError where the cache is full.
+    """
+    function, size = find_function(dataset), dataset.requested_size or dataset.size
+    identity = {
+        "format": FORMAT_VERSION,
+        "function": function.reference,
+        "code": dataset.code_digest,
+        "version": function.plugin_version,
+        "size": size,
+        "seed": dataset.seed,
+        "options": dataset.options,
+    }
+    name = re.sub(r"\W", "_", dataset.name)
+    folder = cache_dir.absolute() / f"{name}-{cache.cache_key(name, identity)}"
+    if folder in _failed:
+        raise _failed[folder]
+    from_user = function.config_key is not None
+    call = FunctionCall(function.reference, function.label, from_user, size, dataset.seed, dataset.options)
+    write: Callable[[Path], None] = functools.partial(run_function, call, limit_s)
+    try:
+        return cache.ensure_folder(cache_dir, name, identity, 0, write)  # the size in bytes is not known in advance
+    except PluginError as error:
+        _failed[folder] = error
+        raise
+
+
+@functools.lru_cache(maxsize=64)  # a complete cache folder never changes
+def read_facts(folder: Path) -> SampleFacts:
+    """Return the number, shapes and dtype of the samples in a cache folder, and their highest class."""
+    inputs, targets = cache.open_arrays(folder)
+    max_class = int(targets.max()) if np.issubdtype(targets.dtype, np.integer) else None
+    return SampleFacts(len(inputs), inputs.shape[1:], targets.shape[1:], str(inputs.dtype), max_class)
+
+
+def _count_classes(dataset: DatasetSpec, facts: SampleFacts) -> int | None:
+    if facts.max_class is None:
+        if dataset.classes is not None:
+            raise InputError(f"dataset={dataset.name} has quantities as targets: leave out dataset.classes")
+        return None
+    min_classes = max(2, facts.max_class + 1)  # a classifier needs two
+    if dataset.classes is not None and dataset.classes < min_classes:
+        raise InputError(
+            f"dataset.classes={dataset.classes}, and dataset={dataset.name} has class {facts.max_class}: raise it"
+        )
+    return dataset.classes or min_classes
+
+
+def run_function(call: FunctionCall, limit_s: float, folder: Path) -> None:
+    """Have a worker process call the function and write both arrays into `folder`.
+
+    Raises PluginError, whose log has the function's output and traceback, where the function fails or takes longer
+    than `limit_s`; InputError if the function raised one; and OSError where the disk is full.
+    """
+    with tempfile.TemporaryDirectory(prefix="scalebench-") as name:
+        exchange = Path(name)
+        (exchange / REQUEST_FILE).write_text(json.dumps({**dataclasses.asdict(call), "folder": str(folder)}))
+        with (exchange / LOG_FILE).open("wb") as log:
+            status = _run_worker([sys.executable, "-m", WORKER_MODULE, name], log.fileno(), limit_s, call)
+        response = _read_response(exchange / RESPONSE_FILE) if status == 0 else None
+        if response is None:
+            response = {"problem": _describe_exit(status, limit_s, call)}
+        output = (exchange / LOG_FILE).read_bytes()[-MAX_LOG_BYTES:].decode("utf-8", "replace")
+    if "errno" in response:
+        raise OSError(response["errno"], os.strerror(response["errno"]))
+    if "input" in response:
+        raise InputError(response["input"])
+    if "problem" in response:
+        raise PluginError(response["problem"], "\n".join(filter(None, [output, response.get("log", "")])))
+
+
+def _run_worker(command: list[str], log: int, limit_s: float, call: FunctionCall) -> int | None:
+    """Return the exit status, or None after `limit_s`. The process and all that it started are gone afterwards."""
+    with _lifetime_pipe() as pipe:
+        process = subprocess.Popen(
+            [*command, str(pipe)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[pipe],
+            start_new_session=True,
+        )
+        try:
+            try:
+                return process.wait(min(NOTICE_AFTER_S, limit_s))
+            except subprocess.TimeoutExpired:
+                print(f"{call.label} is making its samples, {call.size:,} requested", file=sys.stderr, flush=True)
+            return process.wait(max(0.0, limit_s - NOTICE_AFTER_S))
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@contextlib.contextmanager
+def _lifetime_pipe() -> Iterator[int]:
+    """Yield the read end of a pipe, on which the worker sees end-of-file when this process ends in any way."""
+    read_end, write_end = os.pipe()
+    try:
+        yield read_end
+    finally:
+        os.close(write_end)
+        os.close(read_end)
+
+
+def _read_response(path: Path) -> dict[str, Any] | None:
+    try:
+        response: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return response
+
+
+def _describe_exit(status: int | None, limit_s: float, call: FunctionCall) -> str:
+    """Return in one line why the worker gave no response."""
+    if status is None:
+        return f"{call.label} was not done after {limit_s:g} s: lower dataset.size or raise measure.timeout_s"
+    if status == -signal.SIGKILL:
+        return f"{call.label} was killed while it made its samples (out of memory?): lower dataset.size"
+    if status < 0:
+        return f"{call.label} was ended by {signal.Signals(-status).name} while it made its samples"
+    return f"{call.label} ended its process with exit status {status} and gave no samples: it should return them"

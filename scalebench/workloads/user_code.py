@@ -1,0 +1,160 @@
+"""Functions and networks of the user, named as "module:function" in the current folder or an installed package.
+
+The parent only looks at their files, for typing mistakes and changes; they are loaded in other processes: in ranks, and
+in the process that makes the samples of a dataset.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import hashlib
+import importlib
+import importlib.machinery
+import importlib.util
+import math
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from scalebench.core import plugins
+from scalebench.core.errors import InputError, no_such
+from scalebench.core.plugins import PluginError
+from scalebench.core.spec import ModelSpec
+from scalebench.workloads import networks
+from scalebench.workloads.source import SampleShape
+
+CUSTOM = "custom"  # name of the YAML files for a model and a dataset of the user
+MODEL_FUNCTION_KEYS = ("torch", "keras")  # under `model`: one reference per framework
+METRIC_OF_LOSS = {"cross_entropy": "accuracy", "mse": "mse"}
+AUTO = "auto"
+
+
+def file_digest(reference: str, key: str) -> str | None:
+    """Return 16 hex digits of the file that a reference names, so that an edited function makes another run.
+
+    Raises InputError, which names the config key (such as "model.torch"), if the reference is not "module:function",
+    or if the module does not exist, is not valid Python or does not define that name. Returns None for a module that
+    is not a Python file. Imports nothing.
+    """
+    path = _find_file(reference, key)
+    if path is None or path.suffix != ".py":
+        return None
+    content = path.read_bytes()
+    _check_defined(content, path, reference, key)
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def load_function(reference: str, key: str) -> Callable[..., Any]:
+    """Import and return the function. Raises PluginError, with the traceback as its log, if that fails."""
+    folder = os.getcwd()
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    importlib.invalidate_caches()
+    function: Callable[..., Any] = plugins.load(reference, f"{key}={reference}")
+    return function
+
+
+def _check_defined(content: bytes, path: Path, reference: str, key: str) -> None:
+    """Raise InputError if the file cannot be parsed or nowhere defines, imports or assigns that name."""
+    try:
+        nodes = list(ast.walk(ast.parse(content, path.name)))
+    except (SyntaxError, ValueError) as error:
+        raise InputError(f"{key}={reference}: {path} is not valid Python: {error}") from None
+    names = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    names |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+    function = reference.partition(":")[2]
+    if function not in names and "*" not in names:
+        public = [name for name in names if not name.startswith("_")]
+        raise InputError(f"{key}={reference}: {no_such(f'function in {path}', function, public)}")
+
+
+def _find_file(reference: str, key: str) -> Path | None:
+    """Return the file of the reference's module without importing it (or None if it has no file)."""
+    module, colon, function = reference.partition(":")
+    names = module.split(".")
+    if not colon or not function.isidentifier() or not all(name.isidentifier() for name in names):
+        raise InputError(f"{key}={reference} should be MODULE:FUNCTION, such as my.module:build")
+    search_path = [os.getcwd(), *sys.path]
+    spec = importlib.machinery.PathFinder.find_spec(names[0], search_path) or importlib.util.find_spec(names[0])
+    if spec is None:
+        raise InputError(f"{key}={reference}: no module '{names[0]}' in {os.getcwd()} or among installed packages")
+    folders = list(spec.submodule_search_locations or [])
+    for number, name in enumerate(names[1:], start=2):
+        spec = importlib.machinery.PathFinder.find_spec(name, folders)
+        if spec is None:
+            raise InputError(f"{key}={reference}: no module '{'.'.join(names[:number])}'")
+        folders = list(spec.submodule_search_locations or [])
+    path = Path(spec.origin) if spec.origin else None
+    return path if path is not None and path.is_file() else None
+
+
+def is_user_model(model: ModelSpec) -> bool:
+    """Whether functions of the user build the network, not a description of scalebench or of a plugin."""
+    return model.torch is not None or model.keras is not None
+
+
+def identify_model(model: ModelSpec) -> ModelSpec:
+    """Return a user's model with the digest of its files and, if it is called "custom", with its function as its name;
+    any other model is returned unchanged.
+
+    Raises InputError as file_digest does, for model=custom without a function, and for a function beside a network
+    that scalebench or a plugin builds. A mistake in a model that has a name is a PluginError, since its YAML belongs
+    to a plugin.
+    """
+    references = {key: reference for key in MODEL_FUNCTION_KEYS if (reference := getattr(model, key)) is not None}
+    if not references and model.name != CUSTOM:
+        return model
+    if not references:
+        raise InputError(
+            f"model={CUSTOM} is a network of your own: set model.torch=MODULE:FUNCTION, model.keras=MODULE:FUNCTION, "
+            "or both"
+        )
+    if networks.is_known(model.name):
+        key = next(iter(references))
+        raise InputError(f"model={model.name} has its network already: model.{key} is for model={CUSTOM}")
+    try:
+        digests = [file_digest(reference, f"model.{key}") or "" for key, reference in references.items()]
+    except InputError as error:
+        raise error if model.name == CUSTOM else PluginError(f"model={model.name}: {error}") from error
+    name = next(iter(references.values())) if model.name == CUSTOM else model.name
+    return dataclasses.replace(model, name=name, code_digest="-".join(digests))
+
+
+def has_open_shapes(model: ModelSpec) -> bool:
+    """Whether the network takes samples of any shape, unless the config sets the shapes."""
+    return is_user_model(model) or not model.input_shape
+
+
+def complete_model(model: ModelSpec, samples: SampleShape, dataset: str) -> ModelSpec:
+    """Return the model with the shapes, number of outputs, loss and metric that its config leaves to the samples.
+
+    Raises InputError for a loss that does not suit the targets and for a wrong number of target names; `dataset` is
+    the dataset's name in that message.
+    """
+    classes, open_shapes = samples.classes, has_open_shapes(model)
+    if open_shapes:
+        target_shape = [] if classes is not None else model.target_shape or list(samples.target_shape)
+        model = dataclasses.replace(
+            model,
+            input_shape=model.input_shape or list(samples.input_shape),
+            target_shape=target_shape,
+            outputs=math.prod(target_shape) if classes is None else max(model.outputs, classes),
+        )
+    loss = ("mse" if classes is None else "cross_entropy") if model.loss == AUTO else model.loss
+    if loss not in METRIC_OF_LOSS:
+        raise InputError(f"model.loss={loss}: {no_such('loss', loss, [AUTO, *METRIC_OF_LOSS])}")
+    if open_shapes and (loss == "mse") != (classes is None):
+        targets = "quantities" if classes is None else f"{classes} classes"
+        raise InputError(f"model.loss={loss} does not suit the {targets} of dataset={dataset}: leave it at {AUTO}")
+    if open_shapes and model.targets and len(model.targets) != model.outputs:
+        raise InputError(
+            f"model.targets has {len(model.targets)} names for {model.outputs} quantities: name all or none"
+        )
+    metric = METRIC_OF_LOSS[loss] if model.metric == AUTO else model.metric
+    return dataclasses.replace(model, loss=loss, metric=metric)

@@ -1,0 +1,200 @@
+"""Baselines by machine: whole or not at all, and none for another kind of machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from scalebench.analysis.comparison import baseline_store
+from scalebench.analysis.comparison.baseline_store import load_folder, no_baseline, save, saved, store
+from scalebench.analysis.comparison.pairing import launches
+from scalebench.core.errors import InputError
+from scalebench.core.machine.gpus import Gpu
+from scalebench.core.machine.machine_class import Kind, kind_of
+from scalebench.core.result import write_result
+from tests.builders.comparisons import folder, machine, results
+from tests.builders.runs import MACHINE, record
+from tests.builders.sweeps import write
+
+GPU = Gpu(0, "Tesla K80", "GPU-1", 2**33, 875, 2505, 149.0, 0, None)
+GIB = 2**30
+
+
+def kind(**changes: object) -> Kind:
+    return kind_of(machine(**changes)["machine"])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hostname": "x"},
+        {"versions": {"torch": "3"}},
+        {"driver_version": "1"},
+        {"memory_bytes": 2**33 - 400 * 2**20},
+        {"kernel": "7"},
+        {"cpu_quota": 4.0},
+    ],
+)
+def test_the_same_kind_of_machine(changes: dict[str, object]) -> None:
+    assert kind(**changes).fingerprint == kind().fingerprint
+
+
+@pytest.mark.parametrize("changes", [{"cpu_model": "x"}, {"cpus": 4}, {"cpu_quota": 1.5}, {"memory_bytes": 2**34},
+                                     {"gpus": [GPU]}, {"cpu_model": None}, {"memory_bytes": None}])  # fmt: skip
+def test_another_kind_of_machine(changes: dict[str, object]) -> None:
+    assert kind(**changes).fingerprint != kind().fingerprint
+
+
+def test_the_number_of_gpus_counts_and_their_ids_do_not() -> None:
+    other = Gpu(1, "Tesla K80", "GPU-2", 2**33, 875, 2505, 100.0, 0, None)
+    assert kind(gpus=[GPU]).fingerprint == kind(gpus=[other]).fingerprint != kind(gpus=[GPU, other]).fingerprint
+
+
+@pytest.mark.parametrize(("size", "gib"), [(15.6 * GIB, 16), (16.0 * GIB, 16), (7.7 * GIB, 8), (24.2 * GIB, 24),
+                                           (94 * GIB, 96), (0.5 * GIB, 0.5), (0, None), (None, None)])  # fmt: skip
+def test_memory_is_rounded(size: float | None, gib: float | None) -> None:
+    assert kind(memory_bytes=None if size is None else int(size)).memory_gib == gib
+
+
+def test_a_kind_in_words() -> None:
+    assert str(kind(gpus=[GPU, GPU])) == "cpu a processor, 2 cores, about 8 GiB, 2 x Tesla K80"
+    assert str(kind(cpu_model=None, memory_bytes=None)) == "cpu unknown, 2 cores, unknown memory, no GPU"
+
+
+def test_saved_records_come_back_as_they_were() -> None:
+    folder("a", [0.1, 0.2])
+    ((machine_kind, target, runs),) = save("main", ["a", "a/0"])
+    assert (runs, target) == (2, Path(f".scalebench/baselines/{kind().fingerprint}/main"))
+    assert machine_kind == kind()
+    assert (target / "0" / "result.json").read_bytes() == Path("a/0/result.json").read_bytes()
+    assert [one.run_id for one in launches(load_folder("main", [kind()]))] == ["a-ddp-1-0", "a-ddp-1-1"]
+    assert load_folder("main", [kind(cpus=4)]) == load_folder("other", [kind()]) == []
+    assert [(one.kind, one.names) for one in saved()] == [(kind(), ["main"])]
+
+
+def test_each_machine_has_its_own() -> None:
+    folder("a", [0.1])
+    folder("a", [0.1], gpus=2, **machine(cpus=4))
+    found = save("main", ["a"])
+    assert {one.fingerprint for one, *_ in found} == {kind().fingerprint, kind(cpus=4).fingerprint}
+    assert len(load_folder("main", [kind(), kind(cpus=4)])) == 2
+
+
+def test_a_name_that_is_taken() -> None:
+    folder("a", [0.1, 0.2])
+    folder("b", [0.3])
+    save("main", ["a"])
+    with pytest.raises(InputError, match=r"^baseline 'main' of this machine \(cpu a processor, .* is there already"):
+        save("main", ["b"])
+    assert len(launches(load_folder("main", [kind()]))) == 2
+    save("main", ["b"], replace=True)
+    assert [one.run_id for one in launches(load_folder("main", [kind()]))] == ["b-ddp-1-0"]
+    assert sorted(path.name for path in (store() / kind().fingerprint).iterdir()) == ["machine.json", "main"]
+
+
+def test_a_baseline_is_whole_or_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder("a", [0.1, 0.2])
+    save("main", ["a"])
+    before = (load_folder("main", [kind()])[0] / "0" / "result.json").read_bytes()
+    folder("b", [0.3, 0.4])
+    real = baseline_store.shutil.copyfile
+
+    def full(source: Path, target: Path) -> None:
+        if "/1/" in str(target):
+            raise OSError(28, "No space left on device")
+        real(source, target)
+
+    monkeypatch.setattr(baseline_store.shutil, "copyfile", full)
+    with pytest.raises(InputError, match="No space left on device; set SCALEBENCH_BASELINES"):
+        save("main", ["b"], replace=True)
+    assert (load_folder("main", [kind()])[0] / "0" / "result.json").read_bytes() == before
+    assert sorted(path.name for path in (store() / kind().fingerprint).iterdir()) == ["machine.json", "main"]
+
+
+def test_the_old_one_stays_where_the_new_one_cannot_take_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder("a", [0.1])
+    save("main", ["a"])
+    real = os.rename
+
+    def stuck(source: Path, target: Path) -> None:
+        if source.name.endswith(".new"):
+            raise OSError(5, "Input/output error")
+        real(source, target)
+
+    monkeypatch.setattr(baseline_store.os, "rename", stuck)
+    with pytest.raises(InputError, match="Input/output error"):
+        save("main", ["a"], replace=True)
+    assert len(launches(load_folder("main", [kind()]))) == 1
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../x", "/etc", ".hidden", "a b", "a\n", "x" * 65, "é"])
+def test_names_that_are_no_plain_folder(name: str) -> None:
+    folder("a", [0.1])
+    for call in (lambda: save(name, ["a"]), lambda: load_folder(name, [kind()])):
+        with pytest.raises(InputError, match=r"^baseline name "):
+            call()
+    assert not store().exists()
+
+
+def test_nothing_that_went_well_is_no_baseline() -> None:
+    Path("a/0").mkdir(parents=True)
+    write_result(record(status="failed", block_s=None), Path("a/0"))
+    with pytest.raises(InputError, match=r"^no run of a went well"):
+        save("main", ["a"])
+
+
+def test_a_copy_of_a_run_is_saved_once() -> None:
+    folder("a", [0.1, 0.1])
+    write(Path("copies"), results("a", [0.1]))
+    assert save("main", ["a", "copies"])[0][2] == 2
+
+
+def test_what_a_killed_save_left_is_no_baseline() -> None:
+    folder("a", [0.1])
+    ((_, target, _),) = save("main", ["a"])
+    (target.parent / ".other.123.new" / "0").mkdir(parents=True)
+    assert [one.names for one in saved()] == [["main"]]
+
+
+def test_a_run_id_names_no_file() -> None:
+    folder("a", [0.1], run_id="../../../escaped")
+    ((_, target, _),) = save("main", ["a"])
+    assert [path.name for path in target.iterdir()] == ["0"]
+
+
+def test_the_store_can_be_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCALEBENCH_BASELINES", str(tmp_path / "there"))
+    folder("a", [0.1])
+    save("main", ["a"])
+    assert (tmp_path / "there" / kind().fingerprint / "main").is_dir() and not Path(".scalebench").exists()
+
+
+def test_a_store_that_is_a_file() -> None:
+    folder("a", [0.1])
+    Path(".scalebench").write_text("")
+    with pytest.raises(InputError, match="set SCALEBENCH_BASELINES to a folder that can be written"):
+        save("main", ["a"])
+    assert saved() == [] and load_folder("main", [kind()]) == []
+
+
+def test_what_there_is_instead() -> None:
+    assert no_baseline("main", [kind()]) == (
+        "no baseline 'main' in .scalebench/baselines (cpu a processor, 2 cores, about 8 GiB, no GPU); saved names: none"
+    )
+    folder("a", [0.1], **machine(cpus=4))
+    save("main", ["a"])
+    assert no_baseline("main", [kind(), kind()]) == (
+        "no baseline 'main' for this machine (cpu a processor, 2 cores, about 8 GiB, no GPU); "
+        "saved ones are for cpu a processor, 4 cores, about 8 GiB, no GPU"
+    )
+    assert no_baseline("other", [kind()]).endswith("saved names: main")
+
+
+def test_a_machine_file_that_is_broken_is_passed_over() -> None:
+    folder("a", [0.1])
+    save("main", ["a"])
+    (store() / kind().fingerprint / "machine.json").write_text("{")
+    assert saved() == [] and len(load_folder("main", [kind()])) == 1
+    assert MACHINE.cpus == 2

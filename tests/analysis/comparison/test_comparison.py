@@ -1,0 +1,250 @@
+"""Two sides, or the values of a key: pairs, verdicts and what becomes of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from scalebench.analysis.comparison import Comparison, compare, compare_by
+from scalebench.analysis.comparison.pairing import Launch, launch_of
+from scalebench.core.errors import InputError
+from scalebench.core.spec import HardwareSpec
+from tests.builders import sweeps
+from tests.builders.comparisons import failed, machine, made, results, train
+from tests.builders.runs import rank, simulated_config
+
+STEADY = [0.1, 0.1005, 0.0995, 0.1002, 0.0998]  # five launches within 0.5 %
+
+
+def slower(share: float) -> list[float]:
+    return [each * (1 + share) for each in STEADY]
+
+
+def only(found: Comparison) -> Any:
+    (pair,) = found.pairs
+    return pair
+
+
+def test_a_slow_down_is_found_and_is_a_regression_beyond_the_threshold_only() -> None:
+    a, b = made("a", STEADY), made("b", slower(0.05))
+    pair = only(compare(a, b))
+    assert (pair.verdict, pair.regression) == ("slower", False)
+    assert pair.ratio == pytest.approx(1 / 1.05) and pair.interval.low < pair.ratio < pair.interval.high < 1
+    assert pair.test == "Welch's t, 5 and 5 launches"
+    for threshold, status in [(None, "ok"), (0.0, "regression"), (0.03, "regression"), (0.05, "ok")]:
+        found = compare(a, b, threshold=threshold)
+        assert found.status == status and only(found).verdict == "slower"
+
+
+def test_what_is_faster_is_no_regression() -> None:
+    found = compare(made("a", slower(0.05)), made("b", STEADY), threshold=0.0)
+    assert (found.status, only(found).verdict) == ("ok", "faster") and only(found).ratio == pytest.approx(1.05)
+
+
+def test_a_large_ratio_that_noise_explains_is_no_regression() -> None:
+    noisy = [0.08, 0.12, 0.1, 0.13]
+    found = compare(made("a", noisy), made("b", [each * 1.1 for each in noisy]), threshold=0.03)
+    assert (found.status, only(found).verdict) == ("ok", "no difference resolved")
+
+
+def test_the_same_runs_are_told_as_such() -> None:
+    runs = [*made("a", STEADY), *made("a", [0.1], gpus=2)]
+    found = compare(runs, runs, threshold=0.0)
+    assert (
+        found.status == "ok"
+        and [(p.ratio, p.interval, p.verdict) for p in found.pairs] == [(1.0, None, "the same run")] * 2
+    )
+
+
+def test_runs_that_both_hold_are_compared_with_the_others_only() -> None:
+    old, new = made("a", STEADY), made("b", slower(0.05))
+    pair = only(compare([*old, *new], new))
+    assert {one.run_id for one in pair.a.measured} == {one.run_id for one in old}
+    assert pair.ratio == pytest.approx(1 / 1.05) and "both sides" in pair.notes[0]
+
+
+def test_one_launch_each_goes_by_its_blocks() -> None:
+    pair = only(compare(made("a", [0.1]), made("b", [0.105])))
+    assert (pair.test, pair.verdict) == ("blocks of one launch each", "slower")
+    assert pair.interval.low < 1 / 1.05 < pair.interval.high
+
+
+@pytest.mark.parametrize(("few", "test"), [(1, "Student's t, 5 and 1 launches"), (2, "Student's t, 5 and 2 launches")])
+def test_few_launches_beside_many(few: int, test: str) -> None:
+    pair = only(compare(made("a", STEADY), made("b", slower(0.05)[:few])))
+    assert (pair.test, pair.verdict) == (test, "slower")
+
+
+def test_two_launches_each_give_no_verdict() -> None:
+    found = compare(made("a", STEADY[:2]), made("b", slower(0.5)[:2]), threshold=0.0)
+    assert (only(found).verdict, only(found).interval, found.status) == ("no interval", None, "ok")
+
+
+def test_interleaved_launches_are_paired() -> None:
+    """Both drift by 30 %, which cancels."""
+    drift = [0.1, 0.11, 0.12, 0.13]
+    found = [*made("a", drift), *made("a", [each * 1.02 * (1 + 0.0005 * n) for n, each in enumerate(drift)], "ddp", 1,
+                                     run_id="", **train(precision="tf32"))]  # fmt: skip
+    renamed = [launch_of(dataclasses.replace(one.record, run_id=f"{n}")) for n, one in enumerate(found)]
+    apart = [dataclasses.replace(one, record=new.record) for one, new in zip(found, renamed, strict=True)]
+    pair = only(compare_by(apart, "train.precision"))
+    assert (pair.test, pair.verdict) == ("paired t, 4 interleaved repeats", "slower")
+
+
+def test_verdicts_are_adjusted_for_the_number_of_pairs() -> None:
+    """One pair alone is resolved, and is not among twenty that are not."""
+    a, b = [0.1, 0.102, 0.098, 0.101, 0.099], [0.1 * 1.025 * w for w in (1, 1.02, 0.98, 1.01, 0.99)]
+    alone = only(compare(made("a", a), made("b", b)))
+    assert alone.verdict == "slower" and 0.01 < alone.p < 0.05 and alone.p_holm == alone.p
+    many = [one for gpus in range(1, 21) for one in made("a", a, gpus=gpus)]
+    others = made("b", b) + [one for gpus in range(2, 21) for one in made("b", a, gpus=gpus)]
+    found = compare(many, others, threshold=0.0)
+    first = found.pairs[0]
+    assert (first.verdict, found.status) == ("no difference resolved", "ok")
+    assert first.p == pytest.approx(alone.p) and first.p_holm == pytest.approx(20 * alone.p)
+    assert first.interval == alone.interval, "the interval is that of the pair alone"
+
+
+def test_pairs_share_everything_but_what_may_differ() -> None:
+    a = [*made("a", [0.1]), *made("a", [0.1], gpus=2), *made("a", [0.1], **train(precision="tf32"))]
+    b = [*made("b", [0.1], **machine(hostname="other", versions={"torch": "2.9"})), *made("b", [0.1], gpus=4)]
+    found = compare(a, b)
+    assert [pair.label for pair in found.pairs] == [{"strategy": "ddp", "gpus": "1", "precision": "float32"}]
+    told = {(key, x, y, n) for key, x, y, n in found.contrasts[0].differences}
+    assert told == {("machine.hostname", "node", "other", 1), ("versions.torch", "none", "2.9", 1)}
+
+
+UNLIKE: dict[str, tuple[dict[str, Any], str]] = {
+    "batch": (train(batch_per_device=20), "train.batch_per_device: 10 and 20"),
+    "precision": (train(precision="tf32"), "train.precision: float32 and tf32"),
+    "scaling": ({"scaling": "strong"}, "scaling: weak and strong"),
+    "gpus": ({"gpus": 2}, "gpus: 1 and 2"),
+    "machine": (machine(cpu_model="another"), "machine.cpu_model: a processor and another"),
+}
+
+
+@pytest.mark.parametrize(("changes", "words"), UNLIKE.values(), ids=list(UNLIKE))
+def test_a_refusal_names_the_key_and_both_values(changes: dict[str, Any], words: str) -> None:
+    found = compare(made("a", [0.1]), made("b", [0.1], **changes))
+    assert (found.status, found.pairs) == ("not comparable", [])
+    assert words in found.refusal and found.refusal.startswith("nothing in A pairs with B: closest rows differ in ")
+
+
+def test_the_way_out_of_a_refusal_is_one() -> None:
+    a, b = made("a", [0.1]), made("b", [0.2], **train(batch_per_device=20))
+    assert compare(a, b).refusal.endswith("; --ignore train.batch_per_device pairs them")
+    found = compare(a, b, ignore=["train.batch_per_device"])
+    assert found.status == "ok" and only(found).verdict == "slower"
+    assert found.contrasts[0].differences == [("train.batch_per_device", "10", "20", 1)]
+    assert compare(a, b, ignore=["train"]).status == "ok"
+
+
+def test_what_goes_with_a_key_is_left_out_with_it() -> None:
+    a, b = made("a", STEADY), made("b", STEADY, **machine(cpu_model="another"))
+    assert compare(a, b, ignore=["hardware"]).status == "ok"
+
+
+def test_keys_are_left_out_beside_the_one_that_is_compared() -> None:
+    a, b = made("a", STEADY), made("b", STEADY, seed=1, **train(precision="tf32"))
+    assert compare_by([*a, *b], "train.precision").refusal.endswith("seed: 0 and 1; --ignore seed pairs them")
+    assert len(compare_by([*a, *b], "train.precision", ignore=["seed"]).pairs) == 1
+
+
+def test_the_closest_of_all_rows_is_named_and_no_key_where_it_takes_several() -> None:
+    far, near = made("a", [0.1], gpus=4), made("a", [0.1])
+    b = made("b", [0.1], **train(batch_per_device=20))
+    for a in ([*far, *near], [*near, *far]):
+        assert "differ in train.batch_per_device: 10 and 20; --ignore" in compare(a, b).refusal
+    assert compare(far, b).refusal.endswith("differ in gpus: 4 and 1; train.batch_per_device: 10 and 20") or (
+        compare(far, b).refusal.endswith("differ in train.batch_per_device: 10 and 20; gpus: 4 and 1")
+    )
+
+
+def test_nothing_that_went_well() -> None:
+    assert compare([failed("a")], made("b", [0.1])).refusal == "no run of A went well"
+    assert compare(made("a", [0.1]), [failed("b")]).refusal == "no run of B went well"
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"), [(["precision"], "did you mean 'train.precision'"), (["x"], "no key 'x'; known: ")]
+)
+def test_unknown_keys(keys: list[str], reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        compare(made("a", [0.1]), made("b", [0.1]), ignore=keys)
+    with pytest.raises(InputError, match=reason):
+        compare_by(made("a", [0.1]), keys[0])
+
+
+def formats(share: float = 1.25) -> list[Launch]:
+    """Six device counts in two formats, of which the second is faster by about `share`."""
+    found = []
+    for gpus in range(1, 7):
+        found += made("a", [0.1], gpus=gpus, **train(data_format="nhwc"))
+        block_s = 0.1 / (share + 0.01 * (gpus - 3.5))
+        found += made("b", [block_s], gpus=gpus, **train(data_format="nchw"))
+    return found
+
+
+def test_by_a_key_gives_the_median_over_the_pairs() -> None:
+    (contrast,) = compare_by(formats(), "train.data_format", base="nhwc").contrasts
+    assert (contrast.a, contrast.b, len(contrast.pairs)) == ("nhwc", "nchw", 6)
+    assert contrast.median == pytest.approx(1.25, rel=1e-3)
+    assert contrast.median_interval.low == pytest.approx(1.225) and contrast.median_interval.high == pytest.approx(
+        1.275
+    )
+    assert [pair.label for pair in contrast.pairs] == [{"strategy": "ddp", "gpus": str(n)} for n in range(1, 7)]
+    assert contrast.differences == []
+    turned = compare_by(formats(), "train.data_format").contrasts[0]
+    assert (turned.a, turned.b) == ("nchw", "nhwc") and turned.median == pytest.approx(1 / 1.25, rel=1e-2)
+
+
+def test_by_hardware_the_machine_may_differ_and_is_told() -> None:
+    big = {"hardware": HardwareSpec("p100", devices="cpu", gpus_per_node=4), **machine(cpu_model="another")}
+    found = compare_by([*made("a", STEADY), *made("b", [each / 4.4 for each in STEADY], **big)], "hardware")
+    (contrast,) = found.contrasts
+    assert (contrast.a, contrast.b) == ("cpu", "p100") and contrast.median == pytest.approx(4.4)
+    keys = {key for key, *_ in contrast.differences}
+    assert {"machine.cpu_model", "hardware.gpus_per_node"} <= keys and "hardware.name" not in keys
+
+
+def test_of_other_models_it_is_told_that_samples_differ() -> None:
+    other = dataclasses.replace(results("a", [0.1])[0].spec and simulated_config().model, name="mlp")
+    found = compare_by([*made("a", [0.1]), *made("b", [0.05], model=other)], "model")
+    assert len(found.pairs) == 1 and any("a sample is not the same work" in note for note in found.notes)
+    assert compare(made("a", [0.1]), made("b", [0.1])).notes == []
+
+
+def test_one_value_is_nothing_to_compare() -> None:
+    found = compare_by(made("a", [0.1]), "train.precision")
+    assert (found.status, found.refusal) == (
+        "not comparable", "train.precision is float32 in all rows: nothing to compare"
+    )  # fmt: skip
+
+
+def test_several_values_are_one_family() -> None:
+    found = [one for n, p in enumerate(("float32", "tf32", "bfloat16"))
+             for one in made("abc"[n], [each * (1 + 0.1 * n) for each in STEADY], **train(precision=p))]  # fmt: skip
+    told = compare_by(found, "train.precision", base="float32")
+    assert [(c.a, c.b) for c in told.contrasts] == [("float32", "bfloat16"), ("float32", "tf32")]
+    least = min(pair.p for pair in told.pairs)
+    assert min(pair.p_holm for pair in told.pairs) == pytest.approx(2 * least)
+
+
+def test_speedups_by_gpus_are_those_of_the_sweep() -> None:
+    found = [launch_of(sweeps.run("ddp_gloo", gpus, repeat)) for repeat in range(3) for gpus in (1, 2, 4)]
+    told = compare_by(found, "gpus")
+    assert [contrast.median for contrast in told.contrasts] == pytest.approx([1.8, 3.24], rel=0.01)
+
+
+def test_a_failed_run_goes_before_a_regression_and_only_with_a_threshold() -> None:
+    a = [*made("a", STEADY), *made("a", STEADY, gpus=2)]
+    b = [*made("b", slower(0.2)), failed("b", gpus=2)]
+    assert compare(a, b, threshold=0.03).status == "failed run"
+    assert compare(a, b).status == "ok"
+
+
+def test_too_few_blocks_give_a_ratio_without_a_verdict() -> None:
+    a, b = (made(side, [0.1], ranks=[rank(0, [0.1] * 3)]) for side in "ab")
+    assert (only(compare(a, b)).ratio, only(compare(a, b)).verdict) == (1.0, "no interval")

@@ -1,0 +1,92 @@
+"""How rows are called, and in what they differ."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from scalebench.analysis.comparison.labels import Labels, differences, short
+from scalebench.analysis.comparison.pairing import Row, rows
+from scalebench.core.result import Monitor
+from tests.builders.comparisons import machine, made, train
+from tests.builders.runs import MODEL
+
+OTHER = {"model": dataclasses.replace(MODEL, name="mlp", input_shape=[3, 3], outputs=7)}
+
+
+def labels(*found: Row, without: tuple[str, ...] = ()) -> list[dict[str, str]]:
+    told = Labels(found, without)
+    return [told.of(row) for row in found]
+
+
+def test_the_fewest_keys_that_tell_rows_apart() -> None:
+    """What goes with the model, its shape and outputs, is not told beside its name."""
+    found = rows([*made("a", [0.1]), *made("a", [0.1], **OTHER), *made("a", [0.1], **train(precision="tf32"))])
+    assert labels(*found) == [
+        {"model": "materials_cnn", "strategy": "ddp", "gpus": "1", "precision": "float32"},
+        {"model": "mlp", "strategy": "ddp", "gpus": "1", "precision": "float32"},
+        {"model": "materials_cnn", "strategy": "ddp", "gpus": "1", "precision": "tf32"},
+    ]
+
+
+def test_strategy_and_devices_are_always_told() -> None:
+    assert labels(*rows(made("a", [0.1]))) == [{"strategy": "ddp", "gpus": "1"}]
+    assert Labels([], ()).keys == ["strategy.name", "gpus"]
+
+
+def test_options_are_told_where_a_strategy_has_several() -> None:
+    found = rows(
+        [*made("a", [0.1], options={"bucket_cap_mb": 1.0}), *made("a", [0.1]), *made("a", [0.1], "bare_torch")]
+    )
+    assert [one.get("bucket_cap_mb") for one in labels(*found)] == ["1", "25", "none"]
+    assert "bucket_cap_mb" not in labels(*found[1:])[0]
+
+
+def test_what_is_compared_names_no_row() -> None:
+    found = rows([*made("a", [0.1]), *made("a", [0.1], gpus=2)])
+    assert labels(*found, without=("gpus",)) == [{"strategy": "ddp"}] * 2
+
+
+@pytest.mark.parametrize(
+    ("key", "name"), [("strategy.name", "strategy"), ("train.precision", "precision"), ("gpus", "gpus")]
+)
+def test_short_names(key: str, name: str) -> None:
+    assert short(key) == name
+
+
+def row(side: str, **changes: Any) -> Row:
+    (found,) = rows(made(side, [0.1], **changes))
+    return found
+
+
+def test_differences_are_counted_over_the_pairs() -> None:
+    new = machine(driver_version="2")
+    pairs = [(row("a"), row("b", **new)), (row("a", gpus=2), row("b", gpus=2, **new)), (row("a"), row("b"))]
+    assert differences(pairs, None) == [("machine.driver_version", "none", "2", 2)]
+
+
+def test_launches_of_one_side_that_differ_are_all_told() -> None:
+    (both,) = rows([*made("a", [0.1]), *made("b", [0.1], **machine(git_commit="abc"))])
+    assert differences([(both, row("c", **machine(git_commit="def")))], None) == [
+        ("machine.git_commit", "none or abc", "def", 1)
+    ]
+
+
+def test_neither_the_key_itself_nor_options_of_another_strategy() -> None:
+    ddp, bare = row("a"), row("b", strategy="bare_torch")
+    assert differences([(ddp, bare)], "strategy") == []
+    assert differences([(ddp, bare)], None) == [("strategy.name", "ddp", "bare_torch", 1)]
+    one = row("b", options={"bucket_cap_mb": 1.0})
+    assert differences([(ddp, one)], "strategy") == [("strategy.options.bucket_cap_mb", "25", "1", 1)]
+    newer = row("b", options={"of_a_later_version": 1})
+    assert differences([(ddp, newer)], None) == [("strategy.options.of_a_later_version", "none", "1", 1)]
+
+
+@pytest.mark.parametrize(
+    ("clock", "told"), [(1405.0, []), (1300.0, [("sm_clock_mhz_mean", "1400", "1300", 1)]), (None, [])]
+)
+def test_clocks_that_differ_by_more_than_a_hundredth(clock: float | None, told: list[Any]) -> None:
+    a, b = row("a", monitor=Monitor(sm_clock_mhz_mean=1400.0)), row("b", monitor=Monitor(sm_clock_mhz_mean=clock))
+    assert differences([(a, b)], None) == told

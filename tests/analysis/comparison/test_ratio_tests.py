@@ -1,0 +1,122 @@
+"""Ratios of launches: against scipy, by hand, and with too few of them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from scalebench.analysis.comparison.tests import blocks_test, holm, launches_test, median_interval, paired_test
+from scalebench.core.stats.estimates import BATCHES, Interval, ratio_interval
+
+A, B = [100.0, 103.0, 99.0, 101.0], [92.0, 97.0, 95.0]
+
+
+def logs(values: list[float]) -> list[float]:
+    return [math.log(value) for value in values]
+
+
+def test_welch_is_scipys() -> None:
+    found, known = launches_test(A, B), scipy.stats.ttest_ind(logs(B), logs(A), equal_var=False)
+    assert found.test == "Welch's t, 4 and 3 launches"
+    assert found.ratio == pytest.approx(scipy.stats.gmean(B) / scipy.stats.gmean(A))
+    assert found.p == pytest.approx(known.pvalue)
+    limits = known.confidence_interval(0.95)
+    assert (found.interval.low, found.interval.high) == pytest.approx((math.exp(limits.low), math.exp(limits.high)))
+
+
+@pytest.mark.parametrize("b", [[92.0, 95.0], [92.0, 97.0]])
+def test_two_launches_beside_several_share_their_variance(b: list[float]) -> None:
+    found, known = launches_test(A, b), scipy.stats.ttest_ind(logs(b), logs(A), equal_var=True)
+    assert found.test == "Student's t, 4 and 2 launches"
+    assert found.p == pytest.approx(known.pvalue)
+    assert found.interval.high == pytest.approx(math.exp(known.confidence_interval(0.95).high))
+
+
+def test_one_launch_beside_several_is_crawford_and_howells() -> None:
+    found, spread = launches_test(A, [92.0]), np.std(logs(A), ddof=1)
+    t = (math.log(92.0) - np.mean(logs(A))) / (spread * math.sqrt(1 + 1 / 4))
+    assert found.p == pytest.approx(2 * scipy.stats.t.sf(abs(t), 3))
+    turned = launches_test([92.0], A)
+    assert turned.p == pytest.approx(found.p) and turned.ratio == pytest.approx(1 / found.ratio)
+
+
+@pytest.mark.parametrize(("a", "b"), [([100.0, 101.0], [90.0]), ([100.0, 101.0], [90.0, 91.0]), ([100.0], [90.0])])
+def test_fewer_than_three_launches_say_nothing_of_how_they_vary(a: list[float], b: list[float]) -> None:
+    found = launches_test(a, b)
+    assert (found.interval, found.p) == (None, None) and found.test.startswith("none")
+    assert found.ratio == pytest.approx(scipy.stats.gmean(b) / scipy.stats.gmean(a))
+
+
+@pytest.mark.parametrize(("b", "p"), [([100.0] * 3, 1.0), ([90.0] * 3, 0.0)])
+def test_launches_without_any_noise(b: list[float], p: float) -> None:
+    found = launches_test([100.0] * 3, b)
+    assert found.p == p and found.interval.low == found.interval.high == found.ratio
+
+
+def test_what_pairs_have_in_common_cancels() -> None:
+    pairs = [(100.0, 95.0), (200.0, 190.4), (50.0, 47.4), (80.0, 76.1)]
+    found = paired_test(pairs)
+    known = scipy.stats.ttest_rel(logs([b for _, b in pairs]), logs([a for a, _ in pairs]))
+    assert found.p == pytest.approx(known.pvalue) and found.p < 0.001
+    assert found.interval.low == pytest.approx(math.exp(known.confidence_interval(0.95).low))
+    assert found.test == "paired t, 4 interleaved repeats"
+
+
+def blocks(value: float, share: float) -> tuple[float, Interval]:
+    return value, Interval(value, value * (1 - share), value * (1 + share))
+
+
+@pytest.mark.parametrize("value", [90.0, 97.9, 98.7, 99.3, 101.0, 103.0])
+def test_p_of_blocks_agrees_with_their_interval(value: float) -> None:
+    found = blocks_test(blocks(100.0, 0.01), blocks(value, 0.01))
+    assert found.interval == ratio_interval(blocks(value, 0.01)[1], blocks(100.0, 0.01)[1])
+    assert (found.p <= 0.05) == (not found.interval.low <= 1 <= found.interval.high)
+    assert found.test == "blocks of one launch each"
+
+
+def test_p_of_blocks_is_students() -> None:
+    found = blocks_test((100.0, Interval(100.0, 100.0, 100.0)), blocks(98.0, 0.01))
+    t = math.log(1 / 0.98) / math.log(1.01) * scipy.stats.t.ppf(0.975, BATCHES - 1)
+    assert found.p == pytest.approx(2 * scipy.stats.t.sf(t, BATCHES - 1))
+
+
+@pytest.mark.parametrize(
+    ("b", "p"),
+    [
+        (Interval(90.0, 80.0, math.inf), 1.0),
+        (Interval(100.0, 99.0, 101.0), 1.0),
+        (Interval(110.0, 0.0, 120.0), 1.0),
+        (Interval(90.0, 90.0, 90.0), 0.0),
+    ],
+)
+def test_p_at_the_ends(b: Interval, p: float) -> None:
+    assert blocks_test((100.0, Interval(100.0, 100.0, 100.0)), (b.value, b)).p == p
+
+
+def test_too_few_blocks_give_a_ratio() -> None:
+    found = blocks_test((100.0, None), blocks(90.0, 0.01))
+    assert (found.ratio, found.interval, found.p) == (0.9, None, None)
+
+
+def test_holm_by_hand() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.9, 0.6]) == [1.0, 1.0]
+    assert holm([0.03]) == [0.03] and holm([]) == []
+
+
+@pytest.mark.parametrize(("count", "k"), [(6, 1), (8, 1), (9, 2), (12, 3), (20, 6), (25, 8)])
+def test_ranks_of_the_median_are_those_of_the_tables(count: int, k: int) -> None:
+    """As tables of the sign test have them, for 95 %."""
+    values = [float(number) for number in range(1, count + 1)]
+    middle, interval = median_interval(values[::-1])
+    assert middle == (count + 1) / 2
+    assert (interval.low, interval.high) == (k, count + 1 - k)
+    assert 2 * scipy.stats.binom.cdf(k - 1, count, 0.5) <= 0.05 < 2 * scipy.stats.binom.cdf(k, count, 0.5)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_few_values_give_a_median_without_an_interval(count: int) -> None:
+    assert median_interval([2.0] * count) == (2.0, None)

@@ -1,0 +1,134 @@
+"""What rows must share, and what may differ."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from scalebench.analysis.comparison.run_facts import canonical, check_key, describe, flat, main_key, under, with_bound
+from scalebench.core.machine.gpus import Gpu
+from scalebench.core.spec import HardwareSpec, MeasureSpec
+from tests.builders.comparisons import machine, made, train
+from tests.builders.runs import MODEL, record, simulated_config
+
+CONFIG = simulated_config()
+GPU = Gpu(0, "Tesla K80", None, 2**33, 875, 2505, 149.0, 0, None)
+
+MUST_AGREE: dict[str, dict[str, Any]] = {
+    "model.name": {"model": dataclasses.replace(MODEL, name="mlp")},
+    "model.options.depth": {"model": dataclasses.replace(MODEL, options={"depth": 2})},
+    "dataset.feed": {"dataset": dataclasses.replace(CONFIG.dataset, feed="device")},
+    "train.batch_per_device": train(batch_per_device=20),
+    "train.precision": train(precision="bfloat16"),
+    "seed": {"seed": 1},
+    "hardware.name": {"hardware": HardwareSpec("gpu2", devices="cpu", gpus_per_node=2)},
+    "hardware.environment.NCCL_P2P_DISABLE": {
+        "hardware": dataclasses.replace(CONFIG.hardware, environment={"NCCL_P2P_DISABLE": "1"})
+    },
+    "hardware.bind": {"hardware": dataclasses.replace(CONFIG.hardware, bind="none")},
+    "machine.cpu_model": machine(cpu_model="another"),
+    "machine.gpus": machine(gpus=[GPU]),
+}
+MAY_DIFFER: dict[str, dict[str, Any]] = {
+    "machine.hostname": machine(hostname="node2"),
+    "machine.driver_version": machine(driver_version="550"),
+    "machine.git_commit": machine(git_commit="abc"),
+    "machine.memory_bytes": machine(memory_bytes=2**33 - 1),
+    "versions.torch": machine(versions={"torch": "2.9"}),
+    "environment.OMP_NUM_THREADS": machine(environment={"OMP_NUM_THREADS": "4"}),
+    "hardware.memory_bytes": {"hardware": dataclasses.replace(CONFIG.hardware, memory_bytes=2**33)},
+    "measure.min_s": {"measure": MeasureSpec(min_s=1.0)},
+}
+
+
+def facts(**changes: Any) -> Any:
+    return describe(record(**changes))
+
+
+@pytest.mark.parametrize(("key", "changes"), MUST_AGREE.items(), ids=list(MUST_AGREE))
+def test_of_the_identity(key: str, changes: dict[str, Any]) -> None:
+    before, after = facts().identity, facts(**changes).identity
+    assert before.get(key) != after.get(key)
+
+
+@pytest.mark.parametrize(("key", "changes"), MAY_DIFFER.items(), ids=list(MAY_DIFFER))
+def test_what_differs_and_is_told(key: str, changes: dict[str, Any]) -> None:
+    before, after = facts(), facts(**changes)
+    assert before.identity == after.identity
+    assert before.free.get(key) != after.free.get(key)
+
+
+def test_descriptions_and_repeats_are_neither() -> None:
+    other = dataclasses.replace(MODEL, description="told better", sources=["a paper"])
+    before, after = facts(), facts(model=other, repeat=3, run_id="x", resume=True)
+    assert (before.identity, before.free) == (after.identity, after.free)
+
+
+def test_the_processor_of_a_gpu_machine_may_differ() -> None:
+    plain = record(**machine(cpu_model="another"))
+    scale = dataclasses.replace(plain.scale, device="cuda")
+    found = describe(dataclasses.replace(plain, scale=scale))
+    assert "machine.cpu_model" not in found.identity and found.free["machine.cpu_model"] == "another"
+
+
+def test_settings_of_the_gpus_are_told() -> None:
+    two = [GPU, dataclasses.replace(GPU, power_limit_w=100.0)]
+    assert facts(**machine(gpus=two)).free["machine.gpu.power_limit_w"] == "[149.0, 100.0]"
+    assert facts(**machine(gpus=[GPU, GPU])).free["machine.gpu.power_limit_w"] == 149
+
+
+def test_older_records_have_the_values_that_were_fixed_before() -> None:
+    whole = record("ddp")
+    older = dataclasses.replace(whole, spec={**whole.spec, "train": dict(whole.spec["train"]), "strategy": {}})
+    del older.spec["train"]["dropout"]
+    older.spec["strategy"] = {key: value for key, value in whole.spec["strategy"].items() if key != "options"}
+    assert describe(older).identity == describe(whole).identity
+    assert describe(older).identity["train.dropout"] is True
+    assert describe(whole).identity["strategy.options.bucket_cap_mb"] == 25
+
+
+def test_an_option_with_its_default_is_the_strategy_as_it_comes() -> None:
+    (as_it_comes,), (chosen,) = made("a", [0.1]), made("a", [0.1], options={"bucket_cap_mb": 25.0})
+    (other,) = made("a", [0.1], options={"bucket_cap_mb": 1.0})
+    assert chosen.facts.identity == as_it_comes.facts.identity != other.facts.identity
+
+
+def test_a_global_batch_is_one_however_it_was_asked_for() -> None:
+    by_total = facts(gpus=2, scaling="strong", **train(global_batch=20, batch_per_device=10)).identity
+    by_device = facts(gpus=2, scaling="strong", **train(batch_per_device=10)).identity
+    assert by_total == by_device and by_total["train.global_batch"] == 20
+
+
+@pytest.mark.parametrize(("value", "same"), [(1.0, 1), (True, True), ([1, 2], "[1, 2]"), ([], None), (0.5, 0.5),
+                                             (1e300, 1e300), ("1", "1"), (None, None)])  # fmt: skip
+def test_one_value_for_one_meaning(value: Any, same: Any) -> None:
+    assert canonical(value) == same and type(canonical(value)) is type(same)
+
+
+def test_keys() -> None:
+    assert flat({"a": {"b": {"c": 1}, "d": {}}, "e": [1]}) == {"a.b.c": 1, "e": "[1]"}
+    assert under("train.precision", ["train"]) and under("train", ["train"]) and not under("trainer", ["train"])
+    assert with_bound("hardware")[0] == "hardware" and "machine.gpus" in with_bound("hardware")
+    assert with_bound("seed") == ("seed",)
+    assert (main_key("model"), main_key("gpus")) == ("model.name", "gpus")
+
+
+@pytest.mark.parametrize(("key", "reason"), [
+    ("train", None), ("train.precision", None), ("gpus", None),
+    ("train.precison", "no key 'train.precison'; did you mean 'train.precision'?"),
+    ("precision", "no key 'precision'; did you mean 'train.precision'?"),
+    ("x", "no key 'x'; known: gpus, train, train.precision"),
+])  # fmt: skip
+def test_unknown_keys(key: str, reason: str | None) -> None:
+    assert check_key(key, ["train.precision", "gpus"]) == reason
+
+
+def test_a_last_part_alone_is_found() -> None:
+    assert check_key("op", ["strategy.options.op"]) == "no key 'op'; did you mean 'strategy.options.op'?"
+
+
+def test_a_record_with_next_to_nothing_in_its_spec() -> None:
+    found = describe(dataclasses.replace(record(), spec={}))
+    assert found.identity["gpus"] == 1 and "model.name" not in found.identity

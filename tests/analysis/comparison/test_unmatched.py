@@ -1,0 +1,98 @@
+"""Rows without a partner, and which failures are news."""
+
+from __future__ import annotations
+
+from scalebench.analysis.comparison import compare, compare_by
+from scalebench.analysis.comparison.pairing import Launch
+from scalebench.analysis.comparison.unmatched import Unpaired
+from tests.builders.comparisons import failed, made, train
+
+OK_1 = [*made("a", [0.1])]
+OK_2 = [*made("a", [0.1], gpus=2)]
+
+
+def left(a: list[Launch], b: list[Launch]) -> list[Unpaired]:
+    """Beside a pair that there is in any case."""
+    return compare([*a, *made("a", [0.1], gpus=8)], [*b, *made("b", [0.1], gpus=8)], threshold=0.0).unpaired
+
+
+def test_a_row_of_one_side_names_the_closest_of_the_other() -> None:
+    (one,) = left(OK_2, [])
+    assert (one.side, one.label, one.failed) == ("A", {"strategy": "ddp", "gpus": "2"}, False)
+    assert one.reason == "not in B; the closest row there differs in gpus: 2 and 8"
+    (other,) = left([], made("b", [0.1], gpus=2))
+    assert (other.side, other.reason) == ("B", "not in A; the closest row there differs in gpus: 2 and 8")
+
+
+def test_the_closest_one_is_looked_for_a_few_times_only() -> None:
+    many = [one for gpus in range(9, 40) for one in made("a", [0.1], gpus=gpus)]
+    reasons = [one.reason for one in left(many, [])]
+    assert len(reasons) == 31 and reasons.count("not in B") == 11
+
+
+def test_a_failure_where_the_partner_was_ok_is_news() -> None:
+    for status in ("failed", "oom", "timeout", "cancelled", "unsupported"):
+        (one,) = left(OK_2, [failed("b", status, gpus=2)])
+        assert (one.failed, one.side, one.run_id) == (True, "B", f"b-ddp-2-{status}")
+        assert one.reason == f"{status}: told to fail"
+
+
+def test_one_failed_launch_of_several_is_news() -> None:
+    (one,) = left(OK_2, [*made("b", [0.1], gpus=2), failed("b", gpus=2)])
+    assert one.failed
+    (again,) = left([*OK_2, failed("a", gpus=2)], [failed("b", gpus=2)])
+    assert again.failed
+
+
+def test_a_failure_of_a_new_row_is_news_unless_it_is_unsupported() -> None:
+    assert [one.failed for one in left([], [failed("b", "oom", gpus=2)])] == [True]
+    assert [one.failed for one in left([], [failed("b", "unsupported", gpus=2)])] == [False]
+
+
+def test_a_failure_on_both_sides_is_no_news() -> None:
+    for before, after in (("failed", "failed"), ("oom", "timeout"), ("unsupported", "unsupported")):
+        (one,) = left([failed("a", before, gpus=2)], [failed("b", after, gpus=2)])
+        assert not one.failed and one.reason == f"{after}: told to fail (in A too)"
+    (one,) = left([failed("a", "unsupported", gpus=2)], [failed("b", gpus=2)])
+    assert one.failed
+
+
+def test_the_same_failed_run_is_no_news() -> None:
+    runs = [*OK_2, failed("a", gpus=2)]
+    found = compare(runs, runs, threshold=0.0)
+    assert found.status == "ok" and [one.failed for one in found.unpaired] == [False]
+
+
+def test_what_failed_in_the_base_only_is_told() -> None:
+    (one,) = left([failed("a", gpus=2)], made("b", [0.1], gpus=2))
+    assert (one.side, one.reason, one.failed) == ("A", "failed in A: told to fail", False)
+
+
+def test_an_ok_run_without_a_figure() -> None:
+    (one,) = left(OK_2, made("b", [0.0], gpus=2))
+    assert one.failed and one.reason == "nothing was measured"
+
+
+def test_rows_that_become_one_are_told() -> None:
+    steps = [*made("a", [0.1], options={"bucket_cap_mb": 1.0}), *made("a", [0.2])]
+    found = compare(steps, made("b", [0.1]), ignore=["strategy.options.bucket_cap_mb"])
+    told = [one.reason for one in found.unpaired if one.side == "A"]
+    assert told == ["without strategy.options.bucket_cap_mb several rows are one: 1, 25"]
+    assert found.refusal == told[0]
+
+
+def test_a_row_is_told_once_though_it_misses_in_several_values() -> None:
+    found = [*made("a", [0.1]), *made("b", [0.1], **train(precision="tf32")),
+             *made("c", [0.1], **train(precision="bfloat16")), failed("a", gpus=2)]  # fmt: skip
+    told = compare_by(found, "train.precision", base="tf32", threshold=0.0).unpaired
+    assert [(one.side, one.run_id) for one in told] == [("float32", "a-ddp-2-failed")]
+
+
+def test_nothing_of_several_values_pairs() -> None:
+    found = [*made("a", [0.1]), *made("b", [0.1], gpus=2, **train(precision="tf32")),
+             *made("c", [0.1], gpus=2, **train(precision="bfloat16"))]  # fmt: skip
+    told = compare_by(found, "train.precision", base="float32")
+    assert (
+        told.refusal
+        == "nothing in float32 pairs with the others: closest rows differ in gpus: 1 and 2; --ignore gpus pairs them"
+    )

@@ -1,0 +1,78 @@
+"""Figures of a machine from rows, with what is wrong with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scalebench.analysis.prediction.calibration import Pace, exchanges, key_of_link, link_of, pace_of, rates_of, work_of
+from scalebench.analysis.prediction.cost_model import Work
+from scalebench.core.errors import InputError
+from scalebench.core.result import Result
+from tests.builders.parallelism_runs import ddp, made
+
+WORK = Work(1e6, 4e6, 1, 0.01)
+BARE: dict[str, Any] = {
+    "flops_per_sample": 1e6, "gradient_bytes": 4_000_000, "optimizer_s": 0.01, "global_batch": 10,
+    "throughput_samples_per_s": 500.0,
+}  # fmt: skip
+DATA: dict[str, Any] = {
+    "hardware": "cpu", "machine": "a", "framework": "torch", "gpus": 2, "nodes": 1, "gradient_bytes": None,
+    "sync_isolated_s": 0.04,
+}  # fmt: skip
+
+
+def record(row: object) -> Result:
+    return ddp(8, 0.1, messages=4)
+
+
+def gone(row: object) -> Result:
+    raise InputError("gone")
+
+
+def test_work_is_of_the_bare_row_where_the_other_does_not_tell() -> None:
+    pace = Pace(0.002, 0.001, 0.01)
+    assert work_of(DATA, BARE, pace, record) == Work(1e6, 4_000_000, 4, 0.01, 0.002)
+    assert work_of({**DATA, "gradient_bytes": 8}, BARE, pace, gone) == Work(1e6, 8, 1, 0.01, 0.002)
+    assert rates_of(WORK, pace, 1e8).flops_per_s == pytest.approx(1e9)
+    with pytest.raises(InputError, match="no link is known"):
+        rates_of(WORK, pace, None)
+
+
+def test_one_batch_gives_the_samples_and_two_the_pass() -> None:
+    assert pace_of([BARE]) == Pace(0.0, pytest.approx((0.02 - 0.01) / 10), 0.01)
+    larger = {**BARE, "global_batch": 40, "throughput_samples_per_s": 40 / (0.01 + 0.022)}  # 6 ms and 0.4 ms a sample
+    assert pace_of([BARE, larger]) == Pace(pytest.approx(0.006), pytest.approx(4e-4), 0.01)
+    assert pace_of([BARE, {**larger, "optimizer_s": None}]).pass_s == 0
+    slower = {**larger, "throughput_samples_per_s": 40 / (0.01 + 0.1)}  # than four times as long for four times as many
+    assert pace_of([BARE, slower]) == Pace(0.0, pytest.approx(1e-3), 0.01)
+    assert pace_of([{**BARE, "optimizer_s": -1e-5}]).optimizer_s == 0  # a difference within noise
+
+
+def test_without_a_figure_there_is_no_pace() -> None:
+    with pytest.raises(InputError, match="baseline=bare adds it"):
+        pace_of([])
+    with pytest.raises(InputError, match="without the parts"):
+        pace_of([{**BARE, "optimizer_s": None}])
+    with pytest.raises(InputError, match="the optimizer takes all"):
+        pace_of([{**BARE, "optimizer_s": 0.02}])
+
+
+def test_links_are_those_of_as_many_devices_of_a_machine() -> None:
+    rows = [DATA, {**DATA, "gpus": 4}, {**DATA, "sync_isolated_s": None}, {**DATA, "gpus": 1}]
+    found = exchanges(rows, record)
+    assert {key[3]: len(several) for key, several in found.items()} == {2: 1, 4: 1}
+    (one,) = found[key_of_link(DATA)]
+    assert (one.devices, one.messages, one.size_bytes, one.seconds) == (2, 4, 4_000_000, 0.04)
+    assert exchanges(rows, gone) == {}
+
+
+def test_nodes_choose_the_link_of_the_yaml() -> None:
+    def linked(row: object) -> Result:
+        run = made("ddp_gloo", 8, None)
+        run.spec["hardware"]["links"] = {"intra_node_bytes_per_s": 5e9, "inter_node_bytes_per_s": 1_000_000_000}
+        return run
+
+    assert (link_of(DATA, {}, linked), link_of({**DATA, "nodes": 2}, {}, linked)) == (5e9, 1e9)
+    assert link_of(DATA, {}, record) is None

@@ -1,0 +1,142 @@
+"""N devices of b samples beside one of N * b, and what fewer exchanges save, against figures worked out here."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalebench.analysis.attribution.figures import Figure
+from scalebench.analysis.batch_size import over_batches
+from scalebench.analysis.devices_or_batch import Choice, Gain, choices, gains
+from scalebench.analysis.load import frame
+from scalebench.analysis.repeats import pool
+from scalebench.analysis.scaling_curves import Curve, curves
+from scalebench.analysis.time_to_target import outcomes
+from scalebench.core.result import Result
+from tests.builders import sweeps
+from tests.builders.runs import simulated_config
+from tests.builders.sweeps import training
+
+# Samples/s of the made-up runs: an update takes as long as one of ten samples does there, whatever its batch.
+STEP_S = {("bare_torch", 1): 0.01, ("ddp_gloo", 1): 0.01 / 0.95, ("ddp_gloo", 2): 0.01 / 0.95 / 0.9}
+
+
+def batched(strategy: str, gpus: int, batch: int, run: Result | None = None, **settings: Any) -> Result:
+    train = dataclasses.replace(simulated_config().train, batch_per_device=batch, **settings)
+    made = run or sweeps.run(strategy, gpus, train=train)
+    made.run_id = made.fingerprint = f"{made.run_id}-{batch}"
+    made.scale.batch_per_device, made.scale.global_batch = batch, batch * gpus
+    made.spec["train"]["batch_per_device"] = batch
+    for rank in made.ranks:
+        rank.block_samples = [2 * batch] * len(rank.block_s)
+    made.workload.steps_per_epoch = math.ceil(1000 / made.scale.global_batch)
+    return made
+
+
+def chosen(*results: Result) -> list[Choice]:
+    folders = [Path(str(number)) for number in range(len(results))]
+    return choices(curves(pool(results, folders)), outcomes(frame(results, folders)))
+
+
+def pairs(found: list[Choice]) -> list[tuple[str, int, int, str, int, int]]:
+    told = ("strategy", "gpus", "batch_per_device")
+    return [(*(one.many[name] for name in told), *(one.one[name] for name in told)) for one in found]
+
+
+def test_as_many_samples_stand_beside_each_other() -> None:
+    runs = [batched(name, gpus, batch) for batch in (10, 20, 40) for name, gpus in STEP_S]
+    found = chosen(*runs)
+    assert pairs(found) == [
+        ("ddp_gloo", 2, 10, "ddp_gloo", 1, 20),
+        ("ddp_gloo", 2, 10, "bare_torch", 1, 20),
+        ("ddp_gloo", 2, 20, "ddp_gloo", 1, 40),
+        ("ddp_gloo", 2, 20, "bare_torch", 1, 40),
+    ]
+    assert [one.own for one in found] == [True, False, True, False]
+    # As many samples in an update, which takes 1 / 0.9 times as long on two devices: fewer devices win.
+    for one, expected in zip(found, (0.9, 0.9 * 0.95, 0.9, 0.9 * 0.95), strict=True):
+        assert one.throughput.value == pytest.approx(expected, rel=0.01)
+        assert one.throughput.low is not None and one.throughput.high is not None
+        assert one.throughput.low < one.throughput.value < one.throughput.high < 1
+        assert one.trainings is None and one.sooner is None
+
+
+def test_what_is_not_the_same_work_does_not() -> None:
+    here = batched("ddp_gloo", 2, 10)
+    assert chosen(here, batched("ddp_gloo", 1, 20, learning_rate=0.5)) == []
+    assert chosen(here, batched("ddp_gloo", 1, 20, optimizer="sgd")) == []
+    assert chosen(here, batched("ddp_gloo", 1, 10), batched("horovod_gloo", 1, 20)) == []
+    strong = [sweeps.run("ddp_gloo", gpus, **sweeps.strong(20, gpus)) for gpus in (1, 2)]
+    assert chosen(*strong) == []
+    bare = [batched("bare_torch", 1, 20), batched("ddp_gloo", 1, 20)]
+    assert [one.own for one in chosen(here, *bare)] == [True]  # no row says which bare baseline is its own
+
+
+def aimed(gpus: int, batch: int, seed: int, seconds: float, reached: bool = True) -> Result:
+    values = (0.4, 0.2, 0.1 if reached else 0.16)
+    run = training("ddp_gloo", gpus, seed, values, epoch_s=seconds / 3, settings={"batch_per_device": batch})
+    return batched("ddp_gloo", gpus, batch, run)
+
+
+def test_times_to_the_target_are_those_of_all_seeds() -> None:
+    one = [aimed(1, 20, seed, seconds) for seed, seconds in enumerate((6.0, 6.6, 5.4))]
+    two = [aimed(2, 10, seed, seconds) for seed, seconds in enumerate((3.0, 3.3, 2.7))]
+    (found,) = chosen(*one, *two)  # of three seeds: one pair, and not three
+    assert found.trainings is not None and [part.seeds for part in found.trainings] == [3, 3]
+    assert found.sooner is not None and found.sooner.value == pytest.approx(2.0)
+    # The logarithms of either scatter alike, so the limits lie off by the root of 2 of one's reach.
+    logs = [math.log(seconds) for seconds in (3.0, 3.3, 2.7)]
+    mean = math.fsum(logs) / 3
+    reach = 4.302652729749462 * math.sqrt(math.fsum((log - mean) ** 2 for log in logs) / 2 / 3)
+    assert found.sooner.low == pytest.approx(2 * math.exp(-math.sqrt(2) * reach))
+    assert found.sooner.high == pytest.approx(2 * math.exp(math.sqrt(2) * reach))
+
+
+def test_where_one_seed_never_got_there_nobody_is_sooner() -> None:
+    one = [aimed(1, 20, seed, 6.0, reached=seed < 2) for seed in range(3)]
+    (found,) = chosen(*one, *(aimed(2, 10, seed, 3.0) for seed in range(3)))
+    assert found.sooner is None and found.trainings is not None
+    assert [part.reached for part in found.trainings] == [3, 2]
+    (single,) = chosen(aimed(1, 20, 0, 6.0), aimed(2, 10, 0, 3.0))
+    assert single.sooner is not None and single.sooner.value == pytest.approx(2.0) and single.sooner.low is None
+    (other,) = chosen(batched("ddp_gloo", 1, 20), aimed(2, 10, 0, 3.0))
+    assert other.trainings is None and other.sooner is None
+
+
+def over(*results: Result) -> list[Curve]:
+    return over_batches(curves(pool(results, [Path(str(number)) for number in range(len(results))])))
+
+
+def test_fewer_exchanges_are_what_their_seconds_come_to() -> None:
+    (curve,) = over(*(batched("ddp_gloo", 2, batch) for batch in (10, 20, 50)))
+    found = list(gains(curve))
+    assert [(one.before["batch_per_device"], one.after["batch_per_device"]) for one in found] == [(10, 20), (20, 50)]
+    exposed_s = (STEP_S["ddp_gloo", 2] - STEP_S["ddp_gloo", 1]) / 2  # as tests.builders.sweeps makes its probes
+    for one, updates in zip(found, (50 - 25, 25 - 10), strict=True):
+        assert one.predicted is not None and one.measured is not None
+        assert one.predicted.value == pytest.approx(exposed_s * updates, rel=0.02)
+        assert one.measured.value == pytest.approx(STEP_S["ddp_gloo", 2] * updates, rel=0.02)
+        assert one.predicted.low is not None and one.measured.low is not None
+        assert one.share == pytest.approx(one.predicted.value / one.measured.value)
+
+
+def test_one_device_exchanges_nothing_and_no_probes_predict_nothing() -> None:
+    (alone,) = over(*(batched("ddp_gloo", 1, batch) for batch in (10, 20)))
+    assert list(gains(alone)) == []
+    runs = [batched("ddp_gloo", 2, batch) for batch in (10, 20)]
+    for rank in runs[0].ranks:
+        rank.probes = None
+    (curve,) = over(*runs)
+    (found,) = gains(curve)
+    assert found.predicted is None and found.measured is not None and found.share is None
+
+
+def test_a_share_is_of_a_gain() -> None:
+    assert Gain({}, {}, Figure(1.0), Figure(4.0)).share == 0.25
+    assert Gain({}, {}, Figure(1.0), Figure(-4.0)).share is None
+    assert Gain({}, {}, Figure(1.0), Figure(4.0, -1.0, 9.0)).share is None  # not resolved
+    assert Gain({}, {}, Figure(1.0), None).share is None

@@ -1,0 +1,219 @@
+"""Five recorded sweeps (golden/corpus, see its README) load into the same tables as on the day they were recorded.
+
+After a wanted change of figures, columns or words, `python -m tests.analysis.test_golden_corpus` writes the expected tables
+anew, and `git diff` shows what changed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import scalebench
+from scalebench.analysis import comparison, load, ranking, scaling_curves, time_to_target
+from scalebench.analysis.comparison import Comparison
+from scalebench.analysis.comparison.pairing import launches
+from scalebench.analysis.scaling_curves import Curve, cells, curves
+from scalebench.report.comparison_text import make_json
+
+Row = dict[str, Any]
+Tables = dict[str, list[Row]]
+CORPUS = Path(__file__).parents[1] / "golden" / "corpus"
+EXPECTED_FILE = "expected.json"
+SWEEPS = ("repeats", "failures", "ladder", "target", "two_nodes")
+COMPARED_KEYS = ("strategy", "gpus", "seed", "train.learning_rate", "train.batch_per_device")
+THRESHOLD = 0.03  # of throughput, for the verdict of a comparison
+KEPT_EFFICIENCY = 0.8
+RELATIVE_TOLERANCE = 1e-12  # sums of a processor with other vector units end in other digits
+
+
+def compute(folder: Path) -> Tables:
+    """All tables that are read from a recorded sweep: rows of plain values, None for null, by the name of the table."""
+    runs, configurations = scalebench.load(folder), scalebench.pooled(folder)
+    all_curves = curves(configurations)
+    tables = {
+        "frame": rows_of(runs, folder),
+        "pooled": rows_of(configurations, folder),
+        "named_baseline": against_named_baseline(folder, runs),
+        "attribution": rows_of(scalebench.attribution(folder)),
+        "collectives": rows_of(scalebench.collectives(folder)),
+        "bandwidth": rows_of(scalebench.bandwidth(folder)),
+        "time_to_target": rows_of(time_to_target.table(load.load(folder))),
+        "ranking": list(ranking_rows(configurations)),
+        "curves": [row for curve in all_curves for row in curve_rows(curve)],
+        "slopes": [row for curve in all_curves for row in slope_rows(curve)],
+        "node_boundaries": [row for curve in all_curves for row in node_boundary_rows(curve)],
+    }
+    return tables | comparison_tables(folder)
+
+
+def rows_of(table: pd.DataFrame, folder: Path | None = None) -> list[Row]:
+    """The rows of a frame; with `folder` their paths are relative to it. Hashes that identify trainings are numbered
+    in the order in which they come, since they change with the name of any config key."""
+    found = [cells(row) for row in table.to_dict("records")]
+    trainings: dict[str, str] = {}
+    for row in found:
+        if folder is not None:
+            row["path"] = Path(row["path"]).relative_to(folder).as_posix()
+        if row.get("training_id") is not None:
+            row["training_id"] = trainings.setdefault(row["training_id"], f"training {len(trainings)}")
+    return found
+
+
+def against_named_baseline(folder: Path, runs: pd.DataFrame) -> list[Row]:
+    """What `--baseline RUN` adds to the pooled rows, where RUN is the first one that was measured."""
+    run_id = next(run_id for run_id, status in zip(runs["run_id"], runs["status"], strict=True) if status == "ok")
+    table = scalebench.pooled(folder, baseline=run_id)
+    return rows_of(table[["run_id", *(name for name in table.columns if "given" in name)]])
+
+
+def ranking_rows(configurations: pd.DataFrame) -> Iterator[Row]:
+    """A row for the best of each contest, and for each of its rivals in their order."""
+    for contest in ranking.rank(configurations):
+        group = {f"group.{name}": text for name, text in contest.group.items()}
+        common = {**group, "gpus": contest.gpus, "best": contest.best, "certainty": contest.certainty}
+        yield {**common, "run_id": contest.row["run_id"], "rival": None}
+        for rival in contest.rivals:
+            ratio = {"ratio": rival.ratio, "ratio_low": rival.low, "ratio_high": rival.high}
+            yield {**common, "run_id": rival.row["run_id"], "rival": rival.name, **ratio, "verdict": rival.verdict}
+
+
+def curve_rows(curve: Curve) -> Iterator[Row]:
+    """The points of a scaling curve; their figures stand in the pooled row of the same run_id."""
+    group = {f"group.{name}": text for name, text in curve.group.items()}
+    for row in curve.rows:
+        yield {"curve": curve.name, **group, **curve.tags, "gpus": row["gpus"], "run_id": row["run_id"]}
+
+
+def slope_rows(curve: Curve) -> Iterator[Row]:
+    """The line through the points of a scaling curve, and how many devices keep an efficiency."""
+    for against in ("bare", "self"):
+        row: Row = {"curve": curve.name, "against": against}
+        line = scaling_curves.slope(curve, against)
+        if line is not None:
+            row |= {"slope": line.value, "slope_low": line.low, "slope_high": line.high, "intercept": line.intercept}
+        kept = scaling_curves.keeps(curve, KEPT_EFFICIENCY, against)
+        yield row | {"most_devices": kept.value, "most_devices_surely": kept.surely, "most_measured": kept.measured}
+
+
+def node_boundary_rows(curve: Curve) -> Iterator[Row]:
+    """What a scaling curve loses where it goes on to another node."""
+    for jump in scaling_curves.jumps(curve):
+        devices = {"gpus_before": jump.gpus[0], "gpus_after": jump.gpus[1], "nodes_after": jump.nodes[1]}
+        efficiency = {"efficiency_before": jump.before, "efficiency_after": jump.after}
+        ratio = {"ratio": jump.ratio, "ratio_low": jump.low, "ratio_high": jump.high, "resolved": jump.resolved}
+        yield {"curve": curve.name, **devices, **efficiency, **ratio}
+
+
+def comparison_tables(folder: Path) -> Tables:
+    """`scalebench compare`: the first repeat with the later ones (with all runs, where there is one repeat), and the
+    values of each of COMPARED_KEYS."""
+    runs = launches([folder])
+    first = [run for run in runs if run.record.scale.repeat == 0]
+    later = [run for run in runs if run.record.scale.repeat > 0] or runs
+    compared = {"repeats": comparison.compare(first, later, threshold=THRESHOLD)}
+    compared |= {key: comparison.compare_by(runs, key, threshold=THRESHOLD) for key in COMPARED_KEYS}
+    return {f"comparison by {key}": list(comparison_rows(one)) for key, one in compared.items()}
+
+
+def comparison_rows(found: Comparison) -> Iterator[Row]:
+    """The JSON of a comparison as rows: of the comparison, its contrasts with their differences and pairs, and of what
+    has no partner."""
+    tree = json.loads(make_json(found, 0))
+    yield {"row": "comparison", **{key: tree[key] for key in ("status", "refusal", "notes")}}
+    for contrast in tree["contrasts"]:
+        names = {"a": contrast["a"], "b": contrast["b"]}
+        yield {"row": "contrast", **{key: value for key, value in contrast.items() if not isinstance(value, list)}}
+        yield from ({"row": "difference", **names, **_flat(one, "")} for one in contrast["differences"])
+        yield from ({"row": "pair", **names, **_flat(pair, "")} for pair in contrast["pairs"])
+    yield from ({"row": "unpaired", **_flat(one, "")} for one in tree["unpaired"])
+
+
+def _flat(tree: Row, above: str) -> Row:
+    """Nested mappings as one, with dotted keys."""
+    found: Row = {}
+    for name, value in tree.items():
+        key = f"{above}{name}"
+        found |= _flat(value, f"{key}.") if isinstance(value, dict) else {key: value}
+    return found
+
+
+def equal(one: Any, other: Any) -> bool:
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=RELATIVE_TOLERANCE, abs_tol=1e-15)
+    return type(one) is type(other) and bool(one == other)
+
+
+def differences(now: Sequence[Row], expected: Sequence[Row]) -> Iterator[str]:
+    """A line for each cell that is not as expected; a cell that is missing is null."""
+    if len(now) != len(expected):
+        yield f"{len(now)} rows, expected {len(expected)}"
+    for number, (row, other) in enumerate(zip(now, expected, strict=False)):
+        name = " ".join(str(other[key]) for key in ("run_id", "part", "strategy", "curve") if other.get(key))
+        for column in dict.fromkeys([*other, *row]):
+            if not equal(row.get(column), other.get(column)):
+                yield f"row {number} ({name}), column {column}: {row.get(column)!r}, expected {other.get(column)!r}"
+
+
+@cache
+def computed(sweep: str) -> Tables:
+    return compute(CORPUS / sweep)
+
+
+def expected_tables(sweep: str) -> Tables:
+    found: Tables = json.loads((CORPUS / sweep / EXPECTED_FILE).read_text(encoding="utf-8"))
+    return found
+
+
+def write_expected(sweep: str) -> None:
+    """One line for each row, so that a diff names the rows that changed."""
+    tables = []
+    for name, rows in compute(CORPUS / sweep).items():
+        lines = ",\n".join(json.dumps(row, allow_nan=False, separators=(",", ":")) for row in rows)
+        tables.append(f"{json.dumps(name)}: [\n{lines}\n]" if rows else f"{json.dumps(name)}: []")
+    text = "{\n" + ",\n".join(tables) + "\n}\n"
+    (CORPUS / sweep / EXPECTED_FILE).write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize("sweep", SWEEPS)
+def test_a_recorded_sweep_reads_as_it_did(sweep: str) -> None:
+    now, expected = computed(sweep), expected_tables(sweep)
+    assert list(now) == list(expected)
+    found = [f"{sweep}: {table}: {line}" for table in expected for line in differences(now[table], expected[table])]
+    assert not found, "\n".join([f"{len(found)} cells differ, the first of them:", *found[:20]])
+
+
+@pytest.mark.parametrize(
+    ("sweep", "table"),
+    [
+        ("repeats", "attribution"),
+        ("repeats", "ranking"),
+        ("failures", "collectives"),
+        ("failures", "bandwidth"),
+        ("ladder", "attribution"),
+        ("target", "time_to_target"),
+        ("two_nodes", "node_boundaries"),
+        ("two_nodes", "attribution"),
+    ],
+)
+def test_the_corpus_has_something_to_say(sweep: str, table: str) -> None:
+    assert expected_tables(sweep)[table]
+
+
+def test_each_difference_is_named() -> None:
+    before: list[Row] = [{"run_id": "a", "step_s": 1.0, "gpus": 2, "reason": None}]
+    now: list[Row] = [{"run_id": "a", "step_s": 1.0 + 1e-9, "gpus": 2}, {"run_id": "b"}]
+    lines = ["2 rows, expected 1", "row 0 (a), column step_s: 1.000000001, expected 1.0"]
+    assert list(differences(now, before)) == lines
+
+
+if __name__ == "__main__":
+    for each in SWEEPS:
+        write_expected(each)

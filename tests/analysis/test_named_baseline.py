@@ -1,0 +1,208 @@
+"""Speedups over a run that a person names: what may name one, what it is compared with, and how sure the figure is."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import scalebench
+from scalebench.analysis import throughput
+from scalebench.analysis.baselines import Baselines
+from scalebench.analysis.columns import COLUMNS
+from scalebench.analysis.load import load, survey
+from scalebench.analysis.named_baseline import comparable
+from scalebench.analysis.repeats import pooled
+from scalebench.analysis.rows import figures_of
+from scalebench.core.errors import InputError
+from scalebench.core.result import Result
+from scalebench.core.run_folder import RESULT_FILE
+from scalebench.core.spec import DatasetSpec, HardwareSpec, ModelSpec, TrainSpec
+from scalebench.core.stats.estimates import ratio_interval
+from tests.builders import sweeps
+from tests.builders.runs import MODEL, record
+
+SPEEDUP = ("speedup_given_low", "speedup_given", "speedup_given_high")
+NAMES = ("baseline_given_id", *SPEEDUP, "efficiency_given_low", "efficiency_given", "efficiency_given_high")
+ALPHA = {"hardware": HardwareSpec("alpha", devices="cpu", gpus_per_node=8)}
+
+
+def cells(table: pd.DataFrame) -> list[dict[str, Any]]:
+    return [{name: None if pd.isna(v) else v for name, v in row.items()} for row in table.to_dict("records")]
+
+
+def by_name(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    return {row["run_id"]: row for row in cells(table)}
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    sweeps.sweep(tmp_path / "sweep")
+    return tmp_path / "sweep"
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Result:
+    """One device of another machine, under another strategy; alone in its folder."""
+    made = sweeps.run("horovod_nccl", 1, run_id="theirs", **ALPHA)
+    sweeps.write(tmp_path / "other", [made])
+    return made
+
+
+def test_columns_stand_at_the_end_and_are_null_without_one(sweep: Path) -> None:
+    first = COLUMNS.index("baseline_given_id")
+    assert set(COLUMNS[first : first + 7]) == set(NAMES) and COLUMNS[first + 7] == "device_hours_per_epoch"
+    for table in (load(sweep), pooled(sweep)):
+        assert table[list(NAMES)].isna().all(axis=None)
+        assert str(table["baseline_given_id"].dtype) == "string" and str(table["speedup_given"].dtype) == "Float64"
+
+
+@pytest.mark.parametrize("name", ["other", "other/0", "other/0/result.json"])
+def test_a_folder_or_a_file_of_one_run_names_it(name: str, sweep: Path, other: Result, tmp_path: Path) -> None:
+    rows = by_name(scalebench.load(sweep, baseline=tmp_path / name))
+    alone = by_name(load(sweep))
+    for run_id, row in rows.items():
+        assert row["baseline_given_id"] == "theirs"
+        assert {k: v for k, v in row.items() if k not in NAMES} == {
+            k: v for k, v in alone[run_id].items() if k not in NAMES
+        }
+    result, folder = sweeps.run("ddp_gloo", 4), Path("x")
+    mine, theirs = figures_of(result, folder), figures_of(other, folder)
+    value, interval = throughput.speedup(mine, theirs)
+    assert interval == ratio_interval(mine.throughput[1], theirs.throughput[1])  # type: ignore[arg-type]
+    row = rows["ddp_gloo-4-0"]
+    assert [row[n] for n in SPEEDUP] == [interval.low, value, interval.high]
+    assert row["efficiency_given"] == pytest.approx(row["speedup_given"] / 4)
+    assert row["efficiency_given_high"] == pytest.approx(row["speedup_given_high"] / 4)
+    assert cells(scalebench.pooled(sweep, baseline=tmp_path / name))[0]["baseline_given_id"] == "theirs"
+
+
+def test_a_run_among_the_rows_is_named_by_its_id(sweep: Path) -> None:
+    rows = by_name(load(sweep, baseline="ddp_gloo-2-0"))
+    assert (rows["ddp_gloo-2-0"]["speedup_given"], rows["ddp_gloo-2-0"]["speedup_given_low"]) == (1.0, None)
+    assert rows["ddp_gloo-2-0"]["efficiency_given"] == 1.0
+    four = rows["ddp_gloo-4-0"]
+    assert four["speedup_given"] == pytest.approx(2 * 0.9, rel=0.02)
+    assert four["efficiency_given"] == pytest.approx(four["speedup_given"] / 2), "of twice its devices"
+    assert rows["bare_torch-1-0"]["efficiency_given"] == pytest.approx(rows["bare_torch-1-0"]["speedup_given"] * 2)
+    assert survey(sweep, "ddp_gloo-2-0").given == "ddp_gloo gpus=2 on cpu"
+
+
+def test_the_own_baseline_given_is_the_own_baseline(sweep: Path) -> None:
+    for table in (load(sweep, "bare_torch-1-0"), pooled(sweep, "bare_torch-1-0")):
+        for row in cells(table):
+            for end in ("", "_low", "_high"):
+                assert row[f"speedup_given{end}"] == row[f"speedup_bare{end}"]
+                assert row[f"efficiency_given{end}"] == row[f"efficiency_bare{end}"]
+
+
+def test_launches_of_the_baseline_count_together(tmp_path: Path) -> None:
+    sweeps.sweep(tmp_path / "mine", ("bare_torch", "ddp_gloo"), (1, 2), repeats=3)
+    for row in cells(pooled(tmp_path / "mine", "bare_torch-1-1")):
+        assert row["baseline_given_id"] == "bare_torch-1-0", "the first launch stands for all"
+        assert [row[n] for n in SPEEDUP] == [row[n.replace("given", "bare")] for n in SPEEDUP]
+    later = [sweeps.run("ddp_gloo", 2, r, run_id=f"later-{r}", **ALPHA) for r in range(3)]
+    sweeps.write(tmp_path / "mine", later)
+    rows = by_name(pooled(tmp_path / "mine", "later-0"))
+    assert rows["ddp_gloo-2-0"]["speedup_given_low"] is not None
+    sweeps.write(tmp_path / "one", later[:1])
+    row = by_name(pooled(tmp_path / "mine", tmp_path / "one"))["ddp_gloo-2-0"]
+    assert row["speedup_given_low"] is not None, "a copy of a launch that is among the rows stands for all of them"
+    sweeps.write(tmp_path / "alone", [sweeps.run("ddp_gloo", 2, run_id="alone", **ALPHA)])
+    row = by_name(pooled(tmp_path / "mine", tmp_path / "alone"))["ddp_gloo-2-0"]
+    assert row["speedup_given"] is not None and row["speedup_given_low"] is None, "one launch tells of no others"
+
+
+def weak(batch: int, gpus: int, **changes: Any) -> Result:
+    return record("ddp", gpus, train=TrainSpec(batch_per_device=batch), **changes)
+
+
+def strong(batch: int, gpus: int) -> Result:
+    made = record("ddp", gpus, **sweeps.strong(batch, gpus))
+    made.scale.global_batch = batch
+    return made
+
+
+@pytest.mark.parametrize(
+    ("row", "baseline", "fits"),
+    [
+        (weak(10, 4), weak(10, 2), True),
+        (weak(10, 4), weak(20, 2), False),
+        (strong(40, 4), strong(40, 2), True),
+        (strong(40, 4), strong(20, 2), False),
+        (strong(40, 4), weak(10, 4), False),
+        (weak(20, 2), strong(40, 2), False),
+        (strong(40, 4), weak(40, 1), True),
+        (strong(40, 4), weak(10, 1), False),
+        (weak(10, 4), strong(10, 1), True),
+        (weak(10, 4), strong(40, 1), False),
+        (weak(40, 1), strong(40, 4), True),
+        (weak(10, 1), weak(10, 4), True),
+        (weak(10, 1), strong(10, 1), True),
+        (weak(10, 1), weak(20, 1), False),
+        (weak(10, 2), weak(10, 1, model=dataclasses.replace(MODEL, name="other")), False),
+        (weak(10, 2), weak(10, 1, model=dataclasses.replace(MODEL, options={"width": 2})), False),
+        (weak(10, 2), weak(10, 1, dataset=DatasetSpec("cifar10", size=64)), False),
+        (weak(10, 2), weak(10, 1, dataset=DatasetSpec("materials", size=999)), True),
+        (weak(10, 2), weak(10, 1, seed=7, **ALPHA), True),
+    ],
+)  # fmt: skip
+def test_only_the_same_samples_at_a_batch_of_the_same_scaling_are_compared(
+    row: Result, baseline: Result, fits: bool
+) -> None:
+    assert comparable(figures_of(row, Path("a")), figures_of(baseline, Path("b"))) is fits
+
+
+def test_rows_of_another_model_are_null(sweep: Path, tmp_path: Path) -> None:
+    sweeps.write(sweep, [sweeps.run("ddp_gloo", 2, run_id="else", model=ModelSpec("resnet50", batch_per_device=10))])
+    rows = by_name(load(sweep, "bare_torch-1-0"))
+    assert {rows["else"][name] for name in NAMES} == {None} and rows["ddp_gloo-2-0"]["speedup_given"] is not None
+    assert {by_name(pooled(sweep, "bare_torch-1-0"))["else"][name] for name in NAMES} == {None}
+
+
+def refusal(sweep: Path, baseline: Path | str) -> str:
+    lines = set()
+    for load_them in (load, pooled, survey):
+        with pytest.raises(InputError) as caught:
+            load_them(sweep, baseline)
+        lines.add(str(caught.value))
+    (line,) = lines
+    assert "\n" not in line
+    return line
+
+
+def test_what_is_no_baseline_is_refused_in_words(sweep: Path, tmp_path: Path) -> None:
+    assert refusal(sweep, "ddp_gloo-2-1").endswith("no run 'ddp_gloo-2-1'; did you mean 'ddp_gloo-2-0'?")
+    assert "holds 7 runs; name one of " in refusal(sweep, sweep) and " and 2 more" in refusal(sweep, sweep)
+    (tmp_path / "empty").mkdir()
+    assert refusal(sweep, tmp_path / "empty").startswith(f"no result.json at or below {tmp_path / 'empty'}")
+    for name, made in {
+        "bad": sweeps.failed(),
+        "model": sweeps.run("ddp_gloo", 1, model=dataclasses.replace(MODEL, name="resnet50")),
+        "data": sweeps.run("ddp_gloo", 1, dataset=DatasetSpec("cifar10", size=64)),
+        "batch": sweeps.run("ddp_gloo", 1, train=TrainSpec(batch_per_device=75)),
+    }.items():
+        sweeps.write(tmp_path / name, [made])
+    assert "has no throughput: failed: told to fail" in refusal(sweep, tmp_path / "bad")
+    of = "none of the rows is (materials_cnn on materials)"
+    assert f"is of resnet50 on materials, {of}" in refusal(sweep, tmp_path / "model")
+    assert f"is of materials_cnn on cifar10, {of}" in refusal(sweep, tmp_path / "data")
+    assert "has 75 samples per device, 75 in all, weak scaling, none" in refusal(sweep, tmp_path / "batch")
+    (tmp_path / "bad" / "0" / RESULT_FILE).write_text("{")
+    assert "is no whole JSON file" in refusal(sweep, tmp_path / "bad")
+
+
+def test_only_failed_rows_have_none(tmp_path: Path, other: Result) -> None:
+    sweeps.write(tmp_path / "failed", [sweeps.failed()])
+    (row,) = cells(survey(tmp_path / "failed", tmp_path / "other").pooled)
+    assert row["speedup_given"] is None
+
+
+def test_a_given_baseline_is_no_baseline_of_the_others(other: Result, tmp_path: Path) -> None:
+    sweeps.sweep(tmp_path / "twos", ("horovod_nccl",), (2,), **ALPHA)
+    (row,) = cells(load(tmp_path / "twos", tmp_path / "other"))
+    assert row["baseline_self_id"] is None and row["speedup_given"] is not None
+    assert Baselines.among([other]).self_of(sweeps.run("horovod_nccl", 2, **ALPHA)) is other

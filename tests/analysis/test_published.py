@@ -1,0 +1,122 @@
+"""The tables of the studies: their arithmetic holds, every row says where it is from, and names are ours."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from scalebench.analysis import published
+from scalebench.core.config_files import options
+from scalebench.core.errors import InputError
+
+STUDIES = [name for name, _ in published.names()]
+ALL = published.rows(STUDIES)
+ROWS = [{name: None if str(cell) == "<NA>" else cell for name, cell in row.items()} for row in ALL.to_dict("records")]
+# Printed wrongly by the study, and told so in the row's remark.
+MIXED = [("cifar10_batch_sizes", 2, 4096)]
+ROUNDED = {"tf_cnn_best": 0.01}  # efficiency "79 %" of a speedup of 4.774 on 6
+
+
+def key(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["table"], row["gpus"], row["batch_per_device"]
+
+
+def test_the_studies_are_there() -> None:
+    assert STUDIES == ["keras_multi_gpu", "on_node", "parallel_strategies", "thesis"]
+    assert list(ALL.columns) == published.COLUMNS
+    counts = ALL.groupby("study").size().to_dict()
+    assert counts == {"keras_multi_gpu": 143, "on_node": 8, "parallel_strategies": 4, "thesis": 24}
+    assert all(title and published.study(name).source for name, title in published.names())
+
+
+def test_every_row_has_a_source_and_a_figure() -> None:
+    for row in ROWS:
+        assert row["source"] and row["table"]
+        assert any(row[name] is not None for name in published.FIGURES) != (row["remark"] == "error")
+        assert (row["value"] is None) == (row["quantity"] is None)
+        assert set((row["derived"] or "").split()) <= set(published.COLUMNS)
+
+
+def test_efficiency_is_speedup_over_gpus() -> None:
+    checked = 0
+    for row in ROWS:
+        if row["speedup"] is None or row["efficiency"] is None or row["gpus"] is None:
+            continue
+        checked += 1
+        near = math.isclose(row["speedup"] / row["gpus"], row["efficiency"], abs_tol=ROUNDED.get(row["table"], 0.006))
+        assert near != (key(row) in MIXED), row
+        assert key(row) not in MIXED or "4 and 5" in row["remark"]
+    assert checked > 70
+
+
+def test_speedup_is_the_ratio_of_throughputs() -> None:
+    checked = 0
+    for row in ROWS:
+        if row["throughput_samples_per_s"] is None or row["speedup"] is None:
+            continue
+        (base,) = [other for other in ROWS if is_base(other, row)]
+        ratio = row["throughput_samples_per_s"] / base["throughput_samples_per_s"]
+        assert math.isclose(ratio, row["speedup"], abs_tol=0.006), row
+        checked += 1
+    assert checked > 40
+
+
+def is_base(other: dict[str, Any], row: dict[str, Any]) -> bool:
+    """The row that a speedup was divided by: one GPU of that table, with its method."""
+    if other["gpus"] != 1 or any(other[name] != row[name] for name in ("study", "table", "model", "hardware")):
+        return False
+    if row["table"] == "memory_clock":
+        return bool(other["settings"] == "hardware.device_ids=[0]")
+    same = other["method"].split(",")[0] == row["method"].split(",")[0]
+    return same or row["study"] == "parallel_strategies"
+
+
+def test_scaling_is_tagged_as_it_was_run() -> None:
+    """Keras rows for ImageNet kept the batch of all GPUs, tf_cnn_benchmarks and the CIFAR-10 network that of each."""
+    for row in ROWS:
+        if row["table"] == "imagenet_synthetic":
+            keras = not row["method"].startswith("tf_cnn")
+            assert row["scaling"] == ("strong" if keras else "weak"), row
+            assert row["global_batch"] == (32 if keras else 32 * row["gpus"])
+        elif row["study"] == "keras_multi_gpu" and (row["gpus"] or 1) > 1 and row["table"] != "kuza55_mlp":
+            assert row["scaling"] == "weak", row
+        if row["batch_per_device"] is not None and row["global_batch"] is not None:
+            assert row["global_batch"] == row["batch_per_device"] * row["gpus"], row
+
+
+def test_what_failed_is_a_row_without_figures() -> None:
+    failed = [row for row in ROWS if row["remark"] == "error"]
+    assert [(row["strategy"], row["gpus"]) for row in failed] == [("kuza55_ps_cpu", 6), ("kuza55_ps_gpu", 6)] * 2
+
+
+@pytest.mark.parametrize("group", ["model", "dataset", "strategy"])
+def test_names_are_those_of_scalebench(group: str) -> None:
+    assert {row[group] for row in ROWS if row[group]} <= set(options(group))
+
+
+def test_hardware_is_explained() -> None:
+    for row in ROWS:
+        assert row["hardware"] is None or row["hardware"] in published.study(row["study"]).machines
+
+
+def test_some_figures_of_each() -> None:
+    def figure(name: str, **wanted: Any) -> Any:
+        (row,) = [row for row in ROWS if all(row[key] == value for key, value in wanted.items())]
+        return row[name]
+
+    assert figure("slope", strategy="horovod_nccl", hardware="alpha") == 0.45
+    assert figure("value", quantity="overhead_share") == 0.17
+    assert figure("efficiency", table="cifar10_models", model="alexnet_cifar10") == 0.587
+    assert figure("step_s", strategy="mirrored_nccl", table="notebook") == 0.6346
+    assert figure("value", quantity="nvlink2_gigabytes_per_s") == 300
+
+
+def test_an_unknown_study() -> None:
+    with pytest.raises(InputError, match="did you mean 'keras_multi_gpu'"):
+        published.rows(["keras_multigpu"])
+
+
+def test_none_asked_for() -> None:
+    assert published.rows([]).empty and len(published.rows(["thesis", "thesis"])) == 24

@@ -1,0 +1,163 @@
+"""The knee of throughput over batches and the line of their updates, against figures worked out here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import scalebench
+from scalebench.analysis.batch_size import fit, knee, over_batches, step_points
+from scalebench.analysis.scaling_curves import curves
+from scalebench.core.spec import TrainSpec
+from scalebench.runner.parent import run
+from tests.builders.runs import simulated_spec
+
+BATCHES = (75, 150, 350, 700, 1000, 2000, 5000)
+
+
+def rows(rates: Sequence[float], batches: Sequence[int] = BATCHES, width: float | None = 0.02) -> list[dict[str, Any]]:
+    """One a batch; limits lie off by the share `width` on either side."""
+    low, high = (None, None) if width is None else (1 - width, 1 + width)
+    return [
+        {"batch_per_device": batch, "throughput_samples_per_s": rate, "gpus": 1, "step_s": batch / rate,
+         "throughput_low": None if low is None else low * rate, "throughput_high": high and high * rate}
+        for batch, rate in zip(batches, rates, strict=False)
+    ]  # fmt: skip
+
+
+def line(start_s: float, sample_s: float, batches: Sequence[int] = BATCHES) -> list[float]:
+    return [batch / (start_s + sample_s * batch) for batch in batches]
+
+
+def test_the_smallest_batch_with_nine_tenths_is_the_knee() -> None:
+    found = knee(rows([10, 20, 40, 89, 90, 100, 95]))
+    assert found is not None and (found.batch, found.share, found.rate) == (1000, 0.9, 90)
+    assert (found.highest, found.highest_rate, found.first, found.last) == (2000, 100, False, False)
+    assert knee(rows([10, 20, 40, 89, 90, 100, 95]), share=0.5).batch == 700  # type: ignore[union-attr]
+
+
+def test_neighbours_that_could_be_it_are_told_by_their_intervals() -> None:
+    # Ratios to the highest have limits of 2 % * sqrt(2), 2.8 %: 0.89 reaches 0.9, and 0.90 is not surely there.
+    found = knee(rows([10, 20, 40, 89, 90, 100, 95]))
+    assert found is not None and found.candidates == (700, 1000, 2000)
+    surely = knee(rows([10, 20, 40, 80, 95, 100, 99]))
+    assert surely is not None and surely.candidates == (1000,)
+    below = knee(rows([10, 20, 40, 89, 95, 100, 99]))
+    assert below is not None and (below.batch, below.candidates) == (1000, (700, 1000))
+    noisy = knee(rows([100, 99], width=0.3))  # not even the highest one is surely it
+    assert noisy is not None and (noisy.batch, noisy.candidates) == (75, (75, 150))
+    untold = knee(rows([10, 20, 40, 89, 90, 100, 95], width=None))
+    assert untold is not None and (untold.batch, untold.candidates) == (1000, None)
+
+
+def test_an_end_of_what_was_measured_is_said_to_be_one() -> None:
+    rising, flat = knee(rows([10, 20, 40, 80])), knee(rows([100, 99, 98, 60]))
+    assert rising is not None and (rising.batch, rising.first, rising.last) == (700, False, True)
+    assert flat is not None and (flat.batch, flat.first, flat.last) == (75, True, False)
+    assert knee(rows([10])) is None and knee([]) is None
+
+
+@given(
+    rates=st.lists(st.floats(1.0, 1e6), min_size=2, max_size=7),
+    power=st.integers(-20, 20),  # of two, so that nothing is rounded
+    width=st.floats(0.0, 0.5),
+)
+def test_the_knee_could_be_the_knee_and_knows_no_unit(rates: list[float], power: int, width: float) -> None:
+    found = knee(rows(rates, width=width))
+    assert found is not None and found.candidates is not None and found.batch in found.candidates
+    assert found.share >= 0.9 and found.highest_rate == max(rates)
+    assert all(rate < 0.9 * max(rates) for rate in rates[: BATCHES.index(found.batch)])
+    scaled = knee(rows([2.0**power * rate for rate in rates], width=width))
+    assert scaled is not None and scaled.candidates == found.candidates
+    assert (scaled.batch, scaled.share, scaled.highest) == (found.batch, found.share, found.highest)
+
+
+@settings(deadline=None)
+@given(start_s=st.floats(1e-5, 10.0), sample_s=st.floats(1e-8, 1e-2))
+def test_of_an_exact_line_the_fit_is_exact(start_s: float, sample_s: float) -> None:
+    found = fit([(batch, start_s + sample_s * batch) for batch in BATCHES])
+    assert found is not None and found.limit is not None and found.half_batch is not None
+    share = sample_s * max(BATCHES) / (start_s + sample_s * max(BATCHES))  # of what rounding is a share of
+    assert found.alpha_s == pytest.approx(start_s, rel=1e-6)
+    assert found.beta_s == pytest.approx(sample_s, rel=1e-9 / share)
+    assert found.half_batch == pytest.approx(start_s / sample_s, rel=1e-6 + 1e-9 / share)
+    assert found.worst < 1e-9 and found.points == 7
+
+
+def test_the_line_is_that_of_weighted_least_squares() -> None:
+    from scipy.optimize import curve_fit
+
+    times = [0.011, 0.013, 0.021, 0.029, 0.043, 0.078, 0.2]
+    found = fit(list(zip(BATCHES, times, strict=True)))
+    expected, _ = curve_fit(lambda b, one, two: one + two * b, BATCHES, times, p0=[0.01, 1e-5], sigma=times)
+    assert found is not None and (found.alpha_s, found.beta_s) == pytest.approx(tuple(expected), rel=1e-5)
+    off = [1 - (expected[0] + expected[1] * b) / t for b, t in zip(BATCHES, times, strict=True)]
+    assert found.worst == pytest.approx(max(map(abs, off)), rel=1e-4) and 0.9 < found.r_squared < 1
+    assert found.low is not None and found.high is not None and found.half_batch is not None
+    assert found.low < found.half_batch < found.high
+
+
+def test_the_limits_are_fiellers() -> None:
+    """At either, alpha - limit * beta lies Student's t times its standard error from 0."""
+    from scipy.stats import t as student
+
+    times = [0.012, 0.009, 0.018, 0.021, 0.04, 0.06, 0.2]  # scatters widely, so that no term is small
+    found = fit(list(zip(BATCHES, times, strict=True)))
+    assert found is not None and found.low and found.high is not None
+    design = np.array([[1 / time, batch / time] for batch, time in zip(BATCHES, times, strict=True)])
+    line, around, _, _ = np.linalg.lstsq(design, np.ones(7), rcond=None)
+    covariance = around[0] / 5 * np.linalg.inv(design.T @ design)
+    for limit in (found.low, found.high):
+        contrast = np.array([1.0, -limit])
+        assert abs(contrast @ line) / np.sqrt(contrast @ covariance @ contrast) == pytest.approx(student.ppf(0.975, 5))
+
+
+def test_fieller_holds_the_truth_as_often_as_it_says() -> None:
+    """Updates of 4 ms and 10 us a sample, measured with 3 %: n_1/2 is 400."""
+    chance, held, trials = np.random.default_rng(8), 0, 2000
+    for _ in range(trials):
+        off = chance.normal(1.0, 0.03, len(BATCHES))
+        found = fit([(b, (0.004 + 1e-5 * b) * one) for b, one in zip(BATCHES, off, strict=True)])
+        assert found is not None and found.low is not None and found.high is not None
+        held += found.low <= 400 <= found.high
+    assert 0.935 < held / trials < 0.965
+
+
+def test_a_line_without_a_half_batch_has_none() -> None:
+    """Caches: an update of twice the samples takes three times as long. A device that is not full: no longer at all."""
+    steeper, flat = fit([(1, 1.0), (2, 3.0), (4, 7.0)]), fit([(1, 2.0), (2, 1.5), (4, 1.4)])
+    assert steeper is not None and steeper.half_batch is None and steeper.limit is not None
+    assert flat is not None and (flat.half_batch, flat.limit, flat.low) == (None, None, None)
+    two = fit([(10, 0.02), (20, 0.03)])
+    assert two is not None and two.half_batch == pytest.approx(10) and two.low is two.high is None
+    assert fit([(10, 0.02)]) is None and fit([(10, 0.02), (10, 0.03)]) is None and fit([]) is None
+    with pytest.raises(ValueError, match="an update takes time"):
+        fit([(10, 0.0), (20, 1.0)])
+
+
+def test_updates_of_an_epoch_count_as_large_as_they_are_on_the_mean() -> None:
+    """6,000 samples at 5,000: one update of 5,000 and one of 1,000, on the line where one of 3,000 lies."""
+    (row,) = rows([3000 / 0.05], batches=[5000])
+    assert step_points([row | {"step_s": 0.05, "gpus": 2}]) == [(1500, 0.05)]
+    assert step_points([row | {"step_s": None}]) == []
+
+
+@pytest.mark.slow
+def test_known_truth_of_real_runs(tmp_path: Path) -> None:
+    """20 ms and 0.1 ms a sample: n_1/2 is 200; 6,400 have 9.7 samples/ms, 3,200 have 9.4 and 800 have 8.0."""
+    options = {"step_s": 0.02, "sample_s": 1e-4}
+    long = {"max_s": 2.0, "block_s": 0.1, "warmup_max_s": 0.5}
+    for batch in (50, 200, 800, 3200, 6400):
+        train = TrainSpec(batch_per_device=batch)
+        spec = simulated_spec(options=options, measure=long, size=17_067, train=train)
+        assert run(spec, tmp_path / str(batch)).status == "ok"
+    (curve,) = over_batches(curves(scalebench.pooled(tmp_path)))
+    found, made = knee(curve.rows), fit(step_points(curve.rows))
+    assert found is not None and (found.batch, found.highest) == (3200, 6400)
+    assert made is not None and made.half_batch == pytest.approx(200, rel=0.2) and made.r_squared > 0.99

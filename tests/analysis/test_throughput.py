@@ -1,0 +1,270 @@
+"""Derived figures of records made by hand, whose throughput is known."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalebench.analysis import throughput
+from scalebench.analysis.baselines import Baselines
+from scalebench.core.result import Result
+from scalebench.core.spec import DatasetSpec, HardwareSpec, MeasureSpec, StrategySpec, TrainSpec
+from scalebench.core.stats.estimates import Interval, batch_means_interval, ratio_interval, scale, sum_interval
+from tests.builders.runs import MACHINE, rank, record, simulated_config
+
+
+def two_ranks(lockstep: bool = True) -> Result:
+    fast = rank(0, [1.0, 2.0, 1.0, 9.0], [10, 10, 10, 10])
+    slow = rank(1, [2.0, 1.0, 2.0], [9, 10, 11])
+    return record(gpus=2, ranks=[fast, slow], lockstep=lockstep)
+
+
+def test_a_group_is_as_slow_as_its_slowest_rank_in_each_block() -> None:
+    assert throughput.group_blocks(two_ranks().ranks) == ([2.0, 2.0, 2.0], [19, 20, 21])
+    assert throughput.group_blocks([]) == ([], [])
+
+
+def test_throughput_of_a_group() -> None:
+    assert throughput.throughput(two_ranks()) == (60 / 6.0, None)
+
+
+def test_throughput_of_replicas_adds_up_without_their_last_blocks() -> None:
+    value, interval = throughput.throughput(two_ranks(lockstep=False))
+    assert value == pytest.approx(30 / 4.0 + 19 / 3.0)
+    assert interval is None
+
+
+def test_replicas_of_one_block_have_no_throughput() -> None:
+    assert throughput.throughput(record(lockstep=False, ranks=[rank(0, [1.0, 1.0]), rank(1, [1.0])])) == (None, None)
+
+
+def test_the_interval_is_of_batch_means() -> None:
+    result = record(gpus=2, block_s=0.1)
+    seconds = result.ranks[0].block_s
+    value, interval = throughput.throughput(result)
+    assert value == pytest.approx(40 / 0.1)
+    assert interval == batch_means_interval(seconds, [40] * len(seconds))
+    assert interval is not None and 0 < interval.relative_half_width() < 0.02
+
+
+def test_the_interval_of_replicas_is_of_the_sum() -> None:
+    result = record(gpus=2, lockstep=False)
+    one = batch_means_interval(result.ranks[0].block_s[:-1], [20] * 31)
+    assert one is not None
+    assert throughput.throughput(result)[1] == sum_interval([one, one])
+
+
+@pytest.mark.parametrize("status", ["failed", "oom", "timeout", "unsupported", "cancelled"])
+def test_a_run_that_is_not_ok_has_no_figures(status: str) -> None:
+    result = record(status=status)
+    assert result.ranks[0].block_s
+    assert throughput.throughput(result) == (None, None)
+    assert throughput.step_s(result) is None
+    assert throughput.speedup(result, record("bare_torch")) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        [],
+        [rank()],
+        [rank(0, [0.0, 0.0])],
+        [rank(0, [1.0, -0.5])],
+        [rank(0, [1.0], [0])],
+        [rank(0, [1.0], [])],
+        [rank(0, [1.0]), rank(1)],
+    ],
+)
+def test_no_throughput_without_whole_blocks(ranks: list[Any]) -> None:
+    assert throughput.throughput(record(ranks=ranks)) == (None, None)
+
+
+def test_seconds_of_one_update() -> None:
+    assert throughput.step_s(two_ranks()) == 6.0 / (3 * 2)
+    assert throughput.step_s(record(block_s=None)) is None
+
+
+def pair(**changes: Any) -> tuple[Result, Result]:
+    return record(gpus=2, block_s=0.125), record(**{"gpus": 1, "block_s": 0.1, **changes})
+
+
+def test_speedup_carries_the_interval_of_the_ratio() -> None:
+    two, one = pair()
+    value, interval = throughput.speedup(two, one)
+    mine, theirs = throughput.throughput(two)[1], throughput.throughput(one)[1]
+    assert mine is not None and theirs is not None
+    assert value == pytest.approx(1.6)
+    assert interval == ratio_interval(mine, theirs)
+    assert throughput.per_device(interval, 2) == scale(interval, 0.5)
+    assert throughput.per_device(None, 2) is None
+
+
+def test_speedup_against_itself_is_one() -> None:
+    _, one = pair()
+    assert throughput.speedup(one, one) == (1.0, None)
+
+
+def test_no_speedup_without_a_baseline_or_its_figure() -> None:
+    two, _ = pair()
+    assert throughput.speedup(two, None) == (None, None)
+    assert throughput.speedup(two, record(block_s=None)) == (None, None)
+
+
+def test_a_baseline_of_few_blocks_gives_a_speedup_without_interval() -> None:
+    two, _ = pair()
+    value, interval = throughput.speedup(two, record(ranks=[rank(0, [0.1, 0.1])]))
+    assert value == pytest.approx(1.6) and interval is None
+
+
+def test_self_and_bare_are_found() -> None:
+    two, own = pair()
+    bare, other = record("bare_torch"), record("lightning_ddp")
+    found = Baselines.among([two, own, bare, other])
+    assert found.self_of(two) is own and found.self_of(own) is own
+    assert found.bare_of(two) is bare and found.bare_of(own) is bare and found.bare_of(bare) is bare
+    assert Baselines.among([own]).bare_of(record(gpus=2, baseline=None)) is None
+
+
+def test_the_baseline_of_the_same_repeat_is_preferred_then_the_closest_in_time() -> None:
+    early, late, same = (
+        record(run_id="early", repeat=0, started_at="2026-01-01"),
+        record(run_id="late", repeat=1, started_at="2026-01-08"),
+        record(run_id="same", repeat=2, started_at="2026-02-02"),
+    )
+    asking = record(run_id="asking", gpus=2, repeat=2, started_at="2026-01-03")
+    for order in ([early, late, same], [same, late, early]):
+        assert Baselines.among(order).self_of(asking) is same
+        assert Baselines.among([r for r in order if r is not same]).self_of(asking) is early
+        for own in order:
+            assert Baselines.among(order).self_of(own) is own, "whatever else there is"
+
+
+@pytest.mark.parametrize("bad", [record(status="failed"), record(gpus=2, run_id="x"), record(status="cancelled")])
+def test_what_failed_or_has_more_devices_is_no_baseline(bad: Result) -> None:
+    assert Baselines.among([bad]).self_of(record(gpus=2)) is None
+
+
+OTHER_GPU = HardwareSpec("gpu2", devices="cpu", gpus_per_node=2)
+DIFFERENT = {
+    "batch": {"train": TrainSpec(batch_per_device=20)},
+    "dataset": {"dataset": DatasetSpec("materials", size=128)},
+    "feed": {"dataset": DatasetSpec("materials", size=64, feed="fixed")},
+    "hardware": {"hardware": OTHER_GPU},
+    "processor": {"machine": MACHINE.__class__(**{**vars(MACHINE), "cpu_model": "another processor"})},
+    "scaling": {"scaling": "strong"},
+    "learning rate": {"train": TrainSpec(batch_per_device=10, learning_rate=0.5)},
+}
+
+
+@pytest.mark.parametrize("change", DIFFERENT.values(), ids=DIFFERENT)
+def test_rows_that_differ_in_more_than_devices_are_not_compared(change: dict[str, Any]) -> None:
+    found = Baselines.among([record(**change), record("bare_torch", **change)])
+    assert found.self_of(record(gpus=2)) is None and found.bare_of(record(gpus=2)) is None
+    asking = record(gpus=2, **change)
+    assert found.self_of(asking) is not None and found.bare_of(asking) is not None
+
+
+def with_options(gpus: int, name: str, **options: Any) -> Result:
+    made = record(name, gpus=gpus, baseline="simulated")
+    made.spec["strategy"]["options"] = options
+    return made
+
+
+def test_other_options_are_another_self_but_the_same_bare() -> None:
+    found = Baselines.among([with_options(1, "ddp", bucket_cap_mb=1.0), with_options(1, "simulated")])
+    asking = with_options(2, "ddp", bucket_cap_mb=25.0)
+    assert found.self_of(asking) is None
+    assert found.bare_of(asking) is not None
+
+
+def test_rows_of_before_an_option_there_was_are_compared_with_rows_that_have_its_default() -> None:
+    older = with_options(1, "ddp", bucket_cap_mb=25.0)
+    found = Baselines.among([older, with_options(1, "simulated")])
+    assert found.self_of(with_options(2, "ddp", bucket_cap_mb=25.0, overlap=True)) is older
+    assert found.self_of(with_options(2, "ddp", bucket_cap_mb=25.0, overlap=False)) is None
+
+
+def test_a_strategy_that_is_its_own_bare_baseline_must_have_the_same_options() -> None:
+    one, other = with_options(1, "simulated", step_s=0.1), with_options(1, "simulated", step_s=0.2)
+    found = Baselines.among([one, other])
+    assert found.bare_of(with_options(2, "simulated", step_s=0.1)) is one
+    assert found.bare_of(with_options(2, "simulated", step_s=0.2)) is other
+    assert found.bare_of(with_options(2, "simulated", step_s=0.3)) is None
+
+
+def of_tensorflow(loop: str, name: str = "bare_tensorflow", gpus: int = 1) -> Result:
+    made = record(name, gpus=gpus, baseline="bare_tensorflow")
+    made.scale.framework = "tensorflow"
+    made.spec["strategy"]["options"] = {"loop": loop}
+    return made
+
+
+def test_the_bare_baseline_is_the_one_with_its_default_options() -> None:
+    plain, fit = of_tensorflow("custom"), of_tensorflow("fit")
+    found = Baselines.among([fit, plain])
+    assert found.bare_of(fit) is plain and found.self_of(fit) is fit  # so that the cost of Keras' loop is a figure
+    assert found.bare_of(of_tensorflow("fit", "mirrored", 2)) is plain
+    alone = Baselines.among([fit])
+    assert alone.bare_of(fit) is fit and alone.bare_of(of_tensorflow("custom", "mirrored", 2)) is None
+
+
+def test_what_does_not_change_the_work_does_not_part_rows() -> None:
+    measured = {"measure": MeasureSpec(min_s=1.0), "repeat": 3, "resume": True, "debug": True}
+    cached = {"dataset": DatasetSpec("materials", size=64, cache="/elsewhere")}
+    found = Baselines.among([record(**measured, **cached)])
+    assert found.self_of(record(gpus=2)) is not None
+
+
+def test_the_key_leaves_the_record_alone() -> None:
+    result = record()
+    before = repr(result)
+    throughput.comparison_key(result, True)
+    assert repr(result) == before
+
+
+NARROW, WIDE, ENDLESS = Interval(100, 99.5, 100.5), Interval(100, 90, 110), Interval(100, 10, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("interval", "efficiency", "expected"),
+    [
+        (NARROW, None, []),
+        (None, None, ["no_interval"]),
+        (ENDLESS, None, ["no_interval"]),
+        (WIDE, None, ["target_missed"]),
+        (NARROW, Interval(0.99, 0.97, 1.01), []),
+        (NARROW, Interval(1.01, 0.99, 1.03), ["superlinear_within_noise"]),
+        (NARROW, Interval(1.1, 1.05, 1.15), ["superlinear"]),
+        (WIDE, Interval(1.1, 1.0, 1.2), ["target_missed", "superlinear_within_noise"]),
+    ],
+)
+def test_flags(interval: Interval | None, efficiency: Interval | None, expected: list[str]) -> None:
+    assert throughput.flags(record(), interval, efficiency, 0.01) == expected
+
+
+def test_flags_of_the_run_come_first_and_failed_runs_have_no_others() -> None:
+    assert throughput.flags(record(flags=["oversubscribed"]), None, None, 0.01) == ["oversubscribed", "no_interval"]
+    failed = record(status="failed", flags=["oversubscribed"])
+    assert throughput.flags(failed, None, None, 0.01) == ["oversubscribed"]
+    assert failed.flags == ["oversubscribed"]
+
+
+@given(
+    seconds=st.lists(st.floats(1e-6, 1e3), min_size=16, max_size=80),
+    devices=st.integers(1, 4),
+)
+def test_throughput_is_samples_over_time_whatever_the_blocks(seconds: list[float], devices: int) -> None:
+    ranks = [rank(k, seconds, list(range(1, len(seconds) + 1))) for k in range(devices)]
+    value, interval = throughput.throughput(record(gpus=devices, ranks=ranks))
+    samples = devices * len(seconds) * (len(seconds) + 1) / 2
+    assert value == pytest.approx(samples / sum(seconds))
+    assert interval is not None and interval.low <= value * (1 + 1e-12) and interval.high >= value * (1 - 1e-12)
+
+
+def test_the_config_of_these_records_is_a_real_one() -> None:
+    assert set(record().spec) == set(vars(simulated_config()))
+    assert isinstance(simulated_config().strategy, StrategySpec)

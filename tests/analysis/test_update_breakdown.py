@@ -1,0 +1,128 @@
+"""Figures made of the probes' series, from series with known truth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalebench.analysis import update_breakdown
+from scalebench.core.result import ProbeRecord, Profile, Result, Sync
+from scalebench.core.stats.estimates import Interval, mean_interval
+from tests.builders.runs import rank, record
+
+BLOCKS = 8
+
+
+def probes(**changes: Any) -> ProbeRecord:
+    """Of blocks of two updates that take 10 ms with everything."""
+    known: dict[str, Any] = {
+        "steps": 2, "sync_on_s": [0.020] * BLOCKS, "sync_off_s": [0.014] * BLOCKS, "fixed_batch_s": [0.012] * BLOCKS,
+        "local_step_s": [[0.007] * BLOCKS], "isolated_sync_repeats": 4, "isolated_sync_s": [0.008] * BLOCKS, "part_steps": 5,
+        "forward_s": [0.010] * BLOCKS, "backward_s": [0.025] * BLOCKS, "optimizer_s": [0.030] * BLOCKS,
+        "copy_repeats": 10, "copy_s": [0.001] * BLOCKS,
+    }  # fmt: skip
+    return ProbeRecord(**(known | changes))
+
+
+def group(*of_ranks: ProbeRecord | None, **changes: Any) -> Result:
+    ranks = [rank(number, [0.1] * 20, probes=one) for number, one in enumerate(of_ranks)]
+    return record(gpus=len(ranks), ranks=ranks, **changes)
+
+
+@pytest.mark.parametrize(
+    ("figure", "expected"),
+    [
+        (update_breakdown.exposed, 0.003),
+        (update_breakdown.isolated, 0.002),
+        (update_breakdown.data, 0.001),
+        (update_breakdown.copy, 0.0001),
+        (update_breakdown.forward, 0.002),
+        (update_breakdown.backward, 0.003),
+        (update_breakdown.optimizer, 0.001),
+        (update_breakdown.straggler_wait, 0.0),
+    ],
+)
+def test_seconds_of_one_update(figure: Callable[[Result], Interval | None], expected: float) -> None:
+    found = figure(group(probes(), probes()))
+    assert found is not None
+    assert (found.low, found.value, found.high) == pytest.approx((expected, expected, expected), abs=1e-12)
+
+
+def test_the_median_rank_waits_for_the_slowest() -> None:
+    """And the slowest loses nothing by the exchange that it does not spend on it."""
+    own = [0.004, 0.005, 0.011]
+    ranks = [probes(local_step_s=[[s] * BLOCKS], sync_off_s=[2 * s] * BLOCKS, sync_on_s=[0.026] * BLOCKS) for s in own]
+    wait, exposed = update_breakdown.straggler_wait(group(*ranks)), update_breakdown.exposed(group(*ranks))
+    assert wait is not None and wait.value == pytest.approx(0.011 - 0.005)
+    assert exposed is not None and exposed.value == pytest.approx(0.013 - 0.005)
+
+
+def test_each_update_has_a_slowest_of_its_own() -> None:
+    """Ranks that are slow in turn wait as long as one that always is, though their means are equal."""
+    turns = [probes(local_step_s=[[0.01, 0.03] * 4]), probes(local_step_s=[[0.03, 0.01] * 4])]
+    wait = update_breakdown.straggler_wait(group(*turns))
+    assert wait is not None and wait.value == pytest.approx(0.01)
+
+
+def test_devices_of_one_process_wait_for_each_other_too() -> None:
+    wait = update_breakdown.straggler_wait(group(probes(local_step_s=[[0.01] * BLOCKS, [0.03] * BLOCKS])))
+    assert wait is not None and wait.value == pytest.approx(0.01)
+
+
+def test_the_exchange_alone_lasts_until_the_last_rank_has_it() -> None:
+    found = update_breakdown.isolated(group(probes(), probes(isolated_sync_s=[0.016] * BLOCKS)))
+    assert found is not None and found.value == pytest.approx(0.004)
+
+
+def test_data_without_a_switch_of_the_exchange() -> None:
+    found = update_breakdown.data(group(probes(sync_off_s=[], sync_on_s=[0.020] * BLOCKS, fixed_batch_s=[0.018] * BLOCKS)))
+    assert found is not None and found.value == pytest.approx(0.001)
+
+
+@pytest.mark.parametrize("empty", [ProbeRecord(), None])
+def test_what_was_not_measured_is_null(empty: ProbeRecord | None) -> None:
+    result = group(empty, empty)
+    assert {figure(result) for figure in update_breakdown.COLUMNS.values()} == {None}
+    cells = update_breakdown.cells(result, 0.01)
+    assert {name for name, value in cells.items() if value is not None} == set()
+    assert update_breakdown.reasons(result) == {}
+    assert {figure(group(probes(), None)) for figure in update_breakdown.COLUMNS.values()} == {None}, (
+        "not by half of the ranks"
+    )
+    assert update_breakdown.forward(group(probes(), status="failed")) is None
+
+
+def test_a_row_has_shares_and_what_an_epoch_costs() -> None:
+    result = group(probes(), probes(), sync=Sync(message_bytes=[100, 200]))
+    cells = update_breakdown.cells(result, 0.010)
+    assert cells["sync_exposed_share"] == pytest.approx(0.3)
+    assert cells["data_share"] == pytest.approx(0.1)
+    assert cells["sync_per_epoch_s"] == pytest.approx(0.3)
+    assert cells["syncs_per_epoch"] == 200
+
+
+def test_shares_of_collectives_are_of_two_different_things() -> None:
+    """0.87 of all kernels' time, as one study had it, may be a third of the update's."""
+    profiles = [Profile(5, step_s=0.030, kernel_s=0.010, collective_s=0.0087) for _ in range(2)]
+    of_kernels, of_steps = update_breakdown.collective_shares(group(*(probes(profile=one) for one in profiles)))
+    assert (of_kernels, of_steps) == (pytest.approx(0.87), pytest.approx(0.29))
+    unknown = Profile(5, step_s=0.030, kernel_s=0.010, collective_s=None)
+    assert update_breakdown.collective_shares(group(probes(profile=unknown))) == (None, None)
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=100), st.floats(-1e3, 1e3))
+def test_a_mean_moves_with_its_values(values: list[float], by: float) -> None:
+    once, moved = mean_interval(values), mean_interval([value + by for value in values])
+    assert once is not None and moved is not None
+    assert once.low <= once.value <= once.high
+    assert moved.value == pytest.approx(once.value + by, abs=1e-6)
+    assert moved.high - moved.low == pytest.approx(once.high - once.low, abs=1e-6)
+
+
+def test_the_mean_of_one_value_has_no_interval() -> None:
+    assert mean_interval([1.0]) is None
+    assert mean_interval([]) is None

@@ -1,0 +1,123 @@
+"""Made-up installed distributions in tmp_path: what pip would leave of a plugin, for this process and its children.
+
+A test file has the fixture by `from tests.builders.plugins import dists as dists`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalebench.core import config_files, plugins
+from scalebench.strategies import registry
+from scalebench.strategies.simulated import Simulated
+
+# A strategy of a plugin that can do nothing but sleep, and does it well.
+CODE = """\
+from scalebench.strategies.simulated import Simulated
+
+
+class Mine(Simulated):
+    pass
+"""
+OPTIONS = dataclasses.asdict(Simulated.Options())
+
+
+def yaml_of(name: str, **keys: Any) -> str:
+    """strategy/<name>.yaml of a class like that of CODE; `keys` of a StrategySpec come on top. (JSON is YAML too.)"""
+    told = {"name": name, "description": "a plugin's own", "framework": "none", "baseline": name, "options": OPTIONS}
+    return json.dumps({**told, **keys}, indent=1)
+
+
+def forget() -> None:
+    """Look at what is installed anew."""
+    plugins._installed.cache_clear()
+    for cached in (registry.table, config_files.found, config_files.option_defaults):
+        cached.cache_clear()
+
+
+class Dists:
+    """Installs distributions below `site`; SCALEBENCH_PLUGINS lets in these and no others."""
+
+    def __init__(self, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.site, self.names, self._monkeypatch = site, list[str](), monkeypatch
+        monkeypatch.setenv("SCALEBENCH_PLUGINS", "")
+        forget()
+
+    def add(
+        self,
+        dist: str = "my-plugin",
+        files: Mapping[str, str] | None = None,
+        points: Mapping[str, Mapping[str, str]] | None = None,
+        version: str = "1.0",
+        api: int | None = None,
+    ) -> Path:
+        """The folder on sys.path and PYTHONPATH that holds one more distribution.
+
+        `files`: path below that folder -> its text. `points`: kind (strategies, models, datasets, configs) -> name ->
+        target. `api`: the version of the plugin API that it says it was written for.
+        """
+        root = self.site / dist
+        info = root / f"{dist.replace('-', '_')}-{version}.dist-info"
+        groups = {f"scalebench.{kind}": named for kind, named in (points or {}).items()}
+        if api is not None:
+            groups["scalebench.api"] = {str(api): dist.replace("-", "_")}
+        lines = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in named.items()) for group, named in groups.items()]
+        metadata = f"Metadata-Version: 2.1\nName: {dist}\nVersion: {version}\n"
+        told = {info / "METADATA": metadata, info / "entry_points.txt": "\n".join(lines)}
+        for path, text in {**told, **{root / name: text for name, text in (files or {}).items()}}.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        self._monkeypatch.syspath_prepend(str(root))
+        below = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self._monkeypatch.setenv("PYTHONPATH", os.pathsep.join(below))
+        self.names.append(dist)
+        self._monkeypatch.setenv("SCALEBENCH_PLUGINS", ",".join(self.names))
+        forget()
+        return root
+
+    def strategy(
+        self,
+        name: str = "mine",
+        dist: str = "my-plugin",
+        code: str = CODE,
+        yaml: str | None = "",
+        target: str = "{package}.code:Mine",
+        api: int | None = None,
+        **keys: Any,
+    ) -> Path:
+        """A distribution whose package (my_plugin) has code.py, conf/strategy/<name>.yaml and the entry points of both.
+
+        `yaml`: its text; empty: that of CODE's class, with `keys` of a StrategySpec; None: there is none, and no entry
+        point of configs. `target` may name {package}.
+        """
+        package = dist.replace("-", "_")
+        files = {f"{package}/__init__.py": "", f"{package}/code.py": code}
+        points = {"strategies": {name: target.format(package=package)}}
+        if yaml is not None:
+            files |= {f"{package}/conf/strategy/{name}.yaml": yaml or yaml_of(name, **keys)}
+            points |= {"configs": {package: f"{package}.conf"}}
+        return self.add(dist, files, points, api=api)
+
+    def forget_modules(self) -> None:
+        """Out of sys.modules with what was imported from them: the next test has others of the same names."""
+        for name, module in list(sys.modules.items()):
+            file = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", [])), "")
+            if str(file).startswith(f"{self.site}{os.sep}"):
+                del sys.modules[name]
+
+
+@pytest.fixture
+def dists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dists]:
+    """No plugin is installed but those that the test adds."""
+    made = Dists(tmp_path / "site", monkeypatch)
+    yield made
+    made.forget_modules()
+    forget()

@@ -1,0 +1,178 @@
+"""Runs and records for tests: simulated runs of the real program, and results made by hand with known figures."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+from scalebench.config.resolve import resolve
+from scalebench.core import result
+from scalebench.core.config_fingerprint import fingerprint
+from scalebench.core.machine.machine import Machine
+from scalebench.core.result import SCHEMA_VERSION, RankRecord, Result
+from scalebench.core.spec import (
+    Config,
+    DatasetSpec,
+    HardwareSpec,
+    MeasureSpec,
+    ModelSpec,
+    RunSpec,
+    StrategySpec,
+    TrainSpec,
+)
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+MODEL = ModelSpec("materials_cnn", input_shape=[200, 3], target_shape=[2], batch_per_device=10)
+# Over as soon as there are 64 blocks, or in a third of a second.
+SHORT = MeasureSpec(
+    warmup_steps=5, warmup_max_s=0.1, block_s=0.004, min_s=0.0, max_s=0.3, target=0.5, hang_s=60.0, timeout_s=120.0,
+    probes=False, probe_s=0.1, monitor=False,
+)  # fmt: skip
+MACHINE = Machine(
+    hostname="node", cpu_model="a processor", cpus=2, cpu_quota=None, cpus_physical=2, memory_bytes=2**33,
+    numa_nodes=1, gpus=[], topology=None, driver_version=None, cuda_driver_version=None, os="Linux", python="3.11",
+    versions={}, environment={}, git_commit=None, container=None,
+)  # fmt: skip
+
+
+def simulated_config(
+    options: dict[str, Any] | None = None, measure: dict[str, Any] | None = None, size: int = 64, **changes: Any
+) -> Config:
+    """A short run of the simulated strategy; `changes` are fields of Config."""
+    return Config(
+        **{
+            "model": MODEL,
+            "dataset": DatasetSpec("materials", size=size),
+            "strategy": StrategySpec("simulated", baseline="simulated", options=options or {}),
+            "hardware": HardwareSpec("cpu", devices="cpu", gpus_per_node=2),
+            "measure": dataclasses.replace(SHORT, **(measure or {})),
+            "train": TrainSpec(batch_per_device=10),
+            "gpus": 1,
+            **changes,
+        }
+    )
+
+
+def simulated_spec(
+    gpus: int = 1, options: dict[str, Any] | None = None, measure: dict[str, Any] | None = None, **changes: Any
+) -> RunSpec:
+    return resolve(simulated_config(options, measure, gpus=gpus, **changes))
+
+
+def in_parallel(work: Callable[[S], T], cases: Iterable[S], at_once: int = 6) -> dict[S, T]:
+    """What `work` gives for each case; runs mostly sleep, so many of them share the cores."""
+    cases = list(cases)
+    with ThreadPoolExecutor(at_once) as pool:
+        return dict(zip(cases, pool.map(work, cases), strict=True))
+
+
+def wait_until(condition: Callable[[], T], limit_s: float = 30.0) -> T:
+    """The first true answer; AssertionError when there is none in time."""
+    deadline_s = time.monotonic() + limit_s
+    while not (answer := condition()):
+        assert time.monotonic() < deadline_s, "it did not come to that in time"
+        time.sleep(0.01)
+    return answer
+
+
+def alive(pids: Iterable[int]) -> list[int]:
+    """Those of the processes that still run; one that nobody has reaped yet does not."""
+    found = []
+    for pid in pids:
+        try:
+            if psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+                found.append(pid)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def ranks_of(folder: Path) -> list[int]:
+    """Processes of workers and of the monitor of the run in `folder`, wherever they hang by now."""
+    found = []
+    for process in psutil.process_iter(["pid", "cmdline"]):
+        words = process.info["cmdline"] or []
+        if str(folder) in words and {"scalebench.runner.worker", "scalebench.measure.monitor"} & set(words):
+            found.append(process.info["pid"])
+    return alive(found)
+
+
+def rank(
+    number: int = 0, seconds: list[float] | None = None, samples: list[int] | None = None, **changes: Any
+) -> RankRecord:
+    """A rank's record; `seconds` of its blocks of two updates."""
+    seconds = seconds or []
+    return RankRecord(
+        **{
+            "rank": number,
+            "hostname": "node",
+            "pid": 1000 + number,
+            "block_steps": 2 if seconds else None,
+            "block_s": seconds,
+            "block_samples": [20] * len(seconds) if samples is None else samples,
+            "block_losses": [0.5] * len(seconds),
+            "train_samples": 1000 if seconds else None,
+            "steps_per_epoch": 100 if seconds else None,
+            **changes,
+        }
+    )
+
+
+def record(
+    strategy: str = "ddp",
+    gpus: int = 1,
+    block_s: float | None = 0.1,
+    run_id: str = "",
+    status: str = "ok",
+    ranks: list[RankRecord] | None = None,
+    baseline: str | None = "bare_torch",
+    lockstep: bool = True,
+    **changes: Any,
+) -> Result:
+    """A whole result whose blocks of two updates of 10 samples a device take `block_s`, one way or the other by 1 %.
+
+    `changes` are fields of Config, which stand in its spec too, or of Result. Without `block_s` nothing was measured.
+    """
+    fields = {f.name for f in dataclasses.fields(Config)}
+    config = simulated_config(gpus=gpus)
+    config.strategy = StrategySpec(strategy, framework="torch", baseline=baseline, lockstep=lockstep)
+    config = dataclasses.replace(config, **{k: v for k, v in changes.items() if k in fields})
+    if ranks is None:
+        seconds = [] if block_s is None else [block_s * (1 + 0.01 * (-1) ** (i // 2)) for i in range(32)]
+        ranks = [rank(k, seconds) for k in range(gpus if seconds else 0)]
+    first = ranks[0] if ranks else None
+    batch = config.train.batch_per_device
+    made = {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": run_id or f"{strategy}-{gpus}-{config.repeat}",
+        "started_at": "2026-01-01T00:00:00.000+00:00",
+        "status": status,
+        "reason": None if status == "ok" else "told to fail",
+        "log": None if status == "ok" else "rank0.log",
+        "fingerprint": fingerprint(config, gpus, "cpu"),
+        "spec": dataclasses.asdict(config),
+        "workload": result.Workload(
+            config.model.name, 153441, 613764, 1e6, config.dataset.name, first.train_samples if first else None,
+            first.steps_per_epoch if first else None, "host", "none", [200, 3], "float32", "default",
+        ),
+        "scale": result.Scale(
+            strategy, "torch", "2.9", "gloo", "gloo", config.hardware.name, "cpu", gpus, 1, gpus, config.scaling,
+            batch, batch * gpus, lockstep, config.repeat, config.seed, baseline,
+        ),
+        "phases": result.Phases(launch_s=0.5, measure_s=3.2, wall_s=5.0),
+        "ranks": ranks,
+        "sync": result.Sync(),
+        "monitor": result.Monitor(),
+        "quality": result.Quality(),
+        "machine": MACHINE,
+        "flags": [],
+    }  # fmt: skip
+    return Result(**{**made, **{k: v for k, v in changes.items() if k not in fields}})

@@ -1,0 +1,287 @@
+"""Runs whose devices keep known bytes of a model of 1000 parameters.
+
+A run with a series of the monitor whose figures are known.
+
+A run of two ranks whose probes left known figures.
+
+Folders of sweeps made by hand, with known figures: for reports, comparisons and everything else above the frame.
+
+Trainings made by hand, with known curves: for what is made of seeds, targets and gaps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from scalebench.core.result import (
+    BatchTried,
+    CurvePoint,
+    DeviceMonitor,
+    MaxBatch,
+    Monitor,
+    Operation,
+    ProbeRecord,
+    Profile,
+    Quality,
+    Result,
+    Sync,
+    first_reached,
+    write_result,
+)
+from scalebench.core.spec import StopSpec
+from scalebench.measure.monitor.time_series import Rows
+from tests.builders.runs import rank, record, simulated_config
+
+STEP_S = 0.01  # of which 1 ms is data, 2 forward, 3 backward, 0.5 optimizer, 2.5 exposed sync; 1 is nobody's
+OPERATIONS = [
+    Operation("gloo:all_reduce", 1.0, 0.004, collective=True),
+    Operation("aten::mm", 40.0, 0.003),
+    Operation("a kernel [bold]whose name is much too long for a column[/bold] " * 2, 2.5, 0.0000005),
+]
+
+
+def series(step_s: float, steps: int, wobble_s: float = 0.0) -> list[float]:
+    """Eight blocks of `steps` updates; an update takes `wobble_s` more or less, in turns."""
+    return [steps * (step_s + wobble_s * (-1) ** block) for block in range(8)]
+
+
+def probes(**changes: Any) -> ProbeRecord:
+    found = {
+        "steps": 4,
+        "sync_on_s": series(0.0095, 4),
+        "sync_off_s": series(0.007, 4, 0.0001),
+        "fixed_batch_s": series(0.006, 4),
+        "local_step_s": [[0.006, 0.0061, 0.006, 0.0061]],
+        "isolated_sync_repeats": 10,
+        "isolated_sync_s": series(0.002, 10, 0.00002),
+        "part_steps": 5,
+        "forward_s": series(0.002, 5),
+        "backward_s": series(0.005, 5, 0.00005),
+        "optimizer_s": series(0.0055, 5, 0.00005),
+        "copy_repeats": 100,
+        "copy_s": series(0.00000123, 100),
+        "profile": Profile(3, 0.02, 0.01, 0.004, OPERATIONS),
+    }
+    return ProbeRecord(**{**found, **changes})
+
+
+def probed_run(first: ProbeRecord | None, second: ProbeRecord | None, **changes: Any) -> Result:
+    """Of two updates a block, after a warm-up of single ones, of which the first three were slow."""
+    blocks = [2 * STEP_S * (1 + 0.01 * (-1) ** (block // 2)) for block in range(32)]
+    warmup = {"steady_after_steps": 3, "warmup_block_steps": 1, "warmup_block_s": [0.5, 0.2, 0.1] + [0.01] * 20}
+    memory = {"rss_peak_bytes": 512_000_000, "rss_anon_peak_bytes": 256_000_000, "peak_memory_bytes": [None]}
+    ranks = [rank(number, blocks, probes=one, **warmup, **memory) for number, one in enumerate((first, second))]
+    return record("ddp_gloo", gpus=2, ranks=ranks, **{"sync": Sync(message_bytes=[400_000, 213_764]), **changes})
+
+
+BATCH = 10  # samples a device
+BARE_S = 0.01  # of an update of the bare baseline
+EFFICIENCY = {"ddp_gloo": 0.9, "horovod_gloo": 0.8, "lightning_ddp_gloo": 0.7}  # what is kept at each doubling
+BASELINES = {"mirrored": "bare_tensorflow", "simulated": "simulated"}
+
+
+def step_s(strategy: str, gpus: int) -> float:
+    """Of an update: the bare one's, longer by what the strategy loses at one device (5 %) and at each doubling."""
+    if strategy.startswith("bare_"):
+        return BARE_S
+    doublings = gpus.bit_length() - 1
+    return BARE_S / 0.95 / EFFICIENCY.get(strategy, 0.85) ** doublings
+
+
+def run(
+    strategy: str, gpus: int, repeat: int = 0, noise: float = 0.01, blocks: int = 32, minute: int = 0, **changes: Any
+) -> Result:
+    """One ok run; blocks of two updates whose times scatter by `noise`, alike at each call. `changes` as for record."""
+    chance = random.Random(f"{strategy} {gpus} {repeat} {sorted(map(str, changes))}")
+    mean_s = 2 * step_s(strategy, gpus)
+    seconds = [mean_s * (1 + noise * chance.uniform(-1, 1)) for _ in range(blocks)]
+    losses = [1.0 / (1 + number) for number in range(blocks)]
+    memory = {"rss_peak_bytes": 512_000_000, "peak_memory_bytes": [None]}
+    ranks = [
+        rank(k, seconds, block_losses=losses, probes=_probes(strategy, gpus), steady_after_steps=4,
+             warmup_block_steps=1, warmup_block_s=[0.1] * 4 + [0.01] * 12, **memory)
+        for k in range(gpus)
+    ]  # fmt: skip
+    alone = gpus == 1 or strategy.startswith("bare_")
+    made = {
+        "sync": Sync() if alone else Sync(message_bytes=[400_000, 213_764]),
+        "monitor": Monitor(gpu_util_mean=0.5 + 0.05 * gpus, gpu_power_w_mean=100.0 * gpus, energy_j=300.0 * gpus,
+                           energy_from="counter", sm_clock_mhz_min=1400.0, cpu_util_mean=0.9),
+        "quality": Quality(final_loss=losses[-1], metric_name="mse", metric=0.01),
+        "started_at": f"2026-01-01T{repeat:02d}:{minute:02d}:00.000+00:00",
+        "run_id": f"{strategy}-{gpus}-{repeat}",
+    }  # fmt: skip
+    baseline = strategy if strategy.startswith("bare_") else BASELINES.get(strategy, "bare_torch")
+    return record(strategy, gpus, ranks=ranks, baseline=baseline, repeat=repeat, **{**made, **changes})
+
+
+def sweep(
+    folder: Path,
+    strategies: Sequence[str] = ("bare_torch", "ddp_gloo", "horovod_gloo"),
+    gpus: Sequence[int] = (1, 2, 4),
+    repeats: int = 1,
+    **changes: Any,
+) -> list[Result]:
+    """A folder a run, numbered; a bare strategy on one device only. What was written."""
+    wanted = [
+        (strategy, count, repeat)
+        for repeat in range(repeats)
+        for strategy in strategies
+        for count in (gpus if not strategy.startswith("bare_") else gpus[:1])
+    ]
+    found = [run(*each, minute=number % 60, **changes) for number, each in enumerate(wanted)]
+    write(folder, found)
+    return found
+
+
+def write(folder: Path, found: Sequence[Result]) -> None:
+    """Each as <folder>/<n>/result.json, after those that are there."""
+    first = len(list(folder.glob("*/result.json")))
+    for number, result in enumerate(found, first):
+        (folder / str(number)).mkdir(parents=True)
+        write_result(result, folder / str(number))
+
+
+def failed(strategy: str = "ddp_gloo", gpus: int = 8, status: str = "failed", **changes: Any) -> Result:
+    """A run that went wrong; its log is rank0.log, which the caller writes."""
+    return record(strategy, gpus, None, status=status, run_id=f"{strategy}-{gpus}-{status}", **changes)
+
+
+def strong(batch: int, gpus: int) -> dict[str, Any]:
+    """Fields of Config for strong scaling: a global batch of `batch`."""
+    config = simulated_config()
+    return {"scaling": "strong", "train": dataclasses.replace(config.train, global_batch=batch,
+                                                              batch_per_device=batch // gpus)}  # fmt: skip
+
+
+def _probes(strategy: str, gpus: int) -> ProbeRecord:
+    """Half of what is lost over devices is exposed sync, a tenth of the bare update is data."""
+    if gpus == 1 or strategy.startswith("bare_"):
+        return ProbeRecord(reasons={"exposed": "one device has nobody to exchange with"}, steps=2,
+                      sync_on_s=[2 * step_s(strategy, 1)] * 8, fixed_batch_s=[1.8 * step_s(strategy, 1)] * 8)  # fmt: skip
+    sync_on_s, one_s = step_s(strategy, gpus), step_s(strategy, 1)
+    sync_off_s = sync_on_s - (sync_on_s - one_s) / 2
+    wobble = [1 + 0.001 * (-1) ** number for number in range(8)]
+    return dataclasses.replace(
+        probes(),
+        steps=2,
+        sync_on_s=[2 * sync_on_s * w for w in wobble],
+        sync_off_s=[2 * sync_off_s for _ in wobble],
+        fixed_batch_s=[2 * (sync_off_s - BARE_S / 10) for _ in wobble],
+        profile=dataclasses.replace(probes().profile, operations=OPERATIONS[:2]) if probes().profile else None,
+    )
+
+
+PARAMETERS = 1000
+WHOLE = 16 * PARAMETERS  # float32 with Adam
+
+
+def kept(strategy: str, gpus: int, state: int | None, peak: int | None = None, **changes: Any) -> Result:
+    """One ok run; its last device keeps `state` bytes and had `peak`, the others half of that."""
+    made = run(strategy, gpus, monitor=Monitor(rss_anon_bytes_max=10**6 * gpus), **changes)
+    made.workload.model_params = PARAMETERS
+    for member in made.ranks:
+        share = 2 if member.rank < gpus - 1 else 1
+        member.state_bytes = [None if state is None else state // share]
+        member.peak_memory_bytes = [None if peak is None else peak // share]
+    return made
+
+
+def out_of_memory(strategy: str, gpus: int) -> Result:
+    made = failed(strategy, gpus, status="oom")
+    made.workload.model_params = None
+    return made
+
+
+def searched(strategy: str, gpus: int, batch: int, limit: int | None, state: int | None) -> Result:
+    """One that looked for the largest batch."""
+    tried = [BatchTried(batch, "ok", None, None, None, None)]
+    found = MaxBatch(batch, limit, "memory", tried)
+    made = kept(strategy, gpus, state, quality=Quality(max_batch=found))
+    made.run_id = made.fingerprint = f"{strategy}-{gpus}-searched"
+    made.scale.batch_per_device, made.scale.global_batch = batch, batch * gpus
+    return made
+
+
+BEGIN_S = 1_800_000_000.0  # of the measured phase; it lasts 10 s, and warm-up 5 s before it
+DIP_S = 3.35  # when the clock of GPU 1 dips, for one sample
+
+
+def monitored(folder: Path, gpus: int = 2, strategy: str = "ddp_gloo", **changes: Any) -> Result:
+    """Written into `folder`, with its series."""
+    monitor = Monitor("monitor.parquet", devices=[DeviceMonitor(index) for index in range(gpus)])
+    made = run(strategy, gpus, **{"monitor": monitor, **changes})
+    for member in made.ranks:
+        member.marks_s = {"setup": BEGIN_S - 8, "warmup": BEGIN_S - 5, "measure": BEGIN_S, "probes": BEGIN_S + 10}
+    folder.mkdir(parents=True)
+    write_result(made, folder)
+    rows = Rows()
+    rows.add(BEGIN_S - 8, "cpu", "cores", 4)
+    for number in range(-80, 130):
+        since_s = number / 10 + 0.05
+        for gpu in range(gpus):
+            dips = gpu == 1 and abs(since_s - DIP_S) < 0.01
+            rows.add(BEGIN_S + since_s, f"gpu{gpu}", "sm_clock_mhz", 210.0 if dips else 1400.0 + number % 3)
+            rows.add(BEGIN_S + since_s, f"gpu{gpu}", "util_share", 0.5)
+        if number % 5 == 0:
+            rows.add(BEGIN_S + since_s, "cpu", "busy_s", 100 + 3 * since_s)
+            rows.add(BEGIN_S + since_s, "ours", "cpu_s", 50 + 2 * since_s)
+            for rank in range(gpus):
+                rows.add(BEGIN_S + since_s, f"process:{rank}", "rss_bytes", 2e9 + rank)
+    rows.write(folder / "monitor.parquet")
+    return made
+
+
+UPDATES = 50  # an epoch
+EPOCH_SAMPLES = 1000
+
+
+def curve(values: Sequence[float], epoch_s: float = 2.0, metric: str = "mse", seen: float = 0.5) -> list[CurvePoint]:
+    """A point an epoch; on samples trained on the metric is `seen` times as large."""
+    return [
+        CurvePoint(
+            UPDATES * epoch, float(epoch), EPOCH_SAMPLES * epoch, epoch_s * epoch, 1e-3, value + 0.1, EPOCH_SAMPLES,
+            {metric: value}, {metric: seen * value}, 0.25, 1000.0 + epoch,
+        )
+        for epoch, value in enumerate(values, 1)
+    ]  # fmt: skip
+
+
+def training(
+    strategy: str = "ddp_gloo",
+    gpus: int = 2,
+    seed: int = 0,
+    values: Sequence[float] = (0.4, 0.2, 0.1),
+    target: float | None = 0.15,
+    epoch_s: float = 2.0,
+    repeat: int = 0,
+    settings: dict[str, Any] | None = None,
+    status: str = "ok",
+    metric: str = "mse",
+    **changes: Any,
+) -> Result:
+    """It ends with the last of `values`, whether that is as good as the target or not. `settings` are of `train`."""
+    stop = StopSpec(epochs=20.0, target=target)
+    train = dataclasses.replace(simulated_config().train, stop=stop, **(settings or {}))
+    made: dict[str, Any] = {
+        "run_id": f"{strategy}-{gpus}-s{seed}-r{repeat}-{train.learning_rate_rule}", "seed": seed, "train": train,
+        "started_at": f"2026-01-01T{repeat:02}:{seed:02}:{gpus:02}.000+00:00", "repeat": repeat,
+    }  # fmt: skip
+    if status != "ok":
+        return record(strategy, gpus, None, status=status, **{**made, "reason": "the loss is nan", **changes})
+    points = curve(values, epoch_s, metric)
+    found = None if target is None else first_reached(points, metric, target)
+    quality = Quality(
+        values[-1], metric, values[-1], {metric: values[-1]}, None if found is None else found.train_s, points,
+        "epochs" if found is None else "target", 0.7, train.learning_rate,
+    )  # fmt: skip
+    return run(strategy, gpus, noise=0.01, quality=quality, **{**made, **changes})
+
+
+def falling(epochs: int, rate: float = 0.7) -> list[float]:
+    return [math.exp(-rate * epoch) for epoch in range(1, epochs + 1)]

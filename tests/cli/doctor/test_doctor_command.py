@@ -1,0 +1,123 @@
+"""`scalebench doctor`: the facts of a machine, each in one line, and the commands for what is missing."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from scalebench.__main__ import main
+from scalebench.cli.commands import doctor
+from scalebench.config import horovod_build
+from scalebench.config.horovod_build import Build
+from scalebench.core.machine import machine
+from scalebench.core.machine.gpus import Gpu
+from scalebench.core.machine.machine import Machine
+from scalebench.strategies import registry
+from tests.builders.runs import MACHINE
+
+Tell = Callable[..., list[str]]
+HERE = dataclasses.replace(MACHINE, os="Linux-6", versions={"torch": "2.13.0+cpu", "numpy": "2.4.6"})
+GPUS = [
+    Gpu(0, "NVIDIA H100", "GPU-a", 80 * 2**30, 1980, 2619, 700.0, 0, "0"),
+    Gpu(1, None, None, None, None, None, None, None, None),
+]
+BUILDS = {
+    "torch": Build("0.28.1", "2.13.0+cpu", ("mpi", "gloo"), None),
+    "tensorflow": Build("0.28.1", "2.20.0", (), "it was built for tensorflow 2.20.0"),
+}
+
+
+@pytest.fixture
+def tell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Tell:
+    """The doctor's lines for a machine where some packages are missing, without mpirun and sbatch."""
+    monkeypatch.setattr(horovod_build, "find", BUILDS.__getitem__)
+    monkeypatch.setattr(horovod_build, "framework_version", lambda name: "1")
+
+    def told(here: Machine = HERE, missing: tuple[str, ...] = (), programs: str = "/nowhere") -> list[str]:
+        monkeypatch.setattr(machine, "detect", lambda: here)
+        monkeypatch.setattr(registry, "missing_packages", lambda names: [name for name in names if name in missing])
+        monkeypatch.setenv("PATH", programs)
+        assert main(["doctor"]) == 0
+        return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines() if line.strip()]
+
+    return told
+
+
+def test_a_machine_without_a_gpu(tell: Tell) -> None:
+    assert tell() == [
+        "machine 2 x a processor cores, 8 GiB, no GPU",
+        "system Linux-6, Python 3.11",
+        "packages torch 2.13.0+cpu, numpy 2.4.6",
+        "MPI no mpirun on the PATH: apt-get install openmpi-bin",
+        "SLURM no sbatch on the PATH: runs start here, or on hardware.hosts; hardware.slurm.bin names its folder",
+        "Horovod Horovod 0.28.1 with PyTorch 2.13.0+cpu: MPI, Gloo (no NCCL)",
+        "Horovod 0.28.1 with TensorFlow: no (it was built for tensorflow 2.20.0)",
+    ]
+
+
+def test_a_machine_with_gpus(tell: Tell) -> None:
+    here = dataclasses.replace(
+        HERE, gpus=GPUS, topology=[["X", "NV18"], ["NV18", "X"]], driver_version="580.1", container="docker"
+    )
+    lines = tell(here)
+    assert lines[1:8] == [
+        "processors a processor",
+        "GPU 0 NVIDIA H100, 80 GiB, 700 W, NUMA node 0, SM up to 1980 MHz, memory up to 2619 MHz",
+        "GPU 1 unknown GPU",
+        "driver 580.1, CUDA up to unknown",
+        "NV18 pairs 0-1",
+        "compare them python -m scalebench --multirun 'hardware.device_ids=[0,1]'",
+        "system Linux-6, Python 3.11, in docker",
+    ]
+    assert lines[-4] == "links GPU 0 GPU 1"
+    assert lines[-2:] == ["GPU 0 X NV18", "GPU 1 NV18 X"]
+
+
+def test_what_is_missing_comes_with_its_command(tell: Tell) -> None:
+    lines = tell(missing=("torch", "horovod", "PIL"))
+    assert [line for line in lines if line.startswith(("missing", "Horovod"))] == [
+        "missing PIL: pip install 'scalebench[images]'",
+        "missing horovod: make horovod in a checkout of scalebench; see docs/horovod.md",
+        "missing torch: pip install 'scalebench[torch]'",
+        "Horovod not installed: make horovod in a checkout of scalebench; see docs/horovod.md",
+    ]
+
+
+def test_horovod_is_told_for_installed_frameworks_only(tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(horovod_build, "framework_version", {"torch": "1"}.get)
+    assert [line for line in tell() if "Horovod 0.28.1 with" in line] == [
+        "Horovod Horovod 0.28.1 with PyTorch 2.13.0+cpu: MPI, Gloo (no NCCL)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("echo; echo ' mpirun (Some MPI) 9 '; echo more", "mpirun (Some MPI) 9"),
+        ("echo on stderr >&2", "on stderr"),
+        ("exit 3", "mpirun tells no version"),
+        ("sleep 60", "mpirun does not answer: "),
+    ],
+)
+def test_launchers_say_what_they_are(
+    tell: Tell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, told: str
+) -> None:
+    monkeypatch.setattr(doctor, "ANSWER_LIMIT_S", 0.5 if "sleep" in script else 30.0)
+    program = tmp_path / "mpirun"
+    program.write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\n{script.replace('sleep', 'exec sleep')}\n")
+    program.chmod(0o755)
+    (line,) = [line for line in tell(programs=str(tmp_path)) if line.startswith("MPI")]
+    assert line.startswith(f"MPI {told}")
+
+
+def test_a_launcher_that_cannot_be_started(tell: Tell, tmp_path: Path) -> None:
+    (tmp_path / "sbatch").write_text("no program")
+    (tmp_path / "sbatch").chmod(0o755)
+    assert shutil.which("sbatch", path=os.fspath(tmp_path))
+    (line,) = [line for line in tell(programs=str(tmp_path)) if line.startswith("SLURM")]
+    assert line.startswith("SLURM sbatch does not answer: ")

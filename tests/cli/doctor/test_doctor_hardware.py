@@ -1,0 +1,136 @@
+"""The hardware in words: what there is, what is limited or unusual, and how the GPUs are connected."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from scalebench.__main__ import main
+from scalebench.cli.commands import doctor
+from scalebench.core.machine import machine
+from scalebench.core.machine.cpus import NumaNode
+from scalebench.core.machine.gpus import Gpu
+from scalebench.core.machine.machine import Machine
+from tests.builders.runs import MACHINE
+from tests.nvml_stand_in import put_in
+
+PLAIN = Gpu(0, "A100", None, 40 * 2**30, 1410, 1215, 400.0, 0, None, power_limit_default_w=400.0, ecc=True, mig=False)
+TOPOLOGY = [["X", "PIX", "SYS"], ["PIX", "X", "SYS"], ["SYS", "SYS", "X"]]
+NODES = [NumaNode(0, [0, 1, 2, 3], 64 * 2**30, {}), NumaNode(1, [4, 5, 6, 7], None, {})]
+
+
+def rows(**changes: object) -> dict[str, str]:
+    found = doctor.machine_rows(dataclasses.replace(MACHINE, **changes))  # type: ignore[arg-type]
+    assert len({name for name, _ in found}) == len(found)
+    return dict(found)
+
+
+def drawn(here: Machine) -> list[str]:
+    console = Console(width=200, record=True, color_system=None, file=io.StringIO())
+    table = doctor.link_table(here)
+    assert table is not None
+    console.print(table)
+    return [" ".join(line.split()) for line in console.export_text().splitlines() if line.strip()]
+
+
+def test_a_machine_of_which_nothing_is_known_has_one_row() -> None:
+    assert rows() == {"machine": "2 x a processor cores, 8 GiB, no GPU"}
+
+
+def test_processors_nodes_and_limits() -> None:
+    found = rows(
+        cpu_sockets=2,
+        cpus_allowed=[0, 1, 2, 5],
+        smt=True,
+        cpu_governors=["performance", "powersave"],
+        cpu_max_mhz=3500.4,
+        numa=NODES,
+        cpu_quota=1.5,
+        memory_limit_bytes=3 * 2**29,
+        gpus=[PLAIN, dataclasses.replace(PLAIN, index=1)],
+    )
+    assert found["processors"] == (
+        "a processor, 2 sockets, CPUs 0-2,5, two or more threads a core, governor performance and powersave, "
+        "up to 3500 MHz"
+    )
+    assert found["NUMA node 0"] == "CPUs 0-2, 64 GiB, GPU 0-1"
+    assert found["NUMA node 1"] == "CPUs 5"
+    assert found["limits"] == "1.5 CPUs' worth of time, 1.5 GiB of memory"
+    assert rows(numa=NODES, cpus_allowed=[0])["NUMA node 1"] == "no CPU for this process"
+    assert "NUMA node 0" not in rows(numa=NODES[:1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, ""),
+        ({"power_limit_w": 250.0}, "250 W instead of 400 W"),
+        ({"sm_clock_application_mhz": 1200, "sm_clock_default_mhz": 1095}, "SM up to 1410 MHz (set to 1200)"),
+        ({"mem_clock_application_mhz": 1215, "mem_clock_default_mhz": 1215}, "memory up to 1215 MHz"),
+        (
+            {"pcie_generation": 3, "pcie_generation_max": 4, "pcie_width": 8, "pcie_width_max": 16},
+            "PCIe 4 x16 (now 3 x8)",
+        ),
+        ({"pcie_generation": 4, "pcie_generation_max": 4, "pcie_width": 16, "pcie_width_max": 16}, "PCIe 4 x16"),
+        ({"mig": True}, "MIG"),
+        ({"ecc": False}, "no ECC"),
+        ({"persistence": False}, "no persistence mode"),
+        ({"compute_mode": "exclusive_process"}, "compute mode exclusive_process"),
+    ],
+)
+def test_what_is_unusual_of_a_gpu_is_told(changes: dict[str, object], told: str) -> None:
+    usual = ["A100", "40 GiB", "400 W", "NUMA node 0", "SM up to 1410 MHz", "memory up to 1215 MHz"]
+    words = rows(gpus=[dataclasses.replace(PLAIN, **changes)])["GPU 0"].split(", ")  # type: ignore[arg-type]
+    new = [word for word in words if word not in usual]
+    assert new == ([told] if told not in ("", *usual) else [])
+
+
+def test_pairs_come_with_the_command_that_compares_them() -> None:
+    gpus = [dataclasses.replace(PLAIN, index=index) for index in range(3)]
+    found = rows(gpus=gpus, topology=TOPOLOGY)
+    assert (found["PIX pairs"], found["SYS pairs"]) == ("0-1", "0-2 1-2")
+    command = "python -m scalebench --multirun 'hardware.device_ids=[0,1],[0,2]'"
+    assert found["compare them"] == command
+    assert rows(gpus=gpus, topology=TOPOLOGY, numa=NODES)["compare them"] == f"{command} hardware.bind=numa,far"
+    hidden = rows(gpus=gpus, topology=TOPOLOGY, environment={"CUDA_VISIBLE_DEVICES": "2,0"})
+    assert "compare them" not in hidden and hidden[""].startswith("CUDA_VISIBLE_DEVICES=2,0: ")
+    assert "compare them" not in rows(gpus=gpus[:1], topology=[["X"]])
+    many = rows(gpus=gpus, topology=[["X" if a == b else "NV12" for b in range(8)] for a in range(8)])
+    assert many["NV12 pairs"] == "0-1 0-2 0-3 0-4 0-5 0-6 0-7 1-2 and 20 more"
+
+
+def test_pairs_without_peer_access_are_marked() -> None:
+    read = [["X", "OK", "OK"], ["OK", "X", "CNS"], ["OK", "CNS", "X"]]
+    write = [["X", "OK", "NS"], ["OK", "X", "CNS"], ["OK", "CNS", "X"]]
+    nvlink = [["X", "NS", "NS"], ["NS", "X", "NS"], ["NS", "NS", "X"]]
+    here = dataclasses.replace(MACHINE, topology=TOPOLOGY, peer_access={"read": read, "write": write, "nvlink": nvlink})
+    assert drawn(here)[2:] == [
+        "GPU 0 X PIX SYS, no peer access (NS)",
+        "GPU 1 PIX X SYS, no peer access (CNS)",
+        "GPU 2 SYS SYS, no peer access (CNS) X",
+    ]
+    assert drawn(dataclasses.replace(here, peer_access=None))[2:] == [
+        "GPU 0 X PIX SYS",
+        "GPU 1 PIX X SYS",
+        "GPU 2 SYS SYS X",
+    ]
+
+
+def test_the_doctor_with_the_stand_in(
+    nvml_library: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put_in(monkeypatch, nvml_library, NVLINKS=0, ANCESTOR=30, P2P=1, MIG_1=1)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(machine, "numa_nodes", lambda: NODES)
+    monkeypatch.setattr(doctor, "horovod", list)  # takes a second, and is told elsewhere
+    assert main(["doctor"]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines() if line.strip()]
+    told = {line.partition(",")[0]: line for line in lines}
+    assert "MIG" not in told["GPU 0 NVIDIA Stand-in 0"] and ", MIG" in told["GPU 1 NVIDIA Stand-in 1"]
+    assert "PCIe 4 x16" in told["GPU 0 NVIDIA Stand-in 0"]
+    assert "PHB pairs 0-1" in lines
+    assert lines[-2:] == ["GPU 0 X PHB, no peer access (CNS)", "GPU 1 PHB, no peer access (CNS) X"]

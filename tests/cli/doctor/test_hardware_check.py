@@ -1,0 +1,336 @@
+"""This host checked against a hardware YAML: made-up machines, folders, and commands of SLURM."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from scalebench.__main__ import main
+from scalebench.cli.commands.doctor.check_result import DIFFERS, OK, UNCHECKED, CheckResult, is_near, unchecked
+from scalebench.cli.commands.doctor.hardware_check import (
+    check_container,
+    check_node,
+    check_shared_folders,
+    compose_hardware,
+    file_system,
+    is_same_model,
+    srun_hint,
+)
+from scalebench.core.machine import machine
+from scalebench.core.machine.gpus import Gpu
+from scalebench.core.machine.machine import Machine
+from scalebench.core.spec import Config, HardwareSpec, SlurmSpec
+from tests.builders.runs import MACHINE
+from tests.cli.doctor.test_slurm_check import SINFO
+
+A100_NODE = HardwareSpec(
+    "alpha", devices="cuda", gpus_per_node=2, cpus_per_node=48, memory_bytes=10**12, gpu_model="A100 SXM4 40GB",
+    gpu_memory_bytes=40 * 10**9, this_machine=False,
+)  # fmt: skip
+
+
+def gpu(index: int, name: str | None = "NVIDIA A100-SXM4-40GB", memory_bytes: int | None = 40 * 2**30) -> Gpu:
+    return Gpu(index, name, f"GPU-{index}", memory_bytes, None, None, None, None, None)
+
+
+def host(*gpus: Gpu, **changes: object) -> Machine:
+    """A machine with 48 cores and 1 TiB."""
+    figures = {"cpus": 48, "cpus_physical": 48, "memory_bytes": 2**40, "gpus": list(gpus)}
+    return dataclasses.replace(MACHINE, **{**figures, **changes})  # type: ignore[arg-type]
+
+
+def node_results(hardware: HardwareSpec, here: Machine, in_job: bool = False) -> dict[str, CheckResult]:
+    return {line.key: line for line in check_node(hardware, here, in_job)}
+
+
+def test_a_node_that_is_as_said() -> None:
+    assert [dataclasses.astuple(line) for line in check_node(A100_NODE, host(gpu(0), gpu(1)))] == [
+        ("gpus_per_node", "2", "2", OK),
+        ("gpu_model", "A100 SXM4 40GB", "2 x NVIDIA A100-SXM4-40GB", OK),
+        ("gpu_memory_bytes", "40 GB", "2 x 43 GB", OK),
+        ("cpus_per_node", "48", "48 cores", OK),
+        ("memory_bytes", "1,000 GB", "1,100 GB", OK),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "here", "shown"),
+    [
+        ("gpus_per_node", host(gpu(0)), "1"),
+        ("gpus_per_node", host(), "0"),
+        ("gpu_model", host(gpu(0), gpu(1, "Tesla K80")), "NVIDIA A100-SXM4-40GB, Tesla K80"),
+        ("gpu_memory_bytes", host(gpu(0), gpu(1, memory_bytes=80 * 2**30)), "43 GB, 86 GB"),
+        ("cpus_per_node", host(cpus=24, cpus_physical=24), "24 cores"),
+        ("memory_bytes", host(memory_bytes=512 * 2**30), "550 GB"),
+    ],
+)
+def test_what_differs(key: str, here: Machine, shown: str) -> None:
+    line = node_results(A100_NODE, here)[key]
+    assert (line.actual, line.verdict) == (shown, DIFFERS)
+
+
+def test_what_is_not_said_or_cannot_be_told_is_not_checked() -> None:
+    nothing = HardwareSpec("local", devices="auto")
+    assert {line.verdict for line in check_node(nothing, host(gpu(0), gpu(1)))} == {UNCHECKED}
+    assert {line.expected for line in check_node(nothing, host())} == {"null"}
+    found = node_results(A100_NODE, host(gpu(0, None, None), gpu(1, None, None), memory_bytes=None))
+    assert (found["memory_bytes"].actual, found["memory_bytes"].verdict) == ("unknown", UNCHECKED)
+
+
+def test_workers_of_a_cpu_are_no_gpus() -> None:
+    found = node_results(HardwareSpec("cpu", devices="cpu", gpus_per_node=2, cpus_per_node=48), host())
+    assert list(found) == ["cpus_per_node", "memory_bytes"]
+
+
+def test_a_job_may_have_been_given_a_part_of_the_gpus() -> None:
+    line = node_results(A100_NODE, host(gpu(0)), in_job=True)["gpus_per_node"]
+    assert (line.actual, line.verdict) == ("1, as this job was given", UNCHECKED)
+    more = node_results(A100_NODE, host(gpu(0), gpu(1), gpu(2)), in_job=True)["gpus_per_node"]
+    assert more.verdict == DIFFERS
+
+
+def test_a_process_with_few_cores_sees_those_of_the_node() -> None:
+    line = node_results(A100_NODE, host(cpus=1))["cpus_per_node"]
+    assert (line.actual, line.verdict) == ("48 cores, 1 for this process", OK)
+    assert node_results(A100_NODE, host(cpus_physical=None))["cpus_per_node"].verdict == OK
+
+
+@pytest.mark.parametrize(
+    ("said", "here", "same"),
+    [
+        ("A100 SXM4 40GB", "NVIDIA A100-SXM4-40GB", True),
+        ("A100 SXM4 40GB", "NVIDIA A100-SXM4-80GB", False),
+        ("GTX 1080 Ti", "NVIDIA GeForce GTX 1080 Ti", True),
+        ("GTX 1070", "GeForce GTX 1070 Ti", False),
+        ("GTX 1080 Ti", "GeForce GTX 1080", False),
+        ("Tesla P100 SXM2", "Tesla P100-SXM2-16GB", True),
+        ("Tesla K80", "Tesla K80", True),
+        ("H100 PCIe", "NVIDIA H100 80GB HBM3", False),
+    ],
+)
+def test_models_by_name(said: str, here: str, same: bool) -> None:
+    assert is_same_model(said, here) == same
+
+
+@pytest.mark.parametrize(
+    ("here", "same"), [(64 * 10**9, True), (64 * 2**30, True), (62_000 * 2**20, True), (48 * 10**9, False)]
+)
+def test_sizes_are_compared_loosely(here: int, same: bool) -> None:
+    assert is_near(64 * 10**9, here) == same
+
+
+def test_lines_of_another_host_are_told_and_not_judged() -> None:
+    (line,) = unchecked([CheckResult("gpus_per_node", "8", "0", DIFFERS)], "not a node")
+    assert line == CheckResult("gpus_per_node", "8", "0 (not a node)", UNCHECKED)
+
+
+CLUSTER = HardwareSpec("mine", this_machine=False, scheduler="slurm")
+MOUNTS = [("/", "ext4"), ("/home", "nfs4"), ("/home/me/local", "xfs"), ("/scratch", "fuse.x")]
+
+
+def verdicts(hardware: HardwareSpec) -> dict[str, tuple[str, str]]:
+    return {line.key: (line.actual, line.verdict) for line in check_node(hardware, MACHINE)}
+
+
+def test_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"lo": [], "ib0": []})
+    assert verdicts(dataclasses.replace(CLUSTER, interface="ib0"))["interface"] == ("is there", OK)
+    assert verdicts(dataclasses.replace(CLUSTER, interface="ib1"))["interface"] == ("only ib0 lo", DIFFERS)
+
+
+def test_the_folder_to_copy_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(stage: str) -> tuple[str, str]:
+        return verdicts(dataclasses.replace(CLUSTER, stage=stage))["stage"]
+
+    here, verdict = told(str(tmp_path))
+    assert here.endswith(" GB free") and not here.startswith("to be made") and verdict == OK
+    here, verdict = told(str(tmp_path / "not" / "there"))
+    assert here.startswith("to be made, ") and verdict == OK
+    monkeypatch.setenv("OF_THIS_NODE", str(tmp_path))
+    assert told("$OF_THIS_NODE") == told(str(tmp_path))
+    assert told("$NOT_SET/x") == ("names a variable that is not set here", UNCHECKED)
+    (tmp_path / "file").touch()
+    assert told(str(tmp_path / "file")) == (f"{tmp_path / 'file'} cannot be written to", DIFFERS)
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/opt/x", "ext4"),
+        ("/home/me", "nfs4"),
+        ("/homes", "ext4"),
+        ("/home/me/local/x", "xfs"),
+        ("/scratch", "fuse.x"),
+    ],
+)
+def test_the_file_system_of_a_path(path: str, kind: str) -> None:
+    assert file_system(Path(path), MOUNTS) == kind
+    assert file_system(Path(path), []) is None
+
+
+def test_folders_that_all_nodes_have_to_see(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SCALEBENCH_CACHE", "/elsewhere/cache")
+    parts = [SimpleNamespace(mountpoint=at, fstype=kind) for at, kind in (("/", "ext4"), (str(tmp_path), "nfs4"))]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: parts)
+    found = {line.key: line for line in check_shared_folders(Config())}
+    assert list(found) == ["folder of results", "Python", "scalebench", "data sets"]
+    assert (found["folder of results"].actual, found["folder of results"].verdict) == (f"{tmp_path} on nfs4", OK)
+    cache = found["data sets"]
+    assert (cache.actual, cache.verdict) == (
+        "/elsewhere/cache on ext4: is that a disk of this host only?",
+        UNCHECKED,
+    )
+
+
+def test_images(tmp_path: Path) -> None:
+    def told(container: str) -> tuple[str, str]:
+        (line,) = check_container(dataclasses.replace(CLUSTER, slurm=SlurmSpec(container=container)))
+        return line.actual, line.verdict
+
+    image = tmp_path / "torch.sif"
+    assert told(str(image)) == ("no such file", DIFFERS)
+    image.touch()
+    assert told(str(image)) == ("can be read", OK)
+    assert told("docker://nvcr.io/nvidia/pytorch:24.01-py3") == ("an address, which the nodes fetch", UNCHECKED)
+    assert told("nvcr.io#nvidia/pytorch:24.01-py3") == ("an address, which the nodes fetch", UNCHECKED)
+    assert check_container(CLUSTER) == []
+
+
+Tell = Callable[..., tuple[int, dict[str, list[str]], str]]
+GPUS = [Gpu(n, "NVIDIA A100-SXM4-40GB", f"GPU-{n}", 40 * 2**30, None, None, None, None, None) for n in range(8)]
+NODE = dataclasses.replace(
+    MACHINE, hostname="taurusi8001.example.org", cpus=48, cpus_physical=48, memory_bytes=2**40, gpus=GPUS
+)
+ALPHA = "hardware=alpha hardware.max_nodes=3 hardware.interface=lo hardware.stage=null"
+
+
+@pytest.fixture
+def tell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Tell:
+    """Exit status, the cells of each line by its key, and the last line, for a host with commands of SLURM."""
+    for name in ("SLURM_JOB_ID", "SLURMD_NODENAME"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "sinfo.txt").write_text(SINFO)
+    programs = {"sbatch": "echo slurm 22.05.8", "sinfo": f"cat {shlex.quote(str(tmp_path / 'sinfo.txt'))}"}
+    for name, script in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+
+    def told(words: str = ALPHA, here: machine.Machine = NODE) -> tuple[int, dict[str, list[str]], str]:
+        monkeypatch.setattr(machine, "detect", lambda: here)
+        status = main(["doctor", *words.split(), f"hardware.slurm.bin={tmp_path}"])
+        lines = [line.strip() for line in capsys.readouterr().out.splitlines() if line.strip()]
+        cells = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in lines]
+        return status, {line[0]: line[1:] for line in cells}, lines[-1]
+
+    return told
+
+
+def test_a_node_that_fits(tell: Tell) -> None:
+    status, lines, last = tell()
+    assert status == 0
+    assert lines["this host"] == ["a node of alpha", "taurusi8001", "ok"]
+    assert lines["scheduler"][-1] == lines["slurm.gres"][-1] == lines["gpus_per_node"][-1] == "ok"
+    assert lines["gpu_model"] == ["A100 SXM4 40GB", "8 x NVIDIA A100-SXM4-40GB", "ok"]
+    assert " 0 differs," in last
+
+
+def test_a_node_that_does_not(tell: Tell) -> None:
+    status, lines, _ = tell(here=dataclasses.replace(NODE, gpus=GPUS[:4]))
+    assert (status, lines["gpus_per_node"]) == (1, ["8", "4", "differs"])
+
+
+def test_a_login_node_is_told_from_a_node(tell: Tell) -> None:
+    login = dataclasses.replace(NODE, hostname="login1", gpus=[])
+    status, lines, last = tell(here=login)
+    assert status == 0  # the partition is as said, and this host need not be
+    assert lines["this host"] == ["a node of alpha", "login1, no node of it: a login node?", "not checked"]
+    assert lines["gpus_per_node"] == ["8", "0 (not a node)", "not checked"]
+    assert lines["slurm.gres"][-1] == "ok"
+    said, _, command = last.partition(": ")
+    assert said == "this host is no node of hardware=alpha; to look at one"
+    assert command.startswith(
+        "srun --nodes=1 --ntasks=1 --partition=alpha --exclusive --gres=gpu:8 "
+        f"python -m scalebench doctor {ALPHA} hardware.slurm.bin="
+    )
+
+
+def test_a_salloc_shell_on_a_login_node(tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    _, lines, last = tell(here=dataclasses.replace(NODE, hostname="login1"))
+    assert lines["this host"][1] == "login1, no node of it: a login node?, in job 12"
+    assert "srun --nodes=1 --ntasks=1 python -m" in last  # the allocation has said the rest
+
+
+def test_within_a_job(tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.setenv("SLURMD_NODENAME", "taurusi8002")
+    status, lines, _ = tell(here=dataclasses.replace(NODE, hostname="anything", gpus=GPUS[:1]))
+    assert lines["this host"] == ["a node of alpha", "taurusi8002, in job 12", "ok"]
+    assert lines["gpus_per_node"] == ["8", "1, as this job was given", "not checked"]
+    monkeypatch.setenv("SLURMD_NODENAME", "h1")
+    status, lines, _ = tell()
+    assert (status, lines["this host"][1]) == (1, "h1, of another partition, in job 12")
+
+
+def test_settings_on_the_same_line(tell: Tell) -> None:
+    status, lines, _ = tell(f"{ALPHA} hardware.slurm.partition=alpa hardware.slurm.container=/no/torch.sif")
+    assert status == 1
+    assert lines["slurm.partition"] == ["alpa", "no partition 'alpa'; did you mean 'alpha'?", "differs"]
+    assert lines["slurm.container"] == ["/no/torch.sif", "no such file", "differs"]
+    assert lines["this host"][-1] == lines["gpus_per_node"][-1] == "not checked"
+
+
+def test_a_machine_without_a_scheduler_is_this_host(tell: Tell) -> None:
+    status, lines, last = tell("hardware=dgx1_p100")
+    assert (status, "scheduler" in lines, "this host" in lines) == (1, False, False)
+    assert lines["gpus_per_node"] == ["8", "8", "ok"]
+    assert lines["gpu_model"][-1] == "differs"
+    assert last.endswith(" not checked")
+    assert tell("hardware=local")[0] == 0  # says nothing that could be wrong
+
+
+def test_a_folder_of_ones_own(tell: Tell, tmp_path: Path) -> None:
+    own = tmp_path / "conf" / "hardware"
+    own.mkdir(parents=True)
+    (own / "mine.yaml").write_text("defaults:\n  - alpha\n  - _self_\nname: mine\ngpus_per_node: 4\n")
+    for switch in (f"--config-dir {own.parent}", f"--config-dir={own.parent}", f"-cd {own.parent}"):
+        _, lines, _ = tell(f"{switch} hardware=mine", dataclasses.replace(NODE, gpus=GPUS[:4]))
+        assert lines["gpus_per_node"] == ["4", "4", "ok"]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("hardware=alpa", "no hardware 'alpa'; did you mean 'alpha'?"),
+        ("ddp", "doctor takes hardware=NAME and settings, not 'ddp'"),
+        ("gpus=2", "doctor compares this host with one hardware YAML: doctor hardware=NAME"),
+        ("hardware=alpha,gpu2", "doctor compares this host with one hardware YAML: doctor hardware=NAME"),
+        ("hardware=alpha hardware.slurm.partitio=x", "no key 'hardware.slurm.partitio'; did you mean"),
+        ("hardware=alpha hardware.max_nodes=0", "hardware.max_nodes=0 should be at least 1"),
+        ("--multirun hardware=alpha", "doctor: no option '--multirun'; known: --config-dir, --help"),
+        ("--config-dir /not/there hardware=alpha", "--config-dir: /not/there is no folder"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line_and_status_2(
+    words: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", *words.split()]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.startswith(f"scalebench: {line}") and said.err.count("\n") == 1
+
+
+def test_the_command_names_whom_to_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    config = compose_hardware(
+        ["hardware=alpha", "hardware.slurm.account=p_a", "hardware.devices=cpu", "hardware.slurm.exclusive=false"]
+    )
+    assert srun_hint(config.hardware, ["hardware=alpha"]).endswith(
+        ": srun --nodes=1 --ntasks=1 --partition=alpha --account=p_a python -m scalebench doctor hardware=alpha"
+    )

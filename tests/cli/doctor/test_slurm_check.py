@@ -1,0 +1,251 @@
+"""SLURM's answers, from sinfo's lines and made-up commands, checked against what a YAML asks of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalebench.cli.commands.doctor.check_result import DIFFERS, OK, UNCHECKED, CheckResult
+from scalebench.cli.commands.doctor.slurm_check import (
+    SINFO_FORMAT,
+    Node,
+    check_partition,
+    check_slurm,
+    count_gpus,
+    limit_minutes,
+    parse_sinfo,
+)
+from scalebench.core.spec import Config, HardwareSpec, MeasureSpec, SlurmSpec
+from scalebench.slurm.commands import Slurm, SlurmError, Unreachable
+
+# As SLURM 22.05 prints it, but for the names.
+SINFO = """\
+taurusi8001|alpha|mixed|96|2:24:2|990000|gpu:8(S:0-1)|7-00:00:00|(null)
+taurusi8002|alpha|idle~|96|2:24:2|990000|gpu:8(S:0-1)|7-00:00:00|(null)
+taurusi8003|alpha|down*|96|2:24:2|990000|gpu:8(S:0-1)|7-00:00:00|(null)
+h1|main*|idle|8|1:8:1|8000|gpu:a100:2,nvme:1|1:00:00|ssd,big
+h2|main*|drained|8|1:8:1|8000|gpu:a100:2|1:00:00|ssd
+"""
+NODES = parse_sinfo(SINFO)
+ALPHA = HardwareSpec(
+    "alpha", devices="cuda", gpus_per_node=8, cpus_per_node=48, max_nodes=3, memory_bytes=10**12, this_machine=False,
+    scheduler="slurm", slurm=SlurmSpec(partition="alpha", exclusive=True),
+)  # fmt: skip
+
+
+def partition_results(
+    hardware: dict[str, Any] | None = None, nodes: list[Node] = NODES, **slurm: Any
+) -> dict[str, CheckResult]:
+    wants = dataclasses.replace(ALPHA.slurm, **slurm)
+    config = Config(hardware=dataclasses.replace(ALPHA, slurm=wants, **(hardware or {})), measure=MeasureSpec())
+    return {line.key: line for line in check_partition(config, nodes)}
+
+
+def test_lines_of_sinfo() -> None:
+    assert NODES[0] == Node("taurusi8001", "alpha", False, "mixed", 96, 48, 990000 * 2**20, "gpu:8(S:0-1)", 10080, ())
+    assert (NODES[3].partition, NODES[3].default, NODES[3].features) == ("main", True, ("ssd", "big"))
+    assert [node.usable for node in NODES] == [True, True, False, True, False]
+    assert parse_sinfo("\nslurm_load_partitions: Unable to contact\nh1|main|idle|8+|1:8:1|8000|x|1:00|y\n") == []
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [("1:00:00", 60), ("7-00:00:00", 10080), ("30:00", 30), ("1:30", 1.5), ("infinite", None), ("n/a", None)],
+)
+def test_time_limits(limit: str, expected: float | None) -> None:
+    assert limit_minutes(limit) == expected
+
+
+@pytest.mark.parametrize(
+    ("gres", "kind", "count"),
+    [
+        ("gpu:8(S:0-1)", None, 8),
+        ("gpu:a100:8(S:0-1),nvme:1", None, 8),
+        ("gpu:a100:4,gpu:v100:2", None, 6),
+        ("gpu:a100:4,gpu:v100:2", "v100", 2),
+        ("gpu:2", "a100", 0),
+        ("gpu", None, 1),
+        ("(null)", None, 0),
+        ("craynetwork:4,shard:gpu", None, 0),
+    ],
+)
+def test_gpus_of_a_node(gres: str, kind: str | None, count: int) -> None:
+    assert count_gpus(gres, kind) == count
+
+
+def test_a_partition_that_is_as_said() -> None:
+    assert [dataclasses.astuple(line) for line in partition_results().values()] == [
+        ("slurm.partition", "alpha", "2 of 3 nodes up", OK),
+        ("max_nodes", "3", "3 nodes", OK),
+        ("cpus_per_node of the partition", "48", "3 x 48 cores (96 CPUs)", OK),
+        ("memory_bytes of the partition", "1,000 GB", "3 x 1,038 GB", OK),
+        ("slurm.time_minutes", "null: 62, by measure.timeout_s", "limit 10080 minutes", OK),
+        ("slurm.gres", "gpu:8", "3 x gpu:8(S:0-1)", OK),
+    ]
+
+
+def test_nodes_that_differ() -> None:
+    mixed = [*NODES[:2], dataclasses.replace(NODES[2], cores=32, cpus=32, memory_bytes=2**39, gres="gpu:4")]
+    found = partition_results({"max_nodes": 34}, mixed)
+    keys = ["max_nodes", "cpus_per_node of the partition", "memory_bytes of the partition", "slurm.gres"]
+    assert [found[key].verdict for key in keys] == [DIFFERS] * 4
+    assert found["slurm.gres"].actual == "2 x gpu:8(S:0-1), gpu:4"
+
+
+def test_a_job_without_gpus_asks_for_none() -> None:
+    assert "slurm.gres" not in partition_results({"devices": "cpu"})
+    assert "slurm.gres" not in partition_results(gres="")
+
+
+@pytest.mark.parametrize(("kind", "verdict"), [("a100", OK), ("A100", OK), ("v100", DIFFERS)])
+def test_the_kind_of_gpu_that_is_asked_for(kind: str, verdict: str) -> None:
+    line = partition_results({"gpus_per_node": 2}, partition="main", gres=f"gpu:{kind}:{{gpus}}")["slurm.gres"]
+    assert (line.expected, line.verdict) == (f"gpu:{kind}:2", verdict)
+
+
+def test_no_such_partition() -> None:
+    (line,) = partition_results(partition="alpa").values()
+    assert line == CheckResult("slurm.partition", "alpa", "no partition 'alpa'; did you mean 'alpha'?", DIFFERS)
+    (line,) = partition_results(nodes=[]).values()
+    assert line.actual == "no partition 'alpha'; known: none"
+
+
+def test_the_default_partition() -> None:
+    found = partition_results({"gpus_per_node": 2}, partition=None)
+    assert found["slurm.partition"] == CheckResult("slurm.partition", "null: main", "1 of 2 nodes up", OK)
+    (line,) = partition_results(nodes=NODES[:3], partition=None).values()
+    assert (line.actual, line.verdict) == ("no default partition; known: alpha", DIFFERS)
+
+
+def test_a_partition_without_a_node_that_is_up() -> None:
+    assert partition_results(nodes=NODES[2:3])["slurm.partition"].verdict == DIFFERS
+
+
+@pytest.mark.parametrize(
+    ("asked", "verdict"), [(30, OK), (60, OK), (61, DIFFERS), (None, DIFFERS)]
+)  # null asks for the 60 minutes of measure.timeout_s, and 2 to start
+def test_the_time_that_a_job_asks_for(asked: int | None, verdict: str) -> None:
+    assert partition_results(partition="main", time_minutes=asked)["slurm.time_minutes"].verdict == verdict
+    unlimited = [dataclasses.replace(node, limit_minutes=None) for node in NODES]
+    assert partition_results(nodes=unlimited, time_minutes=asked)["slurm.time_minutes"].verdict == OK
+
+
+@pytest.mark.parametrize(("asked", "verdict"), [("ssd", OK), ("hdd", DIFFERS), ("ssd&big", UNCHECKED)])
+def test_features(asked: str, verdict: str) -> None:
+    line = partition_results(partition="main", constraint=asked)["slurm.constraint"]
+    assert (line.actual, line.verdict) == ("features big, ssd", verdict)
+
+
+def test_the_format_has_as_many_fields_as_are_read() -> None:
+    assert SINFO_FORMAT.count("|") == SINFO.splitlines()[0].count("|") == 8
+
+
+SHOWN = "PartitionName=alpha\n   AllowGroups=ALL AllowAccounts=p_a,p_b AllowQos=ALL\n   AllocNodes=ALL\n"
+MPI = "MPI plugin types are...\n\tpmix\n\tnone\n\tpmi2\nspecific pmix plugin versions available: pmix_v4\n"
+
+
+class FakeSlurm(Slurm):
+    """Answers by the first words of a command; None raises what SLURM would say."""
+
+    def __init__(self, answers: dict[str, str] | None = None, there: bool = True) -> None:
+        super().__init__(None)
+        usual = {"sbatch --version": "slurm 22.05.8\n", "sinfo": SINFO, "scontrol show partition alpha": SHOWN}
+        self.answers = usual | {"srun --mpi": MPI, "srun --help": "--container\n"} | (answers or {})
+        self.there = there
+        self.asked: list[str] = []
+
+    def path(self, name: str) -> str | None:
+        return f"/opt/slurm/bin/{name}" if self.there else None
+
+    def run(self, name: str, *words: str, limit_s: float = 20.0, **more: Any) -> str:
+        command = " ".join([name, *words])
+        self.asked.append(command)
+        answer = next((text for start, text in self.answers.items() if command.startswith(start)), None)
+        if answer is None:
+            raise SlurmError(f"no answer to {name}")
+        return answer
+
+
+def slurm_results(slurm: FakeSlurm, **wants: Any) -> dict[str, tuple[str, str]]:
+    hardware = HardwareSpec("alpha", devices="cuda", this_machine=False, scheduler="slurm", slurm=SlurmSpec("alpha", **wants))
+    results, _ = check_slurm(slurm, Config(hardware=hardware))
+    return {line.key: (line.actual, line.verdict) for line in results}
+
+
+def test_few_questions_and_none_that_starts_anything() -> None:
+    slurm = FakeSlurm()
+    found = slurm_results(slurm)
+    assert found["scheduler"] == ("slurm 22.05.8, /opt/slurm/bin/sbatch", OK)
+    assert found["slurm.partition"] == ("2 of 3 nodes up", OK)
+    assert [command.split()[0] for command in slurm.asked] == ["sbatch", "sinfo"]
+
+
+def test_the_nodes_are_those_of_the_partition() -> None:
+    hardware = HardwareSpec("alpha", this_machine=False, scheduler="slurm", slurm=SlurmSpec("alpha"))
+    _, nodes = check_slurm(FakeSlurm(), Config(hardware=hardware))
+    assert [node.name for node in nodes] == ["taurusi8001", "taurusi8002", "taurusi8003"]
+    other = dataclasses.replace(hardware, slurm=SlurmSpec("alpa"))
+    assert check_slurm(FakeSlurm(), Config(hardware=other))[1] == []
+
+
+def test_without_sbatch() -> None:
+    assert slurm_results(FakeSlurm(there=False)) == {
+        "scheduler": ("no sbatch on the PATH; hardware.slurm.bin names its folder", DIFFERS)
+    }
+    found = slurm_results(FakeSlurm(there=False), bin="/opt/slurm/bin")
+    assert found["scheduler"][0].startswith("no sbatch on /opt/slurm/bin;")
+
+
+def test_a_controller_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*words: str, **more: Any) -> str:
+        raise Unreachable("Unable to contact slurm controller")
+
+    slurm = FakeSlurm()
+    monkeypatch.setattr(slurm, "run", away)
+    assert slurm_results(slurm) == {"scheduler": ("Unable to contact slurm controller", DIFFERS)}
+
+
+@pytest.mark.parametrize(("account", "verdict"), [("p_b", OK), ("p_c", DIFFERS)])
+def test_accounts(account: str, verdict: str) -> None:
+    assert slurm_results(FakeSlurm(), account=account)["slurm.account"] == ("partition alpha takes p_a, p_b", verdict)
+
+
+def test_a_partition_that_takes_all_says_nothing_of_the_user() -> None:
+    assert slurm_results(FakeSlurm(), qos="normal")["slurm.qos"] == (
+        "partition alpha takes all; whether you may, sbatch says",
+        UNCHECKED,
+    )
+    silent = FakeSlurm({"scontrol show partition alpha": ""})
+    assert slurm_results(silent, account="p_b")["slurm.account"][1] == UNCHECKED
+
+
+@pytest.mark.parametrize(("name", "verdict"), [("course", OK), ("cours", DIFFERS), ("other", DIFFERS)])
+def test_reservations(name: str, verdict: str) -> None:
+    slurm = FakeSlurm({"scontrol show reservation": "ReservationName=course StartTime=2026-01-01\n"})
+    assert slurm_results(slurm, reservation=name)["slurm.reservation"][1] == verdict
+
+
+@pytest.mark.parametrize(("mpi", "verdict"), [("pmix", OK), ("pmi2", OK), ("openmpi", DIFFERS), ("available", DIFFERS)])
+def test_what_starts_ranks_of_mpi(mpi: str, verdict: str) -> None:
+    assert slurm_results(FakeSlurm(), mpi=mpi)["slurm.mpi"] == ("srun has pmix, none, pmi2", verdict)
+    assert slurm_results(FakeSlurm({"srun --mpi": ""}), mpi=mpi)["slurm.mpi"] == ("srun does not say", UNCHECKED)
+
+
+def test_mpirun_is_looked_for_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert slurm_results(FakeSlurm())["slurm.mpi"][1] == UNCHECKED
+    (tmp_path / "mpirun").touch(0o755)
+    assert slurm_results(FakeSlurm())["slurm.mpi"] == (str(tmp_path / "mpirun"), OK)
+
+
+def test_what_opens_the_image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    pyxis = {"container": "x.sqsh", "container_runtime": "pyxis"}
+    assert slurm_results(FakeSlurm(), **pyxis)["slurm.container_runtime"] == ("srun has no --container-image", DIFFERS)
+    with_plugin = FakeSlurm({"srun --help": "  --container\n  --container-image=[USER@]IMAGE\n"})
+    assert slurm_results(with_plugin, **pyxis)["slurm.container_runtime"] == ("srun has --container-image", OK)
+    assert slurm_results(FakeSlurm(), container="x.sif")["slurm.container_runtime"][1] == UNCHECKED
+    assert "slurm.container_runtime" not in slurm_results(FakeSlurm())

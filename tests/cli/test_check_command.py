@@ -1,0 +1,108 @@
+"""`scalebench check`: what its words mean, what it asks, and its exit status."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scalebench.__main__ import main
+from scalebench.cli.commands import check
+from scalebench.cli.commands.check import Subject, contracts, read_subject
+from scalebench.core.errors import InputError
+from tests.builders.plugins import Dists, yaml_of
+from tests.builders.plugins import dists as dists
+
+OWN = ("model.torch=mine:build", "seed=1")
+
+
+@pytest.mark.parametrize(
+    ("words", "subject"),
+    [
+        ("ddp_gloo", Subject("strategy", "ddp_gloo", (), False)),
+        ("ddp_gloo gpus=3 --faults", Subject("strategy", "ddp_gloo", ("gpus=3",), True)),
+        ("resnet50", Subject("model", "resnet50", (), False)),
+        ("materials", Subject("dataset", "materials", (), False)),
+        ("model=custom model.torch=mine:build seed=1", Subject("model", "custom", OWN, False)),
+        ("strategy=simulated model=mlp", Subject("strategy", "simulated", ("model=mlp",), False)),
+    ],
+)
+def test_words(words: str, subject: Subject) -> None:
+    names = [word for word in words.split() if word != "--faults"]
+    assert read_subject(names, "--faults" in words) == subject
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("", "check what? usage: scalebench check NAME"),
+        ("ddp_glo", "no strategy, model or data set 'ddp_glo'; did you mean 'ddp_gloo'?"),
+        ("custom", "'custom' is a model and a data set: say model=custom or dataset=custom"),
+        ("ddp_gloo mirrored", "check takes one name, not 'ddp_gloo mirrored'"),
+        ("simulated --fault", "check: no option '--fault'; did you mean '--faults'?"),
+        ("materials --faults", "--faults is for strategies, and materials is a data set"),
+        ("simulated strategy.options.step=1", "no option of strategy 'simulated' 'step'"),
+        ("simulated trian.epochs=1", "no key 'trian.epochs'"),
+        ("strategy=simul", "no strategy 'simul'; did you mean 'simulated'?"),
+    ],
+)
+def test_mistakes_are_one_line(words: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", *words.split()]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert line in told.err
+    assert told.err.count("\n") == 1
+
+
+def test_what_is_asked() -> None:
+    (case,) = contracts(Subject("strategy", "bare_torch", (), False))
+    assert case.settings == {"strategy": "bare_torch", "gpus": 1, "overrides": ()}
+    case, faults = contracts(Subject("strategy", "parameter_server", ("gpus=3", "seed=1"), True))
+    assert case.settings == {"strategy": "parameter_server", "gpus": 3, "overrides": ("seed=1",)}
+    assert (faults.settings["measuring"], faults.settings["rank"]) == (1, 0)
+    (_, faults) = contracts(Subject("strategy", "ddp_gloo", (), True))
+    assert (faults.settings["measuring"], faults.settings["rank"]) == (2, 1)
+
+
+def test_a_strategy_that_holds(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever pytest is told elsewhere; in a folder whose tests are none of its business."""
+    Path("test_other.py").write_text("raise RuntimeError('collected')")
+    Path("conftest.py").write_text("raise RuntimeError('read')")
+    Path("pytest.ini").write_text("[pytest]\naddopts = --nonsense")
+    monkeypatch.setenv("PYTEST_ADDOPTS", "--nonsense")
+    assert main(["check", "simulated"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.split() == "losses equal the baselines holds".split() for line in lines)
+    assert lines[-1] == "simulated: 19 hold, 0 do not hold, 2 not asked"
+    assert {path.name for path in Path().iterdir()} == {"test_other.py", "conftest.py", "pytest.ini"}
+
+
+@pytest.mark.slow
+def test_a_plugin_that_cannot_be_loaded(dists: Dists, capsys: pytest.CaptureFixture[str]) -> None:
+    dists.strategy(code="import frobnicate\n", yaml=yaml_of("mine"))
+    assert main(["check", "mine"]) == 1
+    out = capsys.readouterr().out
+    assert "No module named 'frobnicate'" in out
+    assert out.count("exit statuses") == 1, "once, though it fails whatever is asked of it"
+
+
+@pytest.mark.slow
+def test_nothing_could_be_run(dists: Dists, capsys: pytest.CaptureFixture[str]) -> None:
+    dists.strategy(yaml=yaml_of("mine", requires=["frobnicate"]))
+    assert main(["check", "mine"]) == 1
+    out = capsys.readouterr().out
+    assert "not asked" in out and "frobnicate" in out and " 0 do not hold" in out
+
+
+def test_words_that_make_no_run() -> None:
+    with pytest.raises(InputError, match="gpus=0"):
+        contracts(Subject("strategy", "simulated", ("gpus=0",), False))
+    assert set(check.KINDS) == {"strategy", "model", "dataset"}
+
+
+def test_pytest_is_named_where_it_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(check, "find_spec", lambda name: None)
+    assert main(["check", "simulated"]) == 2
+    assert capsys.readouterr().err == "scalebench: check needs pytest: pip install 'scalebench[testing]'\n"

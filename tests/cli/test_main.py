@@ -1,0 +1,198 @@
+"""The words of the command line and their exit statuses, in this process and as people start it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+
+import scalebench
+from scalebench import __main__ as program
+
+SHORT = [
+    *(
+        "hardware=cpu",
+        "strategy=simulated",
+        "dataset.size=1000",
+        "measure=quick",
+        "measure.min_s=0",
+        "measure.max_s=0.1",
+    ),
+    *("measure.warmup_steps=2", "measure.evaluate=false", "measure.probes=false", "measure.monitor=false"),
+]
+Call = Callable[..., tuple[int, list[str], list[str]]]
+
+
+@pytest.fixture(autouse=True)
+def hydra_forgets() -> Iterator[None]:
+    yield
+    GlobalHydra.instance().clear()
+    HydraConfig.instance().cfg = None
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Call:
+    """The program with these words: its status, and the lines of its output and of its errors."""
+
+    def called(*words: str) -> tuple[int, list[str], list[str]]:
+        status = program.main(list(words))
+        out, err = capsys.readouterr()
+        return status, out.splitlines(), err.splitlines()
+
+    return called
+
+
+def test_help_names_every_command_and_the_way_in(call: Call) -> None:
+    for words in (["--help"], ["-h"], ["gpus=2", "--help"]):
+        status, out, err = call(*words)
+        assert (status, err) == (0, [])
+        assert set(program.COMMANDS) <= {line.split()[0] for line in out if line.strip()}
+        assert "python -m scalebench --multirun gpus=1,2" in "\n".join(out)
+
+
+@pytest.mark.parametrize("command", program.COMMANDS)
+def test_each_command_has_a_help_of_its_own(call: Call, command: str) -> None:
+    status, out, err = call(command, "--help")
+    assert (status, err) == (0, [])
+    assert out[0].startswith(f"usage: scalebench {command} [-h]") and "-h, --help" in "\n".join(out)
+
+
+def test_version(call: Call) -> None:
+    assert call("--version") == (0, [f"scalebench {scalebench.__version__}"], [])
+
+
+REFUSED = {
+    "frobnicate": "no command 'frobnicate'; known: ",
+    "strategie": "no command 'strategie'; did you mean 'strategies'?",
+    "strategies ddp": "strategies takes no further words, not 'ddp'",
+    "doctor --confg-dir x": "doctor: no option '--confg-dir'; did you mean '--config-dir'?",
+    "gpu=1": "no key 'gpu'; did you mean 'gpus'?",
+    "gpus=range(1,3)": "gpus=range(1,3) names several values: add --multirun for a sweep over them",
+    "seed=interval(0,1)": "seed=interval(0,1) names several values: add --multirun hydra/sweeper=search",
+    "train.lerning_rate=1": "no key 'train.lerning_rate'; did you mean 'train.learning_rate'?",
+    "+foo=1": "no key 'foo'; known: baseline, dataset, ",
+    "++gpu=1": "no key 'gpu'; did you mean 'gpus'?",
+    "~gpus": "gpus cannot be removed; set it instead: gpus=VALUE",
+    "~strategy": "strategy.name has no value; choose strategy=NAME",
+    "stratgy=ddp": "no key 'stratgy'; did you mean 'strategy'?",
+    "strategy=mirorred": "no strategy 'mirorred'; did you mean 'mirrored'?",
+    "hardware=locl": "no hardware 'locl'; did you mean 'local'?",
+    "sweep=gpu": "no sweep 'gpu'; did you mean 'gpus'?",
+    "model=": "no model ''; known: alexnet, alexnet_cifar10, cifar10_cnn, ",
+    "strategy.options.bucket_cap=1": "no option of strategy 'ddp' 'bucket_cap'; did you mean 'bucket_cap_mb'?",
+    "strategy.options.bucket_cap_mb=x": "strategy.options.bucket_cap_mb='x' should be float, as its default 25.0",
+    "gpus=0": "gpus=0 should be at least 1",
+    "gpus=two": "gpus=two: Value 'two' of type 'str' could not be converted to Integer",
+    "gpus=1.5": "gpus=1.5: Value '1.5' of type 'float' could not be converted to Integer",
+    "dry_run=maybe": "dry_run=maybe: Value 'maybe' is not a valid bool (type str)",
+    "scaling=week": "scaling=week: no such value 'week'; did you mean 'weak'?",
+    "gpus=1,2": "gpus=1,2 names several values: add --multirun for a sweep over them, or quote the value",
+    "gpus=[1": "cannot read the override 'gpus=[1': ",
+    "gpus=${nowhere}": "Interpolation key 'nowhere' not found",
+    "dataset.name=???": "dataset.name has no value; choose dataset=NAME",
+    "--nope": "unrecognized arguments: --nope; --hydra-help tells of the switches",
+}
+
+
+@pytest.mark.parametrize(("word", "line"), REFUSED.items(), ids=list(REFUSED))
+def test_bad_input_is_one_line_and_status_2_and_leaves_nothing(call: Call, word: str, line: str) -> None:
+    status, out, err = call(*word.split())
+    assert (status, out, len(err)) == (2, [], 1)
+    assert err[0].startswith(f"scalebench: {line}")
+    assert os.listdir() == []
+
+
+@pytest.mark.parametrize(
+    ("words", "runs"),
+    [
+        (["gpus=1"], 1),
+        (["--multirun", "gpus=1,2"], 2),
+        (["gpus=1,2", "--multirun", "seed=0,1"], 4),
+        (["sweep=gpus"], 4),
+        (["sweep=gpus", "baseline=none", "gpus=2,4"], 2),
+        (["hardware=dgx1_p100", "gpus=8"], 1),
+    ],
+)
+def test_a_dry_run_lists_the_runs_and_leaves_nothing(call: Call, words: list[str], runs: int) -> None:
+    status, out, err = call("hardware=cpu", "strategy=simulated", *words, "dry_run=true")
+    assert (status, err) == (0, [])
+    assert len(out) == runs + 1 and out[-1].endswith("nothing was started")
+    assert os.listdir() == []
+
+
+@pytest.mark.parametrize("dry", ["++dry_run=yes", "dry_run='true'", "dry_run=1"])
+def test_ways_of_saying_dry(call: Call, dry: str) -> None:
+    assert call("gpus=1", dry)[1][-1].endswith("nothing was started")
+    assert os.listdir() == []
+
+
+def test_the_last_word_decides_whether_it_is_dry(call: Call) -> None:
+    assert call(*SHORT, "gpus=1", "dry_run=true", "dry_run=false", "hydra.run.dir=here")[0] == 0
+    assert Path("here/result.json").exists()
+    assert call(*SHORT, "dry_run=false", "dry_run=true")[1][-1].endswith("nothing was started")
+
+
+def test_a_run_leaves_its_files_and_a_second_one_is_refused(call: Call, tmp_path: Path) -> None:
+    folder = tmp_path / "with space"
+    words = [*SHORT, "gpus=2", f"hydra.run.dir='{folder}'"]
+    status, out, err = call(*words)
+    assert (status, err) == (0, [])
+    assert "simulated" in "\n".join(out) and f"results: {folder}" in out
+    assert sorted(path.name for path in folder.iterdir()) == [
+        *(".hydra", "rank0.json", "rank0.log", "rank1.json", "rank1.log", "result.json", "spec.json")
+    ]
+    assert scalebench.load(folder).status.tolist() == ["ok"]
+    before = (folder / "result.json").read_bytes()
+
+    status, out, err = call(*words)
+    line = f"scalebench: {folder} already holds a result.json; choose another folder or remove it"
+    assert (status, out, err) == (2, [], [line])
+    assert (folder / "result.json").read_bytes() == before
+    assert call(*words, "resume=true")[0] == 0
+    assert (folder / "result.json").read_bytes() == before
+
+
+ALPHA = ("strategy=horovod_nccl", "hardware=alpha", "hardware.slurm.bin=/no/such/folder")
+
+
+def test_what_is_impossible_here_is_a_row_and_no_failure(call: Call) -> None:
+    status, out, err = call(*ALPHA, "gpus=8", "hydra.run.dir=here")
+    assert (status, err) == (0, [])
+    told = json.loads(Path("here/result.json").read_text())
+    assert told["status"] == "unsupported" and told["ranks"] == []
+    assert told["reason"].startswith("hardware=alpha is another machine (8 x A100 SXM4 40GB a node, behind slurm)")
+    assert f"horovod_nccl gpus=8: unsupported: {told['reason']}" in out
+
+
+def test_a_failed_run_is_a_row_and_status_1(call: Call, tmp_path: Path) -> None:
+    status, out, err = call(*SHORT, "gpus=1", "strategy.options.fault=raise", "hydra.run.dir=here")
+    assert (status, err) == (1, [])
+    assert f"simulated gpus=1: failed: RuntimeError: told to fail (log: {tmp_path}/here/rank0.log)" in out
+    assert "told to fail" in Path("here/rank0.log").read_text()
+
+
+@pytest.mark.parametrize("key", ["hydra.run.dir=/proc/x", "hydra.run.dir=/dev/null/x"])
+def test_a_folder_that_cannot_be_made(call: Call, key: str) -> None:
+    status, _, err = call(*SHORT, key)
+    assert (status, len(err)) == (2, 1)
+    assert err[0].startswith(f"scalebench: {key.partition('=')[2]}: ")
+    assert err[0].endswith("; choose another hydra.run.dir or hydra.sweep.dir")
+
+
+def test_config_is_shown(call: Call) -> None:
+    status, out, _ = call("--cfg", "job", "gpus=3")
+    assert status == 0 and "gpus: 3" in out
+
+
+def test_as_people_start_it() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "scalebench", "gpus=0"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "scalebench: gpus=0 should be at least 1\n")

@@ -1,0 +1,159 @@
+"""`scalebench new strategy NAME`: what it writes, and what it refuses in one line."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from scalebench.__main__ import run_command
+from scalebench.cli.commands import new
+from scalebench.core import plugins
+from scalebench.core.errors import InputError
+from scalebench.core.spec import StrategySpec
+from tests.builders.plugins import Dists
+from tests.builders.plugins import dists as dists  # a fixture
+from tests.conftest import ROOT
+
+STRATEGY = Path("src/scalebench_my_ring/strategy.py")
+YAML = Path("src/scalebench_my_ring/conf/strategy/my_ring.yaml")
+
+
+@pytest.fixture(scope="module")
+def texts() -> dict[Path, str]:
+    return new.rendered("strategy", "my_ring")
+
+
+def refused(*words: str) -> str:
+    with pytest.raises(InputError) as caught:
+        run_command("new", list(words))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_files_and_next_steps(capsys: pytest.CaptureFixture[str], texts: dict[Path, str]) -> None:
+    home = Path("my plugins")
+    home.mkdir()
+    assert run_command("new", ["strategy", "my_ring", "--into", str(home)]) == 0
+    folder = home / "scalebench-my-ring"
+    written = {path.relative_to(folder): path.read_text() for path in folder.rglob("*") if path.is_file()}
+    assert written == texts and {STRATEGY, YAML, Path("tests/test_my_ring.py")} < set(written)
+    out = capsys.readouterr().out
+    assert all(f"\n  {path}\n" in out for path in written)
+    assert "pip install -e 'my plugins/scalebench-my-ring[test]'\n" in out and "scalebench check my_ring\n" in out
+
+
+def test_entry_points_lead_to_what_is_there(texts: dict[Path, str]) -> None:
+    project = tomllib.loads(texts[Path("pyproject.toml")])["project"]
+    points = project["entry-points"]
+    module, _, kind = points["scalebench.strategies"]["my_ring"].partition(":")
+    assert Path("src", *module.split(".")).with_suffix(".py") == STRATEGY
+    assert kind in {node.name for node in ast.parse(texts[STRATEGY]).body if isinstance(node, ast.ClassDef)}
+    (folder,) = points["scalebench.core.config_files"].values()
+    assert YAML.is_relative_to(Path("src", *folder.split(".")))
+    assert points["scalebench.api"] == {str(plugins.API_VERSION): "scalebench_my_ring"}
+    assert project["name"] == "scalebench-my-ring"
+
+
+def test_its_yaml_says_what_its_class_has(texts: dict[Path, str]) -> None:
+    told = OmegaConf.to_container(OmegaConf.create(texts[YAML]))
+    assert isinstance(told, dict) and told["name"] == "my_ring"
+    StrategySpec(**told)  # no key that there is none of
+    (options,) = (
+        node
+        for node in ast.parse(texts[STRATEGY]).body
+        if isinstance(node, ast.ClassDef) and node.name == "MyRingOptions"
+    )
+    fields = {
+        node.target.id: ast.literal_eval(node.value)
+        for node in options.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None
+    }
+    assert fields == told["options"] != {}
+
+
+def test_it_is_clean(texts: dict[Path, str], tmp_path: Path) -> None:
+    """By the rules of this project, and with nothing left of the template's own language."""
+    run_command("new", ["strategy", "my_ring"])
+    rules = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]
+    given = ["--isolated", "--line-length", str(rules["line-length"]), "."]
+    for words in (["check", "--no-cache", "--select", ",".join(rules["lint"]["select"])], ["format", "--check"]):
+        command = [sys.executable, "-m", "ruff", *words, *given]
+        done = subprocess.run(command, cwd=tmp_path / "scalebench-my-ring", capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert not [path for path, text in texts.items() if re.search(r"\{[{%]|[%}]\}", text) or "NAME" in f"{path}{text}"]
+    assert max(len(text.splitlines()) for text in texts.values()) < 120
+
+
+def test_no_tool_takes_the_template_for_code() -> None:
+    files = [path for path in new.TEMPLATES.rglob("*") if path.is_file()]
+    assert files and {path.suffix for path in files} == {new.SUFFIX}
+
+
+@pytest.mark.parametrize(
+    "name", ["", "My", "my-ring", "2d", "a__b", "a_", "_a", "none", "on", "inf", "ä", "a.b", "a/b"]
+)
+def test_names_that_cannot_be(name: str, tmp_path: Path) -> None:
+    assert refused("strategy", name) == (
+        f"'{name}' cannot be chosen as strategy={name} and be a Python module too: take small letters, digits and "
+        "single underscores, such as my_ring"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_classes_that_the_template_imports_cannot_be() -> None:
+    """Of the module and of the tests."""
+    imported: set[str] = set()
+    for text in new.rendered("strategy", "my_ring").values():
+        imported |= {
+            word
+            for line in re.findall(r"^from .* import (.*)$", text, re.MULTILINE)
+            for word in re.findall(r"\w+", line)
+        }
+    classes = {word for word in imported if word[0].isupper()}
+    assert {re.sub(r"(?<!^)(?=[A-Z])", "_", word).lower() for word in classes} == new.TAKEN_CLASSES
+    assert "has a class of that name" in refused("strategy", "input_error")
+
+
+def test_names_that_are_taken(dists: Dists) -> None:
+    dists.strategy("theirs", "their-plugin")
+    assert refused("strategy", "ddp") == "strategy 'ddp' is there already, from scalebench; take another name"
+    assert "from scalebench;" in refused("strategy", "hybrid")  # announced
+    assert "from their-plugin;" in refused("strategy", "theirs")
+    dists.add("scalebench-hidden", {"scalebench_hidden/__init__.py": ""})
+    assert refused("strategy", "hidden").startswith("a package scalebench_hidden is there already")
+
+
+def test_folders(tmp_path: Path) -> None:
+    assert refused("strategy", "mine", "--into", "nowhere") == "--into=nowhere is no folder; make it first"
+    run_command("new", ["strategy", "mine"])
+    kept = (tmp_path / "scalebench-mine/README.md").read_text()
+    assert refused("strategy", "mine").startswith("scalebench-mine is there already; take another name")
+    assert (tmp_path / "scalebench-mine/README.md").read_text() == kept
+    assert refused("strategy", "a" * 300).endswith("File name too long; take another place with --into=FOLDER")
+
+
+def test_nothing_stays_of_what_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    write = Path.write_text
+
+    def full(path: Path, *args: str, **kwargs: str) -> int:
+        if path.suffix == ".yaml":
+            raise OSError(28, "No space left on device")
+        return write(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    assert refused("strategy", "mine") == (
+        "scalebench-mine cannot be written: No space left on device; take another place with --into=FOLDER"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_words() -> None:
+    assert refused("model", "mine").startswith("new makes a strategy, not 'model'")
+    assert "usage: scalebench new [-h] [--into FOLDER] strategy NAME" in refused("strategy")

@@ -1,0 +1,102 @@
+"""`scalebench plugins`: what is installed, what of it loads, and what is odd about the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from scalebench.__main__ import main
+from scalebench.cli.commands import plugins as verb
+from tests.builders.plugins import CODE, Dists
+from tests.builders.plugins import dists as dists
+
+ODD = """\
+print("hello", "world")
+def build(network, outputs): ...
+"""
+
+
+Told = Callable[[], tuple[int, list[list[str]]]]
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str]) -> Told:
+    """The verb's status, and the cells of its lines."""
+
+    def call() -> tuple[int, list[list[str]]]:
+        status = main(["plugins"])
+        out, err = capsys.readouterr()
+        assert err == ""
+        lines = [line for line in out.splitlines() if line.strip() and not line.strip().startswith("─")]
+        return status, [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in lines]
+
+    return call
+
+
+def test_without_plugins_it_says_so(dists: Dists, told: Told) -> None:
+    status, lines = told()
+    assert (status, lines) == (
+        0, [["no plugins are installed; `scalebench new strategy NAME` makes one, and docs/plugins.md tells how"]]
+    )  # fmt: skip
+
+
+def test_what_is_left_out_is_named_and_not_loaded(dists: Dists, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    dists.strategy(code="open('loaded', 'w').close()\n")
+    monkeypatch.setenv("SCALEBENCH_PLUGINS", "")
+    assert told() == (0, [["left out by SCALEBENCH_PLUGINS: my-plugin"]])
+    monkeypatch.setenv("SCALEBENCH_PLUGINS", "no-such,  ")
+    status, lines = told()
+    assert (status, lines[-1]) == (1, ["SCALEBENCH_PLUGINS names no-such, and no plugin of that name is installed"])
+    assert not Path("loaded").exists()
+
+
+def test_each_entry_point_has_a_line(dists: Dists, told: Told) -> None:
+    dists.strategy(api=1)
+    dists.add(
+        "odd-plugin",
+        {"odd/__init__.py": "", "odd/nets.py": ODD, "odd/conf/model/odd_net.yaml": "name: odd_net\n"},
+        {"models": {"odd_net": "odd.nets:build"}, "configs": {"odd": "odd.conf"}},
+        version="2.5",
+    )
+    dists.strategy("broken", "broken-plugin", code=f"1 / 0\n{CODE}")
+    status, lines = told()
+    assert status == 1
+    assert lines[0] == ["plugin", "version", "API", "adds", "name", "from", "loads", "import s"]
+    by = {(line[0], line[3]): line for line in lines[1:]}
+    assert len(by) == len(lines) - 1 == 6
+    assert by["my-plugin", "strategy"][:7] == ["my-plugin", "1.0", "1", "strategy", "mine", "my_plugin.code:Mine", "ok"]
+    assert by["my-plugin", "YAML files"][4:] == ["my_plugin", "my_plugin.conf", "ok; strategy/mine.yaml"]
+    assert by["odd-plugin", "model"][1:7] == [
+        *("2.5", "1 (not said)", "model", "odd_net", "odd.nets:build"),
+        "ok; prints while it is imported: hello world",
+    ]
+    assert float(by["odd-plugin", "model"][7]) >= 0
+    assert by["broken-plugin", "strategy"][6] == (
+        "strategy 'broken' of broken-plugin cannot be loaded from broken_plugin.code:Mine: "
+        "ZeroDivisionError: division by zero"
+    )
+
+
+def test_a_framework_that_a_model_imports_is_told(dists: Dists) -> None:
+    dists.add(files={"m.py": "import jax\ndef f(): ...\n", "jax.py": ""}, points={"models": {"f": "m:f"}})
+    (point,) = verb.allowed_points()
+    found = verb.check(point)
+    assert found.notes == ["imports jax, which each start of a sweep then waits for"]
+    assert found.fault is not None and "brings no model/f.yaml" in found.fault
+
+
+@pytest.mark.parametrize(
+    ("yaml", "fault"),
+    [
+        ("name: [", "cannot be read: "),
+        ("- 1", "cannot be read: it should have keys with values"),
+        ("nam: mine", "strategy/mine.yaml of my-plugin cannot be read: Key 'nam' not in 'StrategySpec'"),
+        ("name: mine\noptions: {y: 1}", "y only in strategy/mine.yaml"),
+    ],
+)
+def test_yaml_files_with_faults(dists: Dists, yaml: str, fault: str) -> None:
+    dists.strategy(yaml=yaml)
+    found = [verb.check(point).fault for point in verb.allowed_points()]
+    assert any(fault in (line or "") for line in found)

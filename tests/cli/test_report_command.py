@@ -1,0 +1,112 @@
+"""`scalebench report DIR...`: what it leaves where, and one line for each mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import scalebench
+from scalebench.__main__ import main
+from tests.builders import sweeps
+
+
+@pytest.fixture(autouse=True)
+def runs() -> None:
+    """A sweep of three runs in `a`, one that failed in `b`."""
+    sweeps.sweep(Path("a"), strategies=("bare_torch", "ddp_gloo"), gpus=(1, 2))
+    sweeps.write(Path("b"), [sweeps.failed()])
+
+
+@pytest.fixture(autouse=True)
+def empty_reports(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a report tells is not of the verb; one test has it whole."""
+    if request.node.name != "test_a_whole_report":
+        monkeypatch.setattr("scalebench.report.sections.SECTIONS", [])
+        monkeypatch.setattr("scalebench.report.figures.write", lambda evidence, folder: folder.mkdir())
+
+
+def test_a_whole_report(capsys: pytest.CaptureFixture[str]) -> None:
+    assert lines(capsys, 0, "a") == ["a/report.html"]
+    assert "ddp_gloo" in Path("a/report.html").read_text(encoding="utf-8")
+
+
+def lines(capsys: pytest.CaptureFixture[str], status: int, *words: str) -> list[str]:
+    """Those of the output of a report that went well, or of the errors of one that did not."""
+    assert main(["report", *words]) == status
+    out, err = capsys.readouterr()
+    assert (err if status == 0 else out) == ""
+    return (out if status == 0 else err).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        (["a"], "a/report.html"),
+        (["a", "b"], "a/report.html"),
+        (["b"], "b/report.html"),
+        (["a/0"], "a/0/report.html"),
+        (["a/0/result.json"], "a/0/report.html"),
+        (["a", "--out", "c/new.html", "b"], "c/new.html"),
+        (["a", "--efficiency=0.9", "--out=x.html"], "x.html"),
+    ],
+)
+def test_the_path_of_the_page_is_told(capsys: pytest.CaptureFixture[str], words: list[str], page: str) -> None:
+    assert lines(capsys, 0, *words) == [page]
+    assert Path(page).read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+
+
+def test_csv_markdown_and_figures_stand_beside_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+    assert lines(capsys, 0, "a", "--csv", "--markdown", "--figures") == [
+        *("a/report.html", "a/report.md", "a/report.csv", "a/figures")
+    ]
+    assert Path("a/report.md").stat().st_size > 0
+    assert Path("a/figures").is_dir()
+    frame = scalebench.load("a")
+    assert list(pd.read_csv("a/report.csv")["run_id"]) == list(frame["run_id"])
+
+
+def test_files_that_are_named_stand_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert lines(capsys, 0, "a", "--csv", "new/rows.csv") == ["a/report.html", "new/rows.csv"]
+    assert Path("new/rows.csv").exists()
+
+
+def test_a_baseline_that_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert lines(capsys, 0, "a", "--baseline", "a/0") == ["a/report.html"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "report needs the folder of a run or a sweep"),
+        (["nowhere"], "nowhere does not exist"),
+        (["empty"], "no result.json at or below empty"),
+        (["a", "--out", "file/report.html"], "file/report.html cannot be written"),
+        (["a", "--out", "empty"], "empty is a folder"),
+        (["a", "--efficiency", "80"], "--efficiency=80 should be a share"),
+        (["a", "--efficiency", "nan"], "--efficiency=nan should be a share"),
+        (["a", "--efficiency", "much"], "--efficiency"),
+        (["a", "--baseline", "nobody"], "nobody"),
+        (["a", "--reference", "nobody"], "nobody"),
+        (["a", "--effic", "0.8"], "--effic"),
+        (["--csv", "a"], "--csv=a took a folder"),
+        (["a", "--csv", "file/x.csv"], "file/x.csv cannot be written"),
+        (["a", "--csv", "empty"], "empty cannot be written"),
+    ],
+)
+def test_one_line_for_each_mistake(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
+    Path("empty").mkdir()
+    Path("file").touch()
+    (line,) = lines(capsys, 2, *words)
+    assert line.startswith("scalebench: ") and said in line
+
+
+def test_a_full_disk(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    (line,) = lines(capsys, 2, "a")
+    assert line == ("scalebench: a/report.html cannot be written: No space left on device; --out=FILE writes elsewhere")
+    assert sorted(path.name for path in Path("a").iterdir()) == ["0", "1", "2"]

@@ -1,0 +1,141 @@
+"""`scalebench show DIR...`: the table of finished runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scalebench.__main__ import main
+from scalebench.core.result import write_result
+from tests.builders.runs import record
+
+
+@pytest.fixture(autouse=True)
+def runs() -> None:
+    """Two sweeps: `a` with one and two devices, `b` with a run that failed."""
+    for folder, result in {
+        "a/0": record(gpus=1),
+        "a/1": record(gpus=2),
+        "b/0": record(gpus=4, status="failed", block_s=None),
+    }.items():
+        Path(folder).mkdir(parents=True)
+        write_result(result, Path(folder))
+
+
+def rows(out: str) -> list[list[str]]:
+    """(strategy, gpus) of each row."""
+    return [line.split()[:2] for line in out.splitlines() if line.split()[:1] == ["ddp"]]
+
+
+@pytest.mark.parametrize(
+    ("paths", "gpus"),
+    [
+        (["a"], "1 2"),
+        (["b"], "4"),
+        (["a", "b"], "1 2 4"),
+        (["."], "1 2 4"),
+        (["a/1/result.json"], "2"),
+        (["a", "a/0"], "1 2"),
+    ],
+)
+def test_all_runs_at_or_below_the_paths(capsys: pytest.CaptureFixture[str], paths: list[str], gpus: str) -> None:
+    assert main(["show", *paths]) == 0
+    out, err = capsys.readouterr()
+    assert rows(out) == [["ddp", n] for n in gpus.split()] and err == ""
+    assert f"results: {', '.join(paths)}" in out.splitlines()
+
+
+def test_a_failed_run_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["show", "b"])
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "failed" in line]
+    assert "told to fail" in line
+
+
+@pytest.mark.parametrize(
+    ("words", "detailed"),
+    [
+        (["a"], []),
+        (["a/1"], ["a/1"]),
+        (["a", "--details"], ["a/0", "a/1"]),
+        (["--details", "a", "b"], ["a/0", "a/1"]),
+        (["b"], []),
+    ],
+)
+def test_details_of_one_run_or_of_each(
+    capsys: pytest.CaptureFixture[str], words: list[str], detailed: list[str]
+) -> None:
+    assert main(["show", *words]) == 0
+    heads = [line.split(":")[0] for line in capsys.readouterr().out.splitlines() if line.startswith(("a/", "b/"))]
+    assert heads == detailed
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ([], "the following arguments are required: DIR; usage: scalebench show [-h] [--details] "),
+        (["--details"], "the following arguments are required: DIR"),
+        (["a", "--all"], "no option '--all'; known: "),
+        (["a", "--baseline"], "argument --baseline: expected one argument"),
+        (["a", "--detail"], "no option '--detail'; did you mean '--details'?"),
+    ],
+)
+def test_words_that_are_wrong(capsys: pytest.CaptureFixture[str], words: list[str], line: str) -> None:
+    assert main(["show", *words]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"scalebench: show: {line}") and err.count("\n") == 1
+
+
+def test_a_folder_without_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "nowhere"]) == 2
+    assert capsys.readouterr().err == (
+        "scalebench: no result.json at or below nowhere; give the folder of a run or a sweep\n"
+    )
+
+
+def test_a_baseline_has_a_column_that_names_it(capsys: pytest.CaptureFixture[str]) -> None:
+    for baseline in ("ddp-2-0", "a/1"):
+        assert main(["show", "a", "b", "--baseline", baseline]) == 0
+        out, err = capsys.readouterr()
+        assert "speedup over ddp gpus=2 on cpu" in out and err == ""
+        one, two, _ = (line.split() for line in out.splitlines() if line.split()[:1] == ["ddp"])
+        assert "0.50" in one and "1.00" in two
+    assert main(["show", "a"]) == 0
+    assert "speedup over" not in capsys.readouterr().out
+
+
+def test_a_baseline_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "a", "--baseline", "ddp-3-0"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err == (
+        "scalebench: no folder or file ddp-3-0, and no run 'ddp-3-0'; did you mean 'ddp-2-0'?\n"
+    )
+
+
+def test_a_file_that_cannot_be_read_is_named_and_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a/0/result.json").write_text('{"schema_version": 2}')
+    Path("b/0/result.json").write_text('{"schema_version": 1, ')
+    assert main(["show", "a", "b", "--details"]) == 0
+    out, err = capsys.readouterr()
+    assert rows(out) == [["ddp", "2"]] and "a/1: ddp gpus=2" in out.splitlines()
+    first, second = err.splitlines()
+    way_out = "this scalebench reads 1; update scalebench to read it"
+    assert first == f"scalebench: left out: a/0/result.json has schema version 2, {way_out}"
+    assert second.startswith("scalebench: left out: b/0/result.json is no whole JSON file (")
+
+
+def test_of_many_files_that_cannot_be_read_some_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(13):
+        Path(f"c/{number}").mkdir(parents=True)
+        Path(f"c/{number}/result.json").touch()
+    assert main(["show", "a", "c"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 11 and lines[-1] == "scalebench: left out: 3 more that cannot be read"
+
+
+def test_nothing_that_can_be_read_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("b/0/result.json").write_text("{")
+    assert main(["show", "b"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("scalebench: b/0/result.json is no whole JSON file")
+    assert err.count("\n") == 1

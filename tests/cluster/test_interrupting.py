@@ -1,0 +1,168 @@
+"""Ctrl-C, SIGTERM and nohup while jobs run: who is asked, what becomes of the jobs, and what is told."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from tests.cluster.program import ENDLESS, PATIENCE_S, Program
+
+pytestmark = [pytest.mark.slow, pytest.mark.cluster]
+# One run that measures on one node, one on both that waits for that, and one that is not even submitted.
+WORDS = ("strategy=simulated gpus=1,4,3 hardware.max_jobs=2 baseline=none", *ENDLESS)
+LOGIN = "import os, sys; os.login_tty(0); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+CTRL_C = b"\x03"
+
+
+class Terminal:
+    """Somebody's window, with the program in it."""
+
+    def __init__(self, program: Program) -> None:
+        self.said = ""
+        self._window, its = os.openpty()
+        command = [sys.executable, "-c", LOGIN, *program.words(*WORDS)[1:]]
+        environment = {**program.environment, "TERM": "xterm", "COLUMNS": "250"}
+        self.process = subprocess.Popen(
+            command, cwd=program.folder, env=environment, stdin=its, stdout=its, stderr=its, pass_fds=[its]
+        )
+        os.close(its)
+
+    def press(self, keys: bytes) -> None:
+        os.write(self._window, keys)
+
+    def wait_for(self, words: str) -> None:
+        """Until the program has said so, and all that it says before."""
+        end_s = time.monotonic() + PATIENCE_S
+        while words not in self.said:
+            assert self._read(end_s - time.monotonic()), self.said
+
+    def end(self) -> int:
+        """Its exit status; what it said is complete."""
+        end_s = time.monotonic() + PATIENCE_S
+        while self._read(end_s - time.monotonic()):
+            pass
+        return self.process.wait(PATIENCE_S)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._window)
+
+    def _read(self, limit_s: float) -> bool:
+        """Whether there was more."""
+        if limit_s > 0 and select.select([self._window], [], [], limit_s)[0]:
+            with suppress(OSError):  # EIO: nobody holds the other side any more
+                self.said += (found := os.read(self._window, 65536)).decode(errors="replace")
+                return bool(found)
+        return False
+
+
+@contextmanager
+def terminal(program: Program) -> Iterator[Terminal]:
+    made = Terminal(program)
+    try:
+        program.jobs_are(RUNNING=1, PENDING=1)
+        program.measuring(0)
+        yield made
+    finally:
+        made.close()
+
+
+def cancelled(program: Program) -> None:
+    """All jobs are over, and each run has a row that says so."""
+    program.jobs_are(CANCELLED=2)
+    assert {number: row.status for number, row in program.rows().items()} == dict.fromkeys(range(3), "cancelled")
+    running, waiting, unsent = program.rows().values()
+    assert running.scheduler is not None and running.scheduler.state == "CANCELLED"
+    assert waiting.scheduler is not None and waiting.scheduler.nodes == []
+    assert unsent.reason == "cancelled before it was submitted" and unsent.scheduler is None
+    assert len(program.calls("sbatch")) == 2
+
+
+def table_of(said: str) -> list[list[str]]:
+    """Strategy and devices of its rows."""
+    lines = [line.split() for line in said.splitlines() if line.split()[:1] == ["simulated"]]
+    return sorted([*line[:2], "cancelled" in line] for line in lines if line[1].isdigit())  # type: ignore[list-item]
+
+
+ALL_CANCELLED = [["simulated", "1", True], ["simulated", "3", True], ["simulated", "4", True]]
+
+
+def test_ctrl_c_asks_and_no_lets_the_jobs_go_on(program: Program) -> None:
+    with terminal(program) as window:
+        window.press(CTRL_C)
+        window.wait_for("cancel all 2 jobs? Otherwise they go on without [Y/n]")
+        window.press(b"n\r")
+        assert window.end() == 1
+    assert "2 jobs go on without; the same command with resume=true waits for the rest" in window.said
+    program.jobs_are(RUNNING=1, PENDING=1)
+    assert program.rows() == {} and not program.calls("scancel")
+
+
+def test_ctrl_c_and_yes_cancels_them(program: Program) -> None:
+    with terminal(program) as window:
+        window.press(CTRL_C)
+        window.wait_for("[Y/n]")
+        window.press(b"y\r")
+        assert window.end() == 1
+    cancelled(program)
+    assert window.said.count("[Y/n]") == 1 and table_of(window.said) == ALL_CANCELLED, window.said
+
+
+def test_a_second_ctrl_c_is_an_answer(program: Program) -> None:
+    with terminal(program) as window:
+        window.press(CTRL_C)
+        window.wait_for("[Y/n]")
+        window.press(CTRL_C)
+        assert window.end() == 1
+    cancelled(program)
+    assert window.said.count("[Y/n]") == 1 and table_of(window.said) == ALL_CANCELLED, window.said
+
+
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT])
+def test_where_nobody_can_be_asked_they_are_cancelled(sign: signal.Signals, program: Program) -> None:
+    with program.started(*WORDS) as process:
+        program.jobs_are(RUNNING=1, PENDING=1)
+        program.measuring(0)
+        process.send_signal(sign)
+        out, err = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, err) == (1, "scalebench: cancelled\n")
+    cancelled(program)
+    assert "[Y/n]" not in out and table_of(out) == ALL_CANCELLED
+
+
+def test_sigterm_at_a_terminal_does_not_ask(program: Program) -> None:
+    with terminal(program) as window:
+        window.process.send_signal(signal.SIGTERM)
+        assert window.end() == 1
+    cancelled(program)
+    assert "[Y/n]" not in window.said
+
+
+def test_the_terminal_is_closed(program: Program) -> None:
+    """SIGHUP ends the program at once, and leaves its jobs; under nohup it stays, and follows them."""
+    with terminal(program) as window:
+        window.process.send_signal(signal.SIGHUP)
+        assert window.end() == -signal.SIGHUP
+    program.jobs_are(RUNNING=1, PENDING=1)
+    with program.started(*WORDS, "resume=true", before=("nohup",)) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "1 running" in line:
+                break
+        process.send_signal(signal.SIGHUP)
+        for job in program.ids():
+            program.cluster.slurm("scancel", job)
+        program.jobs_are(CANCELLED=2, RUNNING=1)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1 and len(program.calls("sbatch")) == 3
+    assert {row.status for row in program.rows().values()} == {"cancelled"}

@@ -1,0 +1,98 @@
+"""Nodes whose clocks differ, and what each of them does by itself, on the test cluster."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scalebench.core.result import Result, read_result
+from scalebench.core.run_folder import monitor_path
+from scalebench.measure.monitor.time_series import read_series
+from tests.cluster import clocks
+from tests.cluster.cluster import Cluster
+
+pytestmark = [pytest.mark.slow, pytest.mark.cluster]
+LIMIT_S = 240.0
+AHEAD_S = 100.0
+SHORT = "measure.min_s=2 measure.max_s=2 measure.warmup_steps=5 measure.warmup_max_s=0.2 measure.probes=false"
+
+
+# For Python alone: under libfaketime 0.9.10 its sleep, which is until a moment of the clock that counts seconds, fails.
+AHEAD = f"import time; real = time.time; time.time = lambda: real() + {AHEAD_S}"
+
+
+@pytest.fixture
+def skewed(cluster: Cluster) -> Iterator[Cluster]:
+    """The second node's clock is ahead."""
+    if clocks.library() is None:
+        pytest.skip("a wrong clock needs libfaketime: make test-all installs it")
+    cluster.clock(cluster.nodes[1], AHEAD_S)
+    yield cluster
+    cluster.clock(cluster.nodes[1], 0.0)
+
+
+@pytest.fixture
+def skewed_python(cluster: Cluster, tmp_path: Path) -> Iterator[Cluster]:
+    """The same, for programs in Python."""
+    (tmp_path / "sitecustomize.py").write_text(AHEAD)
+    (cluster.folder / "clock" / cluster.nodes[1]).write_text(f"export PYTHONPATH={tmp_path}\n")
+    yield cluster
+    cluster.clock(cluster.nodes[1], 0.0)
+
+
+def run(cluster: Cluster, folder: Path, strategy: str, *more: str) -> Result:
+    """Four ranks on two nodes."""
+    words = f"{SHORT} gpus=4 hardware=testcluster sweep.report=false dataset.size=2000 strategy={strategy}"
+    subprocess.run(
+        [sys.executable, "-m", "scalebench", *words.split(), f"hydra.run.dir={folder}", *more],
+        env=cluster.environment, cwd=folder.parent, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    return read_result(folder / "result.json")
+
+
+def test_each_node_tells_of_itself_by_its_own_clock(skewed: Cluster, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    result = run(skewed, folder, "ddp_gloo")
+    assert result.status == "ok", result.reason
+    assert "clocks_differ" in result.flags and "unequal_nodes" not in result.flags
+    assert [rank.clock_offset_s for rank in result.ranks[:2]] == [None, None]
+    assert [rank.clock_offset_s for rank in result.ranks[2:]] == pytest.approx([AHEAD_S] * 2, abs=0.05)
+    assert [result.machine.hostname, *(m.hostname for m in result.other_machines or [])] == skewed.nodes
+    m = result.monitor
+    assert m.reason is None and m.cpu_util_ours_mean is not None and m.cpu_util_ours_mean > 0
+    assert m.net_sent_bytes_per_s is not None and m.net_sent_bytes_per_s > 0
+    begin_s = [read_series(monitor_path(folder, node)).times_s("cpu", "cores")[0] for node in range(2)]
+    assert begin_s[1] - begin_s[0] == pytest.approx(AHEAD_S, abs=AHEAD_S / 2)
+    assert not list(folder.glob("machine*.json")) and not list(folder.glob("pid*.json"))
+
+
+def test_who_failed_first_is_told_in_spite_of_the_clocks(skewed_python: Cluster, tmp_path: Path) -> None:
+    """The others tell of lost connections, and by their clocks a minute and more before."""
+    options = ("fault", "raise"), ("fault_phase", "step"), ("fault_rank", "2"), ("fault_step", "200")
+    result = run(
+        skewed_python, tmp_path / "run", "simulated", *(f"strategy.options.{name}={value}" for name, value in options)
+    )
+    assert result.status == "failed" and (result.reason or "").startswith("rank 2: "), result.reason
+    told = {rank.rank: rank.failed_at_s for rank in result.ranks if rank.failed_at_s is not None}
+    assert len(told) > 1 and min(told, key=lambda rank: told[rank]) != 2  # as they stand
+
+
+def test_the_data_set_is_copied_once_per_node(cluster: Cluster, tmp_path: Path) -> None:
+    """To a folder that is another one on each node."""
+    stage = cluster.unshared / "stage"
+    result = run(cluster, tmp_path / "run", "simulated", f"hardware.stage={stage}")
+    assert result.status == "ok", result.reason
+    for node in cluster.nodes:
+        (copy,) = [name for name in cluster.on(node, "ls", str(stage)).split() if not name.endswith(".lock")]
+        assert copy.startswith("materials-")
+        assert set(cluster.on(node, "ls", f"{stage}/{copy}").split()) == {"inputs.npy", "targets.npy", "meta.json"}
+    assert not stage.exists()
+
+
+def test_a_stage_that_cannot_be_is_a_reason(cluster: Cluster, tmp_path: Path) -> None:
+    result = run(cluster, tmp_path / "run", "simulated", "hardware.stage=/proc/stage")
+    assert result.status == "failed" and "stage /proc/stage cannot be written" in (result.reason or ""), result.reason

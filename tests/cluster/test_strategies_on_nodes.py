@@ -1,0 +1,88 @@
+"""Every way to train, on two nodes or not: where its ranks stand, and what is impossible there."""
+
+from __future__ import annotations
+
+import pytest
+
+from scalebench.core.result import Result
+from tests.builders.launching import NEEDS_MPIRUN
+from tests.cluster.program import Program
+
+pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.real]
+FULL = {
+    "horovod_tensorflow_gloo": "gloo", "horovod_tensorflow_mpi": "mpi", "independent_tensorflow": None,
+    "independent_torch": None, "simulated": None, "parameter_server": "grpc",
+}  # fmt: skip
+UNEVEN = ["ddp_gloo", "horovod_mpi", "horovod_tensorflow_gloo", "multiworker_ring", "simulated", "parameter_server"]
+ALONE = ("mirrored", "central_storage_cpu", "multi_gpu_model")
+
+
+def rows(program: Program, text: str) -> list[Result]:
+    done = program.run(f"{text} baseline=none")
+    assert (done.status, done.err) == (0, ""), done.out
+    return list(program.rows().values())
+
+
+def stand(program: Program, *nodes: int) -> list[str]:
+    return [program.cluster.nodes[node] for node in nodes]
+
+
+def measured(strategy: str, nodes: list[str]) -> list[str]:
+    """The hosts of the ranks that measure: the chief alone, where workers take their steps from it."""
+    return nodes[:1] if strategy == "parameter_server" else nodes
+
+
+@NEEDS_MPIRUN
+def test_all_devices_of_both_nodes(program: Program) -> None:
+    pytest.importorskip("horovod")
+    for row in rows(program, f"strategy={','.join(FULL)} gpus=4"):
+        name = row.scale.strategy
+        assert (name, row.status, row.reason, row.scale.nodes) == (name, "ok", None, 2)
+        assert row.scale.backend_used == FULL[name]
+        assert [rank.hostname for rank in row.ranks] == measured(name, stand(program, 0, 0, 1, 1))
+        assert row.scheduler is not None and row.scheduler.nodes == program.cluster.nodes
+
+
+@NEEDS_MPIRUN
+def test_nodes_that_are_not_full(program: Program) -> None:
+    pytest.importorskip("horovod")
+    found = {row.scale.strategy: row for row in rows(program, f"strategy={','.join(UNEVEN)},lightning_ddp_gloo gpus=3")}
+    assert sorted(found) == sorted([*UNEVEN, "lightning_ddp_gloo"])
+    for name in UNEVEN:
+        row = found[name]
+        assert (name, row.status, row.reason, row.scale.nodes) == (name, "ok", None, 2)
+        assert [rank.hostname for rank in row.ranks] == measured(name, stand(program, 0, 0, 1))
+    lightning = found["lightning_ddp_gloo"]
+    assert lightning.status == "unsupported"
+    assert "Lightning wants as many processes on every node, and here are [2, 1]" in (lightning.reason or "")
+
+
+def test_one_process_for_all_devices_stays_on_its_node(program: Program) -> None:
+    found = {(row.scale.strategy, row.scale.gpus): row for row in rows(program, f"strategy={','.join(ALONE)} gpus=2,4")}
+    for name in ALONE:
+        (rank,) = found[name, 2].ranks
+        assert (found[name, 2].status, found[name, 2].scale.nodes) == ("ok", 1)
+        assert rank.hostname in program.cluster.nodes
+        reason = f"{name} has one process for all devices, which are on 2 nodes with gpus=4"
+        assert (found[name, 4].status, found[name, 4].reason) == ("unsupported", reason)
+    assert len(program.calls("sbatch")) == len(ALONE)
+
+
+def test_layouts_are_rows_of_their_own(program: Program) -> None:
+    done = program.run(
+        "strategy=ddp_gloo,mirrored hardware.layout=sequence,spread hardware.max_nodes=2 gpus=2 baseline=none"
+    )
+    assert (done.status, done.err) == (0, "")
+    found = {(row.spec["hardware"]["layout"], row.scale.strategy): row for row in program.rows().values()}
+    assert {case: (row.status, row.scale.nodes) for case, row in found.items()} == {
+        ("sequence", "ddp_gloo"): ("ok", 1),
+        ("spread", "ddp_gloo"): ("ok", 2),
+        ("sequence", "mirrored"): ("ok", 1),  # which is what spread would be
+    }
+    assert [rank.hostname for rank in found["spread", "ddp_gloo"].ranks] == program.cluster.nodes
+    cells = [line.split() for line in done.out.splitlines() if line.split()]
+    heads, *lines = [row for row in cells if row[0] in ("layout", "sequence", "spread")]
+    assert heads[:4] == ["layout", "strategy", "gpus", "nodes"]
+    assert sorted(line[:4] for line in lines) == [
+        ["sequence", "ddp_gloo", "2", "1"], ["sequence", "mirrored", "2", "1"], ["spread", "ddp_gloo", "2", "2"],
+    ]  # fmt: skip

@@ -1,0 +1,196 @@
+"""The sweeps that repeat the studies ask for what the studies ran, on whatever machine."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from scalebench.config.compose import compose_config
+from scalebench.config.resolve import resolve
+from scalebench.core.machine import machine
+from scalebench.core.spec import RunSpec
+from scalebench.workloads import datasets
+from tests.builders.configs import sweep_choices
+from tests.conf.test_yaml_files import STRATEGIES, SWEEPS, load
+
+CIFAR_MODELS = [
+    *("alexnet_cifar10", "resnet20_cifar10", "resnet32_cifar10", "resnet44_cifar10", "resnet56_cifar10"),
+    *("resnet110_cifar10", "densenet40_k12", "densenet100_k12"),
+]
+
+
+@pytest.fixture(autouse=True)
+def archive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCALEBENCH_CIFAR10", "cifar-10-python.tar.gz")  # no file is looked at before a run starts
+
+
+def values(sweep: str) -> dict[str, list[str]]:
+    """What it varies, key by key in its order."""
+    params = load(f"sweep/{sweep}.yaml")["hydra"]["sweeper"]["params"]
+    return {key: sweep_choices(value) for key, value in params.items()}
+
+
+def runs(sweep: str, *words: str, **chosen: list[str]) -> list[RunSpec]:
+    """Its runs on the CPU, without baselines; `chosen` values stand for those of its own."""
+    varied = {**values(sweep), **chosen}
+    each = itertools.product(*([f"{key}={value}" for value in found] for key, found in varied.items()))
+    overrides = [[f"sweep={sweep}", "hardware=cpu", *run, *words] for run in each]
+    return [resolve(compose_config(run)) for run in overrides]
+
+
+def test_repeats_stand_first_in_the_sweeps_that_have_them() -> None:
+    """The last key varies fastest, and a key on the command line keeps the place it has in the file."""
+    keys = [list(values(path.stem)) for path in SWEEPS]
+    firsts = [found[0] for found in keys if "repeat" in found]
+    assert set(firsts) == {"repeat"} and len(firsts) >= 16
+
+
+def test_cross_device_ops_is_the_parallel_strategies_study() -> None:
+    found = runs("cross_device_ops")
+    for spec in found:
+        config = spec.config
+        assert (config.model.name, config.model.outputs, config.model.params) == ("resnet50_v2", 10, 23_539_850)
+        assert (config.dataset.name, config.model.input_shape) == ("cifar10", [64, 64, 3])
+        assert (config.train.optimizer, spec.batch_per_device, spec.global_batch) == ("adam", 512, 1024)
+    refused = {spec.config.strategy.name: spec.unsupported for spec in found if spec.unsupported}
+    assert list(refused) == ["mirrored_nccl"] and "NCCL, which needs GPUs" in str(refused["mirrored_nccl"])
+    assert len(found) == 5
+
+
+def test_cross_device_ops_goes_without_the_archive() -> None:
+    chosen = ["dataset=cifar10_synthetic", "measure=quick", "train.batch_per_device=8"]
+    spec = runs("cross_device_ops", *chosen, strategy=["mirrored"])[0]
+    assert (spec.config.dataset.name, spec.config.dataset.image_size) == ("cifar10_synthetic", 64)
+    assert (spec.batch_per_device, spec.global_batch) == (8, 16)
+
+
+@pytest.mark.parametrize("gpus, strong", [(1, 32), (2, 16), (4, 8), (6, 6)])
+def test_keras_multi_gpu_is_what_the_study_ran_and_what_it_meant(gpus: int, strong: int) -> None:
+    found = runs("keras_multi_gpu", f"gpus={gpus}", scaling=["strong", "weak"], strategy=["avolkov1_ps_gpu"])
+    assert [(s.batch_per_device, s.global_batch) for s in found] == [(strong, 32), (32, 32 * gpus)]
+    assert {(s.config.model.name, s.config.dataset.name, s.config.train.optimizer) for s in found} == {
+        ("resnet50", "imagenet_synthetic", "sgd")
+    }
+
+
+@pytest.mark.parametrize("data", ["imagenet_synthetic", "cifar10_synthetic"])
+@pytest.mark.parametrize("batch", [32, 8])
+def test_keras_multi_gpu_cuts_every_batch_evenly(data: str, batch: int) -> None:
+    """kuza55's method refuses what does not divide, the last batch of an epoch included."""
+    words = [f"dataset={data}", f"train.batch_per_device={batch}"]
+    for gpus, scaling in itertools.product((1, 2, 3, 4, 6, 8), ("strong", "weak")):
+        spec = runs("keras_multi_gpu", *words, f"gpus={gpus}", scaling=[scaling], strategy=["kuza55_ps_cpu"])[0]
+        rest = datasets.count_train_samples(spec.config.dataset, spec.config.dataset.size) % spec.global_batch
+        if spec.global_batch % gpus == 0:  # it was the study's error otherwise
+            assert rest % gpus == 0
+
+
+def test_keras_multi_gpu_has_the_three_methods_and_both_parameter_devices() -> None:
+    studied = {f"{method}_ps_{device}" for method in ("kuza55", "avolkov1") for device in ("cpu", "gpu")}
+    assert set(values("keras_multi_gpu")["strategy"]) == studied | {"multi_gpu_model"}
+
+
+def test_models_of_a_sweep_bring_their_data_and_batch_sizes() -> None:
+    found = runs("variable_update", strategy=["central_storage_cpu"])
+    told = {s.config.model.name: (s.config.dataset.name, s.batch_per_device, s.config.train.data_format) for s in found}
+    cifar = {name: ("cifar10_synthetic", 64 if name.startswith("densenet") else 128, "nchw") for name in CIFAR_MODELS}
+    assert told == {"alexnet": ("imagenet_synthetic", 512, "nchw"), **cifar}
+
+
+def test_the_eight_networks_for_cifar_stand_in_each_sweep_of_them() -> None:
+    assert values("cifar_models")["model"] == CIFAR_MODELS
+    assert values("variable_update")["model"] == ["alexnet", *CIFAR_MODELS]
+    assert values("data_format")["model"] == ["inception_v3", "resnet50", *CIFAR_MODELS]
+
+
+def test_thesis_scaling_is_what_the_study_trained() -> None:
+    found = runs("thesis_scaling", gpus=["1", "10"])
+    strategies = ["bare_torch", "horovod_nccl", "horovod_mpi", "horovod_gloo"]
+    assert [(s.config.strategy.name, s.gpus) for s in found] == list(itertools.product(strategies, (1, 10)))
+    for spec in found:
+        config = spec.config
+        assert (config.model.name, config.model.params, config.dataset.name) == ("materials_cnn", 153_441, "materials")
+        assert (config.train.learning_rate, config.scaling, spec.batch_per_device) == (4.7331e-4, "weak", 75)
+        assert spec.global_batch == 75 * spec.gpus
+
+
+def test_thesis_scaling_keeps_its_settings_whatever_the_model_says() -> None:
+    spec = runs("thesis_scaling", "model=mlp", strategy=["bare_torch"], gpus=["1"])[0]
+    assert (spec.config.model.name, spec.batch_per_device, spec.config.train.learning_rate) == ("mlp", 75, 4.7331e-4)
+
+
+def test_a_cpu_says_why_it_has_no_nccl_and_starts_no_more_than_two_workers_unasked() -> None:
+    for sweep in ("thesis_scaling", "backends"):
+        assert values(sweep)["gpus"] == ["1", "2"]
+        over_nccl = [name for name in values(sweep)["strategy"] if name.endswith("_nccl")]
+        refused = [spec.unsupported for spec in runs(sweep, strategy=over_nccl)]
+        assert len(refused) >= 2 and all("NCCL, which needs GPUs; use strategy=" in str(reason) for reason in refused)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "gpus", "nodes"),
+    [("alpha", 8, [8]), ("alpha", 9, [8, 1]), ("alpha", 10, [8, 2]), ("hpdlf", 6, [3, 3]), ("gpu2", 8, [4, 4])],
+)
+def test_nodes_of_the_thesis_fill_in_sequence(hardware: str, gpus: int, nodes: list[int]) -> None:
+    """And what is too much for the machine at hand is a row, not an error."""
+    words = [
+        "sweep=thesis_scaling",
+        f"hardware={hardware}",
+        "strategy=horovod_mpi",
+        f"gpus={gpus}",
+        "hardware.slurm.bin=/none",
+    ]
+    spec = resolve(compose_config(words))
+    assert [sum(place.node == node for place in spec.places) for node in range(spec.nodes)] == nodes
+    assert f"hardware={hardware} is another machine" in str(spec.unsupported)
+    assert ("InfiniBand did not work with MPI" in str(spec.unsupported)) == (hardware == "gpu2")
+
+
+def test_backends_has_ddp_lightning_and_horovod_over_each_transport() -> None:
+    found: dict[str, list[str]] = {}
+    for spec in runs("backends", gpus=["2"]):
+        found.setdefault(str(spec.config.strategy.backend), []).append(spec.config.strategy.name)
+    assert found == {
+        "gloo": ["ddp_gloo", "lightning_ddp_gloo", "horovod_gloo"],
+        "nccl": ["ddp_nccl", "lightning_ddp_nccl", "horovod_nccl"],
+        "mpi": ["horovod_mpi"],
+        "auto": ["lightning_horovod"],
+    }
+    assert list(values("backends")) == ["repeat", "gpus", "strategy"]  # what is compared runs one after the other
+
+
+def test_strategies_has_every_way_of_training_with_pytorch() -> None:
+    known = {name: load(f"strategy/{name}.yaml") for name in STRATEGIES}
+    several = {name for name, told in known.items() if told["framework"] == "torch" and told["max_gpus"] is None}
+    assert set(values("strategies")["strategy"]) == several - {"ddp", "lightning_ddp"}  # which choose one of the others
+
+
+def test_samples_and_parameters_vary_each_on_its_own() -> None:
+    found = runs("samples_or_parameters")
+    told = [(s.config.model.params, s.config.model.input_shape, s.config.dataset.name) for s in found]
+    small, big = [3072, 1], [224 * 224 * 3, 1]
+    assert [(shape, name) for _, shape, name in told] == [(small, "random"), (big, "random")] * 2
+    wanted = [1_250_000, 1_250_000, 25_000_000, 25_000_000]
+    assert [params for params, *_ in told] == [pytest.approx(count, rel=0.01) for count in wanted]
+    kept = {(s.config.model.options["flops"], s.config.dataset.size, s.global_batch, s.config.scaling) for s in found}
+    assert kept == {(10**9, 1024, 32, "strong")}
+
+
+def test_transport_takes_the_ways_away_one_by_one() -> None:
+    found = [spec.config.hardware.environment for spec in runs("transport", gpus=["2"])]
+    off = [sorted(name for name in names if name.endswith("_DISABLE")) for names in found]
+    assert off == [[], ["NCCL_P2P_DISABLE"], ["NCCL_SHM_DISABLE"], ["NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"]]
+    assert all(names["NCCL_DEBUG"] == "INFO" and set(names.values()) <= {"INFO", "1"} for names in found)
+
+
+def test_placement_has_near_and_far_of_each_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "pair_of_each_link", lambda: [(0, 1), (0, 4)])
+    found = [(spec.config.hardware.bind, spec.config.hardware.device_ids, spec.gpus) for spec in runs("placement")]
+    assert found == [(bind, ids, 2) for bind in ("numa", "far") for ids in ([0, 1], [0, 4])]
+
+
+def test_each_device_is_a_bare_run_on_every_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "gpu_count", lambda: 3)
+    found = [(s.config.strategy.name, s.places[0].devices, s.gpus) for s in runs("each_device")]
+    assert found == [("bare_torch", [device], 1) for device in range(3)]

@@ -1,0 +1,205 @@
+"""Every YAML in conf/ composes, and says what the typed spine and the registry say."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from scalebench.config import resolve
+from scalebench.config.compose import compose_config
+from scalebench.core.errors import InputError
+from scalebench.core.json_files import from_dict
+from scalebench.core.spec import Config, DatasetSpec, HardwareSpec, MeasureSpec, ModelSpec, StrategySpec, TrainSpec
+from scalebench.strategies import registry
+from scalebench.strategies.base import check_options, check_values
+from scalebench.workloads import networks
+from scalebench.workloads.datasets import DATASETS
+from tests.builders.configs import sweep_choices
+
+CONF = Path(__file__).parents[2] / "conf"
+KINDS = {
+    "model": ModelSpec,
+    "dataset": DatasetSpec,
+    "strategy": StrategySpec,
+    "hardware": HardwareSpec,
+    "measure": MeasureSpec,
+    "train": TrainSpec,
+}
+# Only said where it is so: a user's own functions, and strategies that do not update as their baseline does.
+OF_SOME = {
+    "model": {"torch", "keras", "code_digest"},
+    "dataset": {"builder", "options", "code_digest", "requested_size"},
+    "strategy": {"approximate", "tolerance", "choices", "at_least"},
+}
+FILES = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml"))
+IN_GROUPS = [path for path in FILES if path.parent.name in KINDS]
+SWEEPS = [path for path in FILES if path.parent.name == "sweep"]
+MODELS = [path for path in IN_GROUPS if path.parent.name == "model"]
+STRATEGIES = [path.stem for path in IN_GROUPS if path.parent.name == "strategy"]
+
+
+def names(paths: list[Path]) -> list[str]:
+    return [path.as_posix() for path in paths]
+
+
+def load(path: Path | str) -> dict[str, Any]:
+    tree = OmegaConf.to_container(OmegaConf.load(CONF / path))
+    assert isinstance(tree, dict)
+    return {str(key): value for key, value in tree.items()}
+
+
+def test_every_file_is_looked_at() -> None:
+    assert sorted([Path("config.yaml"), *IN_GROUPS, *SWEEPS]) == FILES
+    assert len(IN_GROUPS) > 15 and len(SWEEPS) >= 3
+
+
+@pytest.mark.parametrize("path", IN_GROUPS, ids=names(IN_GROUPS))
+def test_each_file_of_a_group_composes_into_the_spine(path: Path) -> None:
+    config = compose_config([f"{path.parent}='{path.stem}'"])
+    chosen = getattr(config, path.parent.name)
+    if path.parent.name not in ("measure", "train"):
+        assert chosen.name == path.stem
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=names(SWEEPS))
+def test_each_sweep_is_a_multirun_whose_every_run_resolves(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCALEBENCH_CIFAR10", "cifar-10-python.tar.gz")  # no file is looked at before a run starts
+    tree = load(path)
+    assert (CONF / path).read_text().startswith("# @package _global_\n")
+    assert tree["hydra"]["mode"] == "MULTIRUN"
+    params = tree["hydra"]["sweeper"]["params"]
+    first = [f"{key}={sweep_choices(values)[0]}" for key, values in params.items()]
+    for key, values in params.items():
+        for value in sweep_choices(values):
+            resolve.resolve(compose_config([f"sweep={path.stem}", *first, f"{key}={value}"]))
+
+
+@pytest.mark.parametrize("path", IN_GROUPS, ids=names(IN_GROUPS))
+def test_each_file_has_the_fields_of_its_dataclass_in_their_order(path: Path) -> None:
+    fields = [f.name for f in dataclasses.fields(KINDS[path.parent.name])]
+    keys = [key for key in load(path) if key != "defaults"]
+    left_out = OF_SOME[path.parent.name] - set(keys) if path.parent.name in OF_SOME else set()
+    assert keys == [name for name in fields if name not in left_out]
+
+
+def test_the_top_level_keys_are_the_spines() -> None:
+    tree = load("config.yaml")
+    groups = [next(iter(entry)) for entry in tree["defaults"] if isinstance(entry, dict)]
+    chosen = [name for name in groups if not name.startswith("override ") and name != "sweep"]
+    own = [key for key in tree if key not in ("defaults", "hydra")]
+    assert sorted(chosen + own) == sorted(f.name for f in dataclasses.fields(Config))
+    assert tree["defaults"][0] == "spine" and tree["defaults"][-1] == "_self_"
+
+
+def test_the_defaults_are_those_of_the_design() -> None:
+    config = compose_config([])
+    chosen = config.model.name, config.dataset.name, config.strategy.name, config.hardware.name
+    assert chosen == ("materials_cnn", "materials", "ddp", "local")
+    assert dataclasses.asdict(config.measure) == load("measure/default.yaml")
+    assert (config.gpus, config.scaling, config.baseline) == (None, "weak", "auto")
+
+
+def test_the_model_brings_its_training_settings() -> None:
+    config = compose_config([])
+    assert config.train.batch_per_device == config.model.batch_per_device == 75
+    assert config.train.learning_rate == config.model.learning_rate == 4.7331e-4
+    assert config.train.optimizer == config.model.optimizer == "adam"
+
+
+@pytest.mark.parametrize("path", [path for path in MODELS if path.stem != "custom"], ids=str)
+def test_a_model_has_the_parameters_that_its_yaml_expects(path: Path) -> None:
+    model = from_dict(ModelSpec, {key: value for key, value in load(path).items() if key != "defaults"})
+    assert model.params in (networks.build_network(model).parameters, None)
+    assert (model.params is None) == (path.stem == "synthetic")  # whose parameters are an option
+    assert model.sources
+
+
+def test_the_materials_cnn_is_the_thesis() -> None:
+    assert load("model/materials_cnn.yaml")["params"] == 153441
+
+
+def test_every_dataset_has_a_recipe() -> None:
+    assert {path.stem for path in IN_GROUPS if path.parent.name == "dataset"} - {"custom"} == set(DATASETS)
+
+
+def test_every_built_in_strategy_has_a_yaml_and_every_yaml_is_registered() -> None:
+    assert set(STRATEGIES) == set(registry.BUILT_IN)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_strategys_yaml_is_consistent(name: str) -> None:
+    strategy = from_dict(StrategySpec, load(f"strategy/{name}.yaml"))
+    assert strategy.baseline in STRATEGIES
+    assert strategy.processes in ("one_per_device", "one_for_all") or name == "parameter_server"
+    assert strategy.framework in ("none", "torch", "tensorflow")
+    assert strategy.description and set(strategy.devices) <= {"cpu", "cuda"}
+    if name.endswith(("_nccl", "_gloo")):
+        assert strategy.backend == name.rpartition("_")[2]
+    if strategy.backend == "nccl":
+        assert strategy.devices == ["cuda"]
+    if strategy.framework != "none":
+        assert strategy.framework in strategy.requires
+
+
+@pytest.mark.parametrize("name", ["simulated"])
+def test_the_yaml_lists_every_option_with_its_default(name: str) -> None:
+    options = registry.load(name).Options
+    assert load(f"strategy/{name}.yaml")["options"] == dataclasses.asdict(options())
+    assert list(load(f"strategy/{name}.yaml")["options"]) == [f.name for f in dataclasses.fields(options)]
+
+
+@pytest.mark.slow
+@pytest.mark.real
+def test_the_yaml_lists_every_option_of_a_framework() -> None:
+    """In an interpreter of its own, since the frameworks are imported for it."""
+    code = (
+        "import dataclasses, json\nfrom scalebench import registry\n"
+        "print(json.dumps({n: dataclasses.asdict(registry.load(n).Options()) for n in registry.BUILT_IN}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    told = json.loads(done.stdout)
+    for name, defaults in told.items():
+        options = load(f"strategy/{name}.yaml")["options"]
+        assert list(options) == list(defaults), name
+        check_options(name, options, defaults)  # one class stands behind several names, each with its own choice
+    ours = {name: load(f"strategy/{name}.yaml")["options"] for name in ("ddp", "mirrored", "bare_tensorflow")}
+    assert ours == {name: told[name] for name in ours}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_the_choices_of_options_are_those_of_its_comments(name: str) -> None:
+    stated = from_dict(StrategySpec, load(f"strategy/{name}.yaml"))
+    check_values(stated)
+    assert {*stated.choices, *stated.at_least} <= {*stated.options}
+    text = (CONF / f"strategy/{name}.yaml").read_text()
+    told = dict(re.findall(r"^  (\w+): .*# (.* \| .*)$", text, re.MULTILINE))
+    assert {*told} == {*stated.choices}
+    for option, comment in told.items():
+        words = [re.split(r"\W", part.strip())[0] for part in comment.split(" | ")]
+        assert sorted(words) == sorted(stated.choices[option]), option
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_value_that_an_option_cannot_have_is_refused_by_name(name: str) -> None:
+    stated = from_dict(StrategySpec, load(f"strategy/{name}.yaml"))
+    wrong = {key: f"{known[0]}x" for key, known in stated.choices.items()}
+    for key, value in {**wrong, **{key: least - 1 for key, least in stated.at_least.items()}}.items():
+        one = dataclasses.replace(stated, options={**stated.options, key: value})
+        with pytest.raises(InputError, match=rf"strategy\.options\.{key}"):
+            check_values(one)
+
+
+def test_measuring_gets_longer_and_finer() -> None:
+    quick, default, thorough = (
+        from_dict(MeasureSpec, load(f"measure/{n}.yaml")) for n in ("quick", "default", "thorough")
+    )
+    assert quick.max_s < default.max_s < thorough.max_s
+    assert quick.target > default.target > thorough.target

@@ -1,0 +1,231 @@
+"""Composing: what Hydra itself would compose, its errors included, from files that are read once."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import version
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.utils import create_config_search_path
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.utils import JobRuntime, setup_globals
+from hydra.types import RunMode
+from omegaconf import DictConfig, ListConfig, Node, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from scalebench.__main__ import main
+from scalebench.config import compose as composing
+from scalebench.config.compose import CachingLoader, compose, compose_config, each_device, pair_of_each_link, to_config
+from scalebench.core.config_files import conf_dir
+from scalebench.core.errors import InputError
+from scalebench.core.machine import gpus, machine
+from scalebench.core.spec import Config
+from tests.builders.configs import sweep_choices
+from tests.nvml_stand_in import put_in
+
+SWEEPS = sorted(path.stem for path in (conf_dir() / "sweep").glob("*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def loaders() -> Iterator[tuple[ConfigLoaderImpl, CachingLoader]]:
+    """Hydra's and ours, on the same files."""
+    composing.register()
+    setup_globals()
+    version.setbase(composing.HYDRA_VERSION)
+    JobRuntime.instance().set("name", "scalebench")
+    path = create_config_search_path(str(conf_dir()))
+    yield ConfigLoaderImpl(path), CachingLoader(path)
+
+
+def content(node: Node) -> list[Any]:
+    """All that is in a node: values as they stand, types and flags."""
+    about = node._metadata
+    found = [type(node), about.flags or {}, about.object_type, about.ref_type, about.optional]
+    inner = node._content if isinstance(node, DictConfig | ListConfig) else node._value()
+    if isinstance(inner, dict):
+        return [*found, {key: content(value) for key, value in inner.items()}]
+    return [*found, [content(value) for value in inner] if isinstance(inner, list) else inner]
+
+
+def runs_of(sweep: str) -> list[list[str]]:
+    tree = OmegaConf.load(conf_dir() / "sweep" / f"{sweep}.yaml")
+    params = OmegaConf.to_container(tree)["hydra"]["sweeper"]["params"]
+    values = [[f"{key}={value}" for value in sweep_choices(choices)] for key, choices in params.items()]
+    return [[f"sweep={sweep}", *run] for run in itertools.product(*values)]
+
+
+@pytest.mark.parametrize("sweep", random.Random(0).sample(SWEEPS, 5))
+def test_a_run_of_a_sweep_is_what_hydra_composes(sweep: str, loaders: tuple[ConfigLoaderImpl, CachingLoader]) -> None:
+    compare(random.Random(0).sample(runs_of(sweep), 2), loaders)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sweep", SWEEPS)
+def test_ten_runs_of_every_sweep_are_what_hydra_composes(
+    sweep: str, loaders: tuple[ConfigLoaderImpl, CachingLoader]
+) -> None:
+    runs = runs_of(sweep)
+    compare(random.Random(1).sample(runs, min(len(runs), 10)), loaders)
+
+
+WORDS = [
+    [],
+    ["hydra.sweep.dir=s", "gpus=3", "hydra.job.name=other", "strategy=ddp_gloo", "+hardware.environment.A=b"],
+    [
+        "model=resnet50",
+        "~strategy.options.static_graph",
+        "++strategy.options.bucket_cap_mb=1",
+        "hardware.slurm={partition: p}",
+    ],
+    ["hydra/sweeper=search", "measure=quick", "sweep=transport", "train.stop={epochs: 2}"],
+    ["dataset=cifar10", "hydra.searchpath=[file:///none]"],
+]
+
+
+@pytest.mark.parametrize("words", WORDS, ids=str)
+def test_overrides_of_any_kind_are_what_hydra_makes_of_them(
+    words: list[str], loaders: tuple[ConfigLoaderImpl, CachingLoader], recwarn: pytest.WarningsRecorder
+) -> None:
+    compare([words, ["gpus=2"], words], loaders)  # what went before leaves no trace
+
+
+def compare(runs: list[list[str]], loaders: tuple[ConfigLoaderImpl, CachingLoader]) -> None:
+    hydras, ours = loaders
+    for words in runs:
+        composed, expected = (each.load_configuration("config", words, RunMode.RUN) for each in (ours, hydras))
+        assert content(composed) == content(expected), words
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["gpu=1"],
+        ["strategy=dpd"],
+        ["gpus=two"],
+        ["gpus=1,2"],
+        ["gpus=(1"],
+        ["+seed=1"],
+        ["~gpu"],
+        ["+model=mlp"],
+        ["dataset@x=random"],
+        ["train.optimizer=null", "strategy=nothing"],
+    ],
+    ids=str,
+)
+def test_errors_are_hydras(words: list[str], loaders: tuple[ConfigLoaderImpl, CachingLoader]) -> None:
+    caught = []
+    for each in loaders:
+        with pytest.raises(Exception) as error:
+            each.load_configuration("config", words, RunMode.RUN)
+        caught.append((error.type, str(error.value), type(error.value.__cause__), str(error.value.__cause__)))
+    assert caught[0] == caught[1]
+
+
+def test_each_file_of_a_sweep_is_read_once(
+    monkeypatch: pytest.MonkeyPatch, loaders: tuple[ConfigLoaderImpl, CachingLoader]
+) -> None:
+    read: list[str] = []
+    load = OmegaConf.load
+    monkeypatch.setattr(OmegaConf, "load", lambda file: (read.append(file.name), load(file))[1])
+    ours = CachingLoader(loaders[0].get_search_path())
+    for words in runs_of("variable_update")[:7]:
+        ours.load_configuration("config", words, RunMode.RUN)
+    assert len(read) == len(set(read)) > 10
+
+
+def test_a_config_belongs_to_who_asked_for_it() -> None:
+    first = compose(["gpus=1"])
+    first.hardware.environment = {"A": "b"}
+    first.train.stop.epochs = 3
+    assert compose(["gpus=1"]) == compose(["gpus=1"]) != first
+
+
+def test_a_file_that_has_changed_is_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(conf_dir(), tmp_path / "conf")
+    monkeypatch.setattr(composing, "conf_dir", lambda: tmp_path / "conf")
+    file = tmp_path / "conf" / "measure" / "quick.yaml"
+    before = compose_config(["measure=quick"]).measure.max_s
+    file.write_text(file.read_text().replace(f"max_s: {before}", "max_s: 123.25", 1))
+    assert compose_config(["measure=quick"]).measure.max_s == 123.25 != before
+
+
+def test_compose_gives_what_the_command_line_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    composed = compose(["strategy=simulated", "gpus=3", "measure=quick"])
+    assert (composed.strategy.name, composed.gpus, composed.measure.max_s) == ("simulated", 3, 8.0)
+    assert "hydra" not in composed
+    assert "HYDRA_FULL_ERROR" not in os.environ
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # what a user has set stays
+    compose(["gpus=1"])
+    assert os.environ["HYDRA_FULL_ERROR"] == "0"
+
+
+def test_every_device_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for here, values in ((0, "[0],[1]"), (1, "[0]"), (3, "[0],[1],[2]")):
+        monkeypatch.setattr(machine, "gpu_count", lambda here=here: here)
+        assert each_device() == values
+
+
+def test_a_pair_of_each_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    for found, values in (([], "[0,1]"), ([(0, 1), (0, 4)], "[0,1],[0,4]")):
+        monkeypatch.setattr(machine, "pair_of_each_link", lambda found=found: found)
+        assert pair_of_each_link() == values
+
+
+@pytest.mark.parametrize(
+    ("words", "planned"),
+    [
+        (
+            ["sweep=placement"],
+            ["simulated gpus=1", "simulated gpus=2", "simulated gpus=2"],
+        ),  # the first is the baseline
+        (["sweep=each_device"], ["simulated gpus=1"] * 3),
+        (["sweep=each_device", "hardware.device_ids=[0],[2]"], ["simulated gpus=1"] * 2),
+    ],
+)
+def test_a_sweep_is_filled_in(
+    words: list[str], planned: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(machine, "gpu_count", lambda: 3)
+    monkeypatch.setattr(machine, "pair_of_each_link", lambda: [(0, 2)])
+    assert main([*words, "strategy=simulated", "hardware=cpu", "dry_run=true"]) == 0
+    GlobalHydra.instance().clear()
+    lines = [line.partition("] ")[2] for line in capsys.readouterr().out.splitlines()[:-1]]
+    assert [line[: len(told)] for line, told in zip(lines, planned, strict=True)] == planned
+
+
+def test_the_stand_in_has_one_pair(nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_in(monkeypatch, nvml_library)
+    assert (each_device(), pair_of_each_link()) == ("[0],[1]", "[0,1]")
+    assert gpus.gpu_count() == 2
+
+
+def test_variables_are_set_by_name_or_together_and_add_up() -> None:
+    for words in (["hardware.environment={A:1,B:x y}"], ["hardware.environment.A=1", "hardware.environment.B='x y'"]):
+        assert compose_config(words).hardware.environment == {"A": "1", "B": "x y"}
+    added = compose_config(["sweep=transport", "hardware.environment={A:1}"]).hardware.environment
+    assert added == {"NCCL_DEBUG": "INFO", "A": "1"}
+
+
+def test_the_spine_comes_out_plain_and_resolved() -> None:
+    config = to_config(compose(["gpus=2"]))
+    assert isinstance(config, Config) and config.train.batch_per_device == 75
+    assert type(config.model.input_shape) is list
+
+
+def test_a_key_of_nobody() -> None:
+    with pytest.raises(InputError, match=r"^no key 'gpu'; did you mean 'gpus'\?$"):
+        to_config(compose(["+gpu=1"]))
+
+
+def test_a_value_of_a_wrong_type_or_none_at_all() -> None:
+    with pytest.raises(InputError, match=r"^gpus should be int, not str$"):
+        to_config(OmegaConf.create({"gpus": "two"}))
+    with pytest.raises(OmegaConfBaseException, match="Missing mandatory value"):
+        to_config(OmegaConf.create({"model": {"name": "???"}}))

@@ -1,0 +1,164 @@
+"""Which cores go to which device: machines with made-up NUMA nodes, and no core given twice while there are enough."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalebench.config import placement
+from scalebench.config import placement as placing
+from scalebench.core.machine import cpus as system_files
+from scalebench.core.machine import machine
+from scalebench.core.machine.cpus import NumaNode
+from scalebench.core.spec import HardwareSpec
+from tests.builders.configs import ALPHA, config, of
+
+Nodes = list[int | None]
+
+
+def nodes_of(sizes: list[int]) -> list[NumaNode]:
+    """Nodes in a row with so many cores each, numbered through; the further apart, the farther."""
+    ends = list(itertools.accumulate(sizes, initial=0))
+    away = [{str(b): 10 + 11 * abs(a - b) for b in range(len(sizes))} for a in range(len(sizes))]
+    return [NumaNode(n, list(range(ends[n], ends[n + 1])), None, away[n]) for n in range(len(sizes))]
+
+
+def pretend(patch: pytest.MonkeyPatch, sizes: list[int], gpus: Nodes, usable: list[int] | None = None) -> None:
+    patch.setattr(machine, "numa_nodes", lambda: nodes_of(sizes))
+    patch.setattr(machine, "usable_cpus", lambda: list(range(sum(sizes))) if usable is None else usable)
+    patch.setattr(machine, "gpu_numa_nodes", lambda: gpus)
+    patch.setattr(machine, "gpu_count", lambda: len(gpus))
+
+
+def hardware(gpus: int, threads: int, bind: str = "numa", devices: str = "cuda") -> HardwareSpec:
+    return HardwareSpec("local", devices=devices, gpus_per_node=gpus, cpus_per_device=threads, bind=bind)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "devices", "bind", "shares"),
+    [
+        ([0, 0, 1, 1], [0, 1, 2, 3], "numa", [[0, 1], [2, 3], [4, 5], [6, 7]]),
+        ([1, 1, 0, 0], [0, 1, 2, 3], "numa", [[4, 5], [6, 7], [0, 1], [2, 3]]),
+        ([1, 0, 1, 0], [0, 1, 2, 3], "numa", [[4, 5], [0, 1], [6, 7], [2, 3]]),
+        ([0, 0, 1, 1], [3, 0], "numa", [[4, 5], [0, 1]]),
+        ([0, 0, 1, 1], [2], "numa", [[4, 5]]),
+        ([0, 0, 0, 1], [0, 1, 2, 3], "numa", [[0, 1], [2, 3], [6, 7], [4, 5]]),  # what is left over
+        ([0, 0, 1, 1], [0, 1, 2, 3], "far", [[4, 5], [6, 7], [0, 1], [2, 3]]),
+        ([0, 0, 0, 1], [0, 1, 2], "far", [[4, 5], [6, 7], [4, 5]]),
+        ([0, 0, 1, 1], [0, 1, 2, 3], "none", [[], [], [], []]),
+        ([0, 0, None, 1], [0, 1, 2, 3], "numa", [[0, 1], [2, 3], [4, 5], [6, 7]]),  # one that is not told
+        ([1, 1], [1, 5], "numa", [[2, 3], [2, 3]]),  # there is no device 5: as it comes
+        ([7, 7], [0, 1], "numa", [[0, 1], [2, 3]]),  # nor a node 7
+    ],
+)
+def test_two_nodes_of_four_cores(
+    monkeypatch: pytest.MonkeyPatch, gpus: Nodes, devices: list[int], bind: str, shares: list[list[int]]
+) -> None:
+    pretend(monkeypatch, [4, 4], gpus)
+    assert placement.shares(hardware(len(gpus), 2, bind), devices) == shares
+
+
+def test_near_and_far_follow_the_distances(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, [2, 2, 0, 2], [0, 2, 3])
+    assert placement.shares(hardware(3, 1), [0, 1, 2]) == [[0], [2], [4]]  # node 2 has no cores, node 1 is as near as 3
+    assert placement.shares(hardware(3, 1, "far"), [0, 1, 2]) == [[4], [0], [1]]
+    twisted = nodes_of([2, 2, 2])
+    twisted[0].distances.update({"1": 40, "2": 20})
+    monkeypatch.setattr(machine, "numa_nodes", lambda: twisted)
+    monkeypatch.setattr(machine, "usable_cpus", lambda: list(range(6)))
+    assert placement.shares(hardware(3, 1, "far"), [0]) == [[2]]  # not the one of the highest number
+
+
+def test_cores_that_this_process_may_not_use_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, [4, 4], [0, 1], usable=[1, 2, 3, 6])
+    assert placement.shares(hardware(2, 1), [0, 1]) == [[1], [6]]
+    pretend(monkeypatch, [4, 4], [0, 1], usable=[1, 2, 3])
+    assert placement.shares(hardware(2, 1), [0, 1]) == [[1], [2]]
+
+
+def test_cpu_workers_have_their_cores_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, [4, 4], [1, 1])
+    for devices, shares in (([0, 1], [[0, 1, 2], [3, 4, 5]]), ([1], [[3, 4, 5]]), ([2], [[0, 6, 7]])):
+        assert placement.shares(hardware(2, 3, devices="cpu"), devices) == shares
+
+
+def test_the_kernels_own_files_lead_to_the_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(system_files, "ROOT", tmp_path)
+    for node, (cpus, distances) in {0: ("0,2", "10 32"), 1: ("1,3", "32 10")}.items():
+        folder = tmp_path / f"sys/devices/system/node/node{node}"
+        folder.mkdir(parents=True)
+        (folder / "cpulist").write_text(f"{cpus}\n")
+        (folder / "distance").write_text(f"{distances}\n")
+    monkeypatch.setattr(machine, "usable_cpus", lambda: [0, 1, 2, 3])
+    monkeypatch.setattr(machine, "gpu_numa_nodes", lambda: [1, 0])
+    assert placement.shares(hardware(2, 2), [0, 1]) == [[1, 3], [0, 2]]
+    assert placement.shares(hardware(2, 2, "far"), [0, 1]) == [[0, 2], [1, 3]]
+
+
+def test_one_process_for_all_has_the_cores_of_all_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, [4, 4], [1, 0, 1])
+    near = HardwareSpec("local", devices="cuda", cpus_per_device=2, device_ids=[2, 0])
+    (place,) = of(gpus=2, hardware=near, strategy__processes="one_for_all").places
+    assert (place.devices, place.cpus) == ([2, 0], [4, 5, 6, 7])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "gpus", "changes", "told"),
+    [
+        (
+            [4],
+            [0, 0],
+            {},
+            "hardware.bind=far needs cores on a second NUMA node, and here is one node; use numa or none",
+        ),
+        ([4, 0], [0, 0], {}, "needs cores on a second NUMA node"),
+        ([4, 4], [None, 0], {}, "hardware.bind=far needs GPUs whose NUMA node is known, and here it is not"),
+        ([4, 4], [None, 0], {"hardware__device_ids": [1], "gpus": 1}, None),
+        ([4, 4], [0, 0], {"hardware__devices": "cpu"}, "hardware.bind=far puts a process far from its GPU, and CPU"),
+        ([4, 4], [1, 0], {}, None),
+    ],
+)
+def test_far_that_means_nothing_here_says_why(
+    monkeypatch: pytest.MonkeyPatch, sizes: list[int], gpus: Nodes, changes: dict[str, object], told: str | None
+) -> None:
+    pretend(monkeypatch, sizes, gpus)
+    far = HardwareSpec("local", devices="cuda", bind="far")
+    reason = of(**{"hardware": far, "gpus": 2, **changes}).unsupported
+    assert told in reason if told is not None and reason is not None else reason == told
+
+
+def test_another_machine_is_asked_about_itself_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, [4], [])
+    assert "NUMA" not in (of(gpus=2, hardware=dataclasses.replace(ALPHA, bind="far")).unsupported or "")
+
+
+@given(
+    st.lists(st.integers(0, 6), min_size=1, max_size=4),
+    st.lists(st.one_of(st.none(), st.integers(0, 4)), min_size=1, max_size=6),
+    st.integers(1, 4),
+    st.sampled_from(["numa", "far", "none"]),
+    st.data(),
+)
+def test_no_core_is_given_twice_unless_that_is_told(
+    sizes: list[int], gpus: Nodes, threads: int, bind: str, data: st.DataObject
+) -> None:
+    ids = data.draw(st.permutations(range(len(gpus))))[: data.draw(st.integers(1, len(gpus)))]
+    with pytest.MonkeyPatch.context() as patch:
+        pretend(patch, [sizes[0] + 1, *sizes[1:]], gpus)
+        made = hardware(len(gpus), threads, bind)
+        made.device_ids, made.cpus_per_node = list(ids), len(machine.usable_cpus())
+        placement = placing.place(config(hardware=made), len(ids))
+        places = placement.places
+        taken = [cpu for p in places for cpu in p.cpus]
+        assert set(taken) <= set(machine.usable_cpus())
+        assert [p.devices for p in places] == [[number] for number in ids]
+        assert all(bool(p.cpus) == (bind != "none") and len(p.cpus) <= threads for p in places)
+        assert len(set(taken)) == len(taken) or placement.oversubscribed
+        in_order = list(ids) == list(range(len(ids)))
+        if bind == "numa" and len(gpus) * threads <= made.cpus_per_node and (in_order or None not in gpus):
+            assert len(set(taken)) == len(ids) * threads

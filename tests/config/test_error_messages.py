@@ -1,0 +1,142 @@
+"""Errors of composing, said in one line with the nearest known name."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hydra.errors import ConfigCompositionException, HydraException, OverrideParseException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from scalebench.analysis.comparison.run_facts import flat
+from scalebench.config.compose import compose, compose_config
+from scalebench.config.error_messages import FORESEEN, _keys, explain, unknown_key
+from scalebench.core import plugins
+from scalebench.core.errors import InputError
+from scalebench.core.spec import Config, TrainSpec
+from tests.builders.plugins import Dists
+from tests.builders.plugins import dists as dists
+
+TRAIN = ", ".join(sorted(f"train.{key}" for key in flat(dataclasses.asdict(TrainSpec()))))
+TOP = "baseline, dataset, debug, dry_run, gpus, hardware, measure, model, repeat, resume, scaling, seed, strategy"
+
+
+def told(*words: str) -> str:
+    with pytest.raises(FORESEEN) as caught:
+        compose_config(words)
+    line = explain(caught.value, list(words))
+    assert "\n" not in line
+    return line
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["gpu=1"], "no key 'gpu'; did you mean 'gpus'?"),
+        (["zzz=1"], f"no key 'zzz'; known: {TOP}, sweep, train"),
+        (["train.lerning_rate=1"], "no key 'train.lerning_rate'; did you mean 'train.learning_rate'?"),
+        (["train.zzzzzz=1"], f"no key 'train.zzzzzz'; known: {TRAIN}"),
+        (["~train.optimiser"], "no key 'train.optimiser'; did you mean 'train.optimizer'?"),
+        (["~train.global_batch"], "train.global_batch cannot be removed; set it instead: train.global_batch=VALUE"),
+        (["stratgy=ddp"], "no key 'stratgy'; did you mean 'strategy'?"),
+        (["strategy=dpd"], "no strategy 'dpd'; did you mean 'ddp'?"),
+        (["strategy=mirorred"], "no strategy 'mirorred'; did you mean 'mirrored'?"),
+        (["measure=fast"], "no measure 'fast'; known: default, max_batch, quick, thorough"),
+        (["train.optimizer=null"], "train.optimizer=null: field 'train.optimizer' is not Optional"),
+        (["seed=x"], "seed=x: Value 'x' of type 'str' could not be converted to Integer"),
+        (["~strategy"], "strategy.name has no value; choose strategy=NAME"),
+        (["model.name=???"], "model.name has no value; choose model=NAME"),
+        (["gpus=${oc.env:NO_SUCH}"], "KeyError raised while resolving interpolation: "),
+        (["gpus=(1"], "cannot read the override 'gpus=(1': "),
+    ],
+)
+def test_each_kind_of_error(words: list[str], line: str) -> None:
+    assert told(*words).startswith(line)
+    assert told(*words) == line or line.endswith(": ")
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "line"),
+    [
+        ([], "bucket_cap", "no option of strategy 'ddp' 'bucket_cap'; did you mean 'bucket_cap_mb'?"),
+        (["strategy=simulated"], "step", "no option of strategy 'simulated' 'step'; did you mean 'step_s'?"),
+        (
+            ["strategy=ddp", "strategy=simulated"],
+            "step",
+            "no option of strategy 'simulated' 'step'; did you mean 'step_s'?",
+        ),
+        (["sweep=thesis_scaling"], "op", "no option of strategy 'bare_torch' 'op'; known: none"),
+        (["sweep=gpus"], "bucket_cap", "no option of strategy 'ddp' 'bucket_cap'; did you mean 'bucket_cap_mb'?"),
+        (["strategy=bare_torch"], "step", "no option of strategy 'bare_torch' 'step'; known: none"),
+        # of a sweep's strategies, the first that has no such option
+        (["strategy=simulated,ddp"], "step_s", "no option of strategy 'ddp' 'step_s'; known: broadcast_buffers, "),
+    ],
+)
+def test_an_option_is_looked_up_in_the_chosen_strategys_yaml(words: list[str], key: str, line: str) -> None:
+    assert unknown_key(f"strategy.options.{key}", words).startswith(line)
+
+
+def test_several_values_without_multirun() -> None:
+    """Only the command line itself finds this out; the text is Hydra's."""
+    error = ConfigCompositionException(
+        "Ambiguous value for argument 'gpus=1,2'\n1. To use it as a list, use key=[value1,value2]\n2. ..."
+    )
+    line = "gpus=1,2 names several values: add --multirun for a sweep over them, or quote the value"
+    assert explain(error, ["gpus=1,2"]) == line
+
+
+def test_an_error_without_words_is_named_by_its_kind() -> None:
+    assert explain(HydraException(""), []) == "HydraException"
+    assert explain(HydraException("\n\n  what it is \nand more"), []) == "what it is"
+
+
+def test_an_unreadable_override_is_quoted() -> None:
+    error = OverrideParseException("a=[", "no viable alternative at input '['\nSee https://hydra.cc")
+    assert explain(error, []) == "cannot read the override 'a=[': no viable alternative at input '['"
+
+
+def test_an_error_that_nobody_foresaw_is_told_with_its_kind() -> None:
+    begin, end = "the overrides cannot be composed: ", " (SCALEBENCH_TRACEBACK=1 shows where)"
+    assert explain(AssertionError(), []) == f"{begin}AssertionError{end}"
+    assert explain(TypeError("no name"), []) == f"{begin}TypeError: no name{end}"
+
+
+def test_bad_input_speaks_for_itself() -> None:
+    assert explain(InputError("gpus=0 should be at least 1"), []) == "gpus=0 should be at least 1"
+
+
+def test_errors_of_both_libraries_are_caught() -> None:
+    assert issubclass(OverrideParseException, FORESEEN) and issubclass(OmegaConfBaseException, FORESEEN)
+    with pytest.raises(FORESEEN):
+        OmegaConf.to_container(OmegaConf.create({"a": "${b}"}), resolve=True)
+
+
+def test_the_keys_of_the_spine_are_all_known() -> None:
+    keys = list(_keys(Config))
+    assert {"gpus", "train.learning_rate", "strategy.options", "hardware.links", "measure.hang_s"} <= set(keys)
+    assert "train" not in keys and len(keys) == len(set(keys))
+
+
+def test_a_file_that_is_no_yaml_is_named_with_its_line(dists: Dists) -> None:
+    root = dists.add(files={"a/conf/sweep/bad.yaml": "x: 1\ny: [\n"}, points={"configs": {"a": "a.conf"}})
+    with pytest.raises(YAMLError) as caught:
+        compose(["sweep=bad"])
+    line = explain(caught.value, ["sweep=bad"])
+    assert line == (f"{root}/a/conf/sweep/bad.yaml, line 3: expected the node content, but found '<stream end>'")
+
+
+@pytest.mark.parametrize("word", ["sweep=lr_search", "hydra/sweeper=search"])
+@pytest.mark.parametrize(
+    ("left_out", "line"),
+    [
+        ([], "needs scalebench-search: pip install ./plugins/scalebench-search in a checkout"),
+        (["scalebench-search"], "is in scalebench-search, which SCALEBENCH_PLUGINS leaves out"),
+    ],
+)
+def test_what_another_package_brings(
+    monkeypatch: pytest.MonkeyPatch, word: str, left_out: list[str], line: str
+) -> None:
+    monkeypatch.setattr(plugins, "left_out", lambda: left_out)
+    assert told(word) == f"{word} {line}"

@@ -1,0 +1,242 @@
+"""What is told of an installed Horovod: versions, parts, transports, and what is wrong with it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalebench.config import horovod_build
+from scalebench.config.horovod_build import Build, find, obstacle
+from tests.builders.horovod_install import Site
+
+BOTH = {"pytorch": "2.13.0+cpu", "tensorflow": "2.21.0"}
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """PyTorch 2.13.0+cpu and TensorFlow 2.21.0, an empty cache, and no Horovod yet."""
+    monkeypatch.setenv("SCALEBENCH_CACHE", str(tmp_path / "cache"))
+    made = Site(tmp_path / "site", monkeypatch)
+    made.torch("2.13.0+cpu")
+    made.distribution("tensorflow", "2.21.0")
+    find.cache_clear()
+    yield made
+    find.cache_clear()
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The processes that were started to ask."""
+    calls: list[Any] = []
+    run = subprocess.run
+
+    def counted(command: Any, **options: Any) -> Any:
+        calls.append(command)
+        return run(command, **options)
+
+    monkeypatch.setattr(subprocess, "run", counted)
+    return calls
+
+
+def again(framework: str = "torch") -> Build:
+    """As another process would find it."""
+    find.cache_clear()
+    build = find(framework)
+    assert build is not None
+    return build
+
+
+@pytest.mark.parametrize(("framework", "version"), [("torch", "2.13.0+cpu"), ("tensorflow", "2.21.0")])
+@pytest.mark.parametrize(
+    ("holds", "told"), [("mpi gloo", "MPI, Gloo (no NCCL)"), ("gloo", "Gloo (no MPI, NCCL)"), ("mpi gloo nccl", "")]
+)
+def test_what_a_build_holds(site: Site, framework: str, version: str, holds: str, told: str) -> None:
+    site.horovod(BOTH, holds)
+    assert find(framework) == Build("0.28.1", version, tuple(holds.split()), None)
+    name = horovod_build.FRAMEWORKS[framework]
+    line = f"Horovod 0.28.1 with {name} {version}: {told or 'MPI, Gloo, NCCL'}"
+    assert horovod_build.describe(framework) == line
+
+
+def test_none_is_installed(monkeypatch: pytest.MonkeyPatch, site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert find("torch") is None
+    assert obstacle("torch", "gloo", "local") == "Horovod is not installed: make horovod builds it"
+    assert horovod_build.main(["torch"]) == 1
+    assert capsys.readouterr().out == "Horovod is not installed\n"
+
+
+@pytest.mark.parametrize(
+    ("framework", "built_for", "told"),
+    [
+        (
+            "torch",
+            {"pytorch": "2.12.0"},
+            "was built for torch 2.12.0, and 2.13.0+cpu is installed: make horovod builds it anew",
+        ),
+        (
+            "torch",  # another build of the same version has other libraries
+            {"pytorch": "2.13.0+cu130"},
+            "was built for torch 2.13.0+cu130, and 2.13.0+cpu is installed: make horovod builds it anew",
+        ),
+        (
+            "tensorflow",
+            {"tensorflow": "2.20.0"},
+            "was built for tensorflow 2.20.0, and 2.21.0 is installed: make horovod builds it anew",
+        ),
+        ("torch", {"tensorflow": "2.21.0"}, "was built without PyTorch: make horovod builds it anew"),
+        (
+            "tensorflow",
+            {"pytorch": "2.13.0+cpu"},
+            "was built without TensorFlow: HOROVOD_GPU_OPERATIONS=none make horovod builds it anew",
+        ),
+    ],
+)
+def test_a_build_for_something_else_is_seen_without_importing_it(
+    site: Site, asked: list[Any], framework: str, built_for: dict[str, str], told: str
+) -> None:
+    site.horovod(built_for)
+    build = again(framework)
+    assert build.problem == f"Horovod 0.28.1 {told}" and build.transports == ()
+    assert obstacle(framework, None, "local") == build.problem
+    assert horovod_build.main([framework]) == 1
+    assert asked == []
+
+
+@pytest.mark.parametrize("lost", ["torch/mpi_lib_v2.x.so", "metadata.json"])
+def test_files_that_are_gone(site: Site, asked: list[Any], lost: str) -> None:
+    (site.horovod(BOTH) / lost).unlink()
+    assert again().problem == "Horovod 0.28.1 was built without PyTorch: make horovod builds it anew"
+    assert asked == []
+
+
+def test_versions_are_those_that_the_frameworks_give_themselves(site: Site) -> None:
+    """The package index has torch 2.13.0 that calls itself 2.13.0+cu130, and TensorFlow writes 2.21.0-rc1."""
+    site.torch("2.13.0+cu130")
+    site.distribution("tensorflow", "2.21.0rc1")
+    (site.folder / "tensorflow-2.21.0.dist-info" / "METADATA").unlink()
+    (site.folder / "tensorflow-2.21.0.dist-info").rmdir()
+    importlib.invalidate_caches()
+    site.horovod({"pytorch": "2.13.0+cu130", "tensorflow": "2.21.0-rc1"})
+    assert again("torch").problem is None
+    assert again("tensorflow").problem is None
+
+
+BROKEN: dict[str, tuple[str, str]] = {
+    "library": ("raise ImportError('libmpi.so.40: cannot open')\n", "ImportError: libmpi.so.40: cannot open"),
+    "abort": ("import os, sys\nprint('x', file=sys.stderr, flush=True)\nos.abort()\n", "exit status -6"),
+    "silent": ("import os\nos._exit(0)\n", "exit status 0"),
+    "hanging": ("import time\ntime.sleep(60)\n", "no answer in 1 s"),
+}
+
+
+@pytest.mark.parametrize(("code", "told"), BROKEN.values(), ids=list(BROKEN))
+def test_one_that_does_not_import_says_why_and_is_asked_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch, code: str, told: str
+) -> None:
+    monkeypatch.setattr(horovod_build, "PROBE_LIMIT_S", 1.0 if "sleep" in code else 60.0)
+    site.horovod(BOTH, code=code)
+    build = again()
+    assert build.problem == f"Horovod 0.28.1 does not import with torch: {told}; make horovod builds it anew"
+    assert (build.built_for, build.transports) == ("2.13.0+cpu", ())
+    assert obstacle("torch", "gloo", "local") == build.problem
+    monkeypatch.setattr(horovod_build, "PROBE_LIMIT_S", 60.0)
+    site.horovod(BOTH)
+    assert again().problem is None
+
+
+def test_what_else_it_prints_is_no_answer(site: Site) -> None:
+    site.horovod(BOTH, "gloo", code="print('[1]')\nimport atexit\natexit.register(print, '[2]')\n")
+    assert again().transports == ("gloo",)
+
+
+def test_the_answer_is_kept_until_the_build_or_the_framework_changes(site: Site, asked: list[Any]) -> None:
+    extension = site.horovod(BOTH, "gloo") / "torch" / "mpi_lib_v2.x.so"
+    assert find("torch") == find("torch") == again()
+    assert len(asked) == 1
+    extension.write_text("of another size")
+    again()
+    assert len(asked) == 2
+    os.utime(extension, ns=(1, 1))
+    again()
+    assert len(asked) == 3
+    site.torch("2.13.1")
+    (extension.parents[1] / "metadata.json").write_text('{"pytorch": "2.13.1"}')
+    again()
+    assert len(asked) == 4
+    assert again().transports == ("gloo",) and len(asked) == 4
+
+
+@pytest.mark.parametrize("garbage", ["", "{", "[]", '{"transports": "mpi"}', '{"transports": [1]}'])
+def test_a_broken_file_of_the_cache_is_written_anew(site: Site, asked: list[Any], tmp_path: Path, garbage: str) -> None:
+    site.horovod(BOTH, "gloo")
+    again()
+    (kept,) = (tmp_path / "cache" / "horovod").iterdir()
+    whole = kept.read_text()
+    kept.write_text(garbage)
+    assert again().transports == ("gloo",)
+    assert len(asked) == 2 and kept.read_text() == whole
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(
+    site: Site, asked: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCALEBENCH_CACHE", "/dev/null/cache")
+    site.horovod(BOTH, "gloo")
+    assert again() == again() == Build("0.28.1", "2.13.0+cpu", ("gloo",), None)
+    assert len(asked) == 2
+
+
+CRASH = "Horovod's Gloo operations crash under mpirun: use strategy.launcher=local"
+STARTED = "Horovod's MPI operations need processes that mpirun started: use strategy.launcher=mpi"
+NO_MPI = "Horovod 0.28.1 was built without MPI: apt-get install openmpi-bin libopenmpi-dev, then make horovod"
+NO_NCCL = (
+    "Horovod 0.28.1 was built without NCCL: "
+    "HOROVOD_GPU_OPERATIONS=NCCL make horovod, on a machine with nvcc and NCCL"
+)  # fmt: skip
+NO_TENSORFLOW_NCCL = (
+    "Horovod 0.28.1 was built without NCCL: its operations for it do not compile with TensorFlow; "
+    "use strategy=multiworker_nccl"
+)
+
+
+@pytest.mark.parametrize(
+    ("holds", "framework", "transport", "launcher", "told"),
+    [
+        ("mpi gloo", "torch", "gloo", "local", None),
+        ("mpi gloo", "torch", "mpi", "mpi", None),
+        ("mpi gloo", "tensorflow", "auto", "local", None),
+        ("mpi gloo", "torch", None, "mpi", None),
+        ("mpi gloo", "torch", "gloo", "mpi", CRASH),
+        ("mpi gloo", "torch", "mpi", "local", STARTED),
+        ("mpi gloo", "torch", "nccl", "local", NO_NCCL),
+        ("mpi gloo", "tensorflow", "nccl", "local", NO_TENSORFLOW_NCCL),
+        ("mpi gloo nccl", "torch", "nccl", "local", None),
+        ("mpi gloo nccl", "torch", "nccl", "mpi", None),
+        ("gloo nccl", "torch", "nccl", "mpi", NO_MPI),
+        ("gloo", "torch", "auto", "mpi", NO_MPI),
+        ("gloo", "torch", "mpi", "mpi", NO_MPI),
+        ("mpi", "torch", "auto", "local", "Horovod 0.28.1 was built without Gloo: make horovod builds it anew"),
+    ],
+)
+def test_why_a_strategy_cannot_run_with_this_build(
+    monkeypatch: pytest.MonkeyPatch, holds: str, framework: str, transport: str | None, launcher: str, told: str | None
+) -> None:
+    build = Build("0.28.1", "1", tuple(holds.split()), None)
+    monkeypatch.setattr(horovod_build, "find", lambda framework: build)
+    assert obstacle(framework, transport, launcher) == told
+
+
+@pytest.mark.real
+def test_the_one_that_is_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("horovod", reason="Horovod is not installed: make horovod")
+    monkeypatch.setenv("SCALEBENCH_CACHE", str(tmp_path))
+    build = again()
+    assert build.problem is None and "gloo" in build.transports
+    assert build.built_for == horovod_build.framework_version("torch")

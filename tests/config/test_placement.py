@@ -1,0 +1,250 @@
+"""Which process stands on which node, drives which devices and has which cores."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalebench.config import placement as placing
+from scalebench.config import resolve
+from scalebench.core.machine import machine
+from scalebench.core.spec import HardwareSpec, RunSpec
+from tests.builders.configs import ALPHA, config, line, of, pretend
+
+
+@pytest.fixture
+def machine_with(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return functools.partial(pretend, monkeypatch)
+
+
+def test_processes_are_pinned_in_sequence(machine_with: Any) -> None:
+    machine_with(0, cpus=8)
+    spec = of(gpus=2, hardware=HardwareSpec("local", devices="cpu"))
+    assert [p.cpus for p in spec.places] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [(p.rank, p.local_rank, p.node, p.devices, p.threads) for p in spec.places] == [
+        (0, 0, 0, [0], 4),
+        (1, 1, 0, [1], 4),
+    ]
+    assert spec.flags == []
+
+
+def test_cores_are_those_that_this_process_may_use(machine_with: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "usable_cpus", lambda: [3, 5])
+    spec = of(gpus=2, hardware=HardwareSpec("local", devices="cpu"))
+    assert [p.cpus for p in spec.places] == [[3], [5]]
+
+
+@pytest.mark.parametrize(("gpus", "flags"), [(2, []), (3, ["oversubscribed"]), (8, ["oversubscribed"])])
+def test_more_workers_than_cores_are_allowed_and_flagged(machine_with: Any, gpus: int, flags: list[str]) -> None:
+    machine_with(0, cpus=2)
+    spec = of(gpus=gpus, hardware=HardwareSpec("local", devices="cpu"))
+    assert (spec.flags, spec.unsupported, spec.nodes) == (flags, None, 1)
+    assert [p.cpus for p in spec.places] == [[rank % 2] for rank in range(gpus)]
+
+
+def test_one_process_for_all_devices(machine_with: Any) -> None:
+    machine_with(0, cpus=8)
+    made = config(gpus=3, hardware=HardwareSpec("local", devices="cpu", cpus_per_device=2))
+    made.strategy.processes = "one_for_all"
+    (only,) = resolve.resolve(made).places
+    assert (only.devices, only.cpus, only.threads) == ([0, 1, 2], list(range(6)), 2)
+
+
+ROLES = {"roles": {"chief": 1, "ps": 1, "worker": "gpus"}}
+
+
+def test_roles_stand_before_the_workers_and_take_no_device(machine_with: Any) -> None:
+    machine_with(0, cpus=8)
+    made = config(gpus=2, hardware=HardwareSpec("local", devices="cpu", cpus_per_device=2))
+    made.strategy.processes = {"roles": {**ROLES["roles"], "ps": 2}}
+    spec = resolve.resolve(made)
+    assert [(p.rank, p.local_rank, p.role, p.devices, p.cpus) for p in spec.places] == [
+        (0, 0, "chief", [], []),
+        (1, 1, "ps", [], []),
+        (2, 2, "ps", [], []),
+        (3, 3, "worker", [0], [0, 1]),
+        (4, 4, "worker", [1], [2, 3]),
+    ]
+    assert (spec.gpus, spec.processes, spec.flags) == (2, 5, [])
+    assert spec.services == {1: "ps", 2: "ps", 3: "worker", 4: "worker"}
+    assert of(gpus=2).services == {}
+
+
+def test_roles_over_several_nodes() -> None:
+    spec = of(gpus=10, hardware=ALPHA, strategy__processes=ROLES)
+    workers = [p for p in spec.places if p.role == "worker"]
+    assert [(p.node, p.devices) for p in workers] == [(0, [k]) for k in range(8)] + [(1, [0]), (1, [1])]
+    for node in (0, 1):
+        local_ranks = [p.local_rank for p in spec.places if p.node == node]
+        assert local_ranks == list(range(len(local_ranks)))
+
+
+def test_processes_without_a_core_of_their_own_are_flagged(machine_with: Any) -> None:
+    machine_with(0, cpus=3)
+    hardware = HardwareSpec("local", devices="cpu")
+    assert of(gpus=2, hardware=hardware).flags == []
+    assert of(gpus=2, hardware=hardware, strategy__processes=ROLES).flags == ["oversubscribed"]
+
+
+@pytest.mark.parametrize(
+    ("roles", "told"),
+    [
+        ({"chief": 1, "worker": "gpus"}, "should be chief: 1, ps: a count, worker: gpus"),
+        ({"chief": 2, "ps": 1, "worker": "gpus"}, "should be chief: 1, ps: a count, worker: gpus"),
+        ({"chief": 1, "ps": 1, "worker": 2}, "should be chief: 1, ps: a count, worker: gpus"),
+        ({"chief": 1, "ps": 1, "worker": "gpus", "boss": 1}, "should be chief: 1, ps: a count, worker: gpus"),
+        ({"chief": 1, "ps": 0, "worker": "gpus"}, "strategy.processes.roles.ps=0 should be a count, at least 1"),
+        ({"chief": 1, "ps": "x", "worker": "gpus"}, "strategy.processes.roles.ps=x should be a count, at least 1"),
+        (None, "strategy.processes={'roles': None} should be one_per_device, one_for_all or roles"),
+    ],
+)
+def test_roles_that_make_no_sense(roles: Any, told: str) -> None:
+    assert told in line(config(strategy__processes={"roles": roles}))
+
+
+@pytest.mark.parametrize(("gpus", "per_node"), [(1, [1]), (8, [8]), (10, [8, 2]), (24, [8, 8, 8])])
+def test_a_second_node_only_when_the_first_is_full(gpus: int, per_node: list[int]) -> None:
+    spec = of(gpus=gpus, hardware=ALPHA)
+    assert spec.nodes == len(per_node)
+    assert [sum(p.node == node for p in spec.places) for node in range(spec.nodes)] == per_node
+    assert [p.local_rank for p in spec.places] == [k for count in per_node for k in range(count)]
+    assert {p.threads for p in spec.places} == {6} and all(p.cpus == [] for p in spec.places)
+
+
+NODES = HardwareSpec("nodes", devices="cuda", gpus_per_node=8, max_nodes=4, this_machine=False)
+
+
+def counts_of(spec: RunSpec) -> list[int]:
+    return [sum(p.node == node for p in spec.places) for node in range(spec.nodes)]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "per_node"), [(1, [1]), (2, [1, 1]), (4, [1, 1, 1, 1]), (10, [3, 3, 2, 2]), (32, [8, 8, 8, 8])]
+)
+def test_spread_over_all_nodes_that_there_may_be(gpus: int, per_node: list[int]) -> None:
+    spec = of(gpus=gpus, hardware=dataclasses.replace(NODES, layout="spread"))
+    assert counts_of(spec) == per_node
+    assert [p.node for p in spec.places] == sorted(p.node for p in spec.places), "ranks in the order of the nodes"
+    assert [p.devices for p in spec.places] == [[k] for count in per_node for k in range(count)]
+
+
+@given(data=st.data(), layout=st.sampled_from(["sequence", "spread"]), others=st.integers(0, 3))
+def test_every_device_has_one_place(data: st.DataObject, layout: str, others: int) -> None:
+    """On named hosts or on nodes of one kind, with processes beside those of the devices and without."""
+    rooms = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=6))
+    named = data.draw(st.booleans())
+    rooms = rooms if named else rooms[:1] * len(rooms)
+    gpus = data.draw(st.integers(1, sum(rooms)))
+    hardware = dataclasses.replace(NODES, layout=layout, gpus_per_node=rooms[0], max_nodes=len(rooms))
+    hardware.hosts = [f"h{node}:{room}" for node, room in enumerate(rooms)] if named else []
+    roles = {"roles": {"chief": 1, "ps": others, "worker": "gpus"}} if others else "one_per_device"
+    places = placing.place(config(hardware=hardware, strategy__processes=roles), gpus).places
+
+    assert [p.rank for p in places] == list(range(len(places)))
+    nodes = [p.node for p in places]
+    assert nodes == sorted(nodes) and set(nodes) == set(range(max(nodes) + 1))
+    for node in set(nodes):
+        mine = [p for p in places if p.node == node]
+        assert [p.local_rank for p in mine] == list(range(len(mine)))
+    driving = [p for p in places if p.devices]
+    assert len(driving) == gpus and all(len(p.devices) == 1 for p in driving)
+    assert len({(p.node, p.devices[0]) for p in driving}) == gpus
+    without = [p for p in places if not p.devices]
+    assert [(p.node, p.role) for p in without] == ([(0, "chief"), *[(0, "ps")] * others] if others else [])
+
+    counts = [sum(p.node == node for p in driving) for node in range(len(rooms))]
+    assert all(count <= room for count, room in zip(counts, rooms, strict=True))
+    if layout == "sequence":
+        assert all(count == room for count, room in zip(counts[: max(nodes)], rooms, strict=False))
+    else:  # who has fewer than another by more than one is full, or it comes later
+        roomy = [count for count, room in zip(counts, rooms, strict=True) if count < room]
+        assert not roomy or max(counts) - min(roomy) <= 1
+        assert roomy == sorted(roomy, reverse=True)
+
+
+def test_a_layout_that_makes_no_difference_is_the_usual_one() -> None:
+    """So that such runs of a sweep are one run: on one device, on full nodes, in one process."""
+    for gpus, changes, layout in (
+        (1, {}, "sequence"),
+        (2, {}, "spread"),
+        (32, {}, "sequence"),
+        (2, {"hardware__max_nodes": 1}, "sequence"),
+        (4, {"strategy__processes": "one_for_all"}, "sequence"),
+        (8, {"hardware__hosts": ["a:8"], "strategy__launcher": "mpi"}, "sequence"),
+    ):
+        spread = of(gpus=gpus, hardware=dataclasses.replace(NODES, layout="spread"), **changes)
+        usual = of(gpus=gpus, hardware=dataclasses.replace(NODES), **changes)
+        assert spread.config.hardware.layout == layout, (gpus, changes)
+        assert (spread.fingerprint == usual.fingerprint) == (layout == "sequence")
+        assert (spread.places == usual.places) == (layout == "sequence")
+
+
+def test_device_ids_are_those_of_the_fullest_node() -> None:
+    hardware = dataclasses.replace(NODES, layout="spread", max_nodes=2, device_ids=[3, 5])
+    spec = of(gpus=3, hardware=hardware)
+    assert [p.devices for p in spec.places] == [[3], [5], [3]]
+    assert of(gpus=2, hardware=hardware).config.hardware.device_ids == [3]
+    in_sequence = dataclasses.replace(hardware, layout="sequence")
+    assert "gpus=3 wants 3 devices a node" in line(config(gpus=3, hardware=in_sequence))
+
+
+def test_cpu_workers_of_several_nodes_fill_them_as_gpus_do() -> None:
+    """A node alone takes more workers than it has cores; of several, each takes its own."""
+    hardware = dataclasses.replace(NODES, devices="cpu", gpus_per_node=2, cpus_per_node=8, cpus_per_device=4)
+    assert counts_of(of(gpus=5, hardware=hardware)) == [2, 2, 1]
+    assert of(gpus=5, hardware=hardware).flags == []
+    assert counts_of(of(gpus=5, hardware=dataclasses.replace(hardware, max_nodes=1))) == [5]
+    assert of(gpus=5, hardware=dataclasses.replace(hardware, max_nodes=1)).flags == ["oversubscribed"]
+
+
+@pytest.mark.parametrize("layout", ["sequence", "spread"])
+def test_more_devices_than_all_nodes_hold(layout: str) -> None:
+    made = config(gpus=33, hardware=dataclasses.replace(NODES, layout=layout))
+    told = "gpus=33 asks for 5 nodes, hardware=nodes has 4 of 8 devices each"
+    assert placing.place(made, 33).shortage == told
+    assert placing.place(made, 32).shortage is None
+    made.hardware.hosts = ["a:20", "b:12"]
+    assert placing.place(made, 32).shortage is None
+    assert placing.place(made, 33).shortage == (
+        "hardware.hosts has 32 slots for 33 processes; give the hosts more slots or lower gpus"
+    )
+
+
+@given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 16))
+def test_no_two_processes_share_a_core_while_there_are_enough(gpus: int, threads: int, cores: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine, "usable_cpus", lambda: list(range(cores)))
+        hardware = HardwareSpec("local", devices="cpu", gpus_per_node=2, cpus_per_node=cores, cpus_per_device=threads)
+        placement = placing.place(config(hardware=hardware), gpus)
+        taken = [cpu for p in placement.places for cpu in p.cpus]
+        assert set(taken) <= set(range(cores)) and all(p.cpus for p in placement.places)
+        enough = gpus * threads <= cores
+        assert (len(taken) == len(set(taken)) == gpus * threads) if enough else placement.oversubscribed
+
+
+def test_named_hosts_are_filled_in_their_order() -> None:
+    """Whatever gpus_per_node says: their slots count."""
+    spec = of(gpus=5, hardware__hosts=["a:2", "b", "c:4"], strategy__launcher="mpi")
+    assert [(p.node, p.local_rank, p.devices) for p in spec.places] == [
+        (0, 0, [0]),
+        (0, 1, [1]),
+        (1, 0, [0]),
+        (2, 0, [0]),
+        (2, 1, [1]),
+    ]
+    assert spec.nodes == 3
+
+
+def test_hosts_with_uneven_slots_are_spread_over_as_far_as_they_go() -> None:
+    changes = {"hardware__hosts": ["a:1", "b:9", "c:2"], "strategy__launcher": "mpi", "hardware__layout": "spread"}
+    for gpus, counts in ((2, [1, 1]), (3, [1, 1, 1]), (5, [1, 2, 2]), (9, [1, 6, 2]), (12, [1, 9, 2])):
+        assert counts_of(of(gpus=gpus, **changes)) == counts
+
+
+def test_hosts_that_cannot_be_read() -> None:
+    assert line(config(hardware__hosts=["a:b:c"])) == "hardware.hosts: 'a:b:c' should be NAME:SLOTS, such as node1:8"

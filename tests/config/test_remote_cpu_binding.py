@@ -1,0 +1,74 @@
+"""Cores of ranks on a node that is looked at when the run is there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from scalebench.config import placement
+from scalebench.core.machine import machine
+from scalebench.core.machine.cpus import NumaNode
+from scalebench.core.spec import HardwareSpec, Place, RunSpec
+from tests.builders.runs import simulated_spec
+
+
+def spec_of(nodes: Sequence[Sequence[int]], threads: int = 1, **changes: object) -> RunSpec:
+    """A rank for each device of each node."""
+    spec = simulated_spec(gpus=sum(map(len, nodes)), size=1000)
+    fields = {"devices": "cpu", "cpus_per_device": threads, "here": False, **changes}
+    spec.config.hardware = HardwareSpec("cluster", **fields)  # type: ignore[arg-type]
+    placed = [(node, devices, k) for node, devices in enumerate(nodes) for k in range(len(devices))]
+    spec.places = [Place(rank, k, node, [devices[k]], [], threads) for rank, (node, devices, k) in enumerate(placed)]
+    return spec
+
+
+@pytest.fixture
+def cores(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Four, and not the first ones: a job has been given a part of the node."""
+    found = [4, 5, 6, 7]
+    monkeypatch.setattr(machine, "usable_cpus", lambda: found)
+    return found
+
+
+def test_each_node_deals_out_its_own(cores: list[int]) -> None:
+    assert placement.pinning_shares(spec_of([[0, 1], [0, 1]], threads=2)) == [[4, 5], [6, 7], [4, 5], [6, 7]]
+
+
+def test_ranks_have_cores_of_their_own_while_there_are_any(cores: list[int]) -> None:
+    assert placement.pinning_shares(spec_of([[0, 4]])) == [[4], [5]], (
+        "numbers with gaps, and fewer cores than the whole node has"
+    )
+    assert placement.pinning_shares(spec_of([[1, 2]])) == [[5], [6]]
+    assert placement.pinning_shares(spec_of([[0, 1, 2, 3, 4, 5]])) == [[4], [5], [6], [7], [4], [5]]
+
+
+def test_gpus_go_by_their_own_numbers(cores: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "gpu_numa_nodes", lambda: [0, 0, 1, 1])
+    nodes = [NumaNode(0, [0, 1, 4, 5], None, {}), NumaNode(1, [2, 3, 6, 7], None, {})]
+    monkeypatch.setattr(machine, "numa_nodes", lambda: nodes)
+    assert placement.pinning_shares(spec_of([[0, 2]], devices="cuda")) == [[4], [6]]
+
+
+def test_one_process_has_the_cores_of_all_its_devices(cores: list[int]) -> None:
+    spec = spec_of([[0]])
+    spec.places[0].devices = [0, 1, 2]
+    assert placement.pinning_shares(spec) == [[4, 5, 6]]
+
+
+def test_who_drives_no_device_is_not_pinned(cores: list[int]) -> None:
+    spec = spec_of([[0, 1]])
+    spec.places[0].devices = []
+    assert placement.pinning_shares(spec) == [[], [5]]
+
+
+def test_what_the_worker_is_told(cores: list[int]) -> None:
+    spec = spec_of([[0, 1]], threads=2)
+    told = placement.variable(spec, 1)
+    assert told == {"SCALEBENCH_CPUS": "6,7"}
+    assert placement.cpus_from(told) == [6, 7]
+    assert placement.cpus_from({}) == []
+    spec.places[1].cpus = [3]
+    assert placement.variable(spec, 1) == {}
+    assert placement.variable(spec_of([[0, 1]], bind="none"), 1) == {}
+    assert placement.variable(spec_of([[0, 1]], this_machine=True), 1) == {}, "there the places were all that was to be had"

@@ -1,0 +1,152 @@
+"""Config -> RunSpec: names, figures and batches, and every reason to refuse a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalebench.config import resolve
+from scalebench.core.errors import InputError
+from scalebench.core.spec import HardwareSpec, StrategySpec
+from scalebench.strategies.base import check_values
+from tests.builders.configs import ALPHA, config, line, of, pretend
+
+
+@pytest.fixture
+def machine_with(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return functools.partial(pretend, monkeypatch)
+
+
+@given(st.integers(1, 64), st.integers(1, 500))
+def test_weak_scaling_keeps_the_batch_of_a_device(gpus: int, batch: int) -> None:
+    spec = of(gpus=gpus, train__batch_per_device=batch, dataset__size=100_000)
+    assert (spec.batch_per_device, spec.global_batch) == (batch, batch * gpus)
+
+
+@given(st.integers(1, 64), st.integers(1, 5000))
+def test_strong_scaling_keeps_the_global_batch_and_shards_differ_by_one(gpus: int, batch: int) -> None:
+    made = config(gpus=gpus, scaling="strong", train__global_batch=batch, dataset__size=100_000)
+    if batch < gpus:
+        assert "fewer than" in line(made)
+        return
+    spec = resolve.resolve(made)
+    assert spec.global_batch == batch
+    assert (spec.batch_per_device - 1) * gpus < batch <= spec.batch_per_device * gpus
+
+
+def test_strong_scaling_falls_back_on_the_batch_of_one_device() -> None:
+    spec = of(gpus=2, scaling="strong", train__batch_per_device=75)
+    assert (spec.batch_per_device, spec.global_batch) == (38, 75)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (
+            {"train__global_batch": 8},
+            "train.global_batch is kept only with scaling=strong; use train.batch_per_device",
+        ),
+        (
+            {"scaling": "strong", "train__global_batch": 3, "gpus": 4},
+            "a global batch of 3 samples is fewer than 4 devices: raise train.global_batch or lower gpus",
+        ),
+        (
+            {"dataset__size": 40, "train__batch_per_device": 16, "gpus": 2},
+            "30 training samples are fewer than one global batch of 32: raise dataset.size or lower "
+            "train.batch_per_device",
+        ),
+    ],
+)
+def test_batches_that_leave_a_device_without_samples(changes: dict[str, Any], told: str) -> None:
+    assert line(config(**changes)) == told
+
+
+def test_a_users_file_is_counted_later() -> None:
+    assert of(dataset__size=1, dataset__path="/some.npz").global_batch == 10
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"strategy__name": "mirorred"}, "no strategy 'mirorred'; did you mean 'mirrored'?"),
+        (
+            {"strategy__options": {"stepp_s": 1.0}},
+            "no option of strategy 'simulated' 'stepp_s'; did you mean 'step_s'?",
+        ),
+        (
+            {"strategy__options": {"step_s": "x"}},
+            "strategy.options.step_s='x' should be float, as its default 0.001",
+        ),
+        (
+            {"strategy__options": {"fault": "kil"}, "strategy__choices": {"fault": ["none", "kill"]}},
+            "no strategy.options.fault 'kil'; did you mean 'kill'?",
+        ),
+        (
+            {"strategy__options": {"step_s": -1.0}, "strategy__at_least": {"step_s": 0.0}},
+            "strategy.options.step_s=-1.0 should be at least 0",
+        ),
+        ({"dataset__validation_share": 1.0}, "dataset.validation_share=1.0 should be in [0, 1)"),
+        ({"dataset__validation_share": -0.1}, "dataset.validation_share=-0.1 should be in [0, 1)"),
+        ({"measure__min_s": float("nan")}, "measure.min_s=nan should be at least 0"),
+        ({"measure__min_s": 5.0, "measure__max_s": 2.0}, "measure.max_s=2 is below measure.min_s=5"),
+        (
+            {"strategy__processes": "one_per_node"},
+            "strategy.processes=one_per_node should be one_per_device, one_for_all or roles",
+        ),
+    ],
+)
+def test_names_and_figures_that_make_no_sense(changes: dict[str, Any], told: str) -> None:
+    assert line(config(**changes)) == told
+
+
+@pytest.mark.parametrize(("gpus_here", "hardware", "want"), [(0, "auto", 2), (4, "auto", 4), (4, "cpu", 2)])
+def test_gpus_left_out_means_all_devices(machine_with: Any, gpus_here: int, hardware: str, want: int) -> None:
+    machine_with(gpus_here)
+    spec = of(gpus=None, hardware=HardwareSpec("local", devices=hardware))
+    assert spec.gpus == spec.config.gpus == want
+    assert spec.device == ("cuda" if gpus_here and hardware == "auto" else "cpu")
+
+
+def test_gpus_left_out_and_given_have_one_fingerprint(machine_with: Any) -> None:
+    machine_with(0)
+    hardware = HardwareSpec("local")
+    assert of(gpus=None, hardware=hardware).fingerprint == of(gpus=2, hardware=hardware).fingerprint
+    assert of(gpus=1, hardware=hardware).fingerprint != of(gpus=2, hardware=hardware).fingerprint
+
+
+def test_resolving_changes_nothing_of_the_config_it_is_given() -> None:
+    made = config(gpus=None)
+    before = dataclasses.asdict(made)
+    resolve.resolve(made)
+    assert dataclasses.asdict(made) == before
+
+
+def test_a_machine_that_is_not_here_must_be_told_of() -> None:
+    with pytest.raises(InputError, match=r"hardware=alpha is another machine, .* say devices: "):
+        of(hardware=dataclasses.replace(ALPHA, devices="auto"))
+    with pytest.raises(InputError, match=r"hardware.stage=data should be a whole path"):
+        of(hardware=dataclasses.replace(ALPHA, stage="data"))
+    of(hardware=dataclasses.replace(ALPHA, stage="$TMPDIR/data"))
+
+
+@pytest.mark.parametrize("value", [None, 1, 1.0, 7])
+def test_what_a_strategy_decides_itself_or_may_be_is_let_through(value: Any) -> None:
+    stated = StrategySpec(
+        "pipeline_gpipe",
+        options={"micro_batches": value},
+        choices={"micro_batches": [1, 7]},
+        at_least={"micro_batches": 1},
+    )
+    check_values(stated)
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan"), True, "many"])
+def test_what_is_no_number_or_below_the_least_is_not(value: Any) -> None:
+    stated = StrategySpec("pipeline_gpipe", options={"micro_batches": value}, at_least={"micro_batches": 1})
+    with pytest.raises(InputError, match=f"strategy.options.micro_batches={value} should be at least 1"):
+        check_values(stated)

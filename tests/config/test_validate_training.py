@@ -1,0 +1,118 @@
+"""What is wrong with a training before a process exists, each in one line with its way out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scalebench.config import validate
+from scalebench.config.resolve import resolve
+from scalebench.core.errors import InputError
+from scalebench.core.spec import Config, DatasetSpec, StopSpec, StrategySpec, TrainSpec
+from tests.builders.runs import simulated_config
+
+TO_END = {"stop": {"epochs": 3.0}}
+
+
+def config(train: dict[str, Any], gpus: int = 1, measure: dict[str, Any] | None = None, **dataset: Any) -> Config:
+    train = {**train, "stop": StopSpec(**train.get("stop", {}))}
+    data = DatasetSpec("materials", **{"size": 64, **dataset})
+    return simulated_config(
+        measure=measure, gpus=gpus, train=TrainSpec(**{"batch_per_device": 10, **train}), dataset=data
+    )
+
+
+def line(*args: Any, **kwargs: Any) -> str:
+    with pytest.raises(InputError) as error:
+        resolve(config(*args, **kwargs))
+    found = str(error.value)
+    assert "\n" not in found
+    return found
+
+
+def test_a_rule_without_a_base_batch() -> None:
+    assert line({"learning_rate_rule": "linear"}) == (
+        "train.learning_rate_rule=linear scales the learning rate of a base batch: say train.base_batch, the global "
+        "batch that train.learning_rate=0.001 is for"
+    )
+    assert resolve(config({"base_batch": 7})).learning_rate == 1e-3, "a sweep over rules has none among them"
+
+
+@pytest.mark.parametrize(
+    ("train", "told"),
+    [
+        ({"schedule": "step", **TO_END}, "say which, as in train.decay_epochs"),
+        ({"schedule": "step", "decay_epochs": [3, 1], **TO_END}, "above 0 and in order"),
+        ({"schedule": "step", "decay_epochs": [float("nan")], **TO_END}, "above 0 and in order"),
+        ({"schedule": "cosine", "stop": {"seconds": 5}}, "goes down to the end of the training: say train.stop.epochs"),
+        ({"schedule": "linear", "stop": {"target": 5}}, "goes down to the end of the training: say train.stop.epochs"),
+        ({"schedule": "cosine"}, "this run ends when its throughput is known: say train.stop.epochs"),
+        ({"warmup_epochs": 1.0}, "this run ends when its throughput is known: say train.stop.epochs"),
+        ({"warmup_epochs": 3.0, **TO_END}, "train.warmup_epochs=3 lasts until train.stop.epochs=3"),
+        ({"momentum": 1.0}, "train.momentum=1 should be below 1"),
+        ({"accumulate": 11}, "more parts than a device has samples of an update, 10"),
+        ({"evaluate_epochs": None, "stop": {"target": 1}}, "say train.evaluate_epochs or _s"),
+        ({"stop": {"seconds": 120}}, "train.stop.seconds=120 is not below measure.timeout_s=120"),
+    ],
+)
+def test_settings_that_contradict_each_other(train: dict[str, Any], told: str) -> None:
+    assert told in line(train)
+
+
+def test_the_last_device_counts_for_its_parts() -> None:
+    """Of a global batch that does not divide: 11 samples on two devices are 6 and 5."""
+    made = config({"batch_per_device": 1, "global_batch": 11, "accumulate": 6}, gpus=2)
+    made.scaling = "strong"
+    with pytest.raises(InputError, match="samples of an update, 5"):
+        resolve(made)
+    made.train.accumulate = 5
+    resolve(made)
+
+
+def test_a_training_wants_more_than_one_batch() -> None:
+    assert "dataset.feed=fixed gives one batch again and again" in line(TO_END, feed="fixed")
+    resolve(config({}, feed="fixed"))
+
+
+@pytest.mark.parametrize(
+    ("measure", "dataset", "gpus", "told"),
+    [
+        ({"evaluate": False}, {}, 1, "measure.evaluate=false never looks at it"),
+        ({}, {"validation_share": 0.0}, 1, "dataset.validation_share=0 leaves nothing to validate"),
+        ({}, {"validation_share": 0.01}, 2, "fewer samples to validate than replicas: raise dataset.size or"),
+    ],
+)
+def test_a_target_has_to_be_looked_for(measure: dict[str, Any], dataset: dict[str, Any], gpus: int, told: str) -> None:
+    assert told in line({"stop": {"target": 0.1}}, gpus, measure, **dataset)
+    resolve(config({"stop": {"epochs": 1.0}}, gpus, measure, **dataset))
+
+
+def test_one_sample_to_validate_is_enough_for_one_replica() -> None:
+    resolve(config({"stop": {"target": 0.1}}, validation_share=0.01))
+
+
+def test_how_many_samples_a_file_has_is_known_later() -> None:
+    made = config({"stop": {"target": 0.1}}, 2, validation_share=0.01, path="/some.npz")
+    resolve(made)
+
+
+def test_a_target_alone_gives_up() -> None:
+    train = TrainSpec(stop=StopSpec(target=0.1))
+    assert validate.with_time_limit(train, 3600.0).stop == StopSpec(seconds=600.0, target=0.1)
+    assert validate.with_time_limit(train, 100.0).stop.seconds == 50.0, "before the whole run is ended"
+    assert train.stop.seconds is None
+    for bounded in (StopSpec(), StopSpec(target=0.1, steps=5), StopSpec(target=0.1, epochs=5), StopSpec(seconds=5.0)):
+        assert validate.with_time_limit(TrainSpec(stop=bounded), 100.0).stop is bounded
+    assert resolve(config({"stop": {"target": 0.1}})).config.train.stop.seconds == 60.0
+
+
+def test_replicas_that_exchange_nothing_have_no_one_training() -> None:
+    made = config(TO_END, gpus=2)
+    made.strategy = StrategySpec("simulated", baseline="simulated", lockstep=False)
+    assert resolve(made).unsupported == (
+        "replicas of simulated exchange nothing, and each trains a model of its own: there is no one training to "
+        "stop, so leave out train.stop"
+    )
+    made.train.stop = StopSpec()
+    assert resolve(made).unsupported is None

@@ -1,0 +1,207 @@
+"""The GPUs as a made-up NVML tells them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from scalebench.core.machine import gpus
+from scalebench.core.machine.gpus import Gpu
+from tests.builders.system_files import put
+from tests.builders.system_files import root as root  # a fixture
+
+UUIDS = [f"GPU-{i}b2c4f5e-0000-4000-8000-00000000000{i}" for i in range(4)]
+A100 = "NVIDIA A100-SXM4-40GB"
+
+
+def refuse(*_: object) -> Any:
+    raise RuntimeError("Not Supported")  # stands for an NVMLError
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """As much of pynvml as gpus.py asks for: four A100 in two pairs; handles are plain indices."""
+    links: dict[int, list[Any]] = {}  # GPU -> the other end of each of its links
+
+    def bus(handle: int) -> SimpleNamespace:
+        return SimpleNamespace(busId=f"00000000:{handle:X}A:00.0")
+
+    fake = SimpleNamespace(
+        links=links,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlSystemGetDriverVersion=lambda: b"550.54.15",
+        nvmlSystemGetCudaDriverVersion_v2=lambda: 12040,
+        nvmlDeviceGetCount=lambda: 4,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetHandleByUUID=lambda uuid: 0 if uuid == "MIG-known" else refuse(),
+        nvmlDeviceGetName=lambda handle: A100.encode() if handle % 2 else A100,  # older pynvml: bytes
+        nvmlDeviceGetUUID=lambda handle: UUIDS[handle],
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=42_949_672_960, free=1, used=2),
+        nvmlDeviceGetMaxClockInfo=lambda handle, clock: {1: 1410, 2: 1215}[clock],
+        nvmlDeviceGetEnforcedPowerLimit=lambda handle: 400_000,
+        nvmlDeviceGetPciInfo=bus,
+        nvmlDeviceGetClockInfo=lambda handle, clock: {1: 210, 2: 405}[clock],
+        nvmlDeviceGetApplicationsClock=lambda handle, clock: {1: 1200, 2: 1100}[clock],
+        nvmlDeviceGetDefaultApplicationsClock=lambda handle, clock: {1: 1095, 2: 1215}[clock],
+        nvmlDeviceGetPowerManagementLimitConstraints=lambda handle: [100_000, 450_000],
+        nvmlDeviceGetPowerManagementDefaultLimit=lambda handle: 425_500,
+        nvmlDeviceGetTemperatureThreshold=lambda handle, kind: {0: 92, 1: 89}[kind],
+        nvmlDeviceGetMigMode=lambda handle: [0, 1],
+        nvmlDeviceGetEccMode=lambda handle: [1, 0],
+        nvmlDeviceGetComputeMode=lambda handle: 3,
+        nvmlDeviceGetPersistenceMode=lambda handle: 0,
+        nvmlDeviceGetCurrPcieLinkGeneration=lambda handle: 1,
+        nvmlDeviceGetMaxPcieLinkGeneration=lambda handle: 4,
+        nvmlDeviceGetCurrPcieLinkWidth=lambda handle: 8,
+        nvmlDeviceGetMaxPcieLinkWidth=lambda handle: 16,
+        nvmlDeviceGetP2PStatus=lambda a, b, kind: 5 if kind == 2 else 0,
+        nvmlDeviceGetTopologyCommonAncestor=lambda a, b: 20 if a // 2 == b // 2 else 50,
+        nvmlDeviceGetNvLinkState=lambda handle, link: int(link < len(links[handle])),  # no links: KeyError
+        nvmlDeviceGetNvLinkRemoteDeviceType=lambda handle, link: 2 if links[handle][link] == "switch" else 0,
+        nvmlDeviceGetNvLinkRemotePciInfo=lambda handle, link: bus(links[handle][link]),
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return fake
+
+
+def test_gpus_as_nvml_tells_them(nvml: SimpleNamespace, root: Path) -> None:
+    put(root, "sys/bus/pci/devices/0000:2a:00.0/numa_node", "1\n")
+    put(root, "sys/bus/pci/devices/0000:3a:00.0/numa_node", "-1\n")
+    found = gpus.detect_gpus()
+    assert found.gpus[2] == Gpu(
+        index=2,
+        name=A100,
+        uuid=UUIDS[2],
+        memory_bytes=42_949_672_960,
+        sm_clock_max_mhz=1410,
+        mem_clock_max_mhz=1215,
+        power_limit_w=400.0,
+        numa_node=1,
+        pci_bus_id="00000000:2A:00.0",
+        sm_clock_mhz=210,
+        mem_clock_mhz=405,
+        sm_clock_application_mhz=1200,
+        mem_clock_application_mhz=1100,
+        sm_clock_default_mhz=1095,
+        mem_clock_default_mhz=1215,
+        power_limit_min_w=100.0,
+        power_limit_max_w=450.0,
+        power_limit_default_w=425.5,
+        slowdown_temperature_c=89,
+        mig=False,
+        ecc=True,
+        compute_mode="exclusive_process",
+        persistence=False,
+        pcie_generation=1,
+        pcie_generation_max=4,
+        pcie_width=8,
+        pcie_width_max=16,
+    )
+    assert (found.gpus[3].name, found.gpus[3].numa_node) == (A100, None)
+    assert (found.driver_version, found.cuda_driver_version) == ("550.54.15", "12.4")
+    json.dumps(dataclasses.asdict(found))
+
+
+@pytest.mark.parametrize(
+    ("call", "fields"),
+    [
+        ("nvmlDeviceGetName", {"name"}),
+        ("nvmlDeviceGetUUID", {"uuid"}),
+        ("nvmlDeviceGetMemoryInfo", {"memory_bytes"}),
+        ("nvmlDeviceGetMaxClockInfo", {"sm_clock_max_mhz", "mem_clock_max_mhz"}),
+        ("nvmlDeviceGetEnforcedPowerLimit", {"power_limit_w"}),
+        ("nvmlDeviceGetPciInfo", {"pci_bus_id", "numa_node"}),
+        ("nvmlDeviceGetClockInfo", {"sm_clock_mhz", "mem_clock_mhz"}),
+        ("nvmlDeviceGetApplicationsClock", {"sm_clock_application_mhz", "mem_clock_application_mhz"}),
+        ("nvmlDeviceGetDefaultApplicationsClock", {"sm_clock_default_mhz", "mem_clock_default_mhz"}),
+        ("nvmlDeviceGetPowerManagementLimitConstraints", {"power_limit_min_w", "power_limit_max_w"}),
+        ("nvmlDeviceGetPowerManagementDefaultLimit", {"power_limit_default_w"}),
+        ("nvmlDeviceGetTemperatureThreshold", {"slowdown_temperature_c"}),
+        ("nvmlDeviceGetMigMode", {"mig"}),
+        ("nvmlDeviceGetEccMode", {"ecc"}),
+        ("nvmlDeviceGetComputeMode", {"compute_mode"}),
+        ("nvmlDeviceGetPersistenceMode", {"persistence"}),
+        ("nvmlDeviceGetCurrPcieLinkGeneration", {"pcie_generation"}),
+        ("nvmlDeviceGetMaxPcieLinkGeneration", {"pcie_generation_max"}),
+        ("nvmlDeviceGetCurrPcieLinkWidth", {"pcie_width"}),
+        ("nvmlDeviceGetMaxPcieLinkWidth", {"pcie_width_max"}),
+    ],
+)
+def test_a_refused_field_is_none(nvml: SimpleNamespace, root: Path, call: str, fields: set[str]) -> None:
+    put(root, "sys/bus/pci/devices/0000:0a:00.0/numa_node", "0\n")
+    setattr(nvml, call, refuse)
+    gpu = dataclasses.asdict(gpus.detect_gpus().gpus[0])
+    assert {name for name, value in gpu.items() if value is None} == fields
+
+
+def test_an_nvml_that_misbehaves(nvml: SimpleNamespace) -> None:
+    nvml.nvmlDeviceGetPciInfo = lambda handle: SimpleNamespace(busId="what:ever")
+    assert gpus.detect_gpus().gpus[0].numa_node is None
+    nvml.nvmlDeviceGetHandleByIndex = refuse  # lost GPUs stay counted
+    assert len(gpus.detect_gpus().gpus) == 4
+    nvml.nvmlInit = nvml.nvmlShutdown = refuse
+    assert (gpus.detect_gpus().gpus, gpus.gpu_count()) == ([], 0)
+
+
+def test_topology(nvml: SimpleNamespace) -> None:
+    assert gpus.detect_gpus().topology == [
+        ["X", "PXB", "SYS", "SYS"],
+        ["PXB", "X", "SYS", "SYS"],
+        ["SYS", "SYS", "X", "PXB"],
+        ["SYS", "SYS", "PXB", "X"],
+    ]
+    nvml.links |= {0: [1, 1, 2], 1: [0, 0], 2: [0]}
+    assert (gpus.detect_gpus().topology or [])[:2] == [["X", "NV2", "NV1", "SYS"], ["NV2", "X", "SYS", "SYS"]]
+    nvml.links |= {gpu: ["switch"] * 12 for gpu in range(4)}
+    assert (gpus.detect_gpus().topology or [])[3] == ["NV12", "NV12", "NV12", "X"]
+
+
+def test_topology_that_cannot_be_told_is_none(nvml: SimpleNamespace) -> None:
+    del nvml.nvmlDeviceGetTopologyCommonAncestor  # a library older than this function
+    assert gpus.detect_gpus().topology is None
+    nvml.nvmlDeviceGetCount = lambda: 1
+    assert gpus.detect_gpus().topology == [["X"]]
+    nvml.nvmlDeviceGetCount = lambda: 0
+    assert gpus.detect_gpus().topology is None
+
+
+VISIBLE: dict[str, list[int | None]] = {"": [], "0": [0], "2, 0": [2, 0], "0,1,2,3": [0, 1, 2, 3], "-1": []}
+VISIBLE |= {"1,-1,2": [1], "0,7,1": [0], "0,0": [], "none": [], UUIDS[3]: [3], f"{UUIDS[3]},{UUIDS[0]}": [3, 0]}
+VISIBLE |= {"GPU-2b2c": [2], "GPU-ffff": [], "G": [], "MIG-known": [None], "MIG-unknown": []}
+VISIBLE |= {"GPU-": []}  # fits more than one
+
+
+def test_the_visible_gpus_are_those_of_cuda(nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (gpus.visible_gpus(), gpus.gpu_count()) == ([0, 1, 2, 3], 4)
+    for visible, found in VISIBLE.items():
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert (gpus.visible_gpus(), gpus.gpu_count()) == (found, len(found)), visible
+
+
+def test_facts_of_the_visible_gpus_are_in_their_order(
+    nvml: SimpleNamespace, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for index, node in enumerate([0, 0, 1, 1]):
+        put(root, f"sys/bus/pci/devices/0000:{index}a:00.0/numa_node", f"{node}\n")
+    assert gpus.gpu_numa_nodes() == [0, 0, 1, 1]
+    assert gpus.pair_of_each_link() == [(0, 1), (0, 2)]  # PXB and SYS
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1,0")
+    assert gpus.gpu_numa_nodes() == [1, 0, 0]
+    assert gpus.pair_of_each_link() == [(0, 1), (1, 2)]  # SYS and PXB, by the numbers that a process sees
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-known")
+    assert (gpus.gpu_numa_nodes(), gpus.pair_of_each_link()) == ([None], [])
+
+
+def test_peer_access_of_all_kinds(nvml: SimpleNamespace) -> None:
+    peers = gpus.detect_gpus().peer_access or {}
+    assert list(peers) == ["read", "write", "nvlink", "atomics"]
+    assert peers["read"][1] == ["OK", "X", "OK", "OK"]
+    assert peers["nvlink"][0] == ["X", "NS", "NS", "NS"]

@@ -1,0 +1,241 @@
+"""The record of this machine: real where it can be, with made-up system files where not."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from scalebench.core import json_files
+from scalebench.core.machine import cpus, machine
+from scalebench.core.machine.cpus import NumaNode
+from scalebench.core.machine.gpus import Gpu, GpuFacts
+from scalebench.core.machine.machine import Machine
+from tests.nvml_stand_in import put_in
+
+A100 = "NVIDIA A100-SXM4-40GB"
+
+
+@pytest.fixture
+def root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty file system in place of /proc, /sys and the like."""
+    monkeypatch.setattr(cpus, "ROOT", tmp_path)
+    for name in ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def put(root: Path, path: str, text: str = "") -> None:
+    file = root / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+def test_detect_tells_of_this_machine_fast_and_as_json() -> None:
+    found = machine.detect()  # the first call pays for imports
+    assert json.loads(json.dumps(dataclasses.asdict(found))) == dataclasses.asdict(found)
+    assert found.cpus == len(os.sched_getaffinity(0))
+    assert found.memory_bytes is not None and found.memory_bytes > 2**28
+    assert {"numpy", "hydra-core"} <= found.versions.keys()
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        machine.detect()
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 0.25  # 0.15 for all but git, 0.1 for git
+
+
+def test_importing_it_loads_no_heavy_library() -> None:
+    heavy = "{'torch', 'tensorflow', 'psutil', 'pynvml', 'numpy', 'pandas', 'hydra'}"
+    code = f"import sys, scalebench.core.machine.machine; print(sorted({heavy} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_machine_that_tells_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psutil", None)  # an import of it fails
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delattr(os, "sysconf")
+    found = dataclasses.asdict(machine.detect())
+    told = {"hostname", "cpus", "gpus", "os", "python", "versions", "environment", "cpus_allowed", "kernel"}
+    assert {name for name, value in found.items() if value is not None} == told
+    assert found["gpus"] == []
+    assert (machine.oom_kills(), machine.gpu_count()) == (None, 0)
+    assert machine.describe(machine.detect()).endswith("unknown cores, no GPU")
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "model"),
+    [
+        ("cpu family\t: 6\nmodel name\t: Intel(R) Xeon(R)\ncpu MHz\t: 1\n", "Intel(R) Xeon(R)"),
+        ("processor\t: 0\ncpu\t\t: POWER9, altivec supported\n", "POWER9, altivec supported"),
+        ("processor\t: 0\nCPU implementer\t: 0x41\n", None),
+    ],
+)
+def test_processors_and_oom_kills_from_proc(root: Path, cpuinfo: str, model: str | None) -> None:
+    put(root, "proc/cpuinfo", cpuinfo)
+    put(root, "proc/vmstat", "oom_kill_other 3\noom_kill 12\n")
+    found = machine.detect()
+    assert (found.cpu_model, machine.oom_kills()) == (model, 12)
+
+
+def test_what_the_processors_and_cgroups_say_is_in_the_record(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "usable_cpus", lambda: [1, 3])
+    for cpu, governor in enumerate(["powersave", "performance", "powersave", "schedutil"]):
+        put(root, f"sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_governor", f"{governor}\n")
+        put(root, f"sys/devices/system/cpu/cpu{cpu}/cpufreq/cpuinfo_max_freq", f"{3_000_000 + cpu * 100_000}\n")
+        put(root, f"sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id", f"{cpu % 2}\n")
+    put(root, "sys/devices/system/cpu/smt/active", "1\n")
+    put(root, "sys/devices/system/node/node0/cpulist", "0-3\n")
+    put(root, "proc/self/cgroup", "0::/\n")
+    put(root, "sys/fs/cgroup/memory.max", f"{2**31}\n")
+    found = machine.detect()
+    assert (found.cpus, found.cpus_allowed, found.cpu_sockets, found.smt) == (2, [1, 3], 2, True)
+    assert (found.cpu_governors, found.cpu_max_mhz) == (["performance", "schedutil"], 3300.0)
+    assert (found.numa_nodes, found.numa) == (1, [NumaNode(0, [0, 1, 2, 3], None, {})])
+    assert (found.memory_limit_bytes, found.kernel) == (2**31, platform.release())
+
+
+@pytest.mark.parametrize(
+    ("script", "version"),
+    [
+        ("echo; echo ' mpirun (Open MPI) 5.0.1 '; echo more", "mpirun (Open MPI) 5.0.1"),
+        ("exit 3", None),
+        ("echo late; exec sleep 60", None),
+    ],
+)
+def test_mpi_says_its_version_once_and_quickly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, version: str | None
+) -> None:
+    monkeypatch.setattr(machine, "ASK_MPI_S", 0.5 if "sleep" in script else 30.0)
+    program, asked = tmp_path / "mpirun", tmp_path / "asked"
+    program.write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\necho x >> '{asked}'\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert [machine.mpi_version(), machine.mpi_version()] == [version, version]
+    assert asked.read_text() == "x\n"
+    monkeypatch.setenv("PATH", "")
+    assert machine.mpi_version() is None
+
+
+def test_container_is_the_innermost_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine.detect().container is None
+    put(root, ".dockerenv")
+    assert machine.detect().container == "docker"
+    put(root, "run/.containerenv")
+    assert machine.detect().container == "podman"
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    assert machine.detect().container == "kubernetes"
+    monkeypatch.setenv("APPTAINER_CONTAINER", "image.sif")
+    assert machine.detect().container == "apptainer"
+
+
+def test_environment_keeps_what_matters_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = ("NCCL_DEBUG", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "TF_XLA_FLAGS", "NVIDIA_TF32_OVERRIDE")
+    kept += (
+        "SLURM_JOB_ID",
+        "SLURM_CPUS_PER_TASK",
+        "SLURM_CPU_BIND",
+        "SLURM_NTASKS_PER_NODE",
+        "UCX_TLS",
+        "OMPI_MCA_btl",
+    )
+    hidden = ("TF_VAR_login", "TF_TOKEN_example_com", "HOROVOD_SECRET_KEY", "MY_NCCL_DEBUG", "TORCHX")
+    hidden += ("SLURM_JWT", "SLURM_JOB_COMMENT", "SLURM_JOB_ACCOUNT", "SLURM_CPUS_TOKEN", "UCX_API_KEY", "MY_UCX_TLS")
+    for name in (*kept, *hidden):
+        monkeypatch.setenv(name, "1")
+    found = machine.detect().environment
+    assert found.keys() >= set(kept)
+    assert not found.keys() & set(hidden)
+
+
+def test_git_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*words: str) -> str:
+        who = ["-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgsign=false"]
+        done = subprocess.run(["git", *who, *words], cwd=tmp_path, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        monkeypatch.delenv(name)  # started by a git hook, the test would see the hook's repository
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert machine.git_commit(tmp_path) is None  # no repository
+    git("init")
+    assert machine.git_commit(tmp_path) is None  # no commit
+    put(tmp_path, "file", "1")
+    git("add", "file")
+    git("commit", "-m", "first")
+    git("tag", "v1")
+    put(tmp_path, "untracked")
+    commit = git("rev-parse", "HEAD")
+    assert machine.git_commit(tmp_path) == commit
+    put(tmp_path, "file", "2")
+    monkeypatch.chdir(tmp_path)
+    assert machine.git_commit() == f"{commit}-dirty"
+    assert machine.git_commit(tmp_path / "absent") is None
+
+
+def test_the_gpus_are_those_of_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = GpuFacts([Gpu(0, A100, *[None] * 7)], [["X"]], "550.54.15", "12.4", {"read": [["X"]]})
+    monkeypatch.setattr(machine, "detect_gpus", lambda: facts)
+    found = machine.detect()
+    told = found.gpus, found.topology, found.driver_version, found.cuda_driver_version, found.peer_access
+    assert GpuFacts(*told) == facts
+
+
+@pytest.mark.parametrize(
+    ("names", "cpu", "quota", "line"),
+    [
+        ([A100] * 8, None, 96.0, f"8 x {A100}, 48 cores, 1000 GiB"),
+        (["K80", "M60", "K80", None], None, None, "2 x K80 + 1 x M60 + 1 x unknown GPU, 48 cores, 1000 GiB"),
+        ([], "AMD EPYC", 1.5, "48 x AMD EPYC cores (quota 1.5), 1000 GiB, no GPU"),
+        ([], "Intel(R) Xeon(R) CPU E5 v3 @ 2.5GHz", None, "48 x Intel Xeon E5 v3 cores, 1000 GiB, no GPU"),
+        ([], "AMD EPYC 7352 24-Core Processor", None, "48 x AMD EPYC 7352 cores, 1000 GiB, no GPU"),
+    ],
+)
+def test_describe(names: list[str | None], cpu: str | None, quota: float | None, line: str) -> None:
+    gpus = [Gpu(i, name, None, None, None, None, None, None, None) for i, name in enumerate(names)]
+    found = dataclasses.replace(
+        machine.detect(), cpus=48, memory_bytes=1000 * 2**30, gpus=gpus, cpu_model=cpu, cpu_quota=quota
+    )
+    assert machine.describe(found) == line
+
+
+@pytest.mark.parametrize(
+    ("variables", "folder"),
+    [
+        ({"SCALEBENCH_CACHE": "/a", "XDG_CACHE_HOME": "/b", "HOME": "/c"}, "/a"),
+        ({"SCALEBENCH_CACHE": "~/a", "HOME": "/c"}, "/c/a"),
+        ({"XDG_CACHE_HOME": "/b", "HOME": "/c"}, "/b/scalebench"),
+        ({"HOME": "/c"}, "/c/.cache/scalebench"),
+    ],
+)
+def test_where_the_cache_is(variables: dict[str, str], folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SCALEBENCH_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert machine.cache_folder() == Path(folder)
+
+
+def test_records_of_before_read_as_not_known_and_new_ones_read_back(
+    nvml_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_in(monkeypatch, nvml_library)
+    found = machine.detect()
+    tree = json.loads(json.dumps(dataclasses.asdict(found)))
+    assert json_files.from_dict(Machine, tree) == found and found.peer_access is not None and len(found.gpus) == 2
+    for kind, part in ((Machine, tree), *((Gpu, gpu) for gpu in tree["gpus"])):
+        for added in (f.name for f in dataclasses.fields(kind) if f.default is not dataclasses.MISSING):
+            del part[added]
+    assert {"cpu_sockets", "numa", "mpi", "peer_access"}.isdisjoint(tree) and "ecc" not in tree["gpus"][0]
+    old = json_files.from_dict(Machine, tree)
+    assert (old.numa, old.mpi, old.gpus[0].ecc, old.gpus[0].name) == (None, None, None, found.gpus[0].name)
+    assert old.versions == found.versions

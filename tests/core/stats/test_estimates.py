@@ -1,0 +1,298 @@
+"""scalebench.core.stats.estimates against known truth: simulated series, published figures, and properties of all input."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from scalebench.core.stats import estimates
+from scalebench.core.stats.estimates import Interval, batch_means_interval, precise_enough, ratio_interval
+
+TRUE_S = 0.01  # seconds per sample in every simulation
+SAMPLES = 50
+UNLIKE = (0.5, 1.5, 0.5, 1.5)  # blocks that do not resemble their neighbours
+
+
+def autoregressive_s(runs: int, blocks: int, phi: float, spread: float, seed: int) -> np.ndarray:
+    """Block times of `runs` runs: AR(1) around TRUE_S * SAMPLES, relative standard deviation `spread`."""
+    noise = np.random.default_rng(seed).standard_normal((blocks, runs))
+    noise[1:] *= math.sqrt(1 - phi**2)  # the first row is drawn from the stationary distribution
+    for block in range(1, blocks):
+        noise[block] += phi * noise[block - 1]
+    return TRUE_S * SAMPLES * (1 + spread * noise.T)
+
+
+def covers(interval: Interval | None) -> bool:
+    assert interval is not None
+    return interval.low <= 1 / TRUE_S <= interval.high
+
+
+def stopped_by_rule(run_s: np.ndarray, target: float) -> Interval | None:
+    """The interval of a run that ends at the first look which is precise enough, or with its last block."""
+    samples = np.full(len(run_s), SAMPLES)
+    look = estimates.next_look(0)
+    while look < len(run_s) and not precise_enough(run_s[:look], samples[:look], target):
+        look = estimates.next_look(look)
+    return batch_means_interval(run_s[:look], samples[:look])
+
+
+def naive_coverage(run_s: np.ndarray, target: float) -> float:
+    """Coverage when looking after every block, from the 16th, with the interval of independent blocks."""
+    count = np.arange(1, run_s.shape[1] + 1)
+    mean = np.cumsum(run_s, axis=1) / count
+    variance = np.cumsum(run_s**2, axis=1) / count - mean**2
+    half = 1.96 * np.sqrt(variance / count)
+    narrow = (half < target * mean) & (count >= 16)
+    stop = np.where(narrow.any(axis=1), narrow.argmax(axis=1), len(count) - 1)
+    rows = np.arange(len(run_s))
+    return float(np.mean(np.abs(mean - TRUE_S * SAMPLES)[rows, stop] <= half[rows, stop]))
+
+
+@pytest.mark.parametrize("blocks", [31, 64, 100])
+def test_interval_of_independent_blocks_covers_the_truth_as_often_as_it_says(blocks: int) -> None:
+    runs = autoregressive_s(3000, blocks, phi=0.0, spread=0.1, seed=blocks)
+    samples = np.full(blocks, SAMPLES)
+    assert 0.93 <= np.mean([covers(batch_means_interval(run, samples)) for run in runs]) <= 0.97
+
+
+def test_interval_covers_with_short_blocks_at_the_end_of_each_epoch() -> None:
+    samples = np.where(np.arange(100) % 7 == 6, 10, SAMPLES)
+    runs = autoregressive_s(3000, 100, phi=0.0, spread=0.1, seed=7) * samples / SAMPLES
+    assert 0.93 <= np.mean([covers(batch_means_interval(run, samples)) for run in runs]) <= 0.97
+
+
+def test_confidence_is_the_share_covered() -> None:
+    samples = np.full(64, SAMPLES)
+    runs = autoregressive_s(2000, 64, phi=0.0, spread=0.1, seed=3)
+    covered = np.mean([covers(batch_means_interval(run, samples, confidence=0.8)) for run in runs])
+    assert 0.77 <= covered <= 0.83
+
+
+def test_the_stopping_rule_covers_correlated_blocks_and_the_naive_one_does_not() -> None:
+    runs = autoregressive_s(1500, 4096, phi=0.5, spread=0.1, seed=1)
+    by_rule = np.mean([covers(stopped_by_rule(run, target=0.01)) for run in runs])
+    assert by_rule >= 0.90
+    assert naive_coverage(runs, target=0.01) <= 0.75
+
+
+def test_the_stopping_rule_keeps_its_promise_on_independent_blocks() -> None:
+    runs = autoregressive_s(1500, 2048, phi=0.0, spread=0.1, seed=2)
+    assert 0.92 <= np.mean([covers(stopped_by_rule(run, target=0.01)) for run in runs]) <= 0.98
+
+
+def test_ratio_of_two_measured_throughputs_covers_the_true_ratio() -> None:
+    samples = np.full(64, SAMPLES)
+    fast = autoregressive_s(3000, 64, phi=0.0, spread=0.15, seed=4) / 3
+    slow = autoregressive_s(3000, 64, phi=0.0, spread=0.2, seed=5)
+    hits = 0
+    for a_s, b_s in zip(fast, slow, strict=True):
+        a, b = batch_means_interval(a_s, samples), batch_means_interval(b_s, samples)
+        assert a is not None and b is not None
+        hits += (ratio := ratio_interval(a, b)).low <= 3 <= ratio.high
+    assert 0.935 <= hits / len(fast) <= 0.97
+
+
+def test_sum_covers_the_true_sum() -> None:
+    parts = np.random.default_rng(6).normal([1.0, 5.0, 20.0], [0.1, 0.2, 0.3], (4000, 3))
+    half = 1.96 * np.array([0.1, 0.2, 0.3])
+    limits = np.stack([parts, parts - half, parts + half], axis=-1)
+    sums = [estimates.sum_interval([Interval(*part) for part in run]) for run in limits]
+    assert 0.94 <= np.mean([each.low <= 26 <= each.high for each in sums]) <= 0.96
+
+
+def test_student_t_is_the_published_one() -> None:
+    assert estimates.student_t(15, 0.95) == pytest.approx(2.131, abs=5e-4)  # any table of Student's t
+    assert estimates.student_t(2, 0.95) == pytest.approx(4.303, abs=5e-4)
+
+
+def test_interval_of_equal_batches_is_the_textbook_one() -> None:
+    batch_s = np.linspace(0.9, 1.1, 16)
+    interval = batch_means_interval(np.outer(batch_s / 4, UNLIKE).ravel(), np.full(64, 25))
+    reach_s = 2.1314495 * batch_s.std(ddof=1) / 4
+    assert interval is not None
+    figures = [interval.value, interval.low, interval.high]
+    assert figures == pytest.approx([100.0, 100 / (1 + reach_s), 100 / (1 - reach_s)], rel=1e-7)
+
+
+def test_neighbours_that_resemble_each_other_widen_an_interval() -> None:
+    assert estimates.resemblance([1.0, 2.0]) == estimates.resemblance([1.0, 3.0, 1.0, 3.0]) == 1
+    # Of an autoregressive series of 0.5 the mean varies three times as much as of an independent one.
+    runs = autoregressive_s(200, 4096, phi=0.5, spread=0.1, seed=9)
+    assert np.mean([estimates.resemblance(run) for run in runs]) == pytest.approx(3, rel=0.02)
+    assert estimates.unseen_variance(UNLIKE * 16, 16) == 1
+    short = autoregressive_s(4000, 64, phi=0.8, spread=0.1, seed=10)
+    batches = short.reshape(-1, 16, 4).mean(axis=2)
+    truth = short.mean(axis=1).var() / np.mean(batches.var(axis=1, ddof=1) / 16)
+    assert np.median([estimates.unseen_variance(run, 16) for run in short]) == pytest.approx(truth, rel=0.15)
+
+
+@pytest.mark.parametrize(("count", "phi"), [(2, 0.0), (8, 0.0), (64, 0.0), (64, 0.5), (400, 0.8)])
+def test_interval_of_a_mean_covers_it_also_where_neighbours_resemble_each_other(count: int, phi: float) -> None:
+    runs = autoregressive_s(2000, count, phi, spread=0.1, seed=count) / (TRUE_S * SAMPLES)
+    found = [estimates.mean_interval(run - 1) for run in runs]
+    covered = np.mean([each is not None and each.low <= 0 <= each.high for each in found])
+    assert 0.93 <= covered <= 0.985
+    assert estimates.mean_interval([1.0]) is None
+
+
+def test_ratio_is_the_textbook_one() -> None:
+    ratio = ratio_interval(Interval(8.0, 4.0, 16.0), Interval(2.0, 1.0, 8.0))
+    # In powers of two, the limits of a and b are 1 and 2 apart for the lower one, 1 and 1 for the upper.
+    expected = [4.0, 4 * 2 ** -math.sqrt(5), 4 * 2 ** math.sqrt(2)]
+    assert [ratio.value, ratio.low, ratio.high] == pytest.approx(expected)
+
+
+def test_autocorrelation_is_the_textbook_one() -> None:
+    assert estimates.lag1_autocorrelation([1.0, 2.0, 3.0, 4.0]) == pytest.approx(0.25)
+    assert estimates.lag1_autocorrelation([1.0, 2.0]) is None
+    almost_constant = [0.1] * 999 + [math.nextafter(0.1, 1)]
+    assert abs(estimates.lag1_autocorrelation(almost_constant) or 0.0) < 0.01
+
+
+def test_blocks_are_merged_until_uncorrelated_or_too_few() -> None:
+    series = autoregressive_s(1, 8192, phi=0.5, spread=0.1, seed=8)[0]
+    assert estimates.uncorrelated_factor(series) == 8  # theory: 0.50, 0.38, 0.21, 0.10 at 1, 2, 4, 8
+    assert estimates.uncorrelated_factor(series[:128]) is None
+    assert estimates.uncorrelated_factor(series, limit=0.45) == 2
+    assert estimates.uncorrelated_factor(np.ones(64)) == 1
+    assert estimates.uncorrelated_factor(np.ones(63)) is None
+
+
+def test_looks_are_rare_and_the_rule_is_false_between_them() -> None:
+    looks = [estimates.next_look(n) for n in (0, 1, 63, 64, 65, 127, 128, 255, 256)]
+    assert looks == [64, 64, 64, 128, 128, 128, 256, 256, 512]
+    steady = {n for n in range(600) if precise_enough(np.full(n, 0.5), np.full(n, SAMPLES), 0.01)}
+    assert steady == {64, 128, 256, 512}
+
+
+def test_rule_waits_for_precision_and_for_uncorrelated_blocks() -> None:
+    samples = np.full(64, SAMPLES)
+    rough_s = 1 + 0.1 * np.random.default_rng(0).standard_normal(64)
+    interval = batch_means_interval(rough_s, samples)
+    assert interval is not None
+    width = interval.relative_half_width()
+    assert precise_enough(rough_s, samples, width * 1.01)
+    assert not precise_enough(rough_s, samples, width * 0.99)
+    drifting_s = np.linspace(1.0, 1.001, 64)
+    assert not precise_enough(drifting_s, samples, 0.5)
+
+
+def test_missing_limits_are_infinite_not_negative() -> None:
+    wild = batch_means_interval([1e-6] * 15 + [1.0], [1] * 16)
+    assert wild is not None and wild.high == wild.relative_half_width() == math.inf and wild.low > 0
+    exact = Interval(1.0, 1.0, 1.0)
+    assert ratio_interval(wild, exact).high == math.inf and ratio_interval(exact, wild).low == 0
+    assert estimates.sum_interval([wild, exact]).high == math.inf and estimates.scale(wild, 2).high == math.inf
+    assert Interval(0.0, -1.0, 1.0).relative_half_width() == math.inf
+    assert ratio_interval(Interval(1.0, 0.0, 1.0), exact).low == 0
+    unknown = Interval(1.0, 1e-300, 1e300)
+    assert ratio_interval(unknown, unknown) == Interval(1.0, 0.0, math.inf)
+    assert batch_means_interval([1.0] * 15, [1] * 15) is None
+
+
+def test_relative_half_width_is_half_the_width_over_the_value() -> None:
+    assert Interval(2.0, 1.0, 4.0).relative_half_width() == 0.75
+
+
+@pytest.mark.parametrize(
+    ("says", "call"),
+    [
+        ("not an interval", lambda: Interval(1.0, 1.1, 1.2)),
+        ("not an interval", lambda: Interval(1.0, math.nan, 1.2)),
+        ("not an interval", lambda: Interval(math.inf, 1.0, math.inf)),
+        ("finite numbers", lambda: estimates.lag1_autocorrelation([1.0, math.nan, 2.0])),
+        ("finite numbers", lambda: estimates.merge_blocks([1e301], 1)),
+        ("one dimension", lambda: estimates.lag1_autocorrelation([[1.0, 2.0, 3.0]])),
+        ("factor of 1 or more", lambda: estimates.merge_blocks([1.0], 0)),
+        ("at least 3 blocks", lambda: estimates.uncorrelated_factor([1.0] * 64, min_blocks=2)),
+        ("16 block times, but 15", lambda: batch_means_interval([1.0] * 16, [1] * 15)),
+        ("no negative time", lambda: batch_means_interval([-1.0] + [1.0] * 15, [1] * 16)),
+        ("at least one sample", lambda: batch_means_interval([1.0] * 16, [0] + [1] * 15)),
+        ("no time passed", lambda: batch_means_interval([0.0] * 16, [1] * 16)),
+        ("at least 2 batches", lambda: batch_means_interval([1.0] * 16, [1] * 16, batches=1)),
+        ("between 0 and 1", lambda: batch_means_interval([1.0] * 16, [1] * 16, confidence=95)),
+        ("above 0, not nan", lambda: precise_enough([1.0] * 64, [1] * 64, math.nan)),
+        ("not negative", lambda: estimates.next_look(-1)),
+        ("needs positive", lambda: ratio_interval(Interval(1.0, 1.0, 1.0), Interval(0.0, 0.0, 1.0))),
+        ("needs positive", lambda: ratio_interval(Interval(1.0, -1.0, 1.0), Interval(1.0, 1.0, 1.0))),
+        ("too small", lambda: ratio_interval(Interval(1e-300, 1e-300, 1.0), Interval(1e300, 1.0, 1e300))),
+        ("by a positive number", lambda: estimates.scale(Interval(1.0, 1.0, 1.0), -1)),
+        ("no intervals", lambda: estimates.sum_interval([])),
+    ],
+)
+def test_what_is_no_measurement_is_an_error(says: str, call: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match=says):
+        call()
+
+
+positive = st.floats(min_value=0, max_value=1e300, exclude_min=True)
+ordinary = st.floats(min_value=1e-6, max_value=1e6)
+counts = st.integers(min_value=1, max_value=10**9)
+series = st.lists(st.tuples(ordinary, counts), min_size=16, max_size=80)
+intervals = st.tuples(ordinary, ordinary, ordinary).map(sorted).map(lambda x: Interval(x[1], x[0], x[2]))
+
+
+@given(st.lists(st.tuples(positive, counts), min_size=1, max_size=130))
+def test_no_positive_finite_input_gives_nan(blocks: list[tuple[float, int]]) -> None:
+    seconds, samples = (np.array(column, dtype=float) for column in zip(*blocks, strict=True))
+    correlation = estimates.lag1_autocorrelation(seconds)
+    assert correlation is None or -1 <= correlation <= 1
+    assert isinstance(precise_enough(seconds, samples, 0.01), bool)
+    assume(seconds.sum() > 1e-290)  # below, the throughput itself is too large for a float: an error, not nan
+    interval = batch_means_interval(seconds, samples)
+    assert interval is None or 0 < interval.low <= interval.value <= interval.high
+    assert interval is None or interval.relative_half_width() >= 0
+
+
+@given(positive, st.integers(min_value=3, max_value=200))
+def test_a_constant_series_counts_as_uncorrelated(seconds: float, blocks: int) -> None:
+    assert estimates.lag1_autocorrelation([seconds] * blocks) == 0
+
+
+@given(series, ordinary, st.integers(min_value=1, max_value=1000))
+def test_units_do_not_matter(blocks: list[tuple[float, int]], unit_s: float, factor: int) -> None:
+    seconds, samples = np.array(blocks).T
+    before = batch_means_interval(seconds, samples)
+    after = batch_means_interval(seconds * unit_s, samples * factor)
+    assert before is not None and after is not None
+    expected = estimates.scale(before, factor / unit_s)
+    assert [after.value, after.low] == pytest.approx([expected.value, expected.low], rel=1e-9)
+    assert 1 / after.high == pytest.approx(1 / expected.high, rel=1e-6, abs=1e-9 / after.value)
+
+
+@given(intervals, intervals)
+def test_ratios_and_sums_hold_together(a: Interval, b: Interval) -> None:
+    itself = ratio_interval(a, a)
+    assert itself.value == 1 and itself.low <= 1 <= itself.high
+    there, back = ratio_interval(a, b), ratio_interval(b, a)
+    assert [there.low, there.high] == pytest.approx([1 / back.high, 1 / back.low], rel=1e-9)
+    assert there.low <= min(a.low / b.value, a.value / b.high) * (1 + 1e-9)
+    both = estimates.sum_interval([a, b])
+    assert both.value == a.value + b.value
+    rounding = 1e-12 * (a.high + b.high)
+    assert a.low + b.low - rounding <= both.low
+    assert max(a.value - a.low, b.value - b.low) - rounding <= both.value - both.low
+    assert max(a.high - a.value, b.high - b.value) - rounding <= both.high - both.value
+    assert both.high <= a.high + b.high + rounding
+
+
+@given(st.lists(ordinary, max_size=100), st.integers(min_value=1, max_value=12))
+def test_merging_conserves_sums(values: list[float], factor: int) -> None:
+    merged = estimates.merge_blocks(values, factor)
+    kept = len(values) // factor * factor
+    assert len(merged) == kept // factor
+    assert merged.sum() == pytest.approx(sum(values[:kept]))
+    if len(merged):
+        assert merged[0] == pytest.approx(sum(values[:factor]))
+
+
+def test_importing_it_does_not_import_scipy() -> None:
+    program = "import sys, scalebench.core.stats.estimates; sys.exit('scipy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -1,0 +1,238 @@
+"""Where YAML files come from: ours, and those of plugins, which Hydra then composes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+from scalebench.config.compose import compose_config
+from scalebench.config.resolve import resolve
+from scalebench.core import config_files
+from scalebench.core.plugins import PluginError
+from scalebench.strategies import registry
+from tests.builders.plugins import Dists, forget, yaml_of
+from tests.builders.plugins import dists as dists
+
+
+def test_our_folder_holds_the_groups() -> None:
+    assert config_files.groups() == ["dataset", "hardware", "measure", "model", "strategy", "sweep", "train"]
+    assert (config_files.conf_dir() / "config.yaml").is_file()
+    assert sorted(config_files.options("measure")) == ["default", "max_batch", "quick", "thorough"]
+
+
+def test_without_plugins_there_is_no_other_folder(dists: Dists) -> None:
+    assert (
+        config_files.plugin_folders() == []
+        and config_files.found().problems == {}
+        and config_files.found().warnings == []
+    )
+
+
+def test_option_defaults_are_those_of_the_yaml() -> None:
+    assert config_files.option_defaults("simulated")["step_s"] == 0.001
+    assert config_files.option_defaults("bare_torch") == {}
+    assert config_files.option_defaults("hybrid")["micro_batches"] is None
+
+
+def test_a_plugins_yaml_is_found(dists: Dists) -> None:
+    root = dists.strategy(options={"step_s": 0.25, "mode": "fast"})
+    assert config_files.plugin_folders() == [("my-plugin", root / "my_plugin" / "conf")]
+    assert config_files.options("strategy")["mine"] == root / "my_plugin/conf/strategy/mine.yaml"
+    assert config_files.option_defaults("mine") == {"step_s": 0.25, "mode": "fast"}
+    assert (config_files.origin("strategy", "mine"), config_files.origin("strategy", "ddp")) == (
+        "my-plugin",
+        "scalebench",
+    )
+    assert config_files.origin("strategy", "other") is None
+
+
+def test_a_plugin_that_is_not_chosen_brings_no_yaml(dists: Dists, monkeypatch: pytest.MonkeyPatch) -> None:
+    dists.strategy()
+    monkeypatch.setenv("SCALEBENCH_PLUGINS", "")
+    config_files.found.cache_clear()
+    assert config_files.plugin_folders() == []
+
+
+def test_folders_are_found_without_importing_anything(dists: Dists) -> None:
+    """Also below packages that would have much to do, and in one without __init__.py."""
+    deep = {"big/__init__.py": "raise SystemExit\n", "big/part/__init__.py": "raise SystemExit\n"}
+    files = {**deep, "big/part/conf/sweep/s.yaml": "", "spaced/conf/sweep/t.yaml": ""}
+    root = dists.add("a-dist", files, {"configs": {"a": "big.part.conf", "b": "spaced.conf", "c": "spaced.conf"}})
+    assert config_files.plugin_folders() == [("a-dist", root / "big/part/conf"), ("a-dist", root / "spaced/conf")]
+    assert {"s", "t"} < config_files.options("sweep").keys()
+    assert "big" not in sys.modules and config_files.found().warnings == []
+
+
+@pytest.mark.parametrize("package", ["not_there", "p.not_there", "not_there.conf", "p.code", "p..conf", "p:conf", ""])
+def test_a_plugin_without_its_folder(dists: Dists, package: str) -> None:
+    dists.add("my-plugin", {"p/__init__.py": "", "p/code.py": "", "p/conf/x.txt": ""}, {"configs": {"p": package}})
+    assert config_files.plugin_folders() == []
+    assert config_files.found().warnings == [
+        f"plugin my-plugin registers the config package '{package}', which is not there: its YAML files are left out"
+    ]
+
+
+@pytest.mark.parametrize("name", ["strategy/ddp", "hardware/local", "model/resnet50", "dataset/materials"])
+def test_a_yaml_of_ours_cannot_be_shadowed(dists: Dists, name: str) -> None:
+    group, _, stem = name.partition("/")
+    dists.add("a", {"a/__init__.py": "", f"a/conf/{name}.yaml": yaml_of(stem)}, {"configs": {"a": "a.conf"}})
+    assert config_files.found().problems == {
+        (group, stem): f"{name}.yaml comes from both scalebench and a; uninstall one of them or set SCALEBENCH_PLUGINS"
+    }
+    assert config_files.found().warnings == []
+    assert config_files.options(group)[stem] == config_files.conf_dir() / f"{name}.yaml"
+
+
+@pytest.mark.parametrize("name", ["config", "sweep/demo", "measure/quick", "train/default"])
+def test_a_file_without_a_name_in_it_is_shadowed_with_a_word(dists: Dists, name: str) -> None:
+    dists.add("a", {"a/__init__.py": "", f"a/conf/{name}.yaml": ""}, {"configs": {"a": "a.conf"}})
+    assert config_files.found().warnings == [
+        f"{name}.yaml comes from both scalebench and a; uninstall one of them or set SCALEBENCH_PLUGINS; "
+        "until then the one of scalebench counts"
+    ]
+    assert config_files.found().problems == {}
+
+
+def test_two_plugins_with_one_yaml_are_both_named(dists: Dists) -> None:
+    for dist in ("first", "second"):
+        dists.add(dist, {f"{dist}/conf/hardware/h.yaml": "# ours\nname: h\n"}, {"configs": {dist: f"{dist}.conf"}})
+    (line,) = config_files.found().problems.values()
+    assert line == "hardware/h.yaml comes from both first and second; uninstall one of them or set SCALEBENCH_PLUGINS"
+
+
+def test_yaml_files_of_a_plugin_for_a_later_api(dists: Dists) -> None:
+    dists.add(
+        "a", {"a/conf/hardware/h.yaml": "name: h", "a/conf/sweep/s.yaml": ""}, {"configs": {"a": "a.conf"}}, api=9
+    )
+    told = "of a is written for version 9 of the plugin API, and this scalebench has 1: "
+    assert config_files.found().problems["hardware", "h"].startswith(f"hardware/h.yaml {told}")
+    assert [line[: len(told) + 13] for line in config_files.found().warnings] == [f"sweep/s.yaml {told}"]
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("name: mine\n", "mine"),
+        ("# name: other\ndefaults: [x]\nname: 'mine' # so\n", "mine"),
+        ('{\n "name": "mine"}', "mine"),
+        ('{"name": "mine"}', "mine"),
+        ("filename: x", None),
+        ("", None),
+    ],
+)
+def test_the_name_in_a_file(dists: Dists, text: str, name: str | None) -> None:
+    root = dists.add(files={"x.yaml": text})
+    assert config_files.name_in(root / "x.yaml") == name
+
+
+@pytest.mark.parametrize("text", ["a: [", "- 1", "\0", "a: ${"])
+def test_a_file_that_is_no_yaml_is_named(dists: Dists, text: str) -> None:
+    root = dists.add(files={"x.yaml": text})
+    with pytest.raises(PluginError) as caught:
+        config_files.read(root / "x.yaml")
+    assert str(caught.value).startswith(f"{root / 'x.yaml'} cannot be read: ") and "\n" not in str(caught.value)
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    """An interpreter of its own, in which the plugins are installed."""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_plugins_strategy_composes_and_resolves(dists: Dists) -> None:
+    code = """
+from scalebench.config import resolve
+from scalebench.config.compose import compose_config
+words = ["strategy=my_strategy", "strategy.options.step_s=1", "gpus=2"]
+spec = resolve.resolve(compose_config(words))
+print(spec.label, spec.unsupported, spec.config.strategy.options)
+"""
+    dists.strategy("my_strategy", options={"step_s": 0.25, "mode": "fast"})
+    done = python(code)
+    assert (done.stdout, done.stderr) == ("my_strategy gpus=2 None {'step_s': 1, 'mode': 'fast'}\n", "")
+
+
+def test_the_command_line_knows_a_plugins_strategy_and_its_options(dists: Dists) -> None:
+    code = """
+from scalebench.__main__ import main
+print(main(["strategy=my_strategy", "gpus=1", "dry_run=true"]))
+print(main(["strategy=my_strategi"]))
+print(main(["strategy=my_strategy", "strategy.options.mod=x"]))
+print(main(["strategy=my_strategy", "strategy.options.mode=1"]))
+"""
+    dists.strategy("my_strategy", options={"step_s": 0.25, "mode": "fast"})
+    done = python(code)
+    assert done.stderr.splitlines() == [
+        "scalebench: no strategy 'my_strategi'; did you mean 'my_strategy'?",
+        "scalebench: no option of strategy 'my_strategy' 'mod'; did you mean 'mode'?",
+        "scalebench: strategy.options.mode=1 should be str, as its default 'fast'",
+    ]
+    assert [line for line in done.stdout.splitlines() if line.isdigit()] == ["0", "2", "2", "2"]
+
+
+def test_names_that_are_broken_end_no_program_and_warnings_are_told_once(dists: Dists) -> None:
+    """The name of ours that a plugin has taken will fail, the others are as they were."""
+    files = {"a/conf/strategy/ddp.yaml": yaml_of("ddp"), "a/conf/sweep/demo.yaml": ""}
+    dists.add("a", files, {"configs": {"a": "a.conf"}})
+    code = """
+from scalebench.__main__ import main
+print(main(["strategy=simulated", "gpus=1", "dry_run=true"]), main(["strategy=ddp", "gpus=1", "dry_run=true"]))
+"""
+    done = python(code)
+    lines = done.stdout.splitlines()
+    problem = "strategy/ddp.yaml comes from both scalebench and a; uninstall one of them or set SCALEBENCH_PLUGINS"
+    assert [line for line in lines if line.startswith("[1/1] ddp")] == [f"[1/1] ddp gpus=1: will fail: {problem}"]
+    assert lines[-1] == "0 0"
+    assert done.stderr == (
+        "scalebench: sweep/demo.yaml comes from both scalebench and a; uninstall one of them or "
+        "set SCALEBENCH_PLUGINS; until then the one of scalebench counts\n"
+    )
+
+
+FAULTS = {
+    "a: [": "while parsing a flow node",
+    "- 1": "it should have keys with values",
+    "name: {name}\nnamex: 1": "Key 'namex' not in '",
+    "name: [1]": "Cannot convert 'ListConfig' to string",
+}
+
+
+@pytest.mark.parametrize(("text", "reason"), FAULTS.items())
+@pytest.mark.parametrize("group", ["strategy", "model", "dataset", "hardware"])
+def test_a_file_that_hydra_cannot_compose_is_a_problem_of_its_name(
+    dists: Dists, group: str, text: str, reason: str
+) -> None:
+    told = text.replace("{name}", "mine")
+    dists.add("a", {f"a/conf/{group}/mine.yaml": told, f"a/conf/{group}/sound.yaml": "name: sound"}, FOLDER)
+    (line,) = config_files.found().problems.values()
+    assert line.startswith(f"{group}/mine.yaml of a cannot be read: {reason}")
+    assert config_files.found().unusable == {(group, "mine")}
+    assert "sound" in config_files.options(group) and "mine" not in config_files.options(group)
+    assert group != "strategy" or registry.find("mine").problem == line
+
+
+FOLDER = {"configs": {"a": "a.conf"}}
+
+
+def test_a_file_with_interpolations_and_defaults_can_be_composed(dists: Dists) -> None:
+    text = "defaults: [resnet50]\nname: x\nbatch_per_device: ${oc.env:NOT_SET}\n"
+    dists.add("a", {"a/conf/model/x.yaml": text, "a/conf/strategy/y.yaml": "# @package _global_\ngpus: 1\n"}, FOLDER)
+    assert config_files.found().problems == {} and config_files.found().unusable == set()
+
+
+@pytest.mark.parametrize("text", ["a: [", "name: mine\nnamex: 1"])
+def test_a_run_of_it_composes_and_fails_by_itself_until_it_is_repaired(dists: Dists, text: str) -> None:
+    root = dists.strategy(yaml=text)
+    words = ["strategy=mine", "gpus=1", "hardware=cpu"]
+    try:
+        spec = resolve(compose_config(words))
+        assert spec.broken is not None and spec.broken.startswith("strategy/mine.yaml of my-plugin cannot be read: ")
+        assert resolve(compose_config(["strategy=simulated", *words[1:]])).broken is None
+        (root / "my_plugin/conf/strategy/mine.yaml").write_text(yaml_of("mine"))
+        forget()
+        spec = resolve(compose_config(words))
+        assert (spec.broken, spec.config.strategy.description) == (None, "a plugin's own")
+    finally:
+        GlobalHydra.instance().clear()

@@ -1,0 +1,154 @@
+"""JSON files: whole or not at all, and read back with their types checked."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from scalebench.core.json_files import from_dict, read_json, read_record, write_json
+
+
+@dataclass
+class Inner:
+    number: int
+    share: float = 0.5
+
+
+@dataclass
+class Outer:
+    inner: Inner
+    names: list[str]
+    maybe: int | None = None
+    parts: list[Inner] = field(default_factory=list)
+    table: dict[str, float] = field(default_factory=dict)
+    anything: Any = None
+    losses: list[float | None] = field(default_factory=list)
+    nested: dict[str, list[list[float]]] = field(default_factory=dict)
+
+
+GOOD: dict[str, Any] = {"inner": {"number": 1}, "names": ["a"]}
+
+
+def test_a_written_file_reads_back(tmp_path: Path) -> None:
+    content = {"a": [1, 2.5, None, "é\u2028"], "b": {}}
+    write_json(tmp_path / "x.json", content)
+    assert read_json(tmp_path / "x.json") == content
+    assert os.listdir(tmp_path) == ["x.json"]
+
+
+@pytest.mark.parametrize("figure", [float("nan"), float("inf")])
+def test_no_figure_may_be_nan_and_the_old_file_stays(tmp_path: Path, figure: float) -> None:
+    write_json(tmp_path / "x.json", [1])
+    with pytest.raises(ValueError):
+        write_json(tmp_path / "x.json", [figure])
+    assert read_json(tmp_path / "x.json") == [1]
+    assert os.listdir(tmp_path) == ["x.json"]
+
+
+def test_a_failed_rename_leaves_no_temporary_file(tmp_path: Path) -> None:
+    (tmp_path / "x.json").mkdir()
+    with pytest.raises(OSError):
+        write_json(tmp_path / "x.json", 1)
+    assert os.listdir(tmp_path) == ["x.json"]
+
+
+def test_a_file_cut_short_is_a_value_error(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('{"a": [1, ')
+    with pytest.raises(ValueError):
+        read_json(tmp_path / "x.json")
+
+
+def test_defaults_fill_what_is_left_out() -> None:
+    made = from_dict(Outer, GOOD)
+    assert made == Outer(Inner(1, 0.5), ["a"])
+    assert made.parts is not from_dict(Outer, GOOD).parts
+
+
+def test_an_integer_is_a_float_where_one_is_wanted() -> None:
+    made = from_dict(Inner, {"number": 1, "share": 2})
+    assert made.share == 2.0 and type(made.share) is float
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"inner": 3}, "inner should be an object, not int"),
+        ({"inner": {}}, "inner lacks the field 'number'"),
+        ({"inner": {"number": True}}, "inner.number should be int, not bool"),
+        ({"inner": {"number": 1.0}}, "inner.number should be int, not float"),
+        ({"inner": {"number": 1, "share": "1"}}, "inner.share should be float, not str"),
+        ({"inner": {"number": 1, "share": True}}, "inner.share should be float, not bool"),
+        ({"inner": {"number": 1, "extra": 0}}, "inner has an unknown field 'extra'"),
+        ({"parts": [{"number": 1}, {"number": 1, "extra": 0}]}, "parts[1] has an unknown field 'extra'"),
+        ({"names": "a"}, "names should be a list, not str"),
+        ({"names": ["a", 2]}, "names[1] should be str, not int"),
+        ({"names": None}, "names should be a list, not null"),
+        ({"maybe": "1"}, "maybe should be int, not str"),
+        ({"parts": [{"number": "x"}]}, "parts[0].number should be int, not str"),
+        ({"table": [1]}, "table should be an object, not a list"),
+        ({"table": {"k": "v"}}, "table[...] should be float, not str"),
+        ({"b": 1, "a": 1}, "Outer has an unknown field 'a'"),
+        ({"inner": {"number": 1, "share": 10**400}}, "inner.share is too large a number"),
+        ({"losses": [1.0, None, True]}, "losses[2] should be float, not bool"),
+        ({"losses": [[1.0]]}, "losses[0] should be float, not a list"),
+        ({"nested": {"k": [[0.5], [0.5, "x"]]}}, "nested[...][1][1] should be float, not str"),
+    ],
+)
+def test_a_wrong_field_is_named(change: dict[str, Any], line: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        from_dict(Outer, GOOD | change)
+    assert str(caught.value) == line
+
+
+def test_integers_and_nulls_among_floats() -> None:
+    tree: dict[str, Any] = GOOD | {"losses": [1, None, 0.5], "nested": {"k": [[1], []]}}
+    made = from_dict(Outer, tree)
+    assert made.losses == [1.0, None, 0.5] and type(made.losses[0]) is float and type(made.nested["k"][0][0]) is float
+    assert made.names is not tree["names"], "what was read stays as it was when the record changes"
+
+
+@pytest.mark.parametrize("tree", [None, [], "x", 3])
+def test_what_is_no_object_is_no_record(tree: Any) -> None:
+    with pytest.raises(ValueError, match=r"^Outer should be an object, not "):
+        from_dict(Outer, tree)
+
+
+def test_unknown_fields_can_be_passed_over_at_any_depth(tmp_path: Path) -> None:
+    tree = GOOD | {"later": 1, "parts": [{"number": 1, "later": 2}]}
+    assert from_dict(Outer, tree, ignore_unknown=True).parts == [Inner(1)]
+    write_json(tmp_path / "x.json", tree)
+    assert read_record(tmp_path / "x.json", Outer, ignore_unknown=True).parts == [Inner(1)]
+    with pytest.raises(ValueError, match=r"^Outer has an unknown field 'later'$"):
+        read_record(tmp_path / "x.json", Outer)
+
+
+def test_a_lone_surrogate_reads_back(tmp_path: Path) -> None:
+    """Python makes one of each byte in the environment that is no text."""
+    write_json(tmp_path / "x.json", Outer(Inner(1), ["\udcff"]))
+    assert read_record(tmp_path / "x.json", Outer, ignore_unknown=True).names == ["\udcff"]
+
+
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+inners = st.builds(Inner, st.integers(), numbers)
+anything = st.recursive(
+    st.none() | st.booleans() | st.text() | numbers, lambda x: st.lists(x) | st.dictionaries(st.text(), x)
+)
+
+
+@given(
+    st.builds(
+        Outer, inners, st.lists(st.text()), st.none() | st.integers(), st.lists(inners),
+        st.dictionaries(st.text(), numbers), anything,
+    )
+)  # fmt: skip
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_every_record_survives_its_file(tmp_path: Path, record: Outer) -> None:
+    write_json(tmp_path / "x.json", record)
+    assert read_record(tmp_path / "x.json", Outer, ignore_unknown=True) == record
+    assert read_record(tmp_path / "x.json", Outer) == record

@@ -1,0 +1,160 @@
+"""The typed spine: what each key may hold, how a training is described, and the resolved run as a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalebench.core.errors import InputError
+from scalebench.core.spec import (
+    Config,
+    Place,
+    RunSpec,
+    StopSpec,
+    TrainSpec,
+    check_fields,
+    goes_to_stop,
+    normalize_train_options,
+    peak_rate,
+    read_spec,
+    write_spec,
+)
+from tests.builders.configs import put
+from tests.builders.runs import simulated_spec
+
+
+def fields_of(part: object, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any]]]:
+    """Every key of the spine with its field."""
+    for f in dataclasses.fields(part):  # type: ignore[arg-type]
+        value = getattr(part, f.name)
+        if dataclasses.is_dataclass(value):
+            yield from fields_of(value, f"{prefix}{f.name}.")
+        else:
+            yield f"{prefix}{f.name}", f
+
+
+FIELDS = dict(fields_of(Config()))
+ALLOWED = {key: f.metadata["values"] for key, f in FIELDS.items() if "values" in f.metadata}
+NUMBERS = {key: f.metadata for key, f in FIELDS.items() if "positive" in f.metadata}
+
+
+def refused(key: str, value: object) -> str:
+    made = Config()
+    put(made, key, value)
+    with pytest.raises(InputError) as caught:
+        check_fields(made)
+    return str(caught.value)
+
+
+def accepted(key: str, *values: object) -> None:
+    made = Config()
+    for value in values:
+        put(made, key, value)
+        check_fields(made)
+
+
+@pytest.mark.parametrize("key", ALLOWED)
+def test_a_word_that_is_not_allowed(key: str) -> None:
+    assert refused(key, "zzz") == f"{key}=zzz: no such value 'zzz'; known: {', '.join(sorted(ALLOWED[key]))}"
+    accepted(key, *ALLOWED[key])
+
+
+@pytest.mark.parametrize("key", NUMBERS)
+def test_a_number_out_of_its_bounds(key: str) -> None:
+    least, most, positive = (NUMBERS[key][name] for name in ("at_least", "at_most", "positive"))
+    assert least is not None or positive
+    if least is not None:
+        assert refused(key, least - 1) == f"{key}={least - 1} should be at least {least}"
+        assert "should be at least" in refused(key, math.nan)
+        accepted(key, least)
+    if most is not None:
+        assert refused(key, most + 1) == f"{key} should be at most {most}"
+        accepted(key, most)
+    for value in (0.0, -1.0, math.inf, math.nan) if positive else ():
+        assert refused(key, value) == f"{key}={value} should be a finite number above 0"
+    if "None" in str(FIELDS[key].type):
+        accepted(key, None)
+
+
+def test_every_number_that_people_set_has_bounds() -> None:
+    """A new one is forgotten easily."""
+    numbers = {key for key, f in FIELDS.items() if re.match(r"int|float", str(f.type))}
+    sections = ("dataset.", "measure.", "train.", "sweep.")
+    ours = {key for key in numbers if key.startswith(sections) or "." not in key}
+    assert ours - set(NUMBERS) == {"dataset.validation_share"}  # which `resolve.check` looks at
+
+
+LATER = [field.name for field in dataclasses.fields(TrainSpec)][8:]
+
+
+@pytest.mark.parametrize(("rule", "factor"), [("none", 1.0), ("linear", 8.0), ("sqrt", 8**0.5)])
+def test_rules_scale_by_the_batch(rule: str, factor: float) -> None:
+    train = TrainSpec(learning_rate=0.1, learning_rate_rule=rule, base_batch=75)
+    assert peak_rate(train, 600) == pytest.approx(0.1 * factor)
+    assert peak_rate(train, 75) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("rule", ["none", "linear", "sqrt"])
+def test_without_a_base_batch_every_rule_leaves_it(rule: str) -> None:
+    """training_plan refuses it; whatever looks at such settings nevertheless gets a number."""
+    assert peak_rate(TrainSpec(learning_rate=0.1, learning_rate_rule=rule), 600) == 0.1
+
+
+def test_any_of_the_four_is_a_stop() -> None:
+    assert not goes_to_stop(StopSpec())
+    for field in dataclasses.fields(StopSpec):
+        assert goes_to_stop(StopSpec(**{field.name: 1}))
+
+
+def test_what_nobody_asked_for_is_left_out() -> None:
+    tree = dataclasses.asdict(TrainSpec(evaluate_epochs=0.5, evaluate_s=3.0))
+    assert LATER[0] == "momentum" and set(normalize_train_options(tree)) == set(tree) - set(LATER)
+    assert normalize_train_options(tree | {"accumulate": 2})["accumulate"] == 2
+    assert tree == dataclasses.asdict(TrainSpec(evaluate_epochs=0.5, evaluate_s=3.0)), "a copy"
+
+
+def test_points_are_of_trainings_to_a_stop() -> None:
+    kept = normalize_train_options(dataclasses.asdict(TrainSpec(evaluate_epochs=0.5, stop=StopSpec(epochs=2))))
+    assert kept["evaluate_epochs"] == 0.5 and kept["stop"]["epochs"] == 2 and "evaluate_s" not in kept
+    assert "evaluate_epochs" not in normalize_train_options(dataclasses.asdict(TrainSpec(stop=StopSpec(epochs=2)))), (
+        "as it comes"
+    )
+
+
+def test_records_of_before_are_as_they_were() -> None:
+    old = {"optimizer": "sgd", "learning_rate": 0.1}
+    assert normalize_train_options(old) == old
+
+
+def run_spec() -> RunSpec:
+    config = Config(gpus=2)
+    config.strategy.options = {"step_s": 0.5, "fault": "none"}
+    config.hardware.links = {"intra_node": None}
+    places = [Place(rank, rank, 0, [rank], [rank], 1) for rank in range(2)]
+    return RunSpec(config, "cpu", 2, 1, places, 75, 150, "0123456789abcdef", ["oversubscribed"], "no GPU")
+
+
+def test_a_run_survives_its_file(tmp_path: Path) -> None:
+    spec = run_spec()
+    write_spec(spec, tmp_path)
+    assert read_spec(tmp_path) == spec
+
+
+def test_label_and_processes() -> None:
+    spec = run_spec()
+    spec.config.strategy.name = "ddp"
+    assert (spec.label, spec.processes) == ("ddp gpus=2", 2)
+
+
+def test_a_hang_is_noticed_by_the_launcher_first() -> None:
+    """A rank that waits for another gives up only after the launcher has seen that none makes progress."""
+    spec = simulated_spec(measure={"hang_s": 7.0})
+    assert spec.group_timeout_s > 7.0
+    spec.config.debug = True
+    assert spec.group_timeout_s >= 3600

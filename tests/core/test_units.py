@@ -1,0 +1,49 @@
+"""Figures as people write them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from scalebench.core import units
+from scalebench.core.stats.estimates import Interval
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "shown"),
+    [
+        (1.35e-3, 1.2e-3, 1.51e-3, "1.35 ms [1.20, 1.51]"),
+        (9.9e-3, 9.7e-3, 10.1e-3, "9.9 ms [9.7, 10.1]"),
+        (3e-7, -4.1e-5, 4.16e-5, "0.3 us [-41.0, 41.6]"),
+        (-1e-9, -2e-3, 2e-3, "0.00 ms [-2.00, 2.00]"),
+        (1234.5, 1200.0, 1269.0, "1,234 s [1,200, 1,269]"),
+        (0.5, 0.5, 0.5, "500 ms"),
+        (0.9996, 0.9996, 0.9996, "1.00 s"),
+        (0.9994, 0.9994, 0.9994, "999 ms"),
+        (2e-9, 1e-9, math.inf, "2.00 ns"),
+        (0.0, 0.0, 0.0, "0.00 s"),
+        (1e-12, 1e-12, 1e-12, "0.00 ns"),
+    ],
+)
+def test_durations(value: float, low: float, high: float, shown: str) -> None:
+    assert units.duration(Interval(value, low, high)) == shown
+
+
+def test_rates() -> None:
+    assert units.rate(Interval(1234.4, 1200.0, 1270.0), "samples/s") == "1,234 samples/s [1,200, 1,270]"
+    assert units.rate(Interval(12.34, 12.0, math.inf), "samples/s") == "12.3 samples/s"
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.00 kB"), (999_960, "1.00 MB"), (123456789, "123 MB"), (2.5e12, "2.50 TB")],
+)
+def test_sizes(count: float, shown: str) -> None:
+    assert units.size(count) == shown
+
+
+def test_shares_and_other_figures() -> None:
+    assert [units.share(value) for value in (0.1234, -0.0001, 1.5)] == ["12.3 %", "0.0 %", "150.0 %"]
+    assert [units.figure(value) for value in (0.5, 12.34, 1410.2)] == ["0.50", "12.3", "1,410"]
+    assert units.seconds(0.00135) == "1.35 ms"

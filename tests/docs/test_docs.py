@@ -1,0 +1,162 @@
+"""What the documentation says is there: its links lead somewhere, its commands compose."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+from scalebench.__main__ import COMMANDS
+from scalebench.config import resolve
+from scalebench.config.compose import compose_config
+from tests.builders.configs import sweep_choices
+from tests.builders.runs import in_parallel
+from tests.conf.test_yaml_files import load
+from tests.conftest import ROOT
+
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("plugins/*.md"), ROOT / "multirun/README.md"]
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links(page: Path) -> None:
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8"))
+    missing = [target for target in targets if not (page.parent / target).exists()]
+    assert not missing
+
+
+def commands() -> list[str]:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    found = re.findall(r"^python -m scalebench[^#\n]*", text, flags=re.MULTILINE)
+    of_results = {"show", "report", "compare"}  # which need some
+    return [command.strip() for command in found if (command.split()[3:] or [""])[0] not in of_results]
+
+
+def own_functions(folder: Path) -> dict[str, str]:
+    """Where processes find a user's own functions, as the page about them has them."""
+    page = (ROOT / "docs/own-models.md").read_text(encoding="utf-8")
+    for name, code in re.findall(r"```python\n# (\S+\.py)\n(.*?)```", page, re.DOTALL):
+        (folder / name).write_text(code)
+    return {"PYTHONPATH": os.pathsep.join([str(folder), os.environ["PYTHONPATH"]])}
+
+
+@pytest.mark.slow
+def test_commands_of_the_readme(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Each is accepted; none is started."""
+    env = {**os.environ, **own_functions(tmp_path_factory.mktemp("own"))}
+    assert len(commands()) >= 5
+    for command in commands():
+        words = shlex.split(command)[3:]
+        dry = words if words in (["strategies"], ["doctor"]) else [*words, "dry_run=true"]
+        done = subprocess.run(
+            [sys.executable, "-m", "scalebench", *dry],
+            cwd=tmp_path,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+    assert not list(tmp_path.iterdir())
+
+
+def told(page: str) -> list[dict[str, str]]:
+    """Overrides in a page, those of each command and each `key=value`; one run for each value of a sweep."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    lines = re.findall(r"python -m scalebench (?:--multirun )?([^#\n`]*)", text)
+    lines = [line for line in lines if line.split()[0] not in COMMANDS]
+    lines += re.findall(r"`([a-z_.]+=[^`\n]*)`", text)
+    found = []
+    for line in lines:
+        choices = {key: value.split(",") for key, _, value in (word.partition("=") for word in line.split())}
+        for number in range(max(map(len, choices.values()))):
+            run = {key: values[number % len(values)] for key, values in choices.items()}
+            found.append(run)  # a sweep composes this before any of its runs
+            if "sweep" in run:
+                found.append({**first_run(run["sweep"]), **run})
+    seen: set[tuple[str | None, str, str]] = set()
+    kept = []
+    for run in found:  # each word once within a sweep: composing is what this costs
+        new = {(run.get("sweep"), key, value) for key, value in run.items()} - seen
+        kept += [run] if new else []
+        seen |= new
+    return kept
+
+
+def first_run(sweep: str) -> dict[str, str]:
+    params = load(f"sweep/{sweep}.yaml")["hydra"]["sweeper"]["params"]
+    return {key: sweep_choices(values)[0] for key, values in params.items()}
+
+
+@pytest.mark.parametrize(
+    "page", ["from-tf-cnn-benchmarks.md", pytest.param("studies/README.md", marks=pytest.mark.slow)]
+)
+def test_overrides_of_the_studies(page: str) -> None:
+    """Each composes, of options and settings that there are."""
+    assert len(told(page)) > 20
+    for run in told(page):
+        resolve.check(compose_config([f"{key}={value}" for key, value in run.items()]))
+        GlobalHydra.instance().clear()
+
+
+def lines_of_the_docs() -> list[list[str]]:
+    """Words after `python -m scalebench` of every command in every page, and of every command in a table."""
+    found: dict[tuple[str, ...], None] = {}
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        lines = re.findall(r"python -m scalebench( [^#\n`]*|(?=[\s`]))", text)
+        lines += re.findall(r"^\|[^|\n]*\| `((?:sweep|strategy)=[^`\n]*)`", text, flags=re.MULTILINE)
+        found |= dict.fromkeys(tuple(shlex.split(line)) for line in lines)
+    return [list(words) for words in found]
+
+
+def test_commands_of_the_docs() -> None:
+    verbs = [words[0] for words in lines_of_the_docs() if words and "=" not in words[0] and words[0][0] != "-"]
+    assert set(verbs) <= set(COMMANDS) and {"show", "report", "doctor", "strategies"} <= set(verbs)
+
+
+@pytest.mark.slow
+def test_every_command_of_the_docs_lists_its_runs(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """With dry_run=true: none is started. Sweeps over several values need no --multirun within a table."""
+    archive = tmp_path_factory.mktemp("data") / "cifar-10-python.tar.gz"  # listing runs does not open it
+    archive.touch()
+    own = own_functions(tmp_path_factory.mktemp("own"))
+    lines = [words for words in lines_of_the_docs() if not words or "=" in words[0] or words[0] == "--multirun"]
+    assert len(lines) > 50
+
+    def listed(words: tuple[str, ...]) -> str:
+        many = any("," in word.partition("=")[2] for word in words) and not any(w.startswith("sweep=") for w in words)
+        given = ["--multirun", *words] if many and "--multirun" not in words else list(words)
+        command = [sys.executable, "-m", "scalebench", *given, "dry_run=true"]
+        env = {**os.environ, **own, "SCALEBENCH_CIFAR10": str(archive), "SCALEBENCH_PLUGINS": "scalebench-search"}
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
+        return done.stderr or "failed" if done.returncode else ""
+
+    wrong = in_parallel(listed, [tuple(words) for words in lines], at_once=2)
+    assert {" ".join(words): said for words, said in wrong.items() if said} == {}
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.real
+def test_benchmarks_run(tmp_path: Path) -> None:
+    """They still do what they are for; what they print is for people."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks"],
+        cwd=ROOT,
+        env={**os.environ, "BENCHMARK_LAUNCHES": "1", "BENCHMARK_RUNS": "1000"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "hand-written loop" in done.stdout
+    assert "growth of anonymous memory" in done.stdout
+    assert "loading / parsing" in done.stdout

@@ -1,0 +1,59 @@
+"""docs/own-models.md: its files are made as they stand there, and its commands do what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scalebench.strategies.registry import missing_packages
+from tests.conftest import ROOT
+
+PAGE = (ROOT / "docs" / "own-models.md").read_text(encoding="utf-8")
+FILES = dict(re.findall(r"```python\n# (\S+\.py)\n(.*?)```", PAGE, flags=re.DOTALL))
+COMMANDS = [shlex.split(line)[3:] for line in re.findall(r"^python -m scalebench [^\n]*", PAGE, flags=re.MULTILINE)]
+SHORT = ["measure=quick", "measure.probes=false", "measure.monitor=false", "measure.max_s=1", "measure.min_s=0"]
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path) -> None:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+
+
+def scalebench(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "scalebench", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, env={**os.environ, "COLUMNS": "200"})
+
+
+def test_files_and_commands_are_found() -> None:
+    assert set(FILES) == {"mynet.py", "mynet_keras.py", "mydata.py"} and len(COMMANDS) >= 6
+    assert all(len(text.strip().splitlines()) <= 20 for text in FILES.values())
+
+
+@pytest.mark.slow
+@pytest.mark.real
+@pytest.mark.parametrize("number", range(len(COMMANDS)))
+def test_each_command_runs(number: int, tmp_path: Path) -> None:
+    """As it stands there, though not for long."""
+    words = COMMANDS[number]
+    if "check" in words:
+        done = scalebench(*words)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return
+    done = scalebench(*words, *SHORT, f"hydra.sweep.dir={tmp_path}/out", f"hydra.run.dir={tmp_path}/out")
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = [json.loads(path.read_text()) for path in sorted((tmp_path / "out").rglob("result.json"))]
+    expected = {"ok"} if not missing_packages(["horovod", "pytorch_lightning"]) else {"ok", "unsupported"}
+    assert results and {result["status"] for result in results} <= expected
+    ran = [result for result in results if result["status"] == "ok"]
+    assert ran and all(result["workload"]["model_params"] for result in ran)
+    if "model=custom" in words:
+        assert all(result["workload"]["flops_per_sample"] is None for result in ran)
+        assert {result["workload"]["model"] for result in ran} == {"mynet:build"}

@@ -1,0 +1,105 @@
+"""The recipe of docs/your-cluster.md works: its YAML composes as it says, and its tables tell the truth."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
+
+from scalebench.__main__ import main
+from scalebench.config import resolve
+from scalebench.config.compose import compose_config
+from scalebench.core.spec import Config, SlurmSpec
+from scalebench.slurm import submit
+from scalebench.slurm.job_states import ENDS, NEVER
+from tests.conftest import ROOT
+
+PAGE = (ROOT / "docs" / "your-cluster.md").read_text(encoding="utf-8")
+NAME = "mine"
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Path]:
+    """The folder of the recipe, with its YAML."""
+    found = re.findall(r"^   ```yaml\n(.*?)^   ```", PAGE, re.MULTILINE | re.DOTALL)
+    assert len(found) == 1
+    folder = tmp_path / "own"
+    (folder / "hardware").mkdir(parents=True)
+    (folder / "hardware" / f"{NAME}.yaml").write_text(re.sub("^   ", "", found[0], flags=re.MULTILINE))
+    yield folder
+    GlobalHydra.instance().clear()
+
+
+def composed(own: Path, *words: str) -> Config:
+    return compose_config([f"hydra.searchpath=[file://{own}]", f"hardware={NAME}", *words])
+
+
+def test_it_is_ten_lines(own: Path) -> None:
+    tree = OmegaConf.load(own / "hardware" / f"{NAME}.yaml")
+    assert len(tree) == 11 and "defaults" in tree
+
+
+def test_the_yaml_stands_on_one_of_ours(own: Path) -> None:
+    hardware = composed(own).hardware
+    assert (hardware.name, hardware.gpus_per_node, hardware.max_nodes) == ("mine", 4, 6)
+    assert hardware.slurm == SlurmSpec("gpu", account="p_ml", gres="gpu:h100:{gpus}", exclusive=True)
+    assert (hardware.this_machine, hardware.scheduler, hardware.stage) == (False, "slurm", None)
+    # nothing of the machine below is left that would be wrong here
+    assert not any(hardware.links.values()) and hardware.unsupported == {} and hardware.sources == ["our admins"]
+
+
+def test_it_becomes_the_job_that_the_table_says(own: Path, tmp_path: Path) -> None:
+    settings = {
+        "qos": "fast", "reservation": "course", "constraint": "ssd", "memory": "64G", "time_minutes": "7",
+        "lines": '["--mail-type=END"]', "setup": '["module load CUDA"]',
+    }  # fmt: skip
+    words = [f"hardware.slurm.{key}={value}" for key, value in settings.items()]
+    text = submit.text(resolve.resolve(composed(own, "strategy=simulated", "gpus=8", *words)), tmp_path)
+    lines = [line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH --")]
+    options = dict(line.partition("=")[::2] for line in lines)
+    wanted = {
+        "nodes": "2", "ntasks-per-node": "4", "cpus-per-task": "16", "gres": "gpu:h100:4", "mem": "64G", "time": "7",
+        "partition": "gpu", "account": "p_ml", "qos": "fast", "reservation": "course", "constraint": "ssd",
+        "exclusive": "", "mail-type": "END",
+    }  # fmt: skip
+    assert {key: options.get(key) for key in wanted} == wanted
+    assert re.search(r"^module load CUDA$", text, re.MULTILINE)
+    table = PAGE[PAGE.index("## What becomes of each key") :]
+    assert all(f"--{key}" in table or f"`{key}`" in table for key in wanted if key != "mail-type")
+
+
+def test_the_command_line_finds_it(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--config-dir", str(own), f"hardware={NAME}", "strategy=simulated", "gpus=1", "dry_run=true"]) == 0
+    assert "[1/1] simulated gpus=1" in capsys.readouterr().out
+    assert main([f"hardware={NAME}"]) == 2  # not without the folder
+
+
+@pytest.mark.parametrize("key", [key for key in vars(SlurmSpec()) if key != "container_runtime"])
+def test_every_key_of_slurm_is_explained(key: str) -> None:
+    shown = "container_*" if key.startswith("container_") else key
+    assert re.search(rf"[`.]{re.escape(shown)}[`=]", PAGE), key
+
+
+def test_the_states_are_those_that_there_are() -> None:
+    table = PAGE[PAGE.index("| SLURM says") :].split("\n\n")[0]
+    rows = re.findall(r"^\| ([A-Z_, ]+?)(?: without a row)? \| `(\w+)`", table, re.MULTILINE)
+    told = {state: status for states, status in rows for state in states.split(", ")}
+    assert len(told) >= 9 and told == {state: ENDS[state][0] for state in told}
+    assert set(re.findall(r"(?:Partition|Invalid)\w+", table)) <= set(NEVER)
+
+
+def test_settings_in_the_text_compose(own: Path) -> None:
+    """Those in backticks, such as `hardware.interface=ib0`; the first value of several."""
+    found = re.findall(r"`((?:hardware|measure|dataset)\.[a-z_.A-Z]+=[^`\n]+)`", PAGE)
+    words = [word for text in found for word in shlex.split(text)]
+    assert len(words) >= 10
+    for word in dict.fromkeys(words):
+        key, _, value = word.partition("=")
+        first = value if value.startswith(("[", "{")) else value.split(",")[0]
+        resolve.check(composed(own, f"{key}={first}"))
+        GlobalHydra.instance().clear()

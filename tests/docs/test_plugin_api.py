@@ -1,0 +1,105 @@
+"""What plugins may use: exported, listed in docs/plugin-api.md, and enough for the plugins of this repository."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from scalebench import plugin_api, testing
+from scalebench.cli.commands import new
+from scalebench.core import plugins
+from scalebench.strategies.base import Probes, Strategy
+from tests.conftest import ROOT
+
+PAGE = (ROOT / "docs/plugin-api.md").read_text(encoding="utf-8")
+TORCH, TENSORFLOW = "scalebench.strategies.torch", "scalebench.strategies.tensorflow"
+HEADINGS = {TORCH: "## With PyTorch", TENSORFLOW: "## With TensorFlow", "scalebench.testing": "## Tests"}
+
+
+def exported(package: str) -> set[str]:
+    """The names in `__all__` of a package of a framework, without importing it."""
+    tree = ast.parse((ROOT / package.replace(".", "/") / "__init__.py").read_text())
+    (names,) = [n.value for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__"]
+    return set(ast.literal_eval(names))
+
+
+EXPORTED = {package: exported(package) for package in HEADINGS} | {"scalebench.plugin_api": set(plugin_api.__all__)}
+
+
+def listed(section: str) -> set[str]:
+    return set(re.findall(r"^\| `(\w+)` \| ", section, re.MULTILINE))
+
+
+def private_imports(tree: ast.Module) -> set[str]:
+    """The names of scalebench that a file imports and that are no part of the API."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names if alias.name.split(".")[0] == "scalebench"}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "scalebench":
+            exports = EXPORTED.get(node.module or "", set())
+            names |= {f"{node.module}.{alias.name}" for alias in node.names if alias.name not in exports}
+    return names
+
+
+def test_the_page_lists_what_is_exported_and_nothing_else() -> None:
+    sections = dict.fromkeys(EXPORTED, "")
+    for section in re.split(r"^(?=## )", PAGE, flags=re.MULTILINE):
+        package = next((name for name, heading in HEADINGS.items() if section.startswith(heading)), None)
+        sections[package or "scalebench.plugin_api"] += section
+    assert {package: listed(section) for package, section in sections.items()} == EXPORTED
+
+
+@pytest.mark.parametrize("kind", [Strategy, Probes])
+def test_the_page_names_every_method(kind: type) -> None:
+    """Those that a subclass has to define in bold."""
+    section = PAGE.split(f"Methods of `{kind.__name__}`")[1].split("\n\n")[0]
+    methods = [name for name, method in vars(kind).items() if inspect.isfunction(method) and not name.startswith("_")]
+    assert re.findall(r"`(\w+)`", section) == methods
+    assert set(re.findall(r"\*\*`(\w+)`\*\*", section)) == set(getattr(kind, "__abstractmethods__", ()))
+
+
+def test_the_page_names_the_groups_and_the_version() -> None:
+    groups = set(re.findall(r"^\| `(scalebench\.\w+)` \| (?:of|any|the)", PAGE, re.MULTILINE))
+    assert groups == {f"scalebench.{kind}" for kind in (*plugins.KINDS, plugins.API)}
+    assert f"now **{plugins.API_VERSION}**" in PAGE
+
+
+def test_every_exported_name_is_there() -> None:
+    packages: list[ModuleType] = [plugin_api, testing]
+    packages += [importlib.import_module(name) for name in (TORCH,)]
+    for package in packages:
+        assert all(hasattr(package, name) for name in package.__all__), package.__name__
+
+
+def test_private_imports_are_seen() -> None:
+    code = "from scalebench.runner import parent as run\nimport scalebench.analysis.load\nfrom scalebench.plugin_api import Strategy, Ddp\n"
+    assert private_imports(ast.parse(code)) == {
+        "scalebench.runner.parent",
+        "scalebench.analysis.load",
+        "scalebench.plugin_api.Ddp",
+    }
+
+
+def test_the_template_keeps_to_the_api() -> None:
+    texts = {path: text for path, text in new.rendered("strategy", "mine").items() if path.suffix == ".py"}
+    assert len(texts) == 3
+    assert {path: names for path, text in texts.items() if (names := private_imports(ast.parse(text)))} == {}
+
+
+# scalebench-search is a part of the program that is installed apart: it runs sweeps, which plugins do not.
+PLUGINS = sorted(set(ROOT.glob("plugins/*/src")) - {ROOT / "plugins/scalebench-search/src"})
+
+
+@pytest.mark.parametrize("folder", PLUGINS, ids=lambda folder: folder.parent.name)
+def test_our_own_plugins_keep_to_the_api(folder: Path) -> None:
+    files = sorted(folder.rglob("*.py"))
+    assert files
+    imports = {str(path.relative_to(folder)): private_imports(ast.parse(path.read_text())) for path in files}
+    assert {path: names for path, names in imports.items() if names} == {}

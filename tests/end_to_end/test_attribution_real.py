@@ -1,0 +1,45 @@
+"""The ladders of real strategies: whatever a machine makes of them, the parts add up to the loss."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import scalebench
+from scalebench.analysis.attribution.components import PARTS
+
+LIMIT_S = 900.0
+STRATEGIES = ["ddp_gloo", "lightning_ddp_gloo", "horovod_gloo"]
+WORDS = (
+    "hardware=cpu hardware.gpus_per_node=4 model=materials_cnn dataset.size=2000 measure=quick measure.min_s=0.3 "
+    "measure.max_s=1 measure.warmup_max_s=1 measure.probe_s=0.3 measure.monitor=false measure.evaluate=false gpus=1,2,4"
+).split()
+
+
+@pytest.mark.slow
+@pytest.mark.real
+@pytest.mark.parametrize("words", [["scaling=weak"], ["scaling=strong", "train.global_batch=64", "baseline=ladder"]])
+def test_parts_add_up_to_the_loss(tmp_path: Path, words: list[str]) -> None:
+    pytest.importorskip("horovod")
+    chosen = [*WORDS, *words, f"strategy={','.join(STRATEGIES)}", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    program = [sys.executable, "-m", "scalebench", "--multirun"]
+    done = subprocess.run([*program, *chosen], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = scalebench.attribution(tmp_path / "sweep")
+    frame = scalebench.load(tmp_path / "sweep").set_index("run_id")
+    ladders = dict(list(found.groupby("run_id")))
+    asked = frame[frame["strategy"].isin(STRATEGIES) & (frame["scaling"] == words[0].removeprefix("scaling="))]
+    assert len(asked) == 9 and set(asked.index) <= set(ladders)
+    for run_id, row in asked.iterrows():
+        parts = ladders[run_id]
+        assert parts["share"].sum() == pytest.approx(1 - row["efficiency_bare"], abs=1e-9)
+        told = set(parts.dropna(subset=["share"])["part"])
+        absent = {"batch"} if words == ["scaling=weak"] else set()
+        assert told == ({"overhead"} if row["gpus"] == 1 else set(PARTS) - absent)
+        if row["gpus"] > 1:
+            own = parts.set_index("part")["step_s"]
+            assert own["imbalance"] == pytest.approx(row["imbalance_s"], abs=1e-12)
+            assert own["imbalance"] + own["transfer"] == pytest.approx(row["sync_exposed_s"], abs=1e-12)

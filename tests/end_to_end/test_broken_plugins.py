@@ -1,0 +1,294 @@
+"""A sweep among plugins with a fault of each kind: it fails its own runs, in one line, and no others."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+
+from scalebench.__main__ import main
+from scalebench.config.compose import compose, to_config
+from scalebench.config.resolve import resolve
+from scalebench.core.run_folder import PLUGIN_LOG
+from scalebench.core.spec import ModelSpec, RunSpec, StopSpec, TrainSpec
+from scalebench.runner import launchers, parent
+from scalebench.runner.jobs import JobRequest
+from scalebench.runner.jobs.submit import Submitter
+from scalebench.sweeps import cluster_runs, task, time_budget, time_estimate
+from scalebench.sweeps import plan as jobs
+from scalebench.sweeps.console import Console
+from scalebench.sweeps.execute import Sweep
+from scalebench.workloads import datasets
+from tests.builders.plugins import CODE, Dists, yaml_of
+from tests.builders.plugins import dists as dists
+from tests.builders.runs import simulated_config, simulated_spec
+
+SHORT = [
+    *("hardware=cpu", "gpus=1", "dataset.size=1000", "measure=quick", "measure.min_s=0", "measure.max_s=0.1"),
+    *("measure.warmup_steps=2", "measure.evaluate=false", "measure.probes=false", "measure.monitor=false"),
+    *("sweep.report=false", "hydra.sweep.dir=out"),
+]
+FEWER = f"{CODE}    from dataclasses import make_dataclass\n    Options = make_dataclass('Options', [('x', int, 1)])\n"
+
+
+class Fault(NamedTuple):
+    """What a plugin does wrong; the reason of its row; and a word of the traceback in the row's log."""
+
+    how: dict[str, str | int | None]
+    reason: str
+    logged: str | None = None
+
+
+OF_CODE = {
+    "no_module": Fault(
+        {"target": "not_there:Mine"},
+        "strategy 'no_module' of no-module-dist cannot be loaded from not_there:Mine: No module named 'not_there'",
+        "ModuleNotFoundError",
+    ),
+    "no_attribute": Fault(
+        {"target": "{package}.code:Missing"},
+        "strategy 'no_attribute' of no-attribute-dist cannot be loaded from no_attribute_dist.code:Missing: "
+        "module 'no_attribute_dist.code' has no attribute 'Missing'",
+        "AttributeError",
+    ),
+    "stranger": Fault(
+        {"code": "class Mine: pass\n"},
+        "strategy 'stranger' of stranger-dist: stranger_dist.code:Mine is no subclass of "
+        "scalebench.plugin_api.Strategy",
+        "PluginError",
+    ),
+    "half": Fault(
+        {"code": "from scalebench.strategies.base import Strategy\nclass Mine(Strategy): pass\n"},
+        "strategy 'half' of half-dist: half_dist.code:Mine lacks what each strategy has: "
+        "backend_used, broadcast, evaluate, setup, step, synchronize",
+        "PluginError",
+    ),
+    "raises": Fault(
+        {"code": "import nothing_of_the_kind.at_all\n"},
+        "strategy 'raises' of raises-dist cannot be loaded from raises_dist.code:Mine: "
+        "No module named 'nothing_of_the_kind'",
+        "import nothing_of_the_kind.at_all",
+    ),
+    "leaves": Fault(
+        {"code": "import sys\nsys.exit(3)\n"},
+        "strategy 'leaves' of leaves-dist cannot be loaded from leaves_dist.code:Mine: SystemExit: 3",
+        "sys.exit(3)",
+    ),
+    "options": Fault(
+        {"yaml": yaml_of("options", options={"y": 1}), "code": FEWER},
+        "strategy 'options' of options-dist has other options in its YAML than in its class: "
+        "y only in strategy/options.yaml; x only in Mine.Options",
+        "check_options_agree",
+    ),
+}
+OF_METADATA = {
+    "later": Fault(
+        {"api": 99},
+        "strategy 'later': later-dist is written for version 99 of the plugin API, and this scalebench has 1: "
+        "upgrade scalebench, or install an earlier later-dist",
+    ),
+    "no_yaml": Fault(
+        {"yaml": None},
+        "strategy 'no_yaml': no-yaml-dist registers it and brings no strategy/no_yaml.yaml: "
+        "it needs that file, in a package that its entry point scalebench.core.config_files names",
+    ),
+    "twice": Fault(
+        {},
+        "strategy 'twice' is registered by both second-dist and twice-dist; "
+        "uninstall one of them or set SCALEBENCH_PLUGINS",
+    ),
+    "ddp": Fault(
+        {},
+        "strategy 'ddp' is registered by both scalebench and ddp-dist; uninstall one of them or set SCALEBENCH_PLUGINS",
+    ),
+    "baseless": Fault(
+        {"yaml": yaml_of("baseless", baseline="simul")},
+        "strategy 'baseless' of baseless-dist names the baseline 'simul': "
+        "no strategy 'simul'; did you mean 'simulated'?",
+    ),
+}
+
+
+def install(dists: Dists, faults: dict[str, Fault]) -> None:
+    for name, fault in faults.items():
+        dists.strategy(name, f"{name.replace('_', '-')}-dist", **fault.how)  # type: ignore[arg-type]
+    if "twice" in faults:
+        dists.strategy("twice", "second-dist", yaml=None)
+
+
+def sweep(names: list[str], *words: str) -> subprocess.CompletedProcess[str]:
+    strategies = ",".join(names)
+    command = [sys.executable, "-m", "scalebench", "--multirun", f"strategy={strategies}", *SHORT, *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+def check_rows(
+    done: subprocess.CompletedProcess[str], faults: dict[str, Fault], sound: tuple[str, ...] = ("simulated",)
+) -> None:
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    found = {}
+    for path in Path("out").glob("*/result.json"):
+        row = json.loads(path.read_text())
+        found[row["spec"]["strategy"]["name"]] = (path.parent, row)
+    assert found.keys() == {*sound, *faults}
+    assert {found[name][1]["status"] for name in sound} == {"ok"}
+    for name, fault in faults.items():
+        folder, row = found[name]
+        assert (row["status"], row["reason"]) == ("failed", fault.reason)
+        told = [line for line in done.stdout.splitlines() if line.startswith(f"{name} gpus=1: failed: {fault.reason}")]
+        assert len(told) == 1
+        assert (row["log"] is None) == (fault.logged is None)
+        if fault.logged is not None:
+            log = (folder / row["log"]).read_text()
+            assert "Traceback" in log and fault.logged in log
+            assert told[0].endswith(f"(log: {folder.absolute() / row['log']})")
+
+
+@pytest.mark.slow
+def test_what_is_wrong_before_its_code_runs_fails_its_own_runs(dists: Dists) -> None:
+    install(dists, OF_METADATA)
+    done = sweep(["simulated", *OF_METADATA], "measure.cool_down_s=100")
+    check_rows(done, OF_METADATA)
+    assert done.stderr == "" and "cooling down" not in done.stdout
+    assert not list(Path("out").glob("*/rank0.log"))[1:], "no process but that of the simulated run was started"
+
+
+@pytest.mark.slow
+def test_a_dry_run_of_a_sweep_among_them(dists: Dists, capsys: pytest.CaptureFixture[str]) -> None:
+    install(dists, OF_METADATA)
+    try:
+        words = ["--multirun", f"strategy=simulated,{','.join(OF_METADATA)}", "gpus=2", "hardware=cpu", "dry_run=true"]
+        assert main(words) == 0
+    finally:
+        GlobalHydra.instance().clear()
+        HydraConfig.instance().cfg = None
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert err == "" and len(lines) == 2 + len(OF_METADATA) + 1, "with one baseline, of the simulated run"
+    assert [line for line in lines if "will fail" in line] == [
+        f"[{number}/{2 + len(OF_METADATA)}] {name} gpus=2: will fail: {fault.reason}"
+        for number, (name, fault) in enumerate(OF_METADATA.items(), 3)
+    ]
+
+
+@pytest.mark.slow
+def test_what_is_wrong_with_its_code_fails_its_own_runs_and_prints_do_no_harm(dists: Dists) -> None:
+    install(dists, OF_CODE)
+    dists.strategy("prints", "prints-dist", code=f"print('hello from a plugin')\n{CODE}")
+    done = sweep(["simulated", "prints", *OF_CODE])
+    check_rows(done, OF_CODE, sound=("simulated", "prints"))
+    assert "hello" not in done.stdout
+
+
+LINE = "strategy 'mine' of my-plugin cannot go"
+
+
+def broken(log: str = "", **changes: Any) -> RunSpec:
+    return dataclasses.replace(simulated_spec(**changes), broken=LINE, broken_log=log)
+
+
+@pytest.mark.parametrize("log", ["", "Traceback: here\n"])
+def test_its_row_is_made_without_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: str) -> None:
+    monkeypatch.setattr(launchers, "launch", None)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / PLUGIN_LOG).write_text("of an earlier one")
+    result = parent.run(dataclasses.replace(broken(log), unsupported="it needs a GPU"), tmp_path / "run")
+    assert (result.status, result.reason, result.ranks) == ("failed", LINE, [])
+    assert result.log == (PLUGIN_LOG if log else None)
+    assert not log or (tmp_path / "run" / PLUGIN_LOG).read_text() == log
+
+
+def test_its_row_is_made_where_it_would_be_submitted() -> None:
+    submitter = Submitter(lambda spec, folder: pytest.fail("it was submitted"), clock=lambda: 0.0)
+    submitter.add([JobRequest(0, broken(), Path("run"))])
+    _, row = submitter.next()
+    assert (row.status, row.reason) == ("failed", LINE)  # type: ignore[union-attr]
+
+
+def test_it_is_not_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = simulated_spec()
+    hardware = dataclasses.replace(spec.config.hardware, scheduler="slurm", this_machine=False)
+    spec = dataclasses.replace(spec, config=dataclasses.replace(spec.config, hardware=hardware))
+    monkeypatch.setattr(cluster_runs, "inside", lambda: False)
+    assert cluster_runs.submits(spec)
+    assert not cluster_runs.submits(dataclasses.replace(spec, broken=LINE))
+
+
+def test_it_takes_no_time_and_no_part_in_a_curve() -> None:
+    future, sound = time_estimate.Outlook(), simulated_spec(measure={"cool_down_s": 5.0})
+    endless = broken(train=TrainSpec(batch_per_device=10, stop=StopSpec(epochs=3)))
+    assert future.expected_s(endless) == 0.0 and future.knows(endless)
+    assert not future.knows(dataclasses.replace(endless, broken=None))
+    stopless = dataclasses.replace(broken(), config=dataclasses.replace(sound.config))
+    assert future.rest_s([stopless]) == 0.0 < 5.0 < future.rest_s([sound])
+    runs = [simulated_spec(gpus=1), simulated_spec(gpus=2), broken(gpus=4)]
+    assert time_budget.affordable(runs, runs, [1.0, 1.0, 0.0], 0.0) == [2]
+    assert time_budget._ends(runs) == time_budget._ends(runs[:2])
+
+
+def test_no_data_are_made_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets, "prepare", lambda config: pytest.fail("data were made"))
+    task.prepare_data([broken()], Console())
+
+
+def test_no_baselines_are_added_for_it_and_a_broken_one_is_not_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan(faulty: Sequence[int]) -> list[int]:
+        def resolve(config: Any) -> RunSpec:
+            spec = simulated_spec(gpus=config.gpus)
+            return dataclasses.replace(spec, broken=LINE) if config.gpus in faulty else spec
+
+        monkeypatch.setattr(jobs, "resolve", resolve)
+        monkeypatch.setattr(jobs, "to_config", lambda words: simulated_config(gpus=words))
+        compose: Any = lambda words: int(words[-1].partition("=")[2])  # noqa: E731
+        return [job.spec.gpus for job in jobs.plan([["gpus=2"]], compose)]
+
+    assert plan([]) == [1, 2]
+    assert plan([2]) == [2]
+    assert plan([1]) == [2]
+
+
+def test_a_dry_run_says_what_will_fail(capsys: pytest.CaptureFixture[str]) -> None:
+    Console().plan([(broken(), False), (simulated_spec(), False)])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"[1/2] simulated gpus=1: will fail: {LINE}"
+    assert lines[1].startswith("[2/2] simulated gpus=1: batch ")
+
+
+def test_a_sweep_does_not_judge_the_others_by_it(tmp_path: Path) -> None:
+    now_s = [0.0]
+    sweep = Sweep(tmp_path, [], None, clock=lambda: now_s[0])
+    for _ in sweep.runs([jobs.Job([], broken()), jobs.Job([], simulated_spec())], 0):
+        now_s[0] += 7.0
+    assert [(spec.broken, took_s) for spec, took_s in sweep._outlook._took] == [(None, 7.0)]
+
+
+def test_a_model_whose_code_fails_has_a_row_with_its_traceback(dists: Dists, tmp_path: Path) -> None:
+    code = "def f(network, outputs):\n    return 1 / 0\n"
+    files = {"a/__init__.py": "", "a/nets.py": code, "a/conf/model/mine.yaml": "name: mine\n"}
+    dists.add("a-dist", files, {"models": {"mine": "a.nets:f"}, "configs": {"a": "a.conf"}})
+    spec = resolve(simulated_config(model=ModelSpec("mine", input_shape=[200, 3], target_shape=[2], outputs=2)))
+    assert spec.broken == "model 'mine' of a-dist fails: ZeroDivisionError: division by zero"
+    result = parent.run(spec, tmp_path / "run")
+    assert (result.status, result.reason, result.log) == ("failed", spec.broken, PLUGIN_LOG)
+    assert "return 1 / 0" in (tmp_path / "run" / PLUGIN_LOG).read_text()
+
+
+@pytest.mark.parametrize("part", ["model", "dataset"])
+def test_what_is_registered_without_a_yaml_has_a_row(dists: Dists, tmp_path: Path, part: str) -> None:
+    dists.add("a-dist", points={f"{part}s": {"mine": "a:f"}})
+    try:
+        composed = compose(["strategy=simulated", "gpus=1", "hardware=cpu", f"{part}=mine"])
+    finally:
+        GlobalHydra.instance().clear()
+    result = parent.run(resolve(to_config(composed)), tmp_path / "run")
+    assert result.status == "failed"
+    assert (result.reason or "").startswith(f"{part} 'mine': a-dist registers it and brings no {part}/mine.yaml")

@@ -1,0 +1,111 @@
+"""A plugin from `scalebench new` to its wheel, in a fresh environment, as docs/plugins.md prints it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from scalebench.__main__ import run_command
+from scalebench.cli.commands import new
+from tests.conftest import ROOT
+from tests.docs.plugin_page import Command, answers, commands, files
+
+SITE = Path(pytest.__file__).parents[1]  # of these tests: PyTorch and all else that scalebench needs
+OFFLINE = ["--no-deps", "--no-index", "--no-build-isolation", "--quiet", "--disable-pip-version-check"]
+QUICK = ["measure=quick", "measure.min_s=0", "measure.max_s=0.5"]
+ONE_FAULT = ["-m", "pytest", "-q", "-k", "Faults and exit"]  # it stands for all
+
+
+class Environment:
+    """A virtual environment that has what these tests have, but for scalebench, which is installed from its wheel."""
+
+    def __init__(self, folder: Path) -> None:
+        venv.create(folder / "env", with_pip=False)
+        self.bin, self.folder = folder / "env" / "bin", folder / "at work"
+        (site,) = (folder / "env" / "lib").glob("python*/site-packages")
+        (site / "others.pth").write_text(f"import site; site.addsitedir({str(SITE)!r})\n")
+        self.folder.mkdir()
+        self.variables = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "SCALEBENCH_PLUGINS")}
+        self.variables["SCALEBENCH_CACHE"] = str(folder / "data")
+        self.wheel = self.build(ROOT, folder / "dist")
+        self.pip(str(self.wheel))
+
+    def run(self, words: list[str], status: int = 0) -> str:
+        done = subprocess.run(words, cwd=self.folder, env=self.variables, capture_output=True, text=True, timeout=600)
+        assert done.returncode == status, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def pip(self, *words: str) -> str:
+        return self.run(
+            [sys.executable, "-m", "pip", "--python", str(self.bin / "python"), "install", *OFFLINE, *words]
+        )
+
+    def build(self, project: Path, out: Path) -> Path:
+        """Its wheel."""
+        self.run([sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(project)])
+        (wheel,) = out.glob("*.whl")
+        return wheel
+
+    def put_files(self) -> None:
+        """Those that the page shows, into the plugin; what it shows of pyproject.toml is more of that."""
+        for path, text in files().items():
+            file = self.folder / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text((file.read_text() if file.name == "pyproject.toml" else "") + text)
+
+    def printed(self, command: Command) -> str:
+        """What a command of the page prints here, where it is quick, and its packages come from no index."""
+        program, *words = shlex.split(command.words)
+        if program == "cd":
+            self.folder = self.folder / words[0]
+            return ""
+        if program == "pip":
+            assert words[0] == "install"
+            if words[-1] == ".":
+                self.put_files()
+            return self.pip(*words[1:])
+        quick = QUICK if program == "scalebench" and any("strategy=" in word for word in words) else []
+        return self.run([str(self.bin / program), *words, *quick])
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    return Environment(tmp_path_factory.mktemp("fresh"))
+
+
+@pytest.mark.slow
+@pytest.mark.real
+def test_the_commands_of_the_page(environment: Environment) -> None:
+    """One after the other, each as the page has it."""
+    told = commands()
+    assert [shlex.split(command.words)[:2] for command in told][:5] == [
+        *(["scalebench", "new"], ["pip", "install"], ["scalebench", "plugins"]),
+        *(["scalebench", "strategy=mine"], ["scalebench", "check"]),
+    ]
+    for command in told:
+        printed = environment.printed(command)
+        assert answers(command.answer, printed), f"$ {command.words}\n{printed}"
+    environment.run([str(environment.bin / "python"), *ONE_FAULT])
+
+
+@pytest.mark.slow
+def test_what_is_published(environment: Environment, tmp_path: Path) -> None:
+    """Wheels have all that is needed: ours the template, that of a plugin its YAML, and it works uninstalled."""
+    inside = {name.removeprefix("scalebench/template/") for name in zipfile.ZipFile(environment.wheel).namelist()}
+    assert {str(path.relative_to(new.TEMPLATES)) for path in new.TEMPLATES.rglob("*.jinja")} <= inside
+    assert run_command("new", ["strategy", "sent"]) == 0
+    wheel = environment.build(tmp_path / "scalebench-sent", tmp_path / "dist")
+    shutil.rmtree(tmp_path / "scalebench-sent")
+    environment.pip(str(wheel))
+    listed = environment.run([str(environment.bin / "scalebench"), "strategies"])
+    (line,) = [line for line in listed.splitlines() if line.split()[:1] == ["sent"]]
+    assert "scalebench-sent" in line and " yes" in line
+    environment.run([str(environment.bin / "scalebench"), "strategy=sent", "gpus=2", "dry_run=true"])

@@ -1,0 +1,140 @@
+"""A user's own network and samples as a run: resolved, refused, failed, and what its row says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+from scalebench.config import resolve
+from scalebench.config.compose import compose_config
+from scalebench.core.errors import InputError
+from scalebench.core.result import Result
+from scalebench.core.spec import RunSpec
+from scalebench.runner import collect
+from scalebench.runner.collect import RunOutcome
+from scalebench.workloads.datasets import user_function
+from tests.builders.plugins import Dists
+from tests.builders.plugins import dists as dists
+
+OWN = ["model=custom", "model.torch=mynet:build", "strategy=bare_torch", "gpus=1"]
+DATA = "dataset=custom dataset.builder=mydata:build dataset.size=400".split()
+NETWORK = "def tiny(network, outputs):\n    network.dense(network.flatten(network.input), 'out', outputs)\n"
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mynet.py").write_text("def build(width=3): ...\ndef other(width=3): ...\n")
+    (tmp_path / "mydata.py").write_text("def build(size, seed):\n    raise ValueError('empty shelf')\n")
+    monkeypatch.setattr(user_function, "_failed", {})
+
+
+def of(*words: str) -> RunSpec:
+    GlobalHydra.instance().clear()
+    try:
+        return resolve.resolve(compose_config(words))
+    finally:
+        GlobalHydra.instance().clear()
+
+
+def test_each_function_is_a_model_of_its_own() -> None:
+    specs = [of(*OWN), of(*OWN, "model.torch=mynet:other"), of(*OWN, "+model.options.width=4")]
+    assert [spec.config.model.name for spec in specs] == ["mynet:build", "mynet:other", "mynet:build"]
+    assert len({spec.fingerprint for spec in specs}) == 3
+    assert (specs[0].config.model.input_shape, specs[0].config.model.params) == ([200, 3], None)
+
+
+def test_another_text_of_the_file_is_another_run(tmp_path: Path) -> None:
+    before = of(*OWN).fingerprint
+    assert of(*OWN).fingerprint == before
+    (tmp_path / "mynet.py").write_text("def build(width=4): ...\n")
+    assert of(*OWN).fingerprint != before
+
+
+def test_pictures_of_the_size_that_the_data_set_says() -> None:
+    spec = of(*OWN, "dataset=imagenet_synthetic", "dataset.image_size=64")
+    assert (spec.config.model.input_shape, spec.config.model.outputs) == ([64, 64, 3], 1000)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["strategy=mirrored"], "model=mynet:build has no model.keras=MODULE:FUNCTION, which mirrored needs"),
+        (
+            ["model.torch=null", "model.keras=mynet:build"],
+            "model=mynet:build has no model.torch=MODULE:FUNCTION, which",
+        ),
+        (["strategy.framework=jax"], "model=mynet:build is made by model.torch, and bare_torch trains with jax"),
+        (["strategy=mirrored", "model.keras=mynet:build"], None),
+        (["strategy=simulated"], None),
+    ],
+)
+def test_a_framework_that_it_is_not_there_for(words: list[str], told: str | None) -> None:
+    reason = of(*OWN, *words).unsupported
+    assert told is None or (reason is not None and told in reason)
+    assert told is not None or reason is None or "model=" not in reason
+
+
+def assembled(spec: RunSpec, outcome: RunOutcome) -> Result:
+    return collect.assemble(spec, collect.RunId.new(), outcome, collect.Parts())
+
+
+def test_a_fault_of_the_samples_fails_their_runs_only() -> None:
+    spec = of(*OWN, *DATA)
+    assert spec.broken == "dataset.builder=mydata:build fails: ValueError: empty shelf"
+    assert 'mydata.py", line 2' in spec.broken_log
+    row = assembled(spec, RunOutcome("failed", spec.broken))
+    assert (row.workload.model, row.workload.dataset) == ("mynet:build", "mydata:build")
+    assert row.workload.flops_per_sample is None
+
+
+def test_flops_of_a_network_of_ones_own_are_not_known() -> None:
+    def flops(*words: str) -> float | None:
+        row = assembled(of(*words), RunOutcome("ok"))
+        return row.workload.flops_per_sample
+
+    assert flops(*OWN) is None
+    assert flops("strategy=simulated", "gpus=1") == 3 * 2 * 486_250
+
+
+PLUGIN_YAML = "name: {name}\nloss: auto\nmetric: auto\nbatch_per_device: 8\n"
+
+
+def plugin(dists: Dists, yaml: str = PLUGIN_YAML, code: str = NETWORK) -> None:
+    files = {"tiny_net/__init__.py": "", "tiny_net/nets.py": code, "tiny_net/conf/model/tiny.yaml": yaml}
+    points = {"models": {"tiny": "tiny_net.nets:tiny"}, "configs": {"tiny_net": "tiny_net.conf"}}
+    dists.add("tiny-net", {name: text.replace("{name}", "tiny") for name, text in files.items()}, points)
+
+
+def test_a_network_of_a_plugin_is_counted_as_ours_are(dists: Dists) -> None:
+    plugin(dists)
+    spec = of("model=tiny", "strategy=bare_torch", "gpus=1", "dataset=cifar10_synthetic")
+    assert (spec.config.model.params, spec.config.model.loss) == (32 * 32 * 3 * 10 + 10, "cross_entropy")
+    row = assembled(spec, RunOutcome("ok"))
+    assert row.workload.flops_per_sample == 3 * 2 * 32 * 32 * 3 * 10
+
+
+def test_a_network_of_a_plugin_that_fails(dists: Dists) -> None:
+    plugin(dists, code="def tiny(network, outputs):\n    1 / 0\n")
+    spec = of("model=tiny", "strategy=bare_torch", "gpus=1")
+    assert spec.broken == "model 'tiny' of tiny-net fails: ZeroDivisionError: division by zero"
+    assert 'nets.py", line 2' in spec.broken_log
+    row = assembled(spec, RunOutcome("failed", spec.broken))
+    assert row.workload.flops_per_sample is None
+
+
+def test_a_network_of_a_plugin_has_no_function_of_a_user_beside_it(dists: Dists) -> None:
+    plugin(dists)
+    with pytest.raises(InputError, match=r"^model=tiny has its network already: model.torch is for model=custom$"):
+        of("model=tiny", "model.torch=mynet:build", "strategy=bare_torch", "gpus=1")
+
+
+def test_the_network_of_a_plugin_may_be_one_of_a_framework(dists: Dists) -> None:
+    yaml = PLUGIN_YAML + "torch: tiny_net.nets:tiny\n"
+    files = {"tiny_net/__init__.py": "", "tiny_net/nets.py": NETWORK, "tiny_net/conf/model/tiny.yaml": yaml}
+    dists.add(
+        "tiny-net", {k: v.replace("{name}", "tiny") for k, v in files.items()}, {"configs": {"t": "tiny_net.conf"}}
+    )
+    spec = of("model=tiny", "strategy=bare_torch", "gpus=1")
+    assert spec.broken is None and spec.config.model.name == "tiny" and spec.config.model.code_digest

@@ -1,0 +1,141 @@
+"""What Horovod is built for: the frameworks, MPI, compilers and GPUs that are there, and what may be installed."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.builders.horovod_install import BUILT, COMPILER, MPI, THERE, Home
+from tests.conftest import ROOT
+
+GPU = {"nvidia-smi": "echo 'GPU 0: some GPU'", "nvcc": "exit 0"}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home of mine")
+
+
+def test_both_frameworks(home: Home) -> None:
+    home.programs(COMPILER, MPI)
+    home.site.distribution("tensorflow", "2.21.0")
+    home.site.horovod({"pytorch": "2.13.0+cpu", "tensorflow": "2.21.0"})
+    status, out, _ = home.install(HOROVOD_WITH_MPI="0")
+    assert (status, out[1:]) == (0, [BUILT, BUILT.replace("PyTorch 2.13.0+cpu", "TensorFlow 2.21.0")])
+    assert home.environment_of_build()["HOROVOD_WITH_TENSORFLOW"] == "1"
+
+
+NO_MPI = "Horovod with Gloo alone, since there is no MPI: apt-get install openmpi-bin libopenmpi-dev, then make horovod"
+
+
+@pytest.mark.parametrize(
+    ("there", "variables", "note"),
+    [
+        ({"apt-get": "exit 1", "id": "echo 0"}, {"SCALEBENCH_APT": "no"}, NO_MPI),
+        ({"apt-get": "exit 1", "id": "echo 0"}, {}, NO_MPI),
+        ({"apt-get": "exit 1", "id": "echo 1000"}, {}, NO_MPI),  # there is no sudo
+        ({"apt-get": "exit 1", "id": "echo 1000", "sudo": "exit 1"}, {}, NO_MPI),  # it asks for a password
+        (MPI, {"HOROVOD_WITHOUT_MPI": "1"}, "Horovod without MPI, as HOROVOD_WITHOUT_MPI=1 asks"),
+    ],
+)
+def test_without_mpi_the_gloo_part_is_built(
+    home: Home, there: dict[str, str], variables: dict[str, str], note: str
+) -> None:
+    home.programs(COMPILER, there)
+    home.site.horovod({"pytorch": "2.13.0+cpu"}, "gloo")
+    status, out, err = home.install(**variables)
+    assert (status, err, out[-1]) == (0, [], "Horovod 0.28.1 with PyTorch 2.13.0+cpu: Gloo (no MPI, NCCL)")
+    tried = there.get("id") == "echo 0" and not variables
+    assert out[:-2] == (["installing openmpi-bin libopenmpi-dev with apt-get"] if tried else []) + [note]
+    assert "nompi" in out[-2]
+    assert home.environment_of_build()["HOROVOD_WITHOUT_MPI"] == "1"
+    assert home.install(**variables)[1][-1] == "Horovod 0.28.1 is there"
+
+
+@pytest.mark.parametrize("user", ["0", "1000"])
+def test_missing_packages_are_installed_where_that_is_allowed(home: Home, user: str) -> None:
+    apt_get = f"""echo "$USED $*" >>"$FAKE_HOME/apt.log"
+for name in mpicxx g++ cmake make; do
+  case "$*" in *install*"$name"*|*install*libopenmpi-dev*) echo '#!/bin/sh' >"{home.bin}/$name" ;; esac
+  [ ! -e "{home.bin}/$name" ] || /bin/chmod +x "{home.bin}/$name"
+done"""
+    home.programs({"apt-get": apt_get, "id": f"echo {user}", "mpirun": MPI["mpirun"]})
+    home.programs({"sudo": 'shift; USED=sudo exec "$@"'})
+    status, out, err = home.install()
+    assert (status, err, out[-1]) == (0, [], BUILT)
+    assert out[0] == "installing openmpi-bin libopenmpi-dev with apt-get"
+    used = [line.split(" ", 1) for line in (home.folder / "apt.log").read_text().splitlines()]
+    assert {who for who, _ in used} == {"" if user == "0" else "sudo"}
+    assert used[0][1].endswith("update") and used[1][1].endswith("openmpi-bin libopenmpi-dev")
+
+
+def test_a_compiler_of_ones_own(home: Home) -> None:
+    home.programs(COMPILER, MPI, {"my-c++": "exit 0"})
+    assert home.install(CXX="my-c++")[0] == 0
+    assert home.environment_of_build()["SCALEBENCH_CXX"] == "my-c++"
+    assert home.environment_of_build()["CXX"].endswith("horovod_cxx.sh")
+
+
+def test_neither_framework_and_no_environment(home: Home) -> None:
+    shutil.rmtree(home.site.folder / "torch")
+    shutil.rmtree(home.site.folder / "torch-2.13.0.dist-info")
+    status, _, (err,) = home.install()
+    assert status == 1 and err.endswith("has neither PyTorch nor TensorFlow; make install brings them")
+    status, _, (err,) = home.install(SCALEBENCH_PYTHON="/nowhere/python")
+    assert (status, err) == (1, "Horovod was not installed: there is no /nowhere/python; make install makes it")
+
+
+def test_nccl_where_everything_for_it_is_there(home: Home) -> None:
+    home.programs(COMPILER, MPI, GPU)
+    home.site.torch("2.13.0+cu130", "13.0")
+    home.site.distribution("tensorflow", "2.21.0")
+    home.site.horovod({"pytorch": "2.13.0+cu130"}, "mpi gloo nccl")
+    (home.folder / "nccl.h").touch()
+    status, out, _ = home.install(HOROVOD_NCCL_INCLUDE=str(home.folder))
+    assert (status, out[-1]) == (0, "Horovod 0.28.1 with PyTorch 2.13.0+cu130: MPI, Gloo, NCCL")
+    assert out[0].startswith("Horovod without TensorFlow, with which the GPU operations do not compile")
+    told = home.environment_of_build()
+    assert (told["HOROVOD_GPU_OPERATIONS"], told["HOROVOD_WITHOUT_TENSORFLOW"]) == ("NCCL", "1")
+    assert told["NVCC_APPEND_FLAGS"] == "-std=c++17"
+    # Without a GPU in sight, as while an image is built, it has to be asked for.
+    (home.bin / "nvidia-smi").unlink()
+    variables = {"HOROVOD_NCCL_INCLUDE": str(home.folder)}
+    assert home.install(HOROVOD_GPU_OPERATIONS="NCCL", **variables) == THERE
+    home.site.horovod({"pytorch": "2.13.0+cu130", "tensorflow": "2.21.0"})
+    assert home.install(**variables)[0] == 0 and "HOROVOD_GPU_OPERATIONS" not in home.environment_of_build()
+    home.programs(GPU)
+    assert home.install(HOROVOD_GPU_OPERATIONS="none", **variables) == THERE
+    shutil.rmtree(home.wheels)
+    home.stamp.unlink()
+    home.install(HOROVOD_GPU_OPERATIONS="none", **variables)
+    assert "HOROVOD_GPU_OPERATIONS" not in home.environment_of_build()
+
+
+def test_nccl_where_something_is_missing(home: Home) -> None:
+    home.programs(COMPILER, MPI, {"nvidia-smi": GPU["nvidia-smi"]})
+    variables = {"HOROVOD_CUDA_HOME": "/nowhere"}
+    status, out, _ = home.install(**variables)
+    assert status == 0 and out[0].startswith(
+        "Horovod without NCCL, for which there is no a CUDA build of PyTorch, nvcc"
+    )
+    status, _, (err,) = home.install(HOROVOD_GPU_OPERATIONS="NCCL", **variables)
+    assert status == 1 and "HOROVOD_GPU_OPERATIONS=NCCL needs a CUDA build of PyTorch, nvcc" in err
+    status, _, (err,) = home.install(HOROVOD_GPU_OPERATIONS="DDL")
+    assert (status, err) == (1, "Horovod was not installed: HOROVOD_GPU_OPERATIONS=DDL should be NCCL or none")
+
+
+def test_the_compiler_is_asked_for_another_standard(home: Home) -> None:
+    home.programs({"cxx": 'printf "%s\\n" "$@"'})
+    words = ["-std=c++14", "-DX=a b", "-std=c++11", "x/xla_mpi_ops.cc", "-o", "y"]
+    done = subprocess.run(
+        [ROOT / "scripts" / "horovod_cxx.sh", *words],
+        env={"PATH": str(home.bin), "SCALEBENCH_CXX": "cxx"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    told = ["-std=c++17", "-DX=a b", "-std=c++11", "x/xla_mpi_ops.cc", "-UTENSORFLOW_VERSION", "-o", "y"]
+    assert done.stdout.splitlines() == told

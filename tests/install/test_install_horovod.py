@@ -1,0 +1,229 @@
+"""The script that builds Horovod: what it decides, what it asks for, what it keeps and what it leaves."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.builders.horovod_install import BUILT, COMPILER, MPI, THERE, Home
+from tests.builders.runs import wait_until
+from tests.conftest import ROOT
+
+WHEEL = ["KEY", "KEY.lock", "KEY.log", "KEY/horovod-0.28.1-x.whl"]
+WAIT = 'for _ in {1..600}; do [ ! -e "$FAKE_HOME/go" ] || break; sleep 0.05; done'
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home of mine")
+
+
+def test_a_fake_program_takes_the_place_of_a_link_and_leaves_what_it_led_to(home: Home, tmp_path: Path) -> None:
+    """These tests once wrote through such a link into a program of the machine."""
+    of_the_machine = tmp_path / "tool"
+    of_the_machine.write_text("precious")
+    (home.bin / "tool").symlink_to(of_the_machine)
+    home.programs({"tool": "exit 0"})
+    assert of_the_machine.read_text() == "precious" and not (home.bin / "tool").is_symlink()
+
+
+def test_a_build_and_a_second_call(home: Home) -> None:
+    home.programs(COMPILER, MPI)
+    status, out, err = home.install()
+    assert (status, err, out[1:]) == (0, [], [BUILT])
+    assert out[0].startswith(
+        "building Horovod 0.28.1 (torch 2.13.0+cpu, tensorflow none, openmpi4.1.4, cpu): 3 to 8 min"
+    )
+    told = home.environment_of_build()
+    assert told["CXX"] == str(ROOT / "scripts" / "horovod_cxx.sh") and told["SCALEBENCH_CXX"] == "g++"
+    asked = [name for name in told if name.startswith("HOROVOD_")]
+    assert sorted(asked) == [
+        *("HOROVOD_WITHOUT_MXNET", "HOROVOD_WITHOUT_TENSORFLOW"),
+        *("HOROVOD_WITH_GLOO", "HOROVOD_WITH_MPI", "HOROVOD_WITH_PYTORCH"),
+    ]
+    assert {told[name] for name in asked} == {"1"}
+    assert told["MAKEFLAGS"].startswith("-j") and "MAKELEVEL" not in told
+    assert told["TMPDIR"].startswith(str(home.wheels)) and home.kept() == WHEEL
+    # pip's own cache of wheels would hand out one that was built for something else.
+    (wheel,) = [line for line in home.pip() if "--wheel-dir" in line]
+    assert "--no-cache-dir" in wheel and "--no-build-isolation" in wheel and wheel.endswith("horovod==0.28.1")
+
+    calls = len(home.pip())
+    assert home.install() == THERE
+    assert len(home.pip()) == calls
+
+
+def test_another_environment_takes_the_wheel(home: Home) -> None:
+    home.programs(COMPILER, MPI)
+    home.install()
+    home.stamp.unlink()
+    assert home.install() == (0, [BUILT], [])
+    assert home.builds() == 1 and home.install() == THERE
+
+
+def test_what_was_installed_by_other_hands_is_replaced(home: Home) -> None:
+    home.programs(COMPILER, MPI)
+    home.install()
+    (home.site.folder / "horovod-0.28.1.dist-info" / "RECORD").write_text("another build")
+    assert home.install() == (0, [BUILT], [])
+    assert home.builds() == 1 and home.install() == THERE
+
+
+@pytest.mark.slow
+def test_other_versions_are_built_for_anew(home: Home) -> None:
+    home.programs(COMPILER, MPI)
+    home.install()
+    home.programs({"mpirun": "echo 'mpirun (Open MPI) 5.0.1'"})
+    assert "openmpi5.0.1" in home.install()[1][0]
+    home.site.torch("2.13.1")
+    home.site.horovod({"pytorch": "2.13.1"})
+    assert home.install()[1][1:] == [BUILT.replace("2.13.0+cpu", "2.13.1")]
+    assert home.builds() == 3 and home.install() == THERE
+
+
+@pytest.mark.parametrize("missing", ["g++", "cmake", "make"])
+@pytest.mark.parametrize("words", [(), ("--optional",)])
+def test_a_missing_tool_is_one_line(home: Home, missing: str, words: tuple[str, ...]) -> None:
+    home.programs({name: text for name, text in COMPILER.items() if name != missing}, MPI)
+    status, out, err = home.install(*words, SCALEBENCH_APT="no")
+    reason = f"there is no {missing}: apt-get install {missing}"
+    optional = f"Horovod is left out: {reason}; make horovod tries again"
+    assert (status, out, err) == (1, [], [optional if words else f"Horovod was not installed: {reason}"])
+    assert home.builds() == 0 and home.kept() == ["KEY.lock"]
+
+
+def test_wheels_that_cannot_be_kept(home: Home) -> None:
+    home.programs(COMPILER, MPI)
+    status, _, err = home.install(SCALEBENCH_WHEELS="/dev/null/wheels")
+    assert status == 1
+    assert err[-1].endswith("/dev/null/wheels cannot be written; set SCALEBENCH_WHEELS=/another/folder")
+
+
+@pytest.mark.parametrize("words", [(), ("--optional",)])
+def test_a_build_that_fails_leaves_its_log_alone(home: Home, words: tuple[str, ...]) -> None:
+    home.programs(COMPILER, MPI)
+    status, _, err = home.install(*words, FAKE_BUILD="exit 7")
+    assert status == 1 and len(err) == (1 if words else 3)
+    assert "it does not build (exit status 7), see " in err[-1]
+    assert words or err[0] == "some.cc: error: what went wrong"
+    assert home.kept() == ["KEY.lock", "KEY.log"] and not home.stamp.exists()
+    assert home.install()[0] == 0 and home.kept() == WHEEL
+
+
+def test_what_does_not_import_is_not_kept(home: Home) -> None:
+    home.programs(COMPILER, MPI)
+    home.site.horovod({"pytorch": "2.13.0+cpu"}, code="raise ImportError('libmpi.so.40')\n")
+    status, out, err = home.install()
+    assert (status, err) == (1, ["Horovod was not installed: what was built does not import"])
+    assert "does not import with torch: ImportError: libmpi.so.40" in out[-1]
+    assert home.kept() == ["KEY.lock", "KEY.log"] and not home.stamp.exists()
+    assert "uninstall --yes horovod" in home.pip()[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 143)])
+def test_a_build_that_is_stopped_leaves_nothing(home: Home, number: int, status: int) -> None:
+    home.programs(COMPILER, MPI)
+    with home.start(FAKE_BUILD=WAIT) as process:
+        wait_until((home.folder / "environment").exists)
+        process.send_signal(number)
+        process.communicate(timeout=30)
+    assert process.returncode == status
+    assert home.kept() == ["KEY.lock", "KEY.log"] and not home.stamp.exists()
+
+
+def test_two_at_once_build_once(home: Home) -> None:
+    home.programs(COMPILER, MPI)
+    with home.start(FAKE_BUILD=WAIT) as first:
+        wait_until((home.folder / "environment").exists)
+        with home.start() as second:
+            assert second.stdout is not None
+            assert second.stdout.readline() == "waiting for another build of the same Horovod\n"
+            (home.folder / "go").touch()
+            assert second.communicate(timeout=60) == ("Horovod 0.28.1 is there\n", "")
+        first.communicate(timeout=60)
+    assert (first.returncode, second.returncode, home.builds()) == (0, 0, 1)
+
+
+def test_what_a_killed_build_left_goes(home: Home) -> None:
+    home.programs(COMPILER, MPI)
+    with home.start(FAKE_BUILD=WAIT) as process:
+        wait_until((home.folder / "environment").exists)
+        process.kill()
+    (home.folder / "go").touch()  # nobody is left to end the compilers, but they end
+    wait_until(lambda: list(home.wheels.glob(".build-*/wheel/*.whl")))
+    assert home.install()[1][-1] == BUILT
+    assert home.kept() == WHEEL
+
+
+IN_CHECKOUT = {"SCALEBENCH_PYTHON": ".venv/bin/python", "SCALEBENCH_APT": "no"}
+
+
+@pytest.fixture
+def checkout(home: Home, tmp_path: Path) -> Path:
+    """One whose .venv is the environment of `home`, and not set up yet."""
+    folder = tmp_path / "checkout"
+    shutil.copytree(ROOT / "scripts", folder / "scripts")
+    for name in ("pyproject.toml", "constraints.txt", "plugins/scalebench-search/pyproject.toml"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+    shutil.copytree(home.folder / "env", folder / ".venv")
+    return folder
+
+
+def test_an_install_goes_on_without_horovod_and_tries_once(home: Home, checkout: Path) -> None:
+    install, variables = checkout / "scripts" / "install.sh", IN_CHECKOUT
+    home.programs(MPI)
+    status, out, err = home.install(script=install, **variables)
+    assert (status, len(out)) == (0, 1)
+    assert err == ["Horovod is left out: there is no g++: apt-get install g++; make horovod tries again"]
+    assert home.install(script=install, **variables) == (0, [], [])
+    (checkout / ".venv" / ".installed").unlink()  # as after a change of versions, but for Horovod
+    status, out, err = home.install(script=install, **variables)
+    assert (status, len(out), err) == (0, 1, [])
+
+
+def test_an_install_that_leaves_horovod_out_brings_it_later(home: Home, checkout: Path) -> None:
+    home.programs(MPI, COMPILER)
+    install = checkout / "scripts" / "install.sh"
+    status, out, err = home.install(script=install, SCALEBENCH_HOROVOD="no", **IN_CHECKOUT)
+    assert (status, len(out), err, home.builds()) == (0, 1, [], 0)
+    status, out, err = home.install(script=install, **IN_CHECKOUT)
+    assert (status, out[-1], err, home.builds()) == (0, BUILT, [], 1)
+    assert home.install(script=install, **IN_CHECKOUT) == (0, [], [])
+
+
+@pytest.mark.slow
+def test_an_install_that_is_stopped_goes_on_with_horovod_the_next_time(home: Home, checkout: Path) -> None:
+    home.programs(MPI, COMPILER)
+    install = checkout / "scripts" / "install.sh"
+    with home.start(script=install, FAKE_BUILD=WAIT, **IN_CHECKOUT) as process:
+        wait_until((home.folder / "environment").exists)
+        (building,) = psutil.Process(process.pid).children()
+        building.terminate()
+        process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert home.install(script=install, **IN_CHECKOUT)[1][-1] == BUILT
+
+
+@pytest.mark.slow
+@pytest.mark.real
+def test_the_real_one_is_not_built_twice() -> None:
+    """In the environment of these tests; without a compiler, so that nothing is built if it is not as it should be."""
+    if not Path(sys.prefix, ".horovod").exists():
+        pytest.skip("make horovod has not built Horovod here")
+    done = subprocess.run(
+        [ROOT / "scripts" / "install_horovod.sh"],
+        env={**os.environ, "SCALEBENCH_PYTHON": sys.executable, "CXX": "/nowhere/c++", "SCALEBENCH_APT": "no"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "Horovod 0.28.1 is there\n", "")

@@ -1,0 +1,174 @@
+"""The report of a node, written with the real monitor and machine, and the part of the record that it becomes."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from pathlib import Path
+
+import pytest
+
+from scalebench.core.json_files import write_json
+from scalebench.core.machine import machine
+from scalebench.core.machine.gpus import Gpu
+from scalebench.core.machine.machine import Machine
+from scalebench.core.run_folder import monitor_path, node_report_path
+from scalebench.core.spec import Place, RunSpec, write_spec
+from scalebench.measure import nodes
+from scalebench.measure.monitor.time_series import read_series
+from scalebench.measure.nodes import NodeReport, machines_part, nodes_report, record_node
+from tests.builders.runs import MACHINE, rank, simulated_config, simulated_spec
+
+PLACES = [Place(0, 0, 0, [0], [], 1), Place(1, 1, 0, [1], [], 1), Place(2, 0, 1, [0], [], 1)]
+
+
+def on_nodes(folder: Path, monitor: bool = True) -> RunSpec:
+    """A run on two nodes, described in `folder`."""
+    spec = simulated_spec(measure={"monitor": monitor})
+    spec = dataclasses.replace(spec, nodes=2, places=PLACES)
+    spec.config.hardware.hosts = ["a:2", "b:1"]
+    write_spec(spec, folder)
+    return spec
+
+
+def test_who_attends() -> None:
+    config = simulated_config()
+    assert not nodes_report(simulated_spec())
+    for hardware in ({"scheduler": "slurm"}, {"hosts": ["a:2"]}):
+        changed = dataclasses.replace(config, hardware=dataclasses.replace(config.hardware, **hardware))
+        assert nodes_report(dataclasses.replace(simulated_spec(), config=changed))
+    by_hand = dataclasses.replace(config, strategy=dataclasses.replace(config.strategy, launcher="by_hand"))
+    assert nodes_report(dataclasses.replace(simulated_spec(), config=by_hand))
+
+
+def test_the_second_node_tells_of_itself(tmp_path: Path) -> None:
+    spec = on_nodes(tmp_path)
+    with record_node(spec, tmp_path, 1, 2):
+        pass
+    assert nodes.read_reports(spec, tmp_path)[0] is None  # of the other one nobody knows anything
+    facts = nodes.read_reports(spec, tmp_path)[1]
+    assert facts is not None and (facts.node, facts.rank, facts.over, facts.monitor_reason) == (1, 2, True, None)
+    assert facts.machine.hostname == platform.node() and facts.oom_killed in (False, None)
+    assert read_series(monitor_path(tmp_path, 1)).values("memory", "available_bytes")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["machine1.json", "monitor1.parquet", "spec.json"]
+
+
+def test_without_a_monitor_the_machine_is_told_all_the_same(tmp_path: Path) -> None:
+    spec = on_nodes(tmp_path, monitor=False)
+    with record_node(spec, tmp_path, 0, 0):
+        pass
+    facts = nodes.read_reports(spec, tmp_path)[0]
+    assert facts is not None and facts.monitor_reason == "measure.monitor=false"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["machine0.json", "spec.json"]
+
+
+@pytest.mark.parametrize(("hosts", "number"), [(["a:2", "b:1"], 1), ([], 0)], ids=["second rank", "launched here"])
+def test_who_has_nothing_to_attend(tmp_path: Path, hosts: list[str], number: int) -> None:
+    spec = on_nodes(tmp_path)
+    spec.config.hardware.hosts = hosts
+    with record_node(spec, tmp_path, 0, number):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["spec.json"]
+
+
+def test_a_machine_that_cannot_be_told_is_no_failed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise RuntimeError("no such luck")
+
+    monkeypatch.setattr(machine, "detect", broken)
+    with record_node(on_nodes(tmp_path), tmp_path, 0, 0):
+        pass
+    assert not node_report_path(tmp_path, 0).exists() and monitor_path(tmp_path).exists()
+
+
+def test_an_out_of_memory_kill_on_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = iter([3, 4])
+    monkeypatch.setattr(machine, "oom_kills", lambda: next(counts))
+    spec = on_nodes(tmp_path, monitor=False)
+    with record_node(spec, tmp_path, 0, 0):
+        pass
+    assert nodes.oom_killed(nodes.read_reports(spec, tmp_path))
+
+
+GPU = Gpu(0, "made up", "GPU-0", 2**35, 1410, 1215, 400.0, 0, None)
+
+
+def facts(number: int, over: bool = True, **machine: object) -> NodeReport:
+    told: Machine = dataclasses.replace(MACHINE, **{"hostname": f"n{number}", **machine})  # type: ignore[arg-type]
+    return NodeReport(number, 2 * number, told, [], over)
+
+
+def on_slurm_nodes(count: int) -> RunSpec:
+    spec = dataclasses.replace(simulated_spec(), nodes=count)
+    spec.config.hardware.scheduler = "slurm"
+    return spec
+
+
+def leave(folder: Path, told: NodeReport) -> None:
+    write_json(node_report_path(folder, told.node), told)
+
+
+def test_the_machine_is_that_of_the_first_node() -> None:
+    part = machines_part([facts(0), facts(1), facts(2)], [])
+    assert part.machine.hostname == "n0" and [m.hostname for m in part.others or []] == ["n1", "n2"]
+    assert part.flags == []
+
+
+def test_other_machines_are_all_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "detect", lambda: MACHINE)
+    for reports in ([None, facts(1), None], []):  # the latter: launched here
+        part = machines_part(reports, [])
+        assert (part.machine, part.others) == (MACHINE, None)
+    assert machines_part([facts(0)], []).others is None
+
+
+@pytest.mark.parametrize(
+    ("other", "flagged"),
+    [
+        ({"cpu_model": "another processor"}, True),
+        ({"memory_bytes": 2**34}, True),
+        ({"cpus_physical": 4}, True),
+        ({"gpus": [GPU]}, True),
+        ({"cpus": 1, "cpus_allowed": [1], "memory_limit_bytes": 2**30}, False),  # what the job was given there
+        ({"memory_bytes": 2**33 - 2**28}, False),  # what a kernel keeps for itself
+    ],
+)
+def test_nodes_that_are_not_alike(other: dict[str, object], flagged: bool) -> None:
+    assert machines_part([facts(0), facts(1), facts(2, **other)], []).flags == ["unequal_nodes"] * flagged
+
+
+def test_more_gpus_of_the_same_kind_are_alike() -> None:
+    assert machines_part([facts(0, gpus=[GPU]), facts(1, gpus=[GPU, GPU])], []).flags == []
+
+
+def test_clocks_that_differ() -> None:
+    assert machines_part([facts(0), facts(1)], [rank(0), rank(1, clock_offset_s=0.2)]).flags == ["clocks_differ"]
+
+
+def test_nodes_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "REPORT_LIMIT_S", 0.1)
+    monkeypatch.setattr(nodes, "FAILED_REPORT_LIMIT_S", 0.0)
+    spec = on_slurm_nodes(2)
+    leave(tmp_path, facts(0))
+    leave(tmp_path, facts(1, over=False))
+    told = nodes.wait_for_reports(spec, tmp_path, went_well=True)
+    assert [report is not None and report.over for report in told] == [True, False]  # the limit is kept
+    monkeypatch.setattr(nodes, "REPORT_LIMIT_S", 60.0)
+    original, looks = nodes._read, []
+
+    def late(folder: Path, number: int) -> NodeReport | None:
+        looks.append(number)
+        if len(looks) == 6:
+            leave(folder, facts(1))
+        return original(folder, number)
+
+    monkeypatch.setattr(nodes, "_read", late)
+    told = nodes.wait_for_reports(spec, tmp_path, went_well=True)
+    assert [report is not None and report.over for report in told] == [True, True]
+    assert looks.count(0) == 1  # who is done is not asked again
+
+
+def test_half_a_file_is_none(tmp_path: Path) -> None:
+    node_report_path(tmp_path, 0).write_text('{"node": 0')
+    assert nodes.read_reports(on_slurm_nodes(1), tmp_path) == [None]
+    assert nodes.read_reports(simulated_spec(), tmp_path) == []  # launched here: whatever lies there

@@ -1,0 +1,92 @@
+"""What a job of SLURM runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalebench.core import process
+from scalebench.core.result import Result, read_result
+from scalebench.core.run_folder import RESULT_FILE, SPEC_FILE
+from scalebench.core.spec import write_spec
+from scalebench.runner.jobs import job_main
+from tests.builders.runs import alive, ranks_of, record, simulated_spec, wait_until
+
+BATCH = "import sys; from scalebench.runner.jobs.job_main import run_spec_of; run_spec_of(sys.argv[1])"
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """It is the only thing that its process does, and leaves its handlers."""
+    before = {sign: signal.getsignal(sign) for sign in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for sign, handler in before.items():
+        signal.signal(sign, handler)
+    process.cancelled.clear()
+
+
+def replaced(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
+    monkeypatch.setattr(job_main, "run", run)
+
+
+def test_it_runs_what_the_folder_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = simulated_spec(gpus=2)
+    write_spec(spec, tmp_path)
+    asked: list[Any] = []
+
+    def run(*words: Any) -> Result:
+        asked.append(words)
+        return record("simulated", gpus=2, status="failed", reason="told to fail")
+
+    replaced(monkeypatch, run)
+    job_main.run_spec_of(str(tmp_path))
+    assert asked == [(spec, tmp_path)]
+    assert capsys.readouterr().out == "scalebench: simulated gpus=2 failed: told to fail\n"
+
+
+def test_sigterm_is_an_interrupt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever handler stood there before: submitit's passes it by."""
+    write_spec(simulated_spec(), tmp_path)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    replaced(monkeypatch, lambda *_: os.kill(os.getpid(), signal.SIGTERM) or process.wait_until(lambda: False, 10.0))
+    job_main.run_spec_of(str(tmp_path))
+    assert capsys.readouterr().out == "scalebench: cancelled\n"
+    assert process.cancelled.is_set()
+
+
+@pytest.mark.parametrize("lacking", [SPEC_FILE, RESULT_FILE])
+def test_a_folder_that_cannot_be_run(lacking: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A job that SLURM has started again finds the row of the first time."""
+    if lacking == RESULT_FILE:
+        write_spec(simulated_spec(), tmp_path)
+        (tmp_path / RESULT_FILE).write_text("{}")
+    job_main.run_spec_of(str(tmp_path))
+    assert str(tmp_path) in capsys.readouterr().out
+
+
+def test_a_cancelled_job_leaves_a_row_and_no_process(tmp_path: Path) -> None:
+    spec = simulated_spec(gpus=2, measure={"min_s": 600.0, "max_s": 600.0})
+    write_spec(spec, tmp_path)
+    job = subprocess.Popen([sys.executable, "-c", BATCH, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        pids = wait_until(lambda: found if len(found := ranks_of(tmp_path)) == 2 else [])
+        wait_until(lambda: len(list(tmp_path.glob("progress*.json"))) == 2)
+        job.terminate()
+        said = job.communicate(timeout=60)[0]
+    finally:
+        job.kill()
+        job.wait()
+    assert (job.returncode, said) == (0, "scalebench: cancelled\n")
+    assert read_result(tmp_path / RESULT_FILE).status == "cancelled"
+    assert not alive(pids)

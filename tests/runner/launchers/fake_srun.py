@@ -1,0 +1,78 @@
+"""A SLURM of shell scripts: srun starts all tasks on this machine, on what it calls the nodes of the host list."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scalebench.core.spec import HardwareSpec, RunSpec, SlurmSpec
+from tests.builders.runs import simulated_spec
+
+SCONTROL = """echo "$@" >>{folder}/asked
+times="SubmitTime=2026-01-01T00:00:00 StartTime=2026-01-01T00:00:09"
+case "$1 $2" in
+"show hostnames") echo {nodes} | tr ' ' '\\n';;
+"--oneliner show") echo "JobId=$4 JobState=RUNNING NodeList=n[1-2] $times";;
+esac"""
+SRUN = """echo "$@" >{folder}/srun_words
+for word; do case $word in --ntasks=*) tasks=${{word#*=}};; esac; done
+while [ "${{1#-}}" != "$1" ]; do shift; done
+task=0
+while [ $task -lt $tasks ]; do
+    node=$(sed -n "$((task + 1))p" "$SLURM_HOSTFILE")
+    SLURM_PROCID=$task SLURM_STEP_ID=0 SLURMD_NODENAME=$node "$@" &
+    task=$((task + 1))
+done
+wait"""
+
+
+class StandIn:
+    """Of a job with the nodes n1 and n2, in which this process is."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.bin = folder, folder / "bin"
+        self.bin.mkdir()
+        self.script("scontrol", SCONTROL.format(folder=folder, nodes="n1 n2"))
+        self.script("srun", SRUN.format(folder=folder))
+
+    def script(self, name: str, text: str) -> None:
+        path = self.bin / name
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+
+    def spec(self, gpus: int, per_node: int = 2, **changes: object) -> RunSpec:
+        """A simulated run on its nodes."""
+        slurm = SlurmSpec(bin=str(self.bin))
+        hardware = HardwareSpec(
+            "cpu", devices="cpu", gpus_per_node=per_node, cpus_per_node=per_node, max_nodes=2, bind="none", this_machine=False,
+            scheduler="slurm", slurm=slurm,
+        )  # fmt: skip
+        spec = simulated_spec(gpus, hardware=hardware, **changes)  # type: ignore[arg-type]
+        spec.unsupported = None
+        return spec
+
+    def words(self) -> list[str]:
+        """Of the last srun."""
+        return (self.folder / "srun_words").read_text().split()
+
+
+def variables(monkeypatch: pytest.MonkeyPatch, nodes: str = "n[1-2]", tasks: str = "2(x2)") -> None:
+    """Those of the job."""
+    for name, value in {
+        "SLURM_JOB_ID": "12",
+        "SLURM_JOB_PARTITION": "main",
+        "SLURM_JOB_NODELIST": nodes,
+        "SLURM_TASKS_PER_NODE": tasks,
+        "SLURM_NTASKS_PER_NODE": "2",
+        "SLURM_PROCID": "0",
+    }.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    """A job, and the commands that are right for it."""
+    variables(monkeypatch)
+    (tmp_path / "slurm").mkdir()
+    return StandIn(tmp_path / "slurm")

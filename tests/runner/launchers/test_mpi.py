@@ -1,0 +1,166 @@
+"""Ranks under one mpirun: in their places, watched, and ended whatever happens."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from scalebench.config.resolve import resolve
+from scalebench.core.run_folder import MPIRUN_LOG, rank_log_name
+from scalebench.core.spec import RunSpec, write_spec
+from scalebench.measure.progress import Progress
+from scalebench.runner import launchers
+from scalebench.runner.launchers import mpi
+from scalebench.runner.launchers.supervise import GroupExit
+from scalebench.runner.parent import run
+from tests.builders.launching import NEEDS_MPIRUN
+from tests.builders.runs import alive, in_parallel, simulated_config
+
+LONG = {"min_s": 600.0, "max_s": 600.0}
+LIMIT_S = 45.0
+
+
+def spec_of(gpus: int = 2, hosts: list[str] | None = None, **changes: Any) -> RunSpec:
+    made = simulated_config(gpus=gpus, **changes)
+    made.strategy.launcher, made.hardware.hosts = "mpi", hosts or []
+    return resolve(made)
+
+
+def launched(spec: RunSpec, folder: Path, **options: Any) -> GroupExit:
+    write_spec(spec, folder)
+    return launchers.launch(spec, folder, "an id", **options)
+
+
+@NEEDS_MPIRUN
+@pytest.mark.parametrize("hosts", [[], ["localhost:3"]], ids=["here", "named"])
+def test_ranks_run_in_their_places(hosts: list[str], tmp_path: Path, program: Callable[[str], str]) -> None:
+    """As many as there are, whatever mpirun takes for slots; the worker's variables agree with mpirun's."""
+    names = "RANK OMPI_COMM_WORLD_RANK WORLD_SIZE OMPI_COMM_WORLD_SIZE LOCAL_RANK MASTER_ADDR SCALEBENCH_RUN_ID"
+    module = program(f"print(*(os.environ.get(n) for n in '{names}'.split())); print('error', file=sys.stderr)")
+    ended = launched(spec_of(3, hosts), tmp_path, module=module)
+    assert (ended.exit_codes, ended.died_first, ended.timeout, ended.broken) == ([0, 0, 0], [], None, None)
+    for k in range(3):
+        assert (tmp_path / rank_log_name(k)).read_text() == f"{k} {k} 3 3 {k} 127.0.0.1 an id\nerror\n"
+        assert json.loads((tmp_path / f"pid{k}.json").read_text())["worker"] == ended.pids[k]
+    assert not alive(ended.pids)
+    assert not (tmp_path / MPIRUN_LOG).exists(), "it had nothing to say"
+
+
+@NEEDS_MPIRUN
+def test_a_run_leaves_what_every_run_leaves(tmp_path: Path) -> None:
+    result = run(spec_of(), tmp_path / "run")
+    ranks = [name for k in range(2) for name in (f"rank{k}.json", f"rank{k}.log")]
+    assert sorted(os.listdir(tmp_path / "run")) == sorted(["spec.json", "result.json", *ranks])
+    assert (result.status, result.reason, result.log) == ("ok", None, None)
+
+
+def test_addresses_on_this_machine_and_on_others() -> None:
+    names = [[address.rpartition(":")[0] for address in mpi.addresses(spec_of(3, hosts))] for hosts in (
+        [], ["localhost:2", f"{os.uname().nodename}:1"], ["a:2", "b:2"]
+    )]  # fmt: skip
+    assert names == [["127.0.0.1"] * 3, ["127.0.0.1"] * 3, ["a", "a", "b"]]
+
+
+def test_no_mpirun_is_a_failed_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    spec = spec_of()
+    spec.unsupported = None  # it was there when the run was resolved
+    result = run(spec, tmp_path / "run")
+    assert (result.status, result.log) == ("failed", None)
+    assert result.reason == (
+        "the processes could not be started: there is no mpirun on the PATH; "
+        "install Open MPI (openmpi-bin) or take a strategy without MPI"
+    )
+
+
+@pytest.mark.slow
+@NEEDS_MPIRUN
+def test_what_mpirun_says_is_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More ranks than slots, which it was not told to allow."""
+    monkeypatch.setattr(mpi, "local_slots", lambda found: None)
+    monkeypatch.setenv("OMPI_MCA_rmaps_base_oversubscribe", "0")
+    ranks = 2 * (os.cpu_count() or 1) + 1
+    begin_s = time.monotonic()
+    result = run(spec_of(ranks, size=40 * ranks), tmp_path / "run")
+    assert time.monotonic() - begin_s < LIMIT_S
+    assert (result.status, result.log, result.ranks) == ("failed", MPIRUN_LOG, [])
+    assert result.reason == (
+        f"mpirun: There are not enough slots available in the system to satisfy the {ranks} "
+        "slots that were requested by the application"
+    )
+    assert result.reason.split()[-1] in (tmp_path / "run" / MPIRUN_LOG).read_text()
+
+
+def test_the_first_thing_it_says(tmp_path: Path) -> None:
+    log = tmp_path / MPIRUN_LOG
+    assert mpi.failure_reason(log) is None
+    for text, said in {
+        "": None,
+        "------\n\n": None,
+        "-----\nNo slots\nfor you:\n\nAsk for fewer.\n-----\n": "mpirun: No slots for you",
+        "Warning: Permanently added 'a'.\nssh: no such host\n----\nORTE was unable\n": "mpirun: ssh: no such host",
+        'mpirun: Error: unknown option "--x"\nType': 'mpirun: Error: unknown option "--x" Type',
+        "[a:1] plm:rsh: Warning: setpgid(2,2) failed\nno such host\n": "mpirun: no such host",
+        "b sees nothing\nb sees nothing\n": "mpirun: b sees nothing",
+        "x" * 1000: "mpirun: " + "x" * 300,
+    }.items():
+        log.write_text(text)
+        assert mpi.failure_reason(log) == said
+
+
+# (who gets it, the signal, what the row says): of a rank what its own end would have said
+VICTIMS = [
+    ("mpirun", signal.SIGKILL, "mpirun was killed by SIGKILL"),
+    ("mpirun", signal.SIGTERM, "mpirun told rank "),
+    ("keeper", signal.SIGKILL, "rank 1 was killed by SIGKILL"),
+    ("worker", signal.SIGTERM, "rank 1 was killed by SIGTERM"),
+]
+
+
+def processes_of(folder: Path) -> dict[str, psutil.Process]:
+    """mpirun, and the keeper and the worker of rank 1."""
+    pids = json.loads((folder / "pid1.json").read_text())
+    keeper = psutil.Process(pids["keeper"])
+    return {"mpirun": psutil.Process(keeper.ppid()), "keeper": keeper, "worker": psutil.Process(pids["worker"])}
+
+
+@pytest.mark.slow
+@NEEDS_MPIRUN
+def test_whoever_is_killed_is_named_and_nobody_is_left(tmp_path: Path) -> None:
+    def killed(victim: tuple[str, signal.Signals, str]) -> tuple[str, float, list[int]]:
+        folder, pids = tmp_path / f"{victim[0]} {victim[1].name}", []
+
+        def on_look(progress: list[Progress]) -> None:
+            if not pids and {p.phase for p in progress} == {"measure"} and len(progress) == 2:
+                found = processes_of(folder)
+                pids.extend(process.pid for process in [*found["mpirun"].children(recursive=True), found["mpirun"]])
+                found[victim[0]].send_signal(victim[1])
+
+        begin_s = time.monotonic()
+        result = run(spec_of(measure=LONG), folder, on_look)
+        assert len(pids) == 5, "mpirun, two keepers, two workers"
+        assert result.status == "failed" and not list(folder.glob("pid*")) and not list(folder.glob("exit*"))
+        return str(result.reason), time.monotonic() - begin_s, alive(pids)
+
+    for (who, sign, words), (reason, took_s, left) in in_parallel(killed, VICTIMS).items():
+        assert words in reason and took_s < LIMIT_S and not left, (who, sign, reason, took_s, left)
+
+
+@NEEDS_MPIRUN
+def test_debugging_keeps_rank_0_in_the_foreground(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], program: Callable[[str], str]
+) -> None:
+    spec = spec_of(measure={"hang_s": 0.1, "timeout_s": 0.1}, debug=True)
+    ended = launched(spec, tmp_path, module=program("print('this is', rank); time.sleep(0.5)"))
+    assert (ended.timeout, ended.exit_codes) == (None, [0, 0])
+    assert "this is 0\n" in capfd.readouterr().out
+    assert not (tmp_path / rank_log_name(0)).exists()
+    assert (tmp_path / rank_log_name(1)).read_text() == "this is 1\n"

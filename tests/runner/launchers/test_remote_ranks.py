@@ -1,0 +1,114 @@
+"""What the launcher makes of the files that a rank under mpirun leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scalebench.core.json_files import write_json
+from scalebench.core.run_folder import RankProcesses, WorkerExit, rank_processes_path, worker_exit_path
+from scalebench.runner.launchers.remote_ranks import RemoteRank
+from tests.builders.runs import wait_until
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
+
+
+@pytest.fixture
+def pair() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Two processes that sleep: agent and worker, each in a group of its own."""
+    both = [subprocess.Popen(SLEEP, start_new_session=True) for _ in range(2)]
+    yield both
+    for process in both:
+        process.kill()
+        process.wait()
+
+
+def started(folder: Path, pair: list[subprocess.Popen[bytes]], host: str = os.uname().nodename) -> RemoteRank:
+    write_json(rank_processes_path(folder, 1), RankProcesses(host, pair[0].pid, pair[1].pid))
+    return RemoteRank(folder, 1)
+
+
+def state(rank: RemoteRank) -> tuple[int | None, bool, bool, bool]:
+    return rank.poll(), rank.over, rank.terminated, rank.lost
+
+
+def test_before_its_start(tmp_path: Path) -> None:
+    rank = RemoteRank(tmp_path, 1)
+    assert (rank.pid, rank.alive(), *state(rank)) == (None, False, None, False, False, False)
+    rank.signal(signal.SIGKILL)
+
+
+def test_while_it_runs(tmp_path: Path, pair: list[subprocess.Popen[bytes]]) -> None:
+    rank = started(tmp_path, pair)
+    assert (rank.pid, rank.alive(), *state(rank)) == (pair[1].pid, True, None, False, False, False)
+
+
+@pytest.mark.parametrize(
+    ("how", "seen"),
+    [
+        (WorkerExit(0, False), (0, True, False, False)),
+        (WorkerExit(7, False), (7, True, False, False)),
+        (WorkerExit(-9, False), (-9, True, False, False)),
+        (WorkerExit(-15, True), (None, True, True, False)),
+        (WorkerExit(0, True), (0, True, False, False)),  # it was done all the same
+    ],
+)
+def test_after_its_end(
+    how: WorkerExit, seen: tuple[int | None, bool, bool, bool], tmp_path: Path, pair: list[subprocess.Popen[bytes]]
+) -> None:
+    rank = started(tmp_path, pair)
+    assert rank.poll() is None
+    write_json(worker_exit_path(tmp_path, 1), how)
+    assert state(rank) == seen
+    assert rank.alive(), "its agent stays for a while"
+
+
+def test_an_agent_that_was_killed_has_lost_its_worker(tmp_path: Path, pair: list[subprocess.Popen[bytes]]) -> None:
+    rank = started(tmp_path, pair)
+    pair[0].kill()
+    pair[0].wait()
+    assert state(rank) == (-signal.SIGKILL, True, False, True)
+    assert rank.alive(), "the worker still runs here"
+    rank.signal(signal.SIGKILL)
+    assert pair[1].wait(10) == -signal.SIGKILL
+    assert not rank.alive()
+
+
+def test_who_has_ended_and_not_been_asked_about_is_not_alive(
+    tmp_path: Path, pair: list[subprocess.Popen[bytes]]
+) -> None:
+    """While mpirun sleeps it asks nobody."""
+    rank = started(tmp_path, pair)
+    for process in pair:
+        os.kill(process.pid, signal.SIGKILL)
+    wait_until(lambda: not rank.alive(), 10.0)
+
+
+def test_signals_reach_the_worker_and_its_agent(tmp_path: Path, pair: list[subprocess.Popen[bytes]]) -> None:
+    rank = started(tmp_path, pair)
+    rank.signal(signal.SIGTERM)
+    assert [process.wait(10) for process in pair] == [-signal.SIGTERM] * 2
+
+
+def test_a_request_for_the_stack_reaches_the_worker_once(tmp_path: Path, pair: list[subprocess.Popen[bytes]]) -> None:
+    started(tmp_path, pair).signal(signal.SIGUSR1)
+    assert pair[1].wait(10) == -signal.SIGUSR1
+    assert pair[0].poll() is None
+
+
+def test_a_rank_on_another_host_is_known_by_its_files_alone(
+    tmp_path: Path, pair: list[subprocess.Popen[bytes]]
+) -> None:
+    """Its numbers may belong to anybody here."""
+    rank = started(tmp_path, pair, host="far")
+    rank.signal(signal.SIGKILL)
+    assert (rank.pid, rank.alive(), *state(rank)) == (None, False, None, False, False, False)
+    assert [process.poll() for process in pair] == [None, None]
+    write_json(worker_exit_path(tmp_path, 1), WorkerExit(3, False))
+    assert rank.poll() == 3

@@ -1,0 +1,160 @@
+"""Processes are watched, and ended whatever happens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalebench.core import process
+from scalebench.core.run_folder import rank_log_name
+from scalebench.core.spec import RunSpec
+from scalebench.runner.launchers import supervise
+from tests.builders.launching import FOREVER, launched
+from tests.builders.runs import alive, simulated_spec
+
+
+def test_progress_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "PROGRESS_INTERVAL_S", 0.02)
+    seen: list[tuple[int, str]] = []
+    launched(
+        simulated_spec(gpus=2), tmp_path, on_progress=lambda progress: seen.extend((p.rank, p.phase) for p in progress)
+    )
+    assert {(0, "measure"), (1, "measure")} <= set(seen)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a look went wrong"), KeyboardInterrupt()], ids=["error", "ctrl-c"])
+def test_an_exception_while_watching_ends_the_group(error: BaseException, tmp_path: Path) -> None:
+    pids: list[int] = []
+
+    def on_look(progress: list[Any]) -> None:
+        if {p.rank for p in progress if p.phase == "measure"} == {0, 1}:
+            pids.extend(p.pid for p in progress)
+            raise error
+
+    with pytest.raises(type(error)):
+        launched(simulated_spec(gpus=2, **FOREVER), tmp_path, on_progress=on_look)
+    assert len(pids) == 2 and not alive(pids)
+
+
+def test_a_worker_that_ignores_sigterm_is_killed(
+    tmp_path: Path, program: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervise, "GRACE_S", 0.5)
+    monkeypatch.setattr(supervise, "FOLLOW_S", 0.2)
+    module = program("""
+        if rank == 0:
+            signal.signal(signal.SIGTERM, lambda *_: print("told to end", flush=True))
+            (folder / "deaf").touch()
+            while True:
+                time.sleep(60)
+        while not (folder / "deaf").exists():
+            time.sleep(0.01)
+        sys.exit(3)
+    """)
+    begin_s = time.monotonic()
+    ended = launched(simulated_spec(gpus=2), tmp_path, module=module)
+    assert time.monotonic() - begin_s < 30
+    assert (ended.exit_codes, ended.died_first) == ([None, 3], [1])
+    assert "told to end" in (tmp_path / rank_log_name(0)).read_text()
+    assert not alive(ended.pids)
+
+
+def test_the_second_ctrl_c_kills_at_once(
+    tmp_path: Path, program: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who presses it again does not want to wait for a worker that is slow to end."""
+    monkeypatch.setattr(supervise, "GRACE_S", 60.0)
+    wait = process.wait_until
+    module = program("""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        (folder / "deaf").write_text(str(os.getpid()))
+        time.sleep(600)
+    """)
+
+    def interrupted(condition: Callable[[], bool], limit_s: float) -> bool:
+        if limit_s == 60.0:
+            raise KeyboardInterrupt
+        return wait(condition, limit_s)
+
+    def on_look(progress: list[Any]) -> None:
+        if (tmp_path / "deaf").exists():
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(supervise, "wait_until", interrupted)
+    begin_s = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        launched(simulated_spec(), tmp_path, module=module, on_progress=on_look)
+    assert time.monotonic() - begin_s < 30
+    assert not alive([int((tmp_path / "deaf").read_text())])
+
+
+@pytest.mark.slow
+def test_no_progress_for_hang_s_ends_the_run(tmp_path: Path) -> None:
+    spec = simulated_spec(gpus=2, options={"fault": "hang", "fault_rank": 1}, measure={"hang_s": 2.0})
+    ended = launched(spec, tmp_path)
+    assert ended.timeout == "no rank made progress for 2 s (measure.hang_s)"
+    assert (ended.exit_codes, ended.died_first, ended.stopped) == ([None, None], [], [])
+    assert 2.0 <= ended.wall_s < 60 and not alive(ended.pids)
+
+
+@pytest.mark.slow
+def test_progress_postpones_hang_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "PROGRESS_INTERVAL_S", 0.05)
+    spec = simulated_spec(measure={"hang_s": 2.5, "min_s": 3.5, "max_s": 3.5})
+    ended = launched(spec, tmp_path)
+    assert ended.timeout is None and ended.exit_codes == [0]
+    assert ended.wall_s > 3.5
+
+
+@pytest.mark.slow
+def test_timeout_s_ends_the_run_whatever_its_progress(tmp_path: Path) -> None:
+    spec = simulated_spec(gpus=2, measure={"min_s": 600.0, "max_s": 600.0, "timeout_s": 1.5})
+    ended = launched(spec, tmp_path)
+    assert ended.timeout == "not over after 1.5 s (measure.timeout_s)"
+    assert ended.wall_s >= 1.5 and not alive(ended.pids)
+
+
+def with_services(spec: RunSpec) -> RunSpec:
+    """Rank 0 as the chief of the others."""
+    for place, role in zip(spec.places, ("chief", "ps", "worker"), strict=True):
+        place.role = role
+    return spec
+
+
+@pytest.mark.slow
+def test_services_end_with_the_chief(tmp_path: Path, program: Callable[[str], str]) -> None:
+    """Also one that is deaf to SIGTERM, and none of them counts as failed."""
+    module = program("""
+        if rank == 1:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        (folder / f"up{rank}").touch()
+        while rank or len(list(folder.glob("up*"))) < 3:
+            time.sleep(0.01)
+    """)
+    begin_s = time.monotonic()
+    ended = launched(with_services(simulated_spec(gpus=3)), tmp_path, module=module)
+    assert time.monotonic() - begin_s < 20
+    assert (ended.exit_codes, ended.died_first, ended.timeout) == ([0, None, None], [], None)
+    assert ended.services == {1: "ps", 2: "worker"} and not alive(ended.pids)
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_service_that_ends_before_the_chief_ends_the_run(
+    code: int, tmp_path: Path, program: Callable[[str], str]
+) -> None:
+    """However it ended: the chief would wait for it. Nobody waits for the other services to follow."""
+    module = program(f"""
+        if rank == 2:
+            sys.exit({code})
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+        time.sleep(600 if rank == 1 else 1)
+    """)
+    begin_s = time.monotonic()
+    ended = launched(with_services(simulated_spec(gpus=3)), tmp_path, module=module)
+    assert time.monotonic() - begin_s < supervise.FOLLOW_S
+    assert (ended.exit_codes[1:], ended.died_first) == ([None, code], [2])
+    assert not alive(ended.pids)

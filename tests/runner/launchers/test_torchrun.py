@@ -1,0 +1,147 @@
+"""Ranks that somebody starts by hand: what is asked for, and what becomes of the run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from scalebench.config.resolve import resolve
+from scalebench.core.process import StartError
+from scalebench.core.result import read_result
+from scalebench.core.run_folder import STOP_FILE, TORCHRUN_FILE
+from scalebench.core.spec import RunSpec, write_spec
+from scalebench.runner import launchers
+from scalebench.runner.launchers import torchrun
+from scalebench.runner.parent import run
+from tests.builders.launching import Hands
+from tests.builders.runs import ranks_of, simulated_config, simulated_spec, wait_until
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+
+
+def spec_of(gpus: int, hosts: list[str], **measure: float) -> RunSpec:
+    made = simulated_config(gpus=gpus, measure=measure)
+    made.strategy.launcher, made.hardware.hosts = "by_hand", hosts
+    return resolve(made)
+
+
+def test_a_command_for_each_node(tmp_path: Path) -> None:
+    spec = spec_of(3, ["a:2", "b:2"])
+    assert [(host, shlex.join(words)) for host, words in torchrun.commands(spec, tmp_path / "a run", "a:4711")] == [
+        (
+            host,
+            f"{sys.executable} -m torch.distributed.run --nnodes=2 --node-rank={node} --nproc-per-node={ranks} "
+            f"--master-addr=a --master-port=4711 -m scalebench.runner.worker '{tmp_path}/a run'",
+        )
+        for node, (host, ranks) in enumerate([("a", 2), ("b", 1)])
+    ]
+
+
+def test_a_command_for_this_machine(tmp_path: Path) -> None:
+    spec = simulated_spec(2)
+    ((host, words),) = torchrun.commands(spec, tmp_path, torchrun.addresses(spec, "an id")[-1])
+    assert host == "localhost" and "--master-addr=127.0.0.1" in words and "--nproc-per-node=2" in words
+
+
+def test_processes_without_a_device_are_started_too(tmp_path: Path) -> None:
+    made = simulated_config(gpus=2)
+    made.strategy.processes = {"roles": {"chief": 1, "ps": 1, "worker": "gpus"}}
+    made.hardware.hosts = ["a:1", "b:1"]
+    words = [words for _, words in torchrun.commands(resolve(made), tmp_path, "a:1")]
+    assert ["--nproc-per-node=3" in words[0], "--nproc-per-node=1" in words[1]] == [True, True]
+
+
+def test_addresses_of_ranks_and_one_for_torchrun() -> None:
+    found = [address.rpartition(":") for address in torchrun.addresses(spec_of(3, ["a:2", "b:2"]), "an id")]
+    assert [host for host, _, _ in found] == ["a", "a", "b", "a"]
+    assert len({(host, port) for host, _, port in found}) == 4
+    here = torchrun.addresses(spec_of(2, ["localhost:1", "127.0.0.1:1"]), "an id")
+    assert len(set(here)) == 3 and {address.rpartition(":")[0] for address in here} == {"127.0.0.1"}
+
+
+def test_nobody_starts_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = run(spec_of(2, ["a:1", "b:1"], timeout_s=0.2), tmp_path / "run")
+    reason = "the processes could not be started: nobody started one within 0.2 s (measure.timeout_s)"
+    assert (result.status, result.reason, result.log) == ("failed", reason, None)
+    assert sorted(os.listdir(tmp_path / "run")) == ["result.json", "spec.json"]
+    head, *rest = capsys.readouterr().out.splitlines()
+    assert head == f"simulated gpus=2 waits 0.2 s for its ranks; start on each host, in {tmp_path}:"
+    assert [line.partition(": ")[0] for line in rest] == ["a", "b"]
+
+
+def test_whoever_starts_a_rank_later_finds_that_nobody_waits(tmp_path: Path) -> None:
+    spec = spec_of(2, ["a:1", "b:1"], timeout_s=0.2)
+    write_spec(spec, tmp_path)
+    with pytest.raises(StartError):
+        launchers.launch(spec, tmp_path, "an id")
+    assert not (tmp_path / TORCHRUN_FILE).exists() and json.loads((tmp_path / STOP_FILE).read_text()) is False
+
+
+WORDS = (
+    "hardware=cpu hardware.hosts=[localhost:2,127.0.0.1:1] gpus=3 dataset.size=2000 measure=quick measure.probes=false "
+    "measure.min_s=0.3 measure.monitor=false measure.warmup_max_s=0.2 sweep.report=false hydra.run.dir=run"
+).split()
+
+
+@pytest.mark.slow
+@pytest.mark.real
+@pytest.mark.parametrize("strategy", ["ddp_gloo", "multiworker_ring", "parameter_server"])
+def test_torchrun_starts_the_ranks_of_every_framework(strategy: str, tmp_path: Path) -> None:
+    """Two nodes, which are one here, with ranks that measure and ranks that serve them."""
+    with Hands([f"strategy={strategy}", *WORDS], tmp_path) as hands:
+        assert hands.end() == (0, [0, 0]), hands.said
+    result = read_result(tmp_path / "run" / "result.json")
+    assert (result.status, result.reason, result.scale.nodes) == ("ok", None, 2)
+    assert {rank.threads for rank in result.ranks} == {1} and result.phases.launch_s
+    left = {path.name for path in (tmp_path / "run").iterdir()}
+    assert not left & {STOP_FILE, TORCHRUN_FILE} and not [name for name in left if name.startswith(("pid", "exit"))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "reason"), [("raise", "rank 2: RuntimeError: told to fail"), ("kill", "rank 2 was killed by SIGKILL")]
+)
+def test_a_rank_that_fails_ends_all(fault: str, reason: str, tmp_path: Path) -> None:
+    """torchrun, too, which would wait for minutes for one on another node whose ranks ended otherwise."""
+    options = [f"strategy.options.fault={fault}", "strategy.options.fault_rank=2"]
+    with Hands(["strategy=simulated", *WORDS, *options], tmp_path) as hands:
+        assert hands.end() == (1, [1, 1]), hands.said
+    result = read_result(tmp_path / "run" / "result.json")
+    assert (result.status, result.reason, result.log) == ("failed", reason, "rank2.log")
+    assert not ranks_of(tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["program", "torchrun"])
+def test_what_is_ended_takes_the_others_along(victim: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with Hands(["strategy=simulated", *WORDS, "measure.min_s=60", "measure.max_s=60"], tmp_path) as hands:
+        wait_until(lambda: [_phase(folder, rank) for rank in range(3)] == ["measure"] * 3, 60.0)
+        process = hands.program if victim == "program" else hands.started[1]
+        process.send_signal(signal.SIGINT if victim == "program" else signal.SIGTERM)
+        assert hands.end() == (1, [1, 1]), hands.said
+    result = read_result(folder / "result.json")
+    told = "rank 2 was told to end where it runs; was its torchrun ended?"
+    expected = ("cancelled", "cancelled while it ran") if victim == "program" else ("failed", told)
+    assert (result.status, result.reason) == expected
+    assert not ranks_of(folder)
+
+
+def _phase(folder: Path, rank: int) -> str | None:
+    path = folder / f"progress{rank}.json"
+    return str(json.loads(path.read_text())["phase"]) if path.exists() else None
+
+
+@pytest.mark.slow
+def test_nobody_is_waited_for_after_ctrl_c(tmp_path: Path) -> None:
+    with Hands(["strategy=simulated", *WORDS], tmp_path, willing=False) as hands:
+        wait_until((tmp_path / "run" / TORCHRUN_FILE).exists, 60.0)
+        hands.program.send_signal(signal.SIGINT)
+        assert hands.end() == (1, [])
+    assert read_result(tmp_path / "run" / "result.json").status == "cancelled"

@@ -1,0 +1,298 @@
+"""Exit codes and rank files -> one status, one reason, one record."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalebench.core.json_files import write_json
+from scalebench.core.machine import machine
+from scalebench.core.result import CurvePoint, RankRecord, Result
+from scalebench.core.run_folder import rank_record_path
+from scalebench.core.spec import DatasetSpec, RunSpec, StopSpec, TrainSpec
+from scalebench.runner.collect import Parts, RunId, RunOutcome, assemble, classify_exit, read_ranks
+from scalebench.runner.launchers.supervise import GroupExit
+from tests.builders.runs import MACHINE, rank, simulated_spec
+
+NOW = RunId("an id", "now")
+
+
+def assembled(spec: RunSpec, ranks: Sequence[RankRecord | None], outcome: RunOutcome, **parts: Any) -> Result:
+    return assemble(spec, NOW, outcome, Parts(ranks=list(ranks), **parts))
+
+
+KILLED, TERMINATED = -signal.SIGKILL, -signal.SIGTERM
+
+
+def ended(*codes: int | None, **changes: Any) -> GroupExit:
+    """A group that ended with these codes; the first bad one was seen first."""
+    first = [i for i, code in enumerate(codes) if code not in (None, 0)][:1]
+    return GroupExit(
+        **{"exit_codes": list(codes), "started_at_s": 100.0, "wall_s": 9.0, "died_first": first, **changes}
+    )
+
+
+def timed_out(*codes: int | None, **changes: Any) -> GroupExit:
+    return ended(*codes, timeout="no progress", timeout_at_s=109.0, died_first=[], **changes)
+
+
+def failed(number: int, at_s: float, reason: str = "RuntimeError: broke", status: str = "failed") -> RankRecord:
+    return rank(number, status=status, reason=reason, failed_at_s=at_s)
+
+
+CASES: dict[str, tuple[GroupExit, list[RankRecord | None], bool, tuple[str, str | None, int | None]]] = {
+    "all well": (ended(0, 0), [rank(0), rank(1)], False, ("ok", None, None)),
+    "all well, some process of the host was killed": (ended(0), [rank(0)], True, ("ok", None, None)),
+    "one raised, the other followed": (
+        ended(1, 1), [failed(0, 105.2, "EOFError: EOFError"), failed(1, 105.1)], False,
+        ("failed", "rank 1: RuntimeError: broke", 1),
+    ),
+    "one of one raised": (ended(1), [failed(0, 105.0)], False, ("failed", "RuntimeError: broke", 0)),
+    "one raised, the other was ended": (
+        ended(None, 1), [None, failed(1, 105.0)], False, ("failed", "rank 1: RuntimeError: broke", 1),
+    ),
+    "out of memory": (
+        ended(0, 1), [rank(0), failed(1, 105.0, "out of memory: MemoryError", "oom")], False,
+        ("oom", "rank 1: out of memory: MemoryError", 1),
+    ),
+    "unsupported speaks for the group": (
+        ended(1, 1), [failed(0, 105.0), failed(1, 104.0, "needs a GPU", "unsupported")], False,
+        ("unsupported", "needs a GPU", 1),
+    ),
+    "killed, the other tells of a lost connection": (
+        ended(1, KILLED, died_first=[1]), [failed(0, 105.0, "EOFError: EOFError"), None], False,
+        ("failed", "rank 1 was killed by SIGKILL", 1),
+    ),
+    "killed for memory by the kernel": (
+        ended(None, KILLED), [None, None], True,
+        ("oom", "rank 1 was killed by the kernel, which ran out of memory", 1),
+    ),
+    "another signal is not the kernel's for memory": (
+        ended(-signal.SIGSEGV), [None], True, ("failed", "rank 0 was killed by SIGSEGV", 0),
+    ),
+    "left without a word": (
+        ended(None, 7), [None, None], False, ("failed", "rank 1 ended with exit status 7 and no word of why", 1),
+    ),
+    "crashed after a good end": (
+        ended(0, -signal.SIGSEGV), [rank(0), rank(1)], False, ("failed", "rank 1 was killed by SIGSEGV", 1),
+    ),
+    "no file in spite of a good end": (
+        ended(0, 0), [rank(0), None], False, ("failed", "rank 1 ended with exit status 0 and no word of why", 1),
+    ),
+    "services are ended with the chief": (
+        ended(0, None, None, services={1: "ps", 2: "worker"}), [rank(0), None, None], False, ("ok", None, None),
+    ),
+    "a service was killed": (
+        ended(None, None, KILLED, services={1: "ps", 2: "worker"}), [None, None, None], False,
+        ("failed", "rank 2 (worker) was killed by SIGKILL", 2),
+    ),
+    "a service said why": (
+        ended(None, 1, None, services={1: "ps", 2: "worker"}), [None, failed(1, 105.0), None], False,
+        ("failed", "rank 1: RuntimeError: broke", 1),
+    ),
+    "a service left without a word": (
+        ended(None, 0, died_first=[1], services={1: "ps"}), [None, None], False,
+        ("failed", "rank 1 (ps) ended with exit status 0 and no word of why", 1),
+    ),
+    "the chief failed": (
+        ended(1, None, services={1: "ps"}), [failed(0, 105.0), None], False,
+        ("failed", "rank 0: RuntimeError: broke", 0),
+    ),
+    "the chief hangs, and not its services": (
+        timed_out(None, None, services={0: "ps"}), [None, None], False, ("timeout", "no progress", 1),
+    ),
+    "hangs": (timed_out(None, None), [None, None], False, ("timeout", "no progress", 0)),
+    "hangs while the other is done": (timed_out(0, None), [rank(0), None], False, ("timeout", "no progress", 1)),
+    "is stopped": (
+        timed_out(None, None, None, stopped=[2]), [None, None, None], False,
+        ("timeout", "no progress; rank 2 is stopped", 2),
+    ),
+    "failed, then hung in its end": (
+        timed_out(None, None), [None, failed(1, 104.0)], False, ("failed", "rank 1: RuntimeError: broke", 1),
+    ),
+    "tells of being ended after hanging": (
+        timed_out(None, None), [None, failed(1, 109.5, "EOFError: EOFError")], False, ("timeout", "no progress", 0),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_classify_exit(case: Any) -> None:
+    end, ranks, oom_kill, expected = case
+    outcome = classify_exit(end, ranks, oom_kill)
+    assert (outcome.status, outcome.reason, outcome.rank) == expected
+    assert (outcome.launched_at_s, outcome.wall_s) == (100.0, 9.0)
+
+
+def test_ranks_that_left_no_whole_record_are_none(tmp_path: Path) -> None:
+    whole = dataclasses.asdict(rank(0, [0.1]))
+    texts = [json.dumps(whole), None, json.dumps(whole)[:-5], "", "[]", json.dumps(whole | {"pid": "x"})]
+    for number, text in enumerate(texts):
+        if text is not None:
+            rank_record_path(tmp_path, number).write_text(text)
+    assert read_ranks(tmp_path, len(texts)) == [rank(0, [0.1]), *[None] * 5]
+
+
+def test_a_good_run_as_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "detect", lambda: MACHINE)
+    spec = simulated_spec(gpus=2, repeat=3, seed=4)
+    spec.flags = ["oversubscribed"]
+    marks = {
+        "launch": 100.5,
+        "setup": 101.0,
+        "warmup": 103.0,
+        "measure": 106.0,
+        "probes": 110.0,
+        "close": 110.5,
+        "end": 112.0,
+    }
+    ranks = [
+        rank(0, [0.1, 0.2], block_losses=[9.0, 1.0], block_samples=[20, 30], marks_s=marks,
+             metrics={"mse": 0.5, "mae": 2.0}, params=7, versions={"none": "1"}, message_bytes=[8, 8],
+             backend_used="gloo"),
+        rank(1, [0.1, 0.2], block_losses=[9.0, 2.0], block_samples=[20, 10]),
+    ]  # fmt: skip
+    result = assembled(spec, ranks, RunOutcome("ok", launched_at_s=100.0, wall_s=13.0))
+    assert (result.run_id, result.started_at, result.status, result.reason, result.log) == (
+        "an id",
+        "now",
+        "ok",
+        None,
+        None,
+    )
+    assert (result.fingerprint, result.flags, result.ranks) == (spec.fingerprint, ["oversubscribed"], ranks)
+    assert result.flags is not spec.flags
+    assert result.spec == dataclasses.asdict(spec.config)
+    p = result.phases
+    assert (p.launch_s, p.setup_s, p.warmup_s, p.measure_s) == (0.5, 2.0, 3.0, 4.0)
+    assert (p.evaluate_s, p.probes_s, p.close_s, p.wall_s) == (None, 0.5, 1.5, 13.0)
+    w, s, q = result.workload, result.scale, result.quality
+    assert (w.model_params, w.gradient_bytes, w.train_samples, w.steps_per_epoch) == (7, 28, 1000, 100)
+    assert (s.framework_version, s.backend_used, s.gpus, s.processes, s.repeat, s.seed) == ("1", "gloo", 2, 2, 3, 4)
+    assert (s.batch_per_device, s.global_batch, s.lockstep, s.baseline_bare) == (10, 20, True, "simulated")
+    assert q.final_loss == (1.0 * 30 + 2.0 * 10) / 40, "the last block of all ranks, by samples"
+    assert (q.metric_name, q.metric, q.metrics) == ("mse", 0.5, {"mse": 0.5, "mae": 2.0})
+    assert result.sync.message_bytes == [8, 8]
+
+
+def test_a_run_without_any_rank_as_a_record() -> None:
+    result = assembled(simulated_spec(), [None], RunOutcome("failed", "rank 0 was killed by SIGKILL", 0))
+    assert (result.status, result.reason, result.log, result.ranks) == (
+        "failed",
+        "rank 0 was killed by SIGKILL",
+        None,
+        [],
+    )
+    assert (result.workload.model_params, result.scale.framework_version, result.phases.launch_s) == (None, None, None)
+    assert (result.quality.final_loss, result.quality.metric, result.sync.message_bytes) == (None, None, [])
+
+
+def test_figures_come_from_the_first_rank_that_is_there() -> None:
+    result = assembled(simulated_spec(2), [None, rank(1, [0.1], params=7)], RunOutcome("failed", "gone", 0))
+    assert result.workload.model_params == 7 and [r.rank for r in result.ranks] == [1]
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"), [([[None], [2.0]], 2.0), ([[None], [None]], None), ([[], [3.0]], 3.0), ([[], []], None)]
+)
+def test_ranks_without_a_loss_do_not_count(losses: list[list[float | None]], expected: float | None) -> None:
+    ranks = [rank(k, block_losses=loss, block_samples=[10] * len(loss)) for k, loss in enumerate(losses)]
+    assert assembled(simulated_spec(2), ranks, RunOutcome("ok")).quality.final_loss == expected
+
+
+def trained_rank(number: int, train_s: float, blocks: list[float]) -> RankRecord:
+    """It looked twice, once in warm-up."""
+    marks = {"launch": 100.5, "setup": 101.0, "warmup": 103.0, "measure": 106.0, "probes": 110.0, "end": 112.0}
+    points = [
+        CurvePoint(10, 0.5, 50, train_s / 2, 1e-3, 0.9, 50, {"mse": 0.4}, {"mse": 0.3}, 0.5, 104.0),
+        CurvePoint(20, 1.0, 100, train_s, 1e-3, 0.5, 50, {"mse": 0.2}, {"mse": 0.1}, 1.5, 109.0),
+    ]
+    return rank(
+        number, blocks, marks_s=marks, metrics={"mse": 0.2}, curve=points, stopped_by="target",
+        first_step_s=train_s / 4,
+    )  # fmt: skip
+
+
+def test_a_training_as_a_record() -> None:
+    spec = simulated_spec(2, train=TrainSpec(10, stop=StopSpec(target=0.3), learning_rate_rule="linear", base_batch=10))
+    ranks: list[RankRecord | None] = [trained_rank(0, 4.0, [0.1]), trained_rank(1, 8.0, [0.1])]
+    result = assembled(spec, ranks, RunOutcome("ok"))
+    q, p = result.quality, result.phases
+    assert (q.time_to_target_s, q.stopped_by, q.first_step_s) == (8.0, "target", 2.0), "of the slowest rank"
+    assert q.learning_rate == 2e-3 and [point.loss_samples for point in q.curve] == [100, 100]
+    assert (q.metric_name, q.metric, q.final_loss) == ("mse", 0.2, 0.5)
+    assert (p.warmup_s, p.measure_s, p.evaluate_s, p.probes_s) == (2.5, 2.5, 2.0, 2.0)
+    assert result.flags == []
+
+
+def test_a_training_that_was_over_in_warmup_is_flagged() -> None:
+    spec = simulated_spec(train=TrainSpec(10, stop=StopSpec(steps=20)))
+    result = assembled(spec, [trained_rank(0, 4.0, [])], RunOutcome("ok"))
+    assert (result.flags, result.quality.final_loss) == (["over_in_warmup"], 0.5)
+    assert result.quality.time_to_target_s is None, "nobody asked for one"
+    assert assembled(spec, [trained_rank(0, 4.0, [])], RunOutcome("failed", "gone", 0)).flags == []
+
+
+def test_a_dataset_of_ones_own_goes_by_its_path(tmp_path: Path) -> None:
+    spec = simulated_spec(dataset=DatasetSpec("materials", size=64, path="/data/mine.npz"))
+    assert assembled(spec, [None], RunOutcome("ok")).workload.dataset == "/data/mine.npz"
+
+
+def test_a_clock_that_was_set_back_gives_no_negative_launch(tmp_path: Path) -> None:
+    ranks = [rank(0, marks_s={"launch": 99.0, "setup": 99.5})]
+    assert assembled(simulated_spec(), list(ranks), RunOutcome("ok", launched_at_s=100.0)).phases.launch_s == 0.0
+
+
+def on_hosts(*failures: tuple[str, float, float | None]) -> list[RankRecord | None]:
+    """Ranks that failed: (host, when by its clock, how far that is ahead of rank 0's)."""
+    return [
+        rank(number, status="failed", reason="broke", hostname=host, failed_at_s=at_s, clock_offset_s=offset_s)
+        for number, (host, at_s, offset_s) in enumerate(failures)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "died_first", "first"),
+    [
+        (on_hosts(("a", 105.0, None), ("b", 64.9, -40.0)), [1], 1),
+        (on_hosts(("a", 105.0, None), ("b", 65.1, -40.0)), [1], 0),  # what they tell is more exact than what is seen
+        (on_hosts(("a", 105.0, None), ("b", 65.1, None)), [0], 0),  # no offset: whoever was seen to end first
+        (on_hosts(("a", 105.0, None), ("a", 104.0, None), ("b", 65.1, None)), [0, 1], 1),
+        (on_hosts(("a", 105.0, None), ("b", 65.1, None)), [], 1),
+    ],
+)
+def test_who_failed_first_where_clocks_differ(
+    ranks: list[RankRecord | None], died_first: list[int], first: int
+) -> None:
+    assert classify_exit(ended(*[1] * len(ranks), died_first=died_first), ranks, False).rank == first
+
+
+@pytest.mark.parametrize(("offset_s", "status"), [(None, "timeout"), (50.0, "failed"), (-50.0, "timeout")])
+def test_a_timeout_by_another_clock(offset_s: float | None, status: str) -> None:
+    """Seen at 109 s by the clock of this host, which is rank 0's."""
+    ranks = [None, *on_hosts(("other", 0.0, None), ("other", 150.0, offset_s))[1:]]
+    ranks[0] = rank(0, hostname=socket.gethostname())
+    assert classify_exit(timed_out(None, None), ranks, False).status == status
+
+
+@pytest.mark.parametrize(
+    ("hosts", "here", "launch_s"), [([], False, 0.5), (["a:2"], False, None), (["a:2"], True, 0.5)]
+)
+def test_the_launch_is_of_one_clock(hosts: list[str], here: bool, launch_s: float | None) -> None:
+    spec = simulated_spec()
+    spec.config.hardware.hosts = hosts
+    host = socket.gethostname() if here else "node"
+    ranks: list[RankRecord | None] = [rank(0, hostname=host, marks_s={"launch": 100.5, "setup": 101.0})]
+    assert assembled(spec, ranks, RunOutcome("ok", launched_at_s=100.0)).phases.launch_s == launch_s
+
+
+def test_a_rank_file_of_another_scalebench_is_none(tmp_path: Path) -> None:
+    write_json(rank_record_path(tmp_path, 0), dataclasses.asdict(rank(0)) | {"later": 1})
+    assert read_ranks(tmp_path, 1) == [None]

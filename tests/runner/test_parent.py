@@ -1,0 +1,294 @@
+"""One run from its spec to its row, whatever happens on the way."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import os
+import shutil
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalebench.analysis import load
+from scalebench.core import process
+from scalebench.core.errors import InputError
+from scalebench.core.json_files import write_json
+from scalebench.core.machine import machine
+from scalebench.core.result import ProbeRecord, RankRecord, Result, read_result, write_result
+from scalebench.core.run_folder import MPIRUN_LOG, RESULT_FILE, rank_record_path
+from scalebench.core.spec import HardwareSpec, read_spec
+from scalebench.runner import parent as run_module
+from scalebench.runner import trace_merge
+from scalebench.runner.launchers import local, mpi, supervise
+from scalebench.runner.launchers.supervise import GroupExit, LaunchRequest
+from scalebench.runner.parent import run
+from tests.builders.runs import simulated_spec
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 3])
+def test_a_run_leaves_its_files_and_its_row(gpus: int, tmp_path: Path) -> None:
+    spec = simulated_spec(gpus, options={"step_s": 0.002})
+    folder = tmp_path / "deep" / "run"
+    result = run(spec, folder)
+    ranks = [name for k in range(gpus) for name in (f"rank{k}.json", f"rank{k}.log")]
+    assert sorted(os.listdir(folder)) == sorted(["spec.json", "result.json", *ranks])
+    assert read_spec(folder) == spec
+    assert read_result(folder / RESULT_FILE) == result
+    assert (result.status, result.reason, result.log) == ("ok", None, None)
+    assert [r.rank for r in result.ranks] == list(range(gpus)) and len({r.pid for r in result.ranks}) == gpus
+    assert len(result.run_id) == 12
+    # The phases, one after the other, make up the run.
+    p = result.phases
+    parts = [p.launch_s, p.setup_s, p.warmup_s, p.measure_s, p.evaluate_s, p.probes_s, p.close_s]
+    assert None not in parts and p.wall_s is not None
+    assert 0 < sum(part or 0.0 for part in parts) <= p.wall_s
+    (row,) = load.load(folder).to_dict("records")
+    assert row["throughput_samples_per_s"] > 0 and row["gpus"] == gpus and row["path"] == str(folder)
+
+
+def test_two_runs_of_the_same_spec_have_a_fingerprint_and_two_ids(tmp_path: Path) -> None:
+    one, two = (run(simulated_spec(repeat=k), tmp_path / str(k)) for k in range(2))
+    assert one.fingerprint == two.fingerprint and one.run_id != two.run_id
+    assert one.started_at < two.started_at
+
+
+def test_a_folder_with_a_result_is_left_alone(tmp_path: Path) -> None:
+    run(simulated_spec(), tmp_path / "run")
+    before = (tmp_path / "run" / RESULT_FILE).read_bytes()
+    with pytest.raises(InputError, match=r"already holds a result\.json; choose another folder or remove it"):
+        run(simulated_spec(gpus=2), tmp_path / "run")
+    assert (tmp_path / "run" / RESULT_FILE).read_bytes() == before
+    assert read_spec(tmp_path / "run").gpus == 1
+
+
+def test_what_is_impossible_here_is_a_row_and_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "launch", lambda *args, **options: pytest.fail("it was started"))
+    spec = simulated_spec(
+        hardware=HardwareSpec("far", devices="cuda", gpus_per_node=8, this_machine=False, gpu_model="X"), gpus=3
+    )
+    result = run(spec, tmp_path / "run")
+    assert result.status == "unsupported" and result.reason is not None
+    assert "hardware=far is another machine (8 x X a node)" in result.reason
+    assert (result.ranks, result.phases.wall_s) == ([], None)
+    assert read_result(tmp_path / "run" / RESULT_FILE) == result
+
+
+def test_looks_show_the_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "PROGRESS_INTERVAL_S", 0.02)
+    phases: list[str] = []
+    run(simulated_spec(), tmp_path / "run", lambda progress: phases.extend(p.phase for p in progress))
+    assert "measure" in phases
+
+
+def launch(action: Any) -> Any:
+    """A launcher that does `action` instead."""
+
+    def stand_in(*args: Any) -> GroupExit:
+        action()
+        return GroupExit([0], 0.0, 1.0)
+
+    return stand_in
+
+
+def broken(error: BaseException) -> Any:
+    def action() -> None:
+        raise error
+
+    return launch(action)
+
+
+def test_cancelled_is_a_row_and_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "launch", broken(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        run(simulated_spec(), tmp_path / "run")
+    result = read_result(tmp_path / "run" / RESULT_FILE)
+    assert (result.status, result.reason, result.log) == ("cancelled", "cancelled while it ran", None)
+
+
+def test_no_processes_to_be_had_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "launch", broken(process.StartError(errno.EAGAIN, os.strerror(errno.EAGAIN))))
+    result = run(simulated_spec(), tmp_path / "run")
+    assert result.status == "failed"
+    assert result.reason == "the processes could not be started: Resource temporarily unavailable"
+    assert read_result(tmp_path / "run" / RESULT_FILE) == result
+
+
+@pytest.mark.parametrize("launcher", ["local", "mpi"])
+def test_the_launcher_of_the_strategy_is_taken(launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (local, mpi):
+        ended = GroupExit([0], 0.0, 1.0, broken=f"{module.__name__} was taken")
+        monkeypatch.setattr(module, "launch", lambda *args, ended=ended: ended)
+    spec = simulated_spec()
+    spec.config.strategy.launcher = launcher
+    result = run(spec, tmp_path / "run")
+    assert (result.status, result.reason) == ("failed", f"scalebench.runner.launchers.{launcher} was taken")
+
+
+def test_what_nccl_logged_is_in_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stand_in(request: LaunchRequest) -> GroupExit:
+        (request.folder / "rank0.log").write_text("host:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/IPC\n")
+        return GroupExit([0, 0], 5.0, 2.0, [])
+
+    monkeypatch.setattr(local, "launch", stand_in)
+    run(simulated_spec(2), tmp_path / "run")
+    assert read_result(tmp_path / "run" / RESULT_FILE).sync.transports == {"0-1": "P2P/IPC"}
+
+
+@pytest.mark.parametrize("log", [None, MPIRUN_LOG])
+def test_a_launcher_that_went_wrong_is_the_reason_and_not_what_follows(
+    log: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+
+    def stand_in(*args: Any) -> GroupExit:
+        record = RankRecord(0, "here", 1, status="failed", reason="connection lost", failed_at_s=1.0)
+        write_json(rank_record_path(folder, 0), record)
+        if log is not None:
+            (folder / log).touch()
+        return GroupExit([1], 5.0, 2.0, [0], broken="mpirun was killed by SIGKILL")
+
+    monkeypatch.setattr(local, "launch", stand_in)
+    result = run(simulated_spec(), folder)
+    assert (result.status, result.reason, result.log) == ("failed", "mpirun was killed by SIGKILL", log)
+    assert result.phases.wall_s == 2.0 and [rank.reason for rank in result.ranks] == ["connection lost"]
+
+
+@pytest.mark.parametrize(("before", "after", "status"), [(5, 6, "oom"), (5, 5, "failed"), (None, 6, "failed")])
+def test_a_kill_while_the_kernel_killed_for_memory(
+    before: int | None, after: int, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = [before, after]
+    monkeypatch.setattr(machine, "oom_kills", lambda: counts.pop(0))
+    monkeypatch.setattr(local, "launch", lambda *args: GroupExit([-signal.SIGKILL], 0.0, 1.0, [0]))
+    result = run(simulated_spec(), tmp_path / "run")
+    assert result.status == status and result.reason is not None and "killed by" in result.reason
+
+
+class Interrupted(Exception):
+    """In place of KeyboardInterrupt, which pytest would take for its own."""
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_signals_wait_while_the_row_is_written(
+    sign: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command line takes SIGTERM for Ctrl-C; schedulers send it more than once."""
+
+    def handler(number: int, frame: Any) -> None:
+        raise Interrupted
+
+    def interrupted(*args: Any) -> Any:
+        signal.raise_signal(sign)
+        return write(*args)
+
+    write, before = write_result, signal.signal(sign, handler)
+    monkeypatch.setattr(run_module, "write_result", interrupted)
+    try:
+        assert run(simulated_spec(), tmp_path / "run").status == "ok"
+        assert signal.getsignal(sign) is handler
+    finally:
+        signal.signal(sign, before)
+    assert read_result(tmp_path / "run" / RESULT_FILE).status == "ok"
+
+
+def test_a_run_outside_the_main_thread(tmp_path: Path) -> None:
+    done: list[Result] = []
+    thread = threading.Thread(target=lambda: done.append(run(simulated_spec(), tmp_path / "run")))
+    thread.start()
+    thread.join()
+    assert [result.status for result in done] == ["ok"]
+
+
+def test_a_full_disk_is_said_and_leaves_no_half_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace = os.replace
+
+    def full(source: Any, target: Any) -> None:
+        if Path(target).name == RESULT_FILE:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        with pytest.raises(OSError, match="No space left on device"):
+            run(simulated_spec(), tmp_path / "run")
+    assert not [name for name in os.listdir(tmp_path / "run") if "result" in name]
+
+
+def traced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Result:
+    """A run whose first rank left a trace, and whose second died while it wrote its own."""
+
+    def stand_in(request: LaunchRequest) -> GroupExit:
+        for k in (0, 1):
+            probes = ProbeRecord(trace=f"trace{k}.json.gz")
+            write_json(rank_record_path(folder, k), RankRecord(k, "node", 1, block_s=[1.0], probes=probes))
+        (folder / "trace0.json.gz").write_bytes(gzip.compress(b'{"traceEvents": []}'))
+        (folder / "trace1.json.gz").write_bytes(b"half")
+        return GroupExit([0, 0], 0.0, 1.0)
+
+    monkeypatch.setattr(local, "launch", stand_in)
+    return run(simulated_spec(gpus=2), folder)
+
+
+def test_the_traces_of_the_ranks_become_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "trace9.json.gz").write_bytes(b"half")  # of a run that was killed
+    result = traced(tmp_path, monkeypatch)
+    assert sorted(path.name for path in tmp_path.glob("trace*")) == ["trace.json.gz", "trace1.json.gz"]
+    assert (result.status, result.trace) == ("ok", "trace.json.gz")
+    assert [rank.probes.trace for rank in result.ranks if rank.probes] == [None, "trace1.json.gz"]
+    assert read_result(tmp_path / RESULT_FILE) == result
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), ValueError("odd")])
+def test_traces_that_cannot_be_merged_fail_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def broken(folder: Path, offsets_s: dict[int, float]) -> list[int]:
+        raise error
+
+    monkeypatch.setattr(trace_merge, "merge", broken)
+    result = traced(tmp_path, monkeypatch)
+    assert (result.status, result.trace) == ("ok", None)
+    assert [rank.probes.trace for rank in result.ranks if rank.probes] == ["trace0.json.gz", "trace1.json.gz"]
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError):
+        run(simulated_spec(), tmp_path / "file" / "run")
+
+
+def test_rank_files_of_an_earlier_run_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run whose parent was killed left rank files; the next one in this folder starts nothing."""
+    folder = tmp_path / "run"
+    run(simulated_spec(), folder)
+    (folder / RESULT_FILE).unlink()
+    left = ["progress0.json", "pid0.json", "exit0.json", MPIRUN_LOG]
+    for name in left:
+        (folder / name).touch()
+
+    def stand_in(*args: Any) -> GroupExit:
+        assert sorted(os.listdir(folder)) == ["spec.json"]
+        for name in left[:-1]:
+            (folder / name).touch()
+        return GroupExit([0], 0.0, 1.0)
+
+    monkeypatch.setattr(local, "launch", stand_in)
+    result = run(simulated_spec(), folder)
+    assert (result.status, result.ranks) == ("failed", [])
+    assert sorted(os.listdir(folder)) == ["result.json", "spec.json"]
+
+
+def test_a_row_that_somebody_else_wrote_meanwhile_stays(tmp_path: Path) -> None:
+    """As for a job whose node had been given up for dead, and came back."""
+    others = run(simulated_spec(), tmp_path / "another")
+
+    def write(progress: object) -> None:
+        (tmp_path / "run").mkdir(exist_ok=True)
+        shutil.copy(tmp_path / "another" / "result.json", tmp_path / "run" / "result.json")
+
+    assert run(simulated_spec(options={"step_s": 0.01}), tmp_path / "run", write).run_id == others.run_id
+    assert read_result(tmp_path / "run" / "result.json").run_id == others.run_id

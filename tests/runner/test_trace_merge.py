@@ -1,0 +1,207 @@
+"""The traces of all ranks as one: on one clock, each event kept, nobody's processes or arrows taken for another's."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scalebench.core.run_folder import MERGED_TRACE_FILE
+from scalebench.runner import trace_merge
+from scalebench.runner.trace_merge import merge
+
+NOON_US = 1_767_268_800_000_000  # of a day in 2026, microseconds since the epoch
+
+
+def slice_(name: str, ts: float, pid: Any = 7, tid: int = 1, **more: Any) -> dict[str, Any]:
+    return {"ph": "X", "name": name, "ts": ts, "dur": 5.25, "pid": pid, "tid": tid, **more}
+
+
+def fact(kind: str, value: Any, pid: Any = 7, tid: int = 0) -> dict[str, Any]:
+    key = {"process_labels": "labels", "process_sort_index": "sort_index"}.get(kind, "name")
+    return {"ph": "M", "name": kind, "ts": 0, "pid": pid, "tid": tid, "args": {key: value}}
+
+
+def leave(folder: Path, rank: int, events: list[dict[str, Any]], **more: Any) -> Path:
+    path = folder / f"trace{rank}.json.gz"
+    path.write_bytes(gzip.compress(json.dumps({"traceEvents": events, **more}).encode()))
+    return path
+
+
+def merged(folder: Path) -> list[dict[str, Any]]:
+    """All events of the merged file, which has to be JSON without NaN."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    with gzip.open(folder / MERGED_TRACE_FILE, "rt", encoding="utf-8") as file:
+        content = json.load(file, parse_constant=refuse)
+    assert isinstance(content["traceEvents"], list)
+    return list(content["traceEvents"])
+
+
+def timed(folder: Path) -> dict[str, dict[str, Any]]:
+    return {event["name"]: event for event in merged(folder) if event["ph"] != "M"}
+
+
+def names(folder: Path, kind: str = "process_name") -> dict[int, Any]:
+    return {event["pid"]: next(iter(event["args"].values())) for event in merged(folder) if event["name"] == kind}
+
+
+def test_what_is_at_the_same_time_stays_so(tmp_path: Path) -> None:
+    leave(tmp_path, 0, [slice_("early", NOON_US - 1000.5), slice_("ours", NOON_US + 0.25)])
+    leave(tmp_path, 1, [slice_("theirs", NOON_US + 0.25), slice_("late", NOON_US + 2e6)])
+    assert merge(tmp_path) == [0, 1]
+    assert os.listdir(tmp_path) == [MERGED_TRACE_FILE]
+    at = {name: event["ts"] for name, event in timed(tmp_path).items()}
+    assert at == {"early": 0.0, "ours": 1000.75, "theirs": 1000.75, "late": 2001000.5}
+    assert {event["dur"] for event in timed(tmp_path).values()} == {5.25}
+
+
+def test_clocks_of_other_machines_are_made_good(tmp_path: Path) -> None:
+    """Rank 1's is two seconds ahead, rank 2's an hour behind."""
+    leave(tmp_path, 0, [slice_("ours", NOON_US)])
+    leave(tmp_path, 1, [slice_("theirs", NOON_US + 2e6 + 10.0)])
+    leave(tmp_path, 2, [slice_("late", -3600e6 + 20.0)], baseTimeNanoseconds=NOON_US * 1000)
+    assert merge(tmp_path, {1: 2.0, 2: -3600.0}) == [0, 1, 2]
+    assert {name: event["ts"] for name, event in timed(tmp_path).items()} == {"ours": 0.0, "theirs": 10.0, "late": 20.0}
+
+
+def test_a_base_keeps_the_nanoseconds(tmp_path: Path) -> None:
+    leave(tmp_path, 0, [slice_("a", 10.001), slice_("b", 10.002)], baseTimeNanoseconds=NOON_US * 1000 + 1)
+    leave(tmp_path, 1, [slice_("c", 20.0)], baseTimeNanoseconds=NOON_US * 1000)
+    merge(tmp_path)
+    assert {name: event["ts"] for name, event in timed(tmp_path).items()} == {"a": 0.0, "b": 0.001, "c": 9.998}
+
+
+def test_processes_are_told_apart_and_named(tmp_path: Path) -> None:
+    """Two ranks with the same process id, as in two containers; the first with a GPU, which has one of its own."""
+    gpu = [
+        fact("process_name", "python", 0),
+        fact("process_labels", "GPU 0", 0),
+        fact("process_sort_index", 4, 0),
+        slice_("kernel", NOON_US, pid=0),
+    ]
+    idle = [fact("process_name", "python", 1), fact("process_labels", "GPU 1", 1)]
+    cpu = [fact("process_sort_index", 3), fact("process_name", "python"), slice_("step", NOON_US)]
+    leave(tmp_path, 0, [slice_("span", NOON_US, pid="7"), slice_("nameless", NOON_US, pid=""), *gpu, *idle, *cpu])
+    leave(tmp_path, 1, [slice_("other", NOON_US), fact("thread_name", "autograd", tid=1)])
+    merge(tmp_path)
+    pids = {name: event["pid"] for name, event in timed(tmp_path).items()}
+    assert pids == {"step": 1, "kernel": 2, "span": 3, "nameless": 4, "other": 5}
+    named = {1: "rank 0: python", 2: "rank 0: GPU 0", 3: "rank 0: 7", 4: "rank 0", 5: "rank 1"}
+    assert names(tmp_path) == named
+    assert names(tmp_path, "process_sort_index") == {pid: pid for pid in named}
+    assert names(tmp_path, "thread_name") == {5: "autograd"}
+    assert not any("ts" in event for event in merged(tmp_path) if event["ph"] == "M")
+
+
+def test_arrows_end_in_the_rank_where_they_begin(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        begin, end = ({"ph": ph, "id": 12, "ts": NOON_US, "pid": 7, "tid": 1} for ph in "sf")
+        bound = slice_(f"bound{rank}", NOON_US, bind_id="0x1f", id2={"global": 12})
+        leave(tmp_path, rank, [{**begin, "name": f"s{rank}"}, {**end, "name": f"f{rank}"}, bound])
+    merge(tmp_path)
+    of = timed(tmp_path)
+    assert of["s0"]["id"] == of["f0"]["id"] != of["s1"]["id"] == of["f1"]["id"]
+    assert isinstance(of["s0"]["id"], int)
+    assert of["bound0"]["bind_id"] != of["bound1"]["bind_id"]
+    assert {int(of[f"bound{rank}"]["id2"]["global"], 16) for rank in (0, 1)} == {of["s0"]["id"], of["s1"]["id"]}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"no gzip",
+        gzip.compress(b'{"traceEvents": []}', mtime=0)[:-9],
+        gzip.compress(b"x", mtime=0)[:10] + b"\xff" * 99,
+        gzip.compress(b'{"traceEvents": [{"ph": "X", "na', mtime=0),
+        gzip.compress(b"\xff\xfe", mtime=0),
+        gzip.compress(b'{"traceEvents": 3}', mtime=0),
+        gzip.compress(b'{"traceEvents": [3]}', mtime=0),
+        gzip.compress(b'{"traceEvents": [{"ph": "X", "ts": 1e999}]}', mtime=0),
+        gzip.compress(b"[]", mtime=0),
+    ],
+)
+def test_a_broken_file_is_passed_over_and_stays(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "trace0.json.gz").write_bytes(content)
+    assert merge(tmp_path) == []
+    assert os.listdir(tmp_path) == ["trace0.json.gz"]
+    leave(tmp_path, 2, [slice_("whole", NOON_US)])
+    assert merge(tmp_path) == [2]
+    assert sorted(os.listdir(tmp_path)) == [MERGED_TRACE_FILE, "trace0.json.gz"]
+    assert list(timed(tmp_path)) == ["whole"]
+
+
+def test_other_files_are_none_of_its_business(tmp_path: Path) -> None:
+    names = [MERGED_TRACE_FILE, "trace0.json.gz.part", "trace0.json", "my_trace0.json.gz"]
+    whole = leave(tmp_path, 0, [slice_("a", NOON_US)])
+    for name in names:
+        (tmp_path / name).write_bytes(whole.read_bytes())
+    before = whole.read_bytes()
+    whole.unlink()
+    assert merge(tmp_path) == []
+    assert {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)} == dict.fromkeys(names, before)
+
+
+def test_a_folder_that_is_full_keeps_what_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leave(tmp_path, 0, [slice_("a", NOON_US)])
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(trace_merge.os, "replace", full)
+    with pytest.raises(OSError):
+        merge(tmp_path)
+    assert os.listdir(tmp_path) == ["trace0.json.gz"]
+
+
+def test_what_is_no_number_in_json_becomes_null(tmp_path: Path) -> None:
+    leave(tmp_path, 0, [slice_("a", NOON_US, args={"occupancy": float("nan")})])
+    merge(tmp_path)
+    assert timed(tmp_path)["a"]["args"] == {"occupancy": None}
+
+
+EVENTS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "ph": st.sampled_from("XisfbeC"),
+            "name": st.text(max_size=3),
+            "ts": st.integers(0, 4 * 10**6).map(lambda quarters: NOON_US + quarters / 4),
+            "pid": st.sampled_from([0, 1, "0", "Spans"]),
+            "tid": st.integers(0, 2),
+        },
+        optional={"id": st.sampled_from([0, 1, "1", "0x1"]), "args": st.dictionaries(st.text(max_size=2), st.none())},
+    ),
+    max_size=6,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(ranks=st.lists(EVENTS, min_size=1, max_size=3))
+def test_no_event_is_lost_and_none_changes_its_neighbours(ranks: list[list[dict[str, Any]]]) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for rank, events in enumerate(ranks):
+            leave(folder, rank, events)
+        assert merge(folder) == list(range(len(ranks)))
+        made = [event for event in merged(folder) if event["ph"] != "M"]
+    whole = [(rank, event) for rank, events in enumerate(ranks) for event in events]
+    assert len(made) == len(whole)
+    begin = min((event["ts"] for _, event in whole), default=0)
+    for (_, event), new in zip(whole, made, strict=True):
+        assert new["ts"] == event["ts"] - begin
+        assert {**new, "ts": 0, "pid": 0, "id": 0} == {**event, "ts": 0, "pid": 0, "id": 0}
+    for key in ("pid", "id"):
+        pairs = {((rank, repr(e[key])), n[key]) for (rank, e), n in zip(whole, made, strict=True) if key in e}
+        for side in (0, 1):
+            assert max(Counter(pair[side] for pair in pairs).values(), default=1) == 1

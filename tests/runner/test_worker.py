@@ -1,0 +1,274 @@
+"""The child's part: its place, its record, its end."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalebench.core.errors import InputError
+from scalebench.core.json_files import read_record
+from scalebench.core.result import RankRecord
+from scalebench.core.run_folder import rank_record_path
+from scalebench.core.spec import RunSpec, write_spec
+from scalebench.runner import worker
+from scalebench.runner.launchers.rank_environment import environment, free_port
+from scalebench.runner.worker import classify, run_rank
+from scalebench.strategies.base import Unsupported
+from scalebench.strategies.simulated import Simulated
+from tests.builders.runs import alive, simulated_spec, wait_until
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run's folder with its spec, and this process as its rank 0, not pinned."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.delenv(worker.PARENT, raising=False)
+    monkeypatch.setattr(worker, "pin", lambda cpus: None)
+    write_spec(simulated_spec(), tmp_path)
+    return tmp_path
+
+
+def record_in(folder: Path, rank: int = 0) -> RankRecord:
+    return read_record(rank_record_path(folder, rank), RankRecord)
+
+
+def test_a_rank_that_goes_well(folder: Path) -> None:
+    assert worker.main([str(folder)]) == 0
+    record = record_in(folder)
+    assert (record.status, record.reason, record.rank, record.pid) == ("ok", None, 0, os.getpid())
+    assert list(record.marks_s) == ["launch", "setup", "warmup", "measure", "evaluate", "probes", "close", "end"]
+    assert list(record.marks_s.values()) == sorted(record.marks_s.values())
+    assert record.threads == simulated_spec().places[0].threads
+    assert record.affinity == sorted(os.sched_getaffinity(0))
+    assert record.cpu_s is not None and record.rss_anon_peak_bytes is not None
+
+
+def body(error: BaseException) -> Any:
+    def raising(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any) -> None:
+        record.block_s = [0.5]
+        raise error
+
+    return raising
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "reason"),
+    [
+        (RuntimeError("it\nbroke   here"), "failed", "RuntimeError: it broke here"),
+        (KeyError(), "failed", "KeyError: KeyError"),
+        (ValueError("x" * 1000), "failed", "ValueError: " + "x" * 300),
+        (Unsupported("it takes a GPU"), "unsupported", "it takes a GPU"),
+        (InputError("dataset.size is too small"), "failed", "dataset.size is too small"),
+        (
+            RuntimeError(
+                'Graph execution error:\n\nDetected at node add defined at (most recent call last):\n  File "a.py", '
+                'line 1, in f\n\n  File "b.py", line 2, in g\n\nIncompatible\nshapes\n\t [[{{node add}}]]'
+            ),
+            "failed",
+            "RuntimeError: Incompatible shapes",
+        ),
+        (RuntimeError("Graph execution error:"), "failed", "RuntimeError: Graph execution error:"),
+        (RuntimeError("OOM when allocating tensor"), "oom", "out of memory: OOM when allocating tensor"),
+        (MemoryError(), "oom", "out of memory: MemoryError"),
+        (RuntimeError("CUDA out of memory. Tried to"), "oom", "out of memory: CUDA out of memory. Tried to"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "oom", None),
+        (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), "oom", None),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "failed", "OSError: [Errno 28] No space left on device"),
+        (SystemExit(3), "failed", "SystemExit: 3"),
+        (KeyboardInterrupt(), "failed", "KeyboardInterrupt: KeyboardInterrupt"),
+    ],
+)
+def test_a_failure_is_classified_and_recorded(
+    error: BaseException, status: str, reason: str | None, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_rank(folder, body(error)) == 1
+    record = record_in(folder)
+    assert record.status == status and record.reason is not None and "\n" not in record.reason
+    assert record.reason == reason or (reason is None and record.reason.startswith("out of memory: "))
+    assert record.failed_at_s is not None and record.marks_s["end"] >= record.failed_at_s
+    assert record.block_s == [0.5], "what was measured before it stays"
+    err = capsys.readouterr().err
+    assert "Traceback" in err and type(error).__name__ in err
+
+
+def test_a_strategy_that_cannot_be_made_is_a_failed_rank(folder: Path) -> None:
+    spec = simulated_spec()
+    spec.config.strategy.options = {"stepp_s": 1.0}
+    write_spec(spec, folder)
+    assert worker.main([str(folder)]) == 1
+    record = record_in(folder)
+    assert record.status == "failed" and record.reason is not None and "step_s" in record.reason
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_ranks_meet_once_more_before_they_end(gone: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another still fetches from this rank is there until it has it; that the other has left meanwhile is well."""
+    done: list[str] = []
+
+    def broadcast(self: Simulated, value: float) -> float:
+        done.append("broadcast")
+        if gone:
+            raise EOFError("the other has left")
+        return value
+
+    monkeypatch.setattr(Simulated, "broadcast", broadcast)
+    monkeypatch.setattr(Simulated, "close", lambda self: done.append("close"))
+    assert run_rank(folder, lambda *parts: done.append("body")) == 0
+    assert done == ["body", "broadcast", "close"]
+    assert record_in(folder).status == "ok"
+
+
+def test_after_a_failure_the_strategy_is_closed_and_what_that_raises_is_only_printed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    closed = []
+
+    def close(self: Simulated) -> None:
+        closed.append(rank_record_path(folder, 0).exists())
+        raise RuntimeError("the group is broken")
+
+    monkeypatch.setattr(Simulated, "close", close)
+    assert run_rank(folder, body(RuntimeError("first"))) == 1
+    assert closed == [True], "once, with the record safe"
+    assert record_in(folder).reason == "RuntimeError: first"
+    assert "the group is broken" in capsys.readouterr().err
+
+
+def test_a_failure_in_closing_is_a_failure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def close(self: Simulated) -> None:
+        raise RuntimeError("cannot leave")
+
+    monkeypatch.setattr(Simulated, "close", close)
+    assert run_rank(folder, lambda *parts: None) == 1
+    assert record_in(folder).reason == "RuntimeError: cannot leave"
+
+
+def test_classify_takes_the_first_failure_time() -> None:
+    record = RankRecord(0, "here", 1)
+    classify(RuntimeError("x"), record)
+    assert record.failed_at_s is not None
+
+
+def test_pinning(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = os.sched_getaffinity(0)
+    try:
+        worker.pin([min(before)])
+        assert worker.affinity() == [min(before)]
+        worker.pin([])
+        assert worker.affinity() == [min(before)], "no core named: left as it is"
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def process(folder: Path, spec: RunSpec, **variables: str) -> subprocess.Popen[str]:
+    write_spec(spec, folder)
+    surroundings = environment(spec, "an id", 0, [f"127.0.0.1:{free_port()}"]) | variables
+    command = [sys.executable, "-m", "scalebench.runner.worker", str(folder)]
+    return subprocess.Popen(command, env=surroundings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_a_worker_by_hand(tmp_path: Path) -> None:
+    one = process(tmp_path, simulated_spec())
+    out, _ = one.communicate(timeout=60)
+    assert (one.returncode, out) == (0, "")
+    assert record_in(tmp_path).pid == one.pid
+
+
+def test_a_failed_worker_ends_with_1_and_its_traceback(tmp_path: Path) -> None:
+    one = process(tmp_path, simulated_spec(options={"fault": "raise"}))
+    out, _ = one.communicate(timeout=60)
+    assert one.returncode == 1 and "RuntimeError: told to fail" in out
+
+
+@pytest.mark.parametrize(
+    "trap",
+    ["threading.Thread(target=threading.Event().wait).start()", "atexit.register(os.abort)"],
+    ids=["a thread that never ends", "an abort by the interpreter's end"],
+)
+@pytest.mark.parametrize(("fault", "status"), [("raise", 1), ("none", 0)])
+def test_what_happens_after_a_worker_is_done_does_not_count(trap: str, fault: str, status: int, tmp_path: Path) -> None:
+    (tmp_path / "stuck.py").write_text(
+        f"import atexit, os, runpy, sys, threading\n{trap}\nprint('said', end='')\n"
+        "runpy.run_module('scalebench.runner.worker', run_name='__main__')\n"
+    )
+    write_spec(spec := simulated_spec(options={"fault": fault}), tmp_path)
+    surroundings = environment(spec, "an id", 0, [f"127.0.0.1:{free_port()}"])
+    del surroundings["PYTHONUNBUFFERED"]
+    command = [sys.executable, str(tmp_path / "stuck.py"), str(tmp_path)]
+    one = subprocess.run(command, env=surroundings, capture_output=True, text=True, timeout=60, check=False)
+    assert (one.returncode, one.stdout, "told to fail" in one.stderr) == (status, "said", fault == "raise")
+    assert record_in(tmp_path).status == ("ok" if status == 0 else "failed")
+
+
+def test_a_worker_whose_parent_is_gone_before_it_looks_ends(tmp_path: Path) -> None:
+    """It was started by another process than it was told."""
+    one = process(tmp_path, simulated_spec(options={"setup_s": 600.0}), SCALEBENCH_PARENT_PID="1")
+    out, _ = one.communicate(timeout=60)
+    assert (one.returncode, out) == (1, "")
+    assert not rank_record_path(tmp_path, 0).exists()
+
+
+def test_the_kernel_ends_a_worker_whose_parent_was_killed(tmp_path: Path) -> None:
+    """A parent of its own, so that it can be killed; it says the pid of its worker."""
+    write_spec(simulated_spec(options={"setup_s": 600.0}), tmp_path)
+    parent = (
+        "import os, subprocess, sys, time\n"
+        "env = dict(os.environ, RANK='0', SCALEBENCH_PARENT_PID=str(os.getpid()))\n"
+        "worker = subprocess.Popen([sys.executable, '-m', 'scalebench.runner.worker', sys.argv[1]], env=env)\n"
+        "while not os.path.exists(sys.argv[1] + '/progress0.json'): time.sleep(0.01)\n"
+        "print(worker.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    one = subprocess.Popen([sys.executable, "-c", parent, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    pid = 0
+    try:
+        assert one.stdout is not None
+        pid = int(one.stdout.readline())
+        assert alive([pid]) == [pid]
+        one.send_signal(signal.SIGKILL)
+        one.wait()
+        wait_until(lambda: not alive([pid]), 10.0)
+        pid = 0
+    finally:
+        one.kill()
+        one.wait()
+        if one.stdout is not None:
+            one.stdout.close()
+        if pid:
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def service_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """This process as rank 1 of a run, which serves the chief."""
+    monkeypatch.setenv("RANK", "1")
+    spec = simulated_spec(gpus=2)
+    spec.places[0].role, spec.places[1].role = "chief", "ps"
+    write_spec(spec, folder)
+    return folder
+
+
+def test_a_service_leaves_no_record_and_never_ends_well(service_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = []
+    monkeypatch.setattr(Simulated, "serve", lambda self: served.append(self.place.role))
+    assert run_rank(service_folder, lambda *parts: pytest.fail("a service has no body")) == 1
+    assert served == ["ps"]
+    assert not list(service_folder.glob("rank*.json")) and not list(service_folder.glob("progress*"))
+
+
+def test_a_service_that_fails_says_why(service_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert worker.main([str(service_folder)]) == 1
+    record = record_in(service_folder, 1)
+    assert (record.rank, record.status, record.reason) == (
+        1,
+        "unsupported",
+        "simulated has no process that serves others",
+    )
+    assert "has no process that serves others" in capsys.readouterr().err

@@ -1,0 +1,111 @@
+"""Runs inside the test process, on up to two virtual devices of the CPU and made-up samples."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tensorflow")
+
+from absl import logging as absl_logging
+
+from scalebench.config.compose import compose_config
+from scalebench.config.resolve import resolve
+from scalebench.core.spec import Place, RunSpec
+from scalebench.strategies import registry
+from scalebench.strategies.tensorflow import devices
+from scalebench.workloads.source import Source
+
+import tensorflow as tf  # isort: skip  # after what the adapter sets for it
+
+# Its handler would close the stream that it saw first, which is pytest's, as soon as Hydra sets up logging.
+absl_logging.get_absl_handler().python_handler.setStream(sys.__stderr__)
+
+# TensorFlow has to be told before it begins, and once for all tests of the process; hence while they are collected.
+DEVICES = devices.configure("cpu", Place(0, 0, 0, [0, 1], [], 2))
+MIRRORED: Any = tf.distribute.MirroredStrategy
+SAMPLES = 101  # prime, so that no batch divides it
+
+
+@pytest.fixture(scope="session")
+def samples() -> tuple[np.ndarray, np.ndarray]:
+    """(inputs, targets) that a network can learn from: the targets are features of the inputs."""
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(SAMPLES, 200, 3)).astype(np.float32)
+    targets = np.stack([inputs[:, :100, 0].mean(1), np.abs(inputs[:, :, 1]).mean(1)], 1)
+    return inputs, targets
+
+
+@pytest.fixture
+def source(samples: tuple[np.ndarray, np.ndarray]) -> Callable[..., Source]:
+    """source(replica=0, replicas=1, **others) -> a Source of those samples in batches of 20."""
+
+    def make(replica: int = 0, replicas: int = 1, **others: Any) -> Source:
+        settings = {"global_batch": 20, "seed": 3, **others}
+        return Source(*samples, replica=replica, replicas=replicas, **settings)
+
+    return make
+
+
+@pytest.fixture
+def pictures() -> Callable[..., Source]:
+    """pictures(batch=20) -> 65 pictures of 10 classes that differ in colour."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 10, 65)
+    images = (rng.integers(0, 60, (65, 32, 32, 3)) + 13 * labels[:, None, None, None]).astype(np.uint8)
+    return lambda batch=20: Source(images, labels, global_batch=batch, seed=3, replica=0, replicas=1)
+
+
+@pytest.fixture
+def settings_kept() -> Iterator[None]:
+    """TensorFlow's own settings, which are the process's, are as they were after the test."""
+    tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
+    yield
+    tf.config.experimental.enable_tensor_float_32_execution(tf32)
+    tf.config.optimizer.set_experimental_options({"layout_optimizer": True})
+
+
+_rings: dict[tuple[str, ...], tf.distribute.Strategy] = {}
+
+
+def mirrored(devices: Sequence[str], cross_device_ops: Any = None) -> tf.distribute.Strategy:
+    """A MirroredStrategy. Each numbers its collectives from 100, so that two in one process would mix them up."""
+    if cross_device_ops is not None:
+        return MIRRORED(devices, cross_device_ops)
+    if tuple(devices) not in _rings:
+        _rings[tuple(devices)] = MIRRORED(devices)
+    return _rings[tuple(devices)]
+
+
+def spec_of(*words: str) -> RunSpec:
+    """A run of these overrides on the CPU, of one process."""
+    return resolve(compose_config(["hardware=cpu", *words]))
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch, settings_kept: None) -> Any:
+    """made(*overrides) -> the strategy of rank 0, not set up; it takes the devices that there are."""
+    monkeypatch.setattr(devices, "configure", lambda kind, place: DEVICES[: len(place.devices)])
+    monkeypatch.setattr(tf.distribute, "MirroredStrategy", mirrored)
+
+    def make(*words: str) -> Any:
+        spec = spec_of(*words)
+        return registry.load(spec.config.strategy.name)(spec, 0)
+
+    return make
+
+
+@pytest.fixture
+def strategy(made: Any) -> Any:
+    """strategy(*overrides) -> the strategy of rank 0, set up."""
+
+    def make(*words: str) -> Any:
+        one = made(*words)
+        one.setup()
+        return one
+
+    return make

@@ -1,0 +1,231 @@
+"""Keras' fit under our loop: it trains on each batch once, ends when told, and an error comes through."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from scalebench.measure.timed_loop import Stage, TimedLoop, fixed
+from scalebench.strategies.base import LossPart, Unsupported
+from scalebench.strategies.tensorflow.keras_fit import FitModel, Supply, Told
+from scalebench.workloads.source import Batch, Source
+
+FIT = "strategy.options.loop=fit"
+BARE = ("strategy=bare_tensorflow", "gpus=1")
+MIRRORED = ("strategy=mirrored", "gpus=2")
+SPECS = (tf.TensorSpec((None, 2), tf.float32), tf.TensorSpec((None,), tf.float32))
+
+
+class Counted:
+    """Batches, and how many of them were drawn."""
+
+    def __init__(self, batches: Any) -> None:
+        self.drawn, self._batches = 0, batches
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._batches:
+            self.drawn += 1
+            yield batch
+
+
+def batch(number: int, samples: int = 3) -> Batch:
+    return Batch(np.full((samples, 2), number, np.float32), np.full(samples, number, np.float32), 2 * samples)
+
+
+def train(strategy: Any, source: Source, blocks: int, steps: int) -> tuple[int, list[float]]:
+    """(batches drawn, losses) of a training of so many blocks."""
+    batches, stage = Counted(strategy.feed(source)), fixed("some", blocks, steps)
+    strategy.train(TimedLoop(strategy, batches, [stage], keep_step_losses=True))
+    return batches.drawn, stage.series.step_losses
+
+
+def test_supply_gives_each_batch_once() -> None:
+    """In order, with weights that make the sum of losses the mean over the global batch."""
+    noted: list[Batch] = []
+    batches = [batch(number, 3 + number) for number in range(4)]
+    supply = Supply(batches, noted.append, probe=0)
+    found = list(supply.dataset(SPECS, 0).as_numpy_iterator())
+    assert [(len(x), x[0, 0], y[0]) for x, y, _ in found] == [(3 + n, n, n) for n in range(4)]
+    for (_, _, weights), one in zip(found, batches, strict=True):
+        np.testing.assert_allclose(weights, np.full(one.samples, 1 / one.global_samples))
+    assert noted == batches
+    assert list(islice(supply.samples(), 4)) == [3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_supply_draws_as_far_ahead_as_is_asked_for(ahead: int) -> None:
+    counted = Counted(batch(number) for number in range(100))
+    iterator = iter(Supply(counted, lambda one: None, probe=0).dataset(SPECS, ahead))
+    list(islice(iterator, 3))
+    time.sleep(0.3)
+    assert 3 + ahead <= counted.drawn <= 4 + ahead
+
+
+def test_supply_is_only_looked_at_first() -> None:
+    """By fit under a strategy, which then begins again; what it saw there is drawn a second time."""
+    noted: list[Batch] = []
+    supply = Supply([batch(number) for number in range(3)], noted.append, probe=2)
+    dataset = supply.dataset(SPECS, 0)
+    assert [x.tolist() for x, _, _ in dataset.as_numpy_iterator()] == [[[0, 0], [0, 0]]]
+    assert noted == []
+    assert [x[0, 0] for x, _, _ in dataset.as_numpy_iterator()] == [0, 1, 2]
+    assert len(noted) == 3
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_supply_draws_nothing_after_stop(ahead: int) -> None:
+    """A batch that is being drawn is waited for: the loop's clock is not to be touched behind its back."""
+    drawn, drawing, may_go_on = [], threading.Event(), threading.Event()
+
+    def batches() -> Iterator[Batch]:
+        for number in range(100):
+            if number == 3:
+                drawing.set()
+                may_go_on.wait(10)
+            drawn.append(number)
+            yield batch(number)
+
+    supply = Supply(batches(), lambda one: None, probe=0)
+    iterator = iter(supply.dataset(SPECS, ahead))
+    reader = threading.Thread(target=lambda: list(islice(iterator, 4)))
+    reader.start()
+    assert drawing.wait(10)
+    stopping = threading.Thread(target=supply.stop)
+    stopping.start()
+    stopping.join(0.2)
+    assert stopping.is_alive()
+    may_go_on.set()
+    stopping.join(10)
+    reader.join(10)
+    assert not stopping.is_alive() and not reader.is_alive()
+    time.sleep(0.2)  # in which it could draw more
+    assert drawn == [0, 1, 2, 3]
+
+
+def test_told_ends_fit_when_the_loop_is_over() -> None:
+    parts: list[LossPart] = []
+    loop: Any = SimpleNamespace(done=lambda part: parts.append(part) or len(parts) == 2)
+    told = Told(loop, iter([5, 4]), replicas=2)
+    told.set_model(SimpleNamespace(stop_training=False))
+    told.on_train_batch_end(0, {"loss_sum": 1.5})
+    assert not told.model.stop_training
+    told.on_train_batch_end(1, {"loss_sum": 2.0})
+    assert told.model.stop_training
+    assert parts == [LossPart(3.0, 5), LossPart(4.0, 4)]  # Keras gives the mean over the replicas
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [BARE, MIRRORED, (*BARE, "dataset.prefetch=queue")])
+def test_same_losses_as_the_plain_loop(strategy: Any, source: Callable[..., Source], words: tuple[str, ...]) -> None:
+    """Over the end of an epoch, and over the end of a training; each batch is drawn once, but for those ahead."""
+    fit, plain = strategy(*words, FIT), strategy(*BARE)
+    assert type(fit.model) is FitModel
+    batches = {"first": 8, "global_batch": 31}  # of 93 samples
+    for blocks in (3, 1):
+        (drawn, losses), (_, wanted) = (train(one, source(**batches), blocks, 2) for one in (fit, plain))
+        np.testing.assert_allclose(losses, wanted, rtol=1e-5)
+        ahead = drawn - 2 * blocks
+        assert 0 <= ahead <= (1 if words == BARE else 5)  # fit under a strategy always has some ready
+
+
+def test_starts_anew_where_the_plain_loop_would(strategy: Any, source: Callable[..., Source]) -> None:
+    fit = strategy(*BARE, FIT)
+    assert train(fit, source(), 1, 2)[1] == pytest.approx(train(strategy(*BARE), source(), 1, 2)[1], rel=1e-6)
+
+
+def test_loop_that_runs_dry(strategy: Any, source: Callable[..., Source]) -> None:
+    """Batches that end before the stage does end the training, once."""
+    fit = strategy(*BARE, FIT)
+    batches, stage = Counted(islice(fit.feed(source()), 3)), fixed("some", 1, 100)
+    with pytest.warns(UserWarning, match="ran out of data"):
+        fit.train(TimedLoop(fit, batches, [stage]))
+    assert (batches.drawn, stage.series.seconds) == (3, [])
+
+
+def test_error_in_the_loop_comes_through(strategy: Any, source: Callable[..., Source]) -> None:
+    def decide(series: Any) -> bool:
+        raise RuntimeError("told to fail")
+
+    fit = strategy(*BARE, FIT)
+    stage = Stage("some", lambda before: 1, decide)
+    with pytest.raises(RuntimeError, match="told to fail"):
+        fit.train(TimedLoop(fit, fit.feed(source()), [stage]))
+
+
+@pytest.mark.parametrize("after", [0, 2])
+def test_error_in_the_source_comes_through(strategy: Any, source: Callable[..., Source], after: int) -> None:
+    def batches(good: Iterator[Batch]) -> Iterator[Batch]:
+        yield from islice(good, after)
+        raise ValueError("a file that is cut")
+
+    fit = strategy(*BARE, FIT)
+    with pytest.raises(Exception, match="a file that is cut"):
+        fit.train(TimedLoop(fit, batches(iter(fit.feed(source()))), [fixed("some", 1, 100)]))
+
+
+@pytest.mark.slow
+def test_exchange_goes_off_and_on(strategy: Any, source: Callable[..., Source]) -> None:
+    fit = strategy(*MIRRORED, FIT)
+    train(fit, source(first=1), 1, 2)
+    assert fit.backend_used() == "ring"
+    fit.set_gradient_sync(False)
+    train(fit, source(first=1), 1, 2)
+    pairs = [fit.strategy.experimental_local_results(variable.value) for variable in fit.model.trained]
+    assert max(np.abs(a.numpy() - b.numpy()).max() for a, b in pairs) > 1e-4
+    assert fit.backend_used() is None
+    fit.set_gradient_sync(True)
+    train(fit, source(first=1), 1, 2)
+    assert fit.backend_used() == "ring"
+
+
+@pytest.mark.slow
+def test_exchange_is_switched_while_fit_runs(
+    strategy: Any, source: Callable[..., Source], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two updates, any number of times, and each way is traced once, by each of two replicas."""
+    fit, traced, apart, step = None, [], [], FitModel.train_step
+    monkeypatch.setattr(FitModel, "train_step", lambda model, data: traced.append(fit.exchanging) or step(model, data))
+    fit = strategy(*MIRRORED, FIT, "train.optimizer=sgd", "train.learning_rate=0.1")
+    plan = iter([True, False, True, True, False, False, True, False, True])
+
+    class Switching:
+        def __iter__(self) -> Iterator[Any]:
+            yield from fit.feed(source(first=1))
+
+        def done(self, part: LossPart | None) -> bool:
+            local = fit.strategy.experimental_local_results
+            pairs = [local(variable.value) for variable in fit.model.trained]
+            apart.append(np.concatenate([(a.numpy() - b.numpy()).ravel() for a, b in pairs]))
+            on = next(plan, None)
+            if on is not None:
+                fit.set_gradient_sync(on)
+            return on is None
+
+    fit.train(Switching())
+    assert traced == [True, True, False, False]
+    # An exchanged update moves both replicas alike: they stay as far apart as they were.
+    moved = [np.abs(now - then).max() > 1e-5 for then, now in itertools.pairwise([np.zeros_like(apart[0]), *apart])]
+    assert moved == [not on for on in (True, True, False, True, True, False, False, True, False, True)]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ((*BARE, "dataset.feed=device"), "dataset.feed=host"),
+        ((*BARE, "dataset.prefetch=device"), "dataset.prefetch=none or queue"),
+        ((*MIRRORED, "train.compile=true"), "would merge them; use loop=custom"),
+    ],
+)
+def test_what_fit_cannot_is_unsupported(strategy: Any, words: tuple[str, ...], reason: str) -> None:
+    with pytest.raises(Unsupported, match=f"strategy.options.loop=fit .*{reason}"):
+        strategy(*words, FIT)
+    strategy(*words)  # which the plain loop can

@@ -1,0 +1,145 @@
+"""MirroredStrategy over two devices of the CPU: what is averaged, what is each replica's own, and short batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from scalebench.strategies.tensorflow.mirrored import MirroredOptions, cross_device_ops
+from scalebench.strategies.tensorflow.model import read_weights
+from scalebench.workloads import datasets
+from scalebench.workloads.source import Source
+from tests.strategies.tensorflow.conftest import DEVICES
+
+MIRRORED = ("strategy=mirrored", "gpus=2")
+IMAGES = ("model=resnet20_cifar10", "dataset=cifar10_synthetic", "train.dropout=false")
+NAMES = ["mirrored", "mirrored_hierarchical", "mirrored_reduce_cpu", "mirrored_reduce_device"]
+BYTES = 4 * 153_441
+
+
+def train(one: Any, source: Source, updates: int) -> list[float]:
+    parts = [one.step(batch) for batch in islice(one.feed(source), updates)]
+    return [float(part.loss_sum) / part.samples for part in parts]
+
+
+def apart(one: Any) -> float:
+    """The largest difference between the replicas' weights."""
+    pairs = [one.strategy.experimental_local_results(variable.value) for variable in one.model.trained]
+    return max(float(np.abs(a.numpy() - b.numpy()).max()) for a, b in pairs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_same_losses_as_bare(strategy: Any, source: Callable[..., Source], name: str) -> None:
+    """From parts that differ by one; the replicas stay alike, the gradients are seen to travel, and nothing else."""
+    one, bare = strategy(f"strategy={name}", "gpus=2"), strategy("strategy=bare_tensorflow", "gpus=1")
+    whole = {"first": 20, "global_batch": 27}
+    np.testing.assert_allclose(train(one, source(**whole), 6), train(bare, source(**whole), 6), rtol=1e-5)
+    assert apart(one) == 0
+    for key, array in one.parameters().items():
+        np.testing.assert_allclose(array, bare.parameters()[key], atol=1e-5, err_msg=key)
+    assert sum(one.message_sizes()) == BYTES
+    assert one.backend_used() == ("ring" if name == "mirrored" else "copy")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [*NAMES, "mirrored train.precision=float16"])
+def test_replicas_go_apart_without_the_exchange(strategy: Any, source: Callable[..., Source], words: str) -> None:
+    one = strategy(*f"strategy={words}".split(), "gpus=2")
+    train(one, source(), 2)
+    one.set_gradient_sync(False)
+    train(one, source(), 2)
+    away = apart(one)
+    assert away > 1e-4
+    assert one.message_sizes() == [] and one.backend_used() is None
+    one.set_gradient_sync(True)
+    assert sum(one.message_sizes()) == BYTES
+
+
+def test_replicas_are_put_on_their_devices(strategy: Any) -> None:
+    one = strategy(*MIRRORED)
+    for variable in (*one.model.variables, *one.optimizer.variables):
+        copies = one.strategy.experimental_local_results(variable.value)
+        assert [copy.device.rpartition("/device:")[2] for copy in copies] in (["CPU:0", "CPU:1"], ["CPU:0"])
+    assert len(one.strategy.experimental_local_results(one.model.trained[0].value)) == 2
+
+
+@pytest.mark.slow
+def test_moving_statistics_are_each_replicas_own(strategy: Any, pictures: Callable[..., Source]) -> None:
+    """And the mean of them where they are read from outside: here, and by validation."""
+    one = strategy(*MIRRORED, *IMAGES)
+    batch = next(iter(one.feed(pictures())))
+    wanted = []
+    for images, _ in batch.parts:
+        alone = one._build("float32")
+        alone(images, training=True)
+        wanted.append([variable.numpy() for variable in alone.moving])
+    one.step(batch)
+    found = [one.strategy.experimental_local_results(variable.value) for variable in one.model.moving]
+    means = read_weights(one.model, statistics=True)
+    names = [array.name for array in one.model.network.arrays if not array.trainable]
+    for name, copies, first, second in zip(names, found, *wanted, strict=True):
+        assert np.abs(first - second).max() > 1e-5
+        for copy, own in zip(copies, (first, second), strict=True):
+            np.testing.assert_allclose(copy.numpy(), own, rtol=1e-3, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(means[name], (first + second) / 2, rtol=1e-3, atol=1e-5, err_msg=name)
+    bare = strategy("strategy=bare_tensorflow", "gpus=1", *IMAGES)
+    for variable, array in zip(bare.model.variables, one.model.variables, strict=True):
+        variable.assign(array.numpy())
+    assert one.evaluate(pictures(7)) == pytest.approx(bare.evaluate(pictures(7)), rel=1e-4)
+
+
+def test_a_last_batch_of_fewer_samples_than_devices(strategy: Any, tmp_path: Path) -> None:
+    """It joins the one before: a device without a sample would have a convolution over nothing."""
+    words = ("dataset.size=42", "dataset.validation_share=0.02", "scaling=strong", "train.global_batch=20")
+    one = strategy(*MIRRORED, *words, f"dataset.cache={tmp_path}")
+    source, _ = datasets.open_sources(one.spec, *one.shard())
+    batches = list(islice(one.feed(source), 3))
+    assert [batch.samples for batch in batches] == [20, 21, 20]
+    assert all(np.isfinite(float(one.step(batch).loss_sum)) for batch in batches)
+
+
+def test_exchange_alone(strategy: Any) -> None:
+    """Made once for the same sizes; with one replica there is none."""
+    one = strategy(*MIRRORED)
+    one.run_isolated_sync([400])
+    made = one._exchange
+    one.run_isolated_sync([400])
+    assert one._exchange is made
+    one.run_isolated_sync([800])
+    assert one._exchange is not made
+    single = strategy("strategy=mirrored", "gpus=1")
+    single.run_isolated_sync([400])
+    assert single._exchange is None
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("nccl", tf.distribute.NcclAllReduce),
+        ("hierarchical_copy", tf.distribute.HierarchicalCopyAllReduce),
+        ("reduce_to_cpu", tf.distribute.ReductionToOneDevice),
+        ("reduce_to_device", tf.distribute.ReductionToOneDevice),
+    ],
+)
+def test_cross_device_ops(name: str, kind: type) -> None:
+    made = cross_device_ops(MirroredOptions(name), DEVICES[::-1])
+    assert type(made) is kind
+    if kind is tf.distribute.ReductionToOneDevice:
+        assert made.reduce_to_device.endswith("CPU:0" if name == "reduce_to_cpu" else "CPU:1")
+
+
+def test_cross_device_ops_left_to_tensorflow() -> None:
+    assert cross_device_ops(MirroredOptions(), DEVICES) is None
+
+
+def test_packs(strategy: Any) -> None:
+    one = strategy("strategy=mirrored_hierarchical", "gpus=2", "strategy.options.num_packs=3")
+    sizes = one.message_sizes()
+    assert len(sizes) == 3 and sum(sizes) == BYTES

@@ -1,0 +1,72 @@
+"""What the contract, whose network has no moving statistics, does not see of several processes."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scalebench.config.compose import compose_config
+from scalebench.config.resolve import resolve
+from scalebench.core.spec import RunSpec
+from scalebench.runner.launchers import local
+from scalebench.runner.launchers.rank_environment import free_ports
+from scalebench.runner.parent import run
+from scalebench.strategies.tensorflow.bare import IndependentTensorFlow
+from scalebench.workloads.source import Batch
+
+SHORT = ("measure=quick", "measure.min_s=0", "measure.max_s=1", "measure.hang_s=30", "measure.probes=false")
+
+
+def spec_of(*words: str) -> RunSpec:
+    return resolve(compose_config(["strategy=multiworker_ring", "gpus=2", *SHORT, *words]))
+
+
+@pytest.mark.slow
+@pytest.mark.real
+def test_validation_with_moving_statistics_and_uneven_parts(tmp_path: Path) -> None:
+    """55 samples in batches of 18: the last one is of rank 0 alone, which must not wait for the other.
+
+    And the gradients travel in messages of the size that was asked for.
+    """
+    words = ["model=resnet20_cifar10", "dataset.size=221", "dataset.validation_share=0.25"]
+    spec = spec_of(*words, "train.batch_per_device=9", "strategy.options.bytes_per_pack=300000")
+    result = run(spec, tmp_path / "run")
+    assert (result.status, result.reason) == ("ok", None)
+    first, second = (rank.metrics for rank in result.ranks)
+    assert first == second and 0 <= first["accuracy"] <= 1
+    assert result.scale.backend_used == "ring" and len(result.sync.message_bytes) > 2
+    assert sum(result.sync.message_bytes) == result.workload.gradient_bytes
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_a_port_in_use_is_a_failed_row_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = free_ports
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        monkeypatch.setattr(local, "free_ports", lambda count: [*free(count - 1), port])
+        result = run(spec_of("dataset.size=400"), tmp_path / "run")
+    words = f"rank 1: RuntimeError: 127.0.0.1:{port} was taken by another program; run it again"
+    assert (result.status, result.reason) == ("failed", words)
+    assert result.phases.wall_s is not None and result.phases.wall_s < 30
+
+
+def test_an_independent_replica_follows_the_mean_over_its_own_samples(
+    strategy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same update as the baseline's on the same samples, however large the global batch is."""
+    monkeypatch.setattr(IndependentTensorFlow, "join", lambda self: None)
+    samples = np.random.default_rng(0).normal(size=(6, 200, 3)).astype(np.float32), np.ones((6, 2), np.float32)
+    weights = []
+    for name, global_samples in (("bare_tensorflow", 6), ("independent_tensorflow", 600)):
+        one = strategy(f"strategy={name}", "gpus=1", "train.optimizer=sgd", "train.learning_rate=0.1")
+        (batch,) = one.feed(iter([Batch(*samples, global_samples)]))
+        one.step(batch)
+        weights.append(one.parameters())
+        assert one.backend_used() is None
+    for name, array in weights[0].items():
+        np.testing.assert_allclose(weights[1][name], array, atol=1e-6, err_msg=name)

@@ -1,0 +1,139 @@
+"""The parameter server's own ways of going wrong, and what its chief refuses. The contract is in test_contract.py."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from scalebench.config.compose import compose_config
+from scalebench.config.resolve import resolve
+from scalebench.core.result import Result
+from scalebench.core.spec import RunSpec
+from scalebench.measure.progress import Progress
+from scalebench.runner.parent import run
+from scalebench.strategies.base import NotMeasured, Unsupported
+from scalebench.strategies.tensorflow.parameter_server import ParameterServer, Pending
+from scalebench.testing.launch import WORKLOAD
+from scalebench.workloads.source import Source
+from tests.builders.runs import alive
+
+
+def spec_of(*words: str) -> RunSpec:
+    return resolve(compose_config(["strategy=parameter_server", "gpus=2", *WORKLOAD, *words]))
+
+
+def pid_of(rank: int) -> int:
+    """Of the child with that rank."""
+    return next(c.pid for c in psutil.Process().children(recursive=True) if c.environ().get("RANK") == str(rank))
+
+
+def run_and_kill(rank: int, folder: Path) -> tuple[Result, float]:
+    """A long run, one of whose processes is killed while it measures; and seconds from there to the row."""
+    killed_s: list[float] = []
+
+    def kill(progress: list[Progress]) -> None:
+        if not killed_s and any(p.phase == "measure" and p.steps for p in progress):
+            killed_s.append(time.monotonic())
+            os.kill(pid_of(rank), signal.SIGKILL)
+
+    result = run(spec_of("measure.min_s=120", "measure.max_s=120"), folder, kill)
+    assert killed_s, result.reason
+    return result, time.monotonic() - killed_s[0]
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.parametrize(("rank", "role"), [(1, "ps"), (3, "worker")])
+def test_a_service_that_is_killed_ends_the_run(rank: int, role: str, tmp_path: Path) -> None:
+    """The coordinator itself would wait for it to come back."""
+    result, took_s = run_and_kill(rank, tmp_path / "run")
+    assert (result.status, result.reason) == ("failed", f"rank {rank} ({role}) was killed by SIGKILL")
+    assert result.log == f"rank{rank}.log" and (tmp_path / "run" / result.log).is_file()
+    assert took_s < 30
+
+
+@pytest.mark.slow
+@pytest.mark.real
+def test_services_end_with_the_chief_and_leave_no_record(tmp_path: Path) -> None:
+    spec, pids = spec_of("measure=quick", "measure.max_s=1", "measure.min_s=0", "strategy.processes.roles.ps=2"), []
+
+    def look(progress: list[Progress]) -> None:
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+                pids.extend([child.pid] if "scalebench.runner.worker" in child.cmdline() else [])
+
+    result = run(spec, tmp_path / "run", look)
+    assert (result.status, result.reason) == ("ok", None)
+    assert [rank.rank for rank in result.ranks] == [0] and (result.scale.processes, result.scale.gpus) == (5, 2)
+    assert (result.scale.backend_used, result.ranks[0].peak_memory_bytes) == ("grpc", [])
+    assert len(set(pids)) == 5 and not alive(pids)
+    assert not list((tmp_path / "run").glob("rank[1-9].json")) and (tmp_path / "run" / "rank4.log").exists()
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("dataset.feed=device", "it takes dataset.feed=host, disk or fixed"),
+        ("dataset.prefetch=queue", "and dataset.prefetch=none"),
+        ("train.accumulate=2", "fetch the weights anew for every part"),
+        ("train.compile=true", "XLA cannot read the weights"),
+    ],
+)
+def test_what_workers_cannot_do_is_unsupported(word: str, told: str) -> None:
+    with pytest.raises(Unsupported, match=told):
+        ParameterServer(spec_of(word), 0).join()
+
+
+def dealt(source: Source, updates: int, *words: str) -> list[list[list[int]]]:
+    """Rows of each part of so many global batches."""
+    batches = list(islice(ParameterServer(spec_of(*words), 0).feed(source), updates))
+    assert all(batch.samples == sum(len(part) for part in batch.parts) for batch in batches)
+    return [[part.numpy().tolist() for part in batch.parts] for batch in batches]
+
+
+def test_every_row_of_a_batch_is_dealt_once(source: Callable[..., Source]) -> None:
+    one = source()
+    batches = dealt(one, 2 * one.steps_per_epoch)
+    for update, parts in enumerate(batches):
+        rows = one.batch_indices(*divmod(update, one.steps_per_epoch)).tolist()
+        assert [row for part in parts for row in part] == rows
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    assert [len(parts) for parts in batches[-2:]] == [2, 1], "the last batch has one sample, and no part is empty"
+
+
+def test_a_fixed_batch_is_dealt_again(source: Callable[..., Source]) -> None:
+    first, *others = dealt(source(feed="fixed"), 8)
+    assert all(parts == first for parts in others)
+
+
+def test_the_loss_of_a_step_is_that_of_all_its_updates() -> None:
+    class Remote:
+        def __init__(self, value: float) -> None:
+            self.value = value
+
+        def fetch(self) -> np.float32:
+            return np.float32(self.value)
+
+    assert float(Pending([Remote(1.5), Remote(2.25)])) == 3.75
+
+
+def test_the_chief_has_nothing_to_probe() -> None:
+    chief = ParameterServer(spec_of(), 0)
+    asked = [
+        lambda: chief.partial_step(None, "forward"),
+        lambda: chief.local_step(None),
+        lambda: chief.copy_batch(None),
+        lambda: chief.profile(1, None),
+    ]
+    for ask in asked:
+        with pytest.raises(NotMeasured, match="the chief of parameter_server computes nothing"):
+            ask()

@@ -1,0 +1,173 @@
+"""One replica, bare: updates, weights of uneven shards, metrics, and what goes wrong at set-up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from omegaconf import OmegaConf
+
+from scalebench.core.errors import InputError
+from scalebench.strategies import registry
+from scalebench.strategies.tensorflow import batches
+from scalebench.workloads import networks
+from scalebench.workloads.source import Source
+from scalebench.workloads.weights import initial_weights
+from tests.conftest import ROOT
+from tests.strategies.tensorflow.conftest import DEVICES
+
+BARE = ("strategy=bare_tensorflow", "gpus=1")
+TENSORFLOW = [name for name, target in registry.BUILT_IN.items() if ".tensorflow." in target]
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "momentum"])
+def test_loss_decreases(strategy: Any, source: Callable[..., Source], optimizer: str) -> None:
+    rate = 1e-3 if optimizer == "adam" else 0.02
+    bare = strategy(*BARE, f"train.optimizer={optimizer}", f"train.learning_rate={rate}")
+    losses = [part.loss_sum / part.samples for part in map(bare.step, islice(bare.feed(source()), 60))]
+    assert np.mean([float(loss) for loss in losses[-12:]]) < 0.5 * float(losses[0])
+
+
+def test_starts_from_the_seeds_weights(strategy: Any) -> None:
+    bare = strategy(*BARE, "seed=5")
+    arrays = networks.build_network(bare.spec.config.model).arrays
+    for name, array in initial_weights(((a.name, a.shape, a.init) for a in arrays), 5).items():
+        np.testing.assert_array_equal(bare.parameters()[name], array)
+    assert bare.num_params() == 153441
+
+
+def test_loss_is_reported_as_a_lazy_sum(strategy: Any, source: Callable[..., Source]) -> None:
+    bare = strategy(*BARE)
+    batch = next(iter(bare.feed(source())))
+    ((inputs, targets),) = batch.parts
+    expected = np.square(bare.model(inputs).numpy() - targets.numpy()).mean(1).sum()
+    part = bare.step(batch)
+    assert isinstance(part.loss_sum, tf.Tensor)
+    assert (part.samples, float(part.loss_sum)) == (20, pytest.approx(float(expected), rel=1e-6))
+    assert bare.last_batch is batch
+
+
+def test_shards_add_up_to_the_whole_batch(strategy: Any, source: Callable[..., Source]) -> None:
+    """Gradients of three replicas of 7, 7 and 6 samples, each of its share of the mean over the global batch."""
+    bare = strategy(*BARE)
+
+    def of(batch: batches.TfBatch) -> list[np.ndarray]:
+        return [one.numpy() for one in bare.gradients(*batch.parts[0], batch.global_samples)[1]]
+
+    shards = [batches.place(next(iter(source(replica, 3))), DEVICES[:1]) for replica in range(3)]
+    assert [shard.samples for shard in shards] == [7, 7, 6]
+    whole = of(batches.place(next(iter(source())), DEVICES[:1]))
+    for wanted, parts in zip(whole, zip(*map(of, shards), strict=True), strict=True):
+        np.testing.assert_allclose(sum(parts), wanted, rtol=0, atol=1e-6)
+
+
+def test_one_trace_for_batches_of_all_sizes(strategy: Any, source: Callable[..., Source]) -> None:
+    bare = strategy(*BARE)
+    sizes = {bare.step(batch).samples for batch in islice(bare.feed(source()), 7)}
+    assert sizes == {20, 1}
+    assert bare.update_function().experimental_get_tracing_count() == 1
+    bare.evaluate(source(global_batch=30))
+    assert bare._forward.experimental_get_tracing_count() == 1
+
+
+@pytest.mark.slow
+def test_dropout_is_seeded(strategy: Any, source: Callable[..., Source]) -> None:
+    """Each rank has its own masks, and the same ones in the next run."""
+    words = (*BARE, "model=cifar10_cnn", "dataset=cifar10_synthetic", "train.learning_rate=1e-30")
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 256, (20, 32, 32, 3)).astype(np.uint8), rng.integers(0, 10, 20)
+
+    def losses(*others: str) -> list[float]:
+        bare = strategy(*words, *others)
+        batch = next(iter(bare.feed(Source(images, labels, global_batch=20, seed=0, replica=0, replicas=1))))
+        return [float(bare.step(batch).loss_sum) for _ in range(2)]
+
+    first = losses("train.dropout=true")
+    assert first[0] != first[1] and first == losses("train.dropout=true")
+    plain = losses("train.dropout=false")
+    assert plain[0] == pytest.approx(plain[1], rel=1e-6)
+
+
+def test_evaluate_is_the_mean_over_all_samples(
+    strategy: Any, source: Callable[..., Source], samples: tuple[np.ndarray, np.ndarray]
+) -> None:
+    bare = strategy(*BARE)
+    errors = np.square(bare.model(samples[0]).numpy() - samples[1], dtype=np.float64)
+    wanted = {"mse": errors.mean(), "mse_G0": errors[:, 0].mean(), "mse_a": errors[:, 1].mean()}
+    assert bare.evaluate(source()) == pytest.approx(wanted, rel=1e-6)
+
+
+def test_metrics_of_a_classifier(strategy: Any, pictures: Callable[..., Source]) -> None:
+    bare = strategy(*BARE, "model=resnet20_cifar10", "dataset=cifar10_synthetic")
+    images, labels = pictures().arrays()
+    outputs = bare.model(tf.constant(images)).numpy().astype(np.float64)
+    entropies = np.log(np.exp(outputs).sum(1)) - outputs[np.arange(65), labels]
+    found = bare.evaluate(pictures(30))
+    assert found == pytest.approx(
+        {"cross_entropy": entropies.mean(), "accuracy": (outputs.argmax(1) == labels).mean()}, rel=1e-4
+    )
+
+
+def test_contract_of_one_rank(strategy: Any, source: Callable[..., Source]) -> None:
+    bare = strategy(*BARE)
+    bare.step(next(iter(bare.feed(source()))))
+    bare.synchronize()
+    bare.set_gradient_sync(False)
+    bare.set_gradient_sync(True)
+    assert bare.broadcast(2.5) == 2.5
+    assert bare.shard() == (0, 1)
+    assert bare.peak_memory_bytes() == [None]
+    assert bare.versions()["tensorflow"] == tf.__version__ and "keras" in bare.versions()
+    assert (bare.message_sizes(), bare.backend_used()) == ([], None)
+    assert bare.settings_used() == {"precision": "float32", "compiler": "none"}
+    bare.close()
+    bare.close()
+
+
+@pytest.mark.parametrize(("optimizer", "times"), [("adam", 3), ("momentum", 2), ("sgd", 1)])
+def test_state_is_weights_and_what_the_optimizer_keeps(strategy: Any, optimizer: str, times: int) -> None:
+    """And two single numbers of the optimizer's: how many updates there were (8 bytes), and the learning rate (4)."""
+    whole = times * 4 * 153441 + 12
+    assert strategy(*BARE, f"train.optimizer={optimizer}").state_bytes() == [whole]
+
+
+def test_state_is_told_where_it_is(strategy: Any) -> None:
+    """Each replica's own; of one copy, on the device that has it."""
+    whole = 3 * 4 * 153441 + 12
+    assert strategy("strategy=mirrored", "gpus=2").state_bytes() == [whole, whole]
+    for name in ("central_storage_cpu", "multi_gpu_model"):
+        assert strategy(f"strategy={name}", "gpus=2").state_bytes() == [whole, 0]
+    assert sum(strategy("strategy=model_parallel_tensorflow", "gpus=2").state_bytes()) == whole + 12
+
+
+def test_moving_statistics_are_state(strategy: Any) -> None:
+    one = strategy(*BARE, "model=resnet20_cifar10", "dataset=cifar10_synthetic", "train.optimizer=sgd")
+    moving = sum(variable.numpy().size for variable in one.model.moving)
+    assert moving > 0 and one.state_bytes() == [4 * (one.num_params() + moving) + 12]
+
+
+def test_wrong_parameter_count(made: Any) -> None:
+    one = made(*BARE)
+    one.spec.config.model.params = 7
+    with pytest.raises(RuntimeError, match="153441 parameters here and 7 in the config"):
+        one.setup()
+
+
+@pytest.mark.parametrize("words", ["model.loss=msee", "train.optimizer=adamm"])
+def test_unknown_names(strategy: Any, words: str) -> None:
+    with pytest.raises(InputError, match="mse" if "loss" in words else "adam"):
+        strategy(*BARE, words)
+
+
+@pytest.mark.parametrize("name", TENSORFLOW)
+def test_options_are_those_of_the_yaml(name: str) -> None:
+    """With the same defaults, but for those that make a preset what it is; none is left out."""
+    listed = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "strategy" / f"{name}.yaml"))
+    options = asdict(registry.load(name).Options())
+    assert {k: type(v) for k, v in listed["options"].items()} == {k: type(v) for k, v in options.items()}
+    assert (listed["name"], listed["framework"]) == (name, "tensorflow")

@@ -1,0 +1,152 @@
+"""train.accumulate: an update in parts is the update of the whole, and no more than one part is computed at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from scalebench.strategies.base import Unsupported
+from scalebench.strategies.tensorflow import optimizer
+from scalebench.strategies.tensorflow.bare import IndependentTensorFlow
+from scalebench.workloads.source import Source
+
+BARE = ("strategy=bare_tensorflow", "gpus=1")
+IMAGES = ("model=resnet20_cifar10", "dataset=cifar10_synthetic", "train.dropout=false")
+BYTES = 4 * 153_441
+# Losses of a whole update: 13 samples on each of two devices, or 26 on one; the last of an epoch has 23.
+UNEVEN = {"global_batch": 26, "devices": 2}
+
+
+def losses(one: Any, source: Source, updates: int = 8) -> list[float]:
+    parts = [one.step(batch) for batch in islice(one.feed(source), updates)]
+    return [float(part.loss_sum) / part.samples for part in parts]
+
+
+@pytest.mark.parametrize(("samples", "sizes"), [(7, [3, 2, 2]), (6, [2, 2, 2]), (2, [1, 1]), (1, [1])])
+def test_parts_differ_by_at_most_one_sample(samples: int, sizes: list[int]) -> None:
+    """Every sample is in one part, with its target, and no part is empty; one function does all."""
+    found: list[list[float]] = []
+
+    def of_part(inputs: tf.Tensor, targets: tf.Tensor) -> list[tf.Tensor]:
+        tf.py_function(lambda x, y: found.append([x.numpy().tolist(), y.numpy().tolist()]), [inputs, targets], [])
+        return [tf.reduce_sum(inputs), inputs[0] * tf.reduce_sum(targets)]
+
+    run = tf.function(lambda x, y: optimizer.summed(of_part, x, y, 3, [(), ()]), autograph=False)
+    inputs = np.arange(samples, dtype=np.float32)
+    total, products = run(tf.constant(inputs), tf.constant(10 * inputs))
+    assert [len(x) for x, _ in found] == sizes
+    assert [value for x, _ in found for value in x] == inputs.tolist()
+    assert [value for _, y in found for value in y] == (10 * inputs).tolist()
+    assert float(total) == inputs.sum()
+    assert float(products) == pytest.approx(sum(x[0] * sum(y) for x, y in found))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        BARE,
+        ("strategy=mirrored", "gpus=2"),
+        ("strategy=central_storage_device", "gpus=2"),
+        pytest.param(("strategy=mirrored_hierarchical", "gpus=2"), marks=pytest.mark.slow),
+        pytest.param(("strategy=central_storage_cpu", "gpus=2"), marks=pytest.mark.slow),
+        pytest.param((*BARE, "train.compile=true"), marks=pytest.mark.slow),
+        pytest.param(("strategy=mirrored", "gpus=2", "train.compile=true"), marks=pytest.mark.slow),
+    ],
+)
+def test_losses_are_those_of_whole_updates(
+    strategy: Any, source: Callable[..., Source], words: tuple[str, ...]
+) -> None:
+    """Over the smaller last batch of an epoch, whose parts are of other sizes; traced once, exchanged once."""
+    one = strategy(*words, "train.accumulate=3")
+    np.testing.assert_allclose(losses(one, source(**UNEVEN)), losses(strategy(*BARE), source(**UNEVEN)), rtol=1e-6)
+    assert one.update_function().experimental_get_tracing_count() == 1
+    assert sum(one.message_sizes()) == (0 if words[0] == BARE[0] else BYTES)
+    assert one.settings_used()["compiler"] == ("xla" if "train.compile=true" in words else "none")
+
+
+@pytest.mark.slow
+def test_more_parts_than_samples(strategy: Any, source: Callable[..., Source]) -> None:
+    one = strategy(*BARE, "train.accumulate=60")
+    np.testing.assert_allclose(losses(one, source(), 2), losses(strategy(*BARE), source(), 2), rtol=1e-6)
+
+
+def test_a_replica_of_its_own_follows_the_mean_over_all_its_parts(
+    strategy: Any, source: Callable[..., Source], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not over those of each, nor over the global batch."""
+    monkeypatch.setattr(IndependentTensorFlow, "join", lambda self: None)
+    one, bare = strategy("strategy=independent_tensorflow", "gpus=1", "train.accumulate=3"), strategy(*BARE)
+    batch = next(iter(one.feed(source(0, 2))))
+    (part,) = batch.parts
+    found = one.gradients(*part, batch.global_samples)[1]
+    wanted = bare.gradients(*part, tf.constant(float(batch.samples)))[1]
+    assert batch.samples < float(batch.global_samples)
+    for ours, theirs in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6 * np.abs(theirs).max())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [BARE, ("strategy=mirrored", "gpus=2")])
+def test_moving_statistics_move_with_every_part(
+    strategy: Any, pictures: Callable[..., Source], words: tuple[str, ...]
+) -> None:
+    one = strategy(*words, *IMAGES, "train.accumulate=2")
+    batch = next(iter(one.feed(pictures())))
+    wanted = []
+    for images, _ in batch.parts:
+        alone, half = one._build("float32"), len(images) // 2
+        for part in (images[:half], images[half:]):
+            alone(part, training=True)
+        wanted.append([variable.numpy() for variable in alone.moving])
+    one.step(batch)
+    for variable, *each in zip(one.model.moving, *wanted, strict=True):
+        np.testing.assert_allclose(variable.numpy(), np.mean(each, 0), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_probes_go_by_parts_too(strategy: Any, source: Callable[..., Source], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch at once may be more than a device can hold."""
+    sizes: list[int] = []
+    one = strategy("strategy=mirrored", "gpus=2", "train.accumulate=5")
+    call = one.model.call
+
+    def watched(inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
+        tf.py_function(lambda x: sizes.append(len(x)), [inputs], [])
+        return call(inputs, training)
+
+    monkeypatch.setattr(one.model, "call", watched)
+    batch = next(iter(one.feed(source())))
+    one.step(batch)
+    for until in ("forward", "backward", "optimizer"):
+        one.partial_step(batch, until)
+    assert sizes == [2] * 40, "four times five parts on each of two devices"
+    assert len(one.local_step(batch)) == 2
+
+
+def test_evaluation_goes_by_parts_too(strategy: Any, source: Callable[..., Source]) -> None:
+    sizes: list[int] = []
+    one = strategy(*BARE, "train.accumulate=4", "train.batch_per_device=20")
+    forward = one._forward
+    one._forward = lambda inputs: sizes.append(len(inputs)) or forward(inputs)
+    assert one.evaluate(source()) == pytest.approx(strategy(*BARE).evaluate(source()), rel=1e-6)
+    assert sizes == [5] * 20 + [1]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("strategy=multi_gpu_model", "a tower of its graph for each device"),
+        ("strategy=kuza55_ps_cpu", "a tower of its graph for each device"),
+        ("strategy=mirrored strategy.options.loop=fit", "loop=fit computes the samples of an update at once"),
+        ("strategy=central_storage_cpu model=resnet20_cifar10 dataset=cifar10_synthetic", "moving statistics"),
+    ],
+)
+def test_where_parts_cannot_be_had(made: Any, words: str, told: str) -> None:
+    one = made(*words.split(), "gpus=2", "train.accumulate=2")
+    with pytest.raises(Unsupported, match=told):
+        one.setup()

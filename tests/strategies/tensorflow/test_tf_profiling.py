@@ -1,0 +1,156 @@
+"""Own times from lines made by hand, and the profile of real updates."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import time
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalebench.strategies.tensorflow import profiling
+from scalebench.strategies.tensorflow.xplane import Event, Line
+from scalebench.workloads.source import Source
+from tests.strategies.tensorflow.test_keras_fit import train
+
+COPY = ["mirrored_hierarchical", "multi_gpu_model"]
+ONE_DEVICE = ("strategy=bare_tensorflow", "gpus=1")
+
+
+SECOND = 10**12  # picoseconds
+
+
+def thread(*events: tuple[str, float, float]) -> Line:
+    """Name, start and length of each, in seconds."""
+    return Line(
+        "thread", "cpu", [event(name, start, length, name if ":" in name else "") for name, start, length in events]
+    )
+
+
+def event(name: str, start_s: float, length_s: float, operation: str) -> Event:
+    return Event(name, round(start_s * SECOND), round(length_s * SECOND), operation)
+
+
+def stream(*events: tuple[str, float, str]) -> Line:
+    """One kernel after the other: name, length, operation."""
+    starts = [sum(length for _, length, _ in events[:number]) for number in range(len(events))]
+    return Line("stream", "cuda", [event(n, s, t, op) for (n, t, op), s in zip(events, starts, strict=True)])
+
+
+def sums(line: Line, *carriers: str) -> dict[tuple[str, bool], float]:
+    found: dict[tuple[str, bool], float] = {}
+    for kind, own_s in profiling.own_times(line, carriers):
+        found[tuple(kind)] = found.get(tuple(kind), 0.0) + own_s
+    return found
+
+
+def test_own_time_is_without_what_was_called() -> None:
+    """Each of three in one another; then two side by side in a third; other events are no operations."""
+    line = thread(
+        ("a:Call", 0, 10), ("Process", 0.5, 9), ("b:While", 1, 6), ("c:Conv2D", 2, 3), ("d:Call", 20, 5),
+        ("e:_MklNativeConv2D", 20, 1), ("f:Conv2D", 22, 2), ("SyncDevice:SyncDevice", 30, 5),
+    )  # fmt: skip
+    assert sums(line) == {("Call", False): 4 + 2, ("While", False): 3, ("Conv2D", False): 3 + 1 + 2}
+
+
+def test_neighbours_are_not_taken_for_nested() -> None:
+    """Today, when a float of seconds tells times a quarter of a microsecond apart, and operations last less."""
+    now_ps, length_ps = 1_795_000_000 * SECOND, 123_456
+    events = [Event("a:MatMul", now_ps + at * length_ps, length_ps, "a:MatMul") for at in range(1000)]
+    own = [own_s for _, own_s in profiling.own_times(Line("thread", "cpu", events), [])]
+    assert own == [length_ps / SECOND] * 1000
+
+
+def test_what_carries_gradients() -> None:
+    line = thread(("call/add:AddN", 0, 2), ("other:AddN", 3, 1), ("x/y:CollectiveReduceV2", 5, 4), ("Collective", 5, 4))
+    assert sums(line, "add") == {("AddN", True): 2, ("AddN", False): 1, ("CollectiveReduceV2", True): 4}
+    kernels = stream(
+        ("void tensorflow::AddN<float, 8>(int)", 1, "call/add:AddN"), ("tensorflow::AddN<float>(int)", 2, "o:AddN"),
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(args)", 4, ""), ("MemcpyP2P", 8, ""), ("MemcpyD2H", 16, ""),
+    )  # fmt: skip
+    assert sums(kernels, "add") == {
+        ("tensorflow::AddN", True): 1, ("tensorflow::AddN", False): 2,
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", True): 4, ("MemcpyP2P", True): 8, ("MemcpyD2H", False): 16,
+    }  # fmt: skip
+
+
+def test_profile_of_threads() -> None:
+    """Sums of all threads over the updates, the largest first."""
+    lines = [thread(("a:Conv2D", 0, 3), ("b:AddN", 4, 1)), thread(("c:Conv2D", 0, 3))]
+    found = profiling.profile(lines, 2, 5.0, {"b"})
+    assert (found.updates, found.step_s, found.kernel_s, found.collective_s) == (2, 5.0, 3.5, 0.5)
+    assert [(one.name, one.calls, one.self_s, one.collective) for one in found.operations] == [
+        ("Conv2D", 1.0, 3.0, False), ("AddN", 0.5, 0.5, True),
+    ]  # fmt: skip
+    many = profiling.profile([thread(*((f"a:T{n}", 2 * n, 1) for n in range(30)))], 1, 1.0, set())
+    assert (len(many.operations), many.kernel_s) == (20, 30)
+
+
+def test_kernels_of_gpus_stand_alone() -> None:
+    """What threads of the host do for them is not counted with them, nor once more."""
+    found = profiling.profile([thread(("a:Conv2D", 0, 9)), stream(("conv", 2, "a:Conv2D"))], 1, 3.0, set())
+    assert (found.kernel_s, [(one.name, one.device) for one in found.operations]) == (2, [("conv", "cuda")])
+
+
+@pytest.mark.parametrize("type_", ["Conv2D", "HorovodAllreduce"])
+def test_no_time_of_the_exchange_is_not_zero(type_: str) -> None:
+    """Neither where there is none, nor where only the handing over to another library's thread is seen."""
+    found = profiling.profile([thread((f"a:{type_}", 0, 1))], 1, 1.0, set())
+    assert found.collective_s is None and found.operations[0].collective == (type_ == "HorovodAllreduce")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["mirrored", "mirrored strategy.options.loop=fit", *COPY])
+def test_calls_of_real_updates(
+    strategy: Any, source: Callable[..., Source], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    """Those of the updates, no more and no less; and the trace tells when they were."""
+    monkeypatch.setattr(profiling, "LARGEST", 10**6)
+    one = strategy(*f"strategy={words}".split(), "gpus=2")
+    train(one, source(), 1, 1)
+    begun_s = time.time()
+    found = one.profile(3, tmp_path / "trace.json.gz")
+    lasted_s = time.time() - begun_s
+    calls = {(operation.name, operation.collective): operation.calls for operation in found.operations}
+    assert calls["Conv2D", False] == calls["Conv2DBackpropFilter", False] == 4
+    messages = len(one.message_sizes())
+    if words in COPY:
+        assert calls["AddN", True] == messages
+    else:
+        assert calls["CollectiveReduceV2", True] == 2 * messages == 2
+    assert 0 < found.collective_s < found.kernel_s and 0 < found.step_s < lasted_s / 3
+    carried = sum(operation.self_s for operation in found.operations if operation.collective)
+    assert carried == pytest.approx(found.collective_s)
+    check_trace(tmp_path / "trace.json.gz", begun_s, lasted_s)
+
+
+def check_trace(path: Path, begun_s: float, lasted_s: float) -> None:
+    content = json.loads(gzip.decompress(path.read_bytes()))
+    base_us, events = content["baseTimeNanoseconds"] / 1e3, content["traceEvents"]
+    names = {event["name"]: event["args"]["name"] for event in events if event["ph"] == "M" and not event["tid"]}
+    assert names == {"process_name": "rank 0"}
+    shown = [event for event in events if event["ph"] == "X"]
+    threads = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert {event["tid"] for event in shown} <= set(threads) and "python" in threads.values()
+    assert {event["pid"] for event in events} == {os.getpid()}
+    assert sum(event["name"].endswith("Conv2DBackpropFilter") for event in shown) == 12
+    assert not any(event["name"].startswith("ThreadpoolListener") for event in shown)
+    for event in shown:
+        assert begun_s * 1e6 < base_us + event["ts"]
+        assert base_us + event["ts"] + event["dur"] < (begun_s + lasted_s) * 1e6
+
+
+def test_bare_exchanges_nothing(strategy: Any, source: Callable[..., Source]) -> None:
+    one = strategy(*ONE_DEVICE)
+    with pytest.raises(RuntimeError, match="there was no training"):
+        one.profile(1, None)
+    for batch in islice(one.feed(source()), 1):
+        one.step(batch)
+    found = one.profile(2, None)
+    assert found.collective_s is None and found.kernel_s > 0
+    assert {operation.device for operation in found.operations} == {"cpu"}

@@ -1,0 +1,184 @@
+"""What a training to a stop asks of TensorFlow's strategies: rates between updates, evaluation in the midst."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scalebench.config.compose import compose_config
+from scalebench.config.resolve import resolve
+from scalebench.measure.timed_loop import Block, TimedLoop, fixed
+from scalebench.runner.parent import run
+from scalebench.testing.launch import WORKLOAD
+from scalebench.workloads import datasets
+from scalebench.workloads.source import Source
+
+FIT = "strategy.options.loop=fit"
+BARE = ("strategy=bare_tensorflow", "gpus=1")
+MIRRORED = ("strategy=mirrored", "gpus=2")
+WAYS = [
+    (*BARE, FIT),
+    MIRRORED,
+    pytest.param((*MIRRORED, FIT), marks=pytest.mark.slow),
+    pytest.param(("strategy=central_storage_device", "gpus=2"), marks=pytest.mark.slow),
+    pytest.param(("strategy=multi_gpu_model", "gpus=2"), marks=pytest.mark.slow),
+]
+CIFAR = "dataset=cifar10_synthetic"
+IMAGES = {"dropout": ("model=cifar10_cnn", CIFAR), "statistics": ("model=resnet20_cifar10", CIFAR)}
+EVEN = {"first": 8, "global_batch": 31, "devices": 2}  # of 93 samples
+
+
+class Course:
+    """Sets the learning rate of every update and looks at the validation samples after every block, if any."""
+
+    over = False
+
+    def __init__(self, strategy: Any, rates: list[float], look: Source | None = None) -> None:
+        self.strategy, self.rates, self.look = strategy, iter(rates), look
+        self.metrics: list[dict[str, float]] = []
+        self.updated()
+
+    def room(self) -> int | None:
+        return None
+
+    def updated(self) -> None:
+        rate = next(self.rates, None)
+        if rate is not None:
+            self.strategy.set_learning_rate(rate)
+
+    def ended(self, block: Block) -> None:
+        if self.look is not None:
+            self.metrics.append(self.strategy.evaluate(self.look))
+
+
+def train(one: Any, source: Source, course: Course, blocks: int = 4) -> list[float | None]:
+    """Losses of so many blocks of two updates."""
+    stage = fixed("some", blocks, 2)
+    one.train(TimedLoop(one, one.feed(source), [stage], keep_step_losses=True, course=course))
+    return stage.series.step_losses
+
+
+def at_rates(one: Any, source: Source, rates: list[float]) -> list[float | None]:
+    return train(one, source, Course(one, rates))
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_every_update_has_its_rate(strategy: Any, source: Callable[..., Source], precision: str) -> None:
+    """With plain gradient descent it is how far the weights go; nothing is traced again."""
+    one = strategy(*BARE, "train.optimizer=sgd", f"train.precision={precision}")
+    rates, moved = [0.0, 1e-4, 0.0, 1e-2, 1e-3], []
+    batch = next(iter(one.feed(source())))
+    for rate in rates:
+        before = one.parameters()
+        one.set_learning_rate(rate)
+        one.step(batch)
+        moved.append(max(float(np.abs(after - before[name]).max()) for name, after in one.parameters().items()))
+    assert [distance > 0 for distance in moved] == [rate > 0 for rate in rates]
+    assert moved[3] > 20 * moved[1]
+    assert one.update_function().experimental_get_tracing_count() == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", WAYS)
+def test_rates_are_those_of_the_plain_loop(
+    strategy: Any, source: Callable[..., Source], words: tuple[str, ...]
+) -> None:
+    """Update for update, also within Keras' loop; momentum tells the rate of an update from that of the one before."""
+    rates, momentum = [0.02, 0.05, 0.08, 0.01, 0.04, 0.002, 0.05, 0.01], "train.optimizer=momentum"
+    wanted = at_rates(strategy(*BARE, momentum), source(**EVEN), rates)
+    one = strategy(*words, momentum)
+    np.testing.assert_allclose(at_rates(one, source(**EVEN), rates), wanted, rtol=1e-5)
+    others = at_rates(strategy(*BARE, momentum), source(**EVEN), [*rates[:6], 0.01, 0.05])
+    np.testing.assert_allclose(others[:7], wanted[:7], rtol=1e-5)
+    assert others[7] != pytest.approx(wanted[7], rel=1e-3), "one rate that comes late is seen"
+
+
+def test_the_rule_scales_the_rate_that_training_begins_with(strategy: Any) -> None:
+    one = strategy(*BARE, "train.learning_rate=0.1", "train.learning_rate_rule=sqrt", "train.base_batch=300")
+    assert one.spec.global_batch == 75
+    assert float(one.optimizer.learning_rate) == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        (BARE, "dropout"),
+        ((*BARE, FIT), "dropout"),
+        pytest.param(BARE, "statistics", marks=pytest.mark.slow),
+        pytest.param((*BARE, "dataset.feed=device"), "dropout", marks=pytest.mark.slow),
+        pytest.param((*BARE, "dataset.prefetch=queue"), "dropout", marks=pytest.mark.slow),
+        pytest.param(MIRRORED, "dropout", marks=pytest.mark.slow),
+        pytest.param((*MIRRORED, FIT), "statistics", marks=pytest.mark.slow),
+    ],
+)
+def test_evaluation_in_the_midst_changes_nothing(
+    strategy: Any, pictures: Callable[..., Source], words: tuple[str, ...], kind: str
+) -> None:
+    """Neither what is dropped next, nor weights and moving statistics; and it finds what it would find by itself."""
+    looked, blind = (strategy(*words, *IMAGES[kind], "train.learning_rate=1e-3") for _ in range(2))
+    course = Course(looked, [], pictures(32))
+    np.testing.assert_allclose(
+        train(looked, pictures(13), course), train(blind, pictures(13), Course(blind, [])), rtol=1e-5
+    )
+    for name, array in blind.parameters().items():
+        np.testing.assert_allclose(looked.parameters()[name], array, atol=1e-5, err_msg=name)
+    for ours, theirs in zip(looked.model.moving, blind.model.moving, strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-4)
+    assert course.metrics[-1] == pytest.approx(blind.evaluate(pictures(32)), rel=1e-3)
+    assert course.metrics[0] != course.metrics[-1] and len(course.metrics) == 4
+    assert looked._forward.experimental_get_tracing_count() == 1
+
+
+@pytest.mark.parametrize("name", ["central_storage_cpu", "multi_gpu_model"])
+def test_sums_over_devices_are_seen_with_weight_decay(strategy: Any, source: Callable[..., Source], name: str) -> None:
+    """TensorFlow joins sums of sums where it may, and what carries the gradients would not be found."""
+    one = strategy(f"strategy={name}", "gpus=2", "train.optimizer=sgd", "train.weight_decay=0.01")
+    one.step(next(iter(one.feed(source()))))
+    assert (one.backend_used(), sum(one.message_sizes())) == ("copy", 4 * 153_441)
+
+
+def trained(folder: Path, words: list[str]) -> Any:
+    """The quality of a real training: three epochs of six updates, with warm-up, a schedule and weight decay."""
+    learning = ["train.schedule=cosine", "train.warmup_epochs=0.5", "train.stop.epochs=3", "train.weight_decay=0.01"]
+    measure = ["measure=quick", "measure.probes=false", "measure.monitor=false", "measure.warmup_steps=2"]
+    spec = resolve(compose_config(["hardware=cpu", *WORKLOAD, *learning, *measure, *words]))
+    datasets.prepare(spec.config)
+    result = run(spec, folder)
+    assert (result.status, result.reason) == ("ok", None)
+    return result.quality
+
+
+@pytest.fixture(scope="module")
+def by_bare(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Evaluated at its end only."""
+    return trained(tmp_path_factory.mktemp("bare") / "run", [*BARE, "train.evaluate_epochs=null"])
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        "strategy=bare_tensorflow gpus=1 train.accumulate=4",
+        f"strategy=bare_tensorflow gpus=1 {FIT}",
+        f"strategy=mirrored gpus=2 {FIT}",
+        "strategy=mirrored gpus=2 train.accumulate=4",
+        "strategy=central_storage_cpu gpus=2 train.accumulate=4",
+        "strategy=multi_gpu_model gpus=2",
+        "strategy=multiworker_ring gpus=2 train.accumulate=4",
+        "strategy=horovod_tensorflow_gloo gpus=2 train.accumulate=4",
+        "strategy=parameter_server gpus=1",
+    ],
+)
+def test_real_trainings_end_alike(words: str, by_bare: Any, tmp_path: Path) -> None:
+    """However an update is computed and exchanged, and however often it is looked at."""
+    found = trained(tmp_path / "run", [*words.split(), "train.evaluate_epochs=1"])
+    assert [point.step for point in found.curve] == [6, 12, 18] and found.stopped_by == "epochs"
+    assert [point.step for point in by_bare.curve] == [18]
+    assert found.curve[-1].metrics == pytest.approx(by_bare.curve[-1].metrics, rel=1e-3)
+    assert found.curve[-1].train_metrics == pytest.approx(by_bare.curve[-1].train_metrics, rel=1e-3)
+    assert found.curve[0].metrics["mse"] > 1.05 * found.curve[-1].metrics["mse"]

@@ -1,0 +1,41 @@
+"""What one rank cannot do, none does."""
+
+from __future__ import annotations
+
+import pytest
+
+from scalebench.strategies.base import NotMeasured
+from scalebench.strategies.collective_check import Sum, made_by_all, refused
+
+
+def with_others(failed: float) -> Sum:
+    """Sums over ranks of which so many others failed."""
+    return lambda values: [values[0] + failed]
+
+
+def fails() -> int:
+    raise MemoryError
+
+
+def test_made_where_all_can() -> None:
+    assert made_by_all(lambda: 3, with_others(0.0), (MemoryError,), "no room") == 3
+
+
+def test_nobody_has_it_where_one_fails() -> None:
+    for make, others in ((lambda: 3, 1.0), (fails, 0.0), (fails, 2.0)):
+        with pytest.raises(NotMeasured, match=r"^no room$"):
+            made_by_all(make, with_others(others), (MemoryError,), "no room")
+
+
+def test_other_failures_are_no_agreement() -> None:
+    with pytest.raises(MemoryError):
+        made_by_all(fails, with_others(0.0), (OSError,), "no room")
+
+
+def test_what_a_library_declares_it_lacks() -> None:
+    error = RuntimeError("ProcessGroupX does not support gather\nat somewhere.cc")
+    reason = refused(error, "x of PyTorch 2", "gather")
+    assert str(reason) == "x of PyTorch 2 has no gather: ProcessGroupX does not support gather"
+    assert str(refused(NotImplementedError(), "x", "gather")) == "x has no gather: NotImplementedError"
+    with pytest.raises(RuntimeError, match="peer closed"):
+        refused(RuntimeError("Connection closed by peer closed"), "x", "gather")

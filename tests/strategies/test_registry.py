@@ -1,0 +1,248 @@
+"""Names -> classes: the built-ins, plugins of installed packages, and what goes wrong with either."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalebench.core.errors import InputError
+from scalebench.core.plugins import PluginError
+from scalebench.core.spec import RunSpec
+from scalebench.strategies import registry
+from scalebench.strategies.base import Strategy
+from tests.builders.plugins import CODE, OPTIONS, Dists, yaml_of
+from tests.builders.plugins import dists as dists
+from tests.builders.runs import simulated_config, simulated_spec
+
+BUILT_IN = (
+    "simulated bare_torch ddp ddp_nccl ddp_gloo fsdp_nccl fsdp_gloo zero1 data_parallel "
+    "lightning_ddp lightning_ddp_nccl lightning_ddp_gloo independent_torch "
+    "bare_tensorflow mirrored mirrored_nccl mirrored_hierarchical mirrored_reduce_cpu mirrored_reduce_device "
+    "central_storage_cpu central_storage_device multiworker_ring multiworker_nccl parameter_server "
+    "independent_tensorflow multi_gpu_model kuza55_ps_cpu kuza55_ps_gpu avolkov1_ps_cpu avolkov1_ps_gpu "
+    "model_parallel_tensorflow "
+    "horovod_nccl horovod_mpi horovod_gloo horovod_tensorflow_nccl horovod_tensorflow_mpi horovod_tensorflow_gloo "
+    "lightning_horovod model_parallel pipeline_gpipe pipeline_1f1b hybrid tensor_parallel"
+).split()
+
+
+def test_the_built_in_names_are_all_there() -> None:
+    registry.table.cache_clear()
+    assert sorted(registry.table()) == sorted(BUILT_IN)
+    assert {entry.origin for entry in registry.table().values()} == {"scalebench"}
+    assert all(entry.target is not None for entry in registry.table().values())
+
+
+@pytest.mark.parametrize("target", sorted(set(registry.BUILT_IN.values())))
+def test_the_class_of_a_built_in_stands_where_the_table_says(target: str) -> None:
+    """By its source, since importing would load the framework."""
+    module, _, name = target.partition(":")
+    path = Path(registry.__file__).parents[2] / f"{module.replace('.', '/')}.py"
+    assert f"\nclass {name}(" in path.read_text()
+
+
+def test_a_built_in_loads() -> None:
+    from scalebench.strategies.simulated import Simulated
+
+    assert registry.load("simulated") is Simulated
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("mirorred", "no strategy 'mirorred'; did you mean 'mirrored'?"),
+        ("zzz", f"no strategy 'zzz'; known: {', '.join(sorted(BUILT_IN))}"),
+    ],
+)
+def test_an_unknown_name(name: str, line: str) -> None:
+    with pytest.raises(InputError) as caught:
+        registry.find(name)
+    assert str(caught.value) == line
+
+
+def test_a_plugin_is_found_and_loaded(dists: Dists) -> None:
+    dists.strategy()
+    assert registry.find("mine") == registry.Entry("mine", "my_plugin.code:Mine", "my-plugin")
+    loaded = registry.load("mine")
+    assert issubclass(loaded, Strategy) and loaded.__module__ == "my_plugin.code"
+
+
+@pytest.mark.parametrize("chosen", ["", "another-plugin", "my-plugin-two,my"])
+def test_a_plugin_that_is_not_chosen_is_hidden(dists: Dists, monkeypatch: pytest.MonkeyPatch, chosen: str) -> None:
+    dists.strategy()
+    monkeypatch.setenv("SCALEBENCH_PLUGINS", chosen)
+    registry.table.cache_clear()
+    with pytest.raises(InputError, match="no strategy 'mine'"):
+        registry.find("mine")
+
+
+def refusal(**changes: Any) -> str | None:
+    """What is wrong with the plugins of a run of the simulated strategy but for these names; None where nothing is."""
+    config = simulated_config()
+    for part, name in changes.items():
+        setattr(config, part, dataclasses.replace(getattr(config, part), name=name))
+    try:
+        registry.refuse_broken(config)
+    except PluginError as error:
+        assert "\n" not in str(error)
+        return str(error)
+    return None
+
+
+BOTH = "{} is registered by both {} and {}; uninstall one of them or set SCALEBENCH_PLUGINS"
+
+
+@pytest.mark.parametrize("name", ["ddp", "hybrid"])
+def test_a_name_of_ours_cannot_be_taken_and_the_others_go_on(dists: Dists, name: str) -> None:
+    dists.strategy(name, yaml=None)
+    dists.strategy("sound", "sound-plugin")
+    line = BOTH.format(f"strategy '{name}'", "scalebench", "my-plugin")
+    assert refusal(strategy=name) == line
+    assert refusal(strategy="sound") is None and refusal() is None
+    with pytest.raises(PluginError) as caught:
+        registry.load(name)
+    assert str(caught.value) == line
+    assert registry.load("sound").__name__ == "Mine"
+
+
+def test_two_plugins_of_one_name_are_both_named(dists: Dists) -> None:
+    dists.strategy(dist="second-plugin")
+    dists.strategy(dist="first-plugin", yaml=None)
+    assert refusal(strategy="mine") == BOTH.format("strategy 'mine'", "first-plugin", "second-plugin")
+
+
+@pytest.mark.parametrize(("part", "kind"), [("model", "models"), ("dataset", "datasets")])
+def test_models_and_data_sets_are_held_to_the_same(dists: Dists, part: str, kind: str) -> None:
+    ours = {"model": "resnet50", "dataset": "materials"}[part]
+    files = {f"p/conf/{part}/{name}.yaml": f"name: {name}\n" for name in ("fine", "twice")}
+    points = {kind: dict.fromkeys(("fine", "twice", "bare", ours), "p:f"), "configs": {"p": "p.conf"}}
+    dists.add("first-plugin", {**files, "p/__init__.py": "raise SystemExit\n"}, points)
+    dists.add("second-plugin", points={kind: {"twice": "q:f"}})
+    dists.add("later-plugin", points={kind: {"later": "r:f"}}, api=7)
+    assert registry.added(kind)["fine"] == registry.Entry("fine", "p:f", "first-plugin")
+    assert refusal(**{part: "fine"}) is None
+    assert refusal(**{part: "twice"}) == BOTH.format(f"{part} 'twice'", "first-plugin", "second-plugin")
+    assert refusal(**{part: ours}) == BOTH.format(f"{part} '{ours}'", "scalebench", "first-plugin")
+    assert (refusal(**{part: "bare"}) or "").startswith(
+        f"{part} 'bare': first-plugin registers it and brings no {part}/"
+    )
+    assert (refusal(**{part: "later"}) or "").startswith(f"{part} 'later': later-plugin is written for version 7 of ")
+    assert registry.without_yaml() == {(part, "bare"), (part, "later")}
+
+
+def test_a_yaml_of_a_strategy_that_nobody_registers(dists: Dists) -> None:
+    tuned = {"my/conf/strategy/tuned.yaml": "name: ddp\n", "my/conf/strategy/lost.yaml": yaml_of("lost")}
+    dists.add("my-plugin", {"my/__init__.py": "", **tuned}, {"configs": {"my": "my.conf"}})
+    line = "strategy 'lost': my-plugin brings strategy/lost.yaml and no entry point scalebench.strategies of that name"
+    assert registry.find("lost").problem == refusal(strategy="lost") == line
+    assert "tuned" not in registry.table(), "which is ddp with other options"
+
+
+@pytest.mark.parametrize(
+    ("baseline", "reason"),
+    [
+        ("simulated", None),
+        ("mine", None),
+        (None, None),
+        ("bare_torhc", "no strategy 'bare_torhc'; did you mean 'bare_torch'?"),
+    ],
+)
+def test_the_baseline_that_a_plugin_names(dists: Dists, baseline: str | None, reason: str | None) -> None:
+    dists.strategy()
+    config = simulated_config()
+    config.strategy = dataclasses.replace(config.strategy, name="mine", baseline=baseline)
+    if reason is None:
+        return registry.refuse_broken(config)
+    with pytest.raises(PluginError) as caught:
+        registry.refuse_broken(config)
+    assert str(caught.value).startswith(f"strategy 'mine' of my-plugin names the baseline '{baseline}': {reason}")
+
+
+@pytest.mark.parametrize(
+    ("target", "line"),
+    [
+        (
+            "{package}.code:Missing",
+            " cannot be loaded from my_plugin.code:Missing: module 'my_plugin.code' has no attribute 'Missing'",
+        ),
+        ("not_there:Mine", " cannot be loaded from not_there:Mine: No module named 'not_there'"),
+        ("{package}.code:Simulated.setup", " cannot be loaded from my_plugin.code:Simulated.setup: "),
+        ("{package}.code", " cannot be loaded from my_plugin.code: it should be MODULE:NAME"),
+        ("{package}.code:Stranger", ": my_plugin.code:Stranger is no subclass of scalebench.plugin_api.Strategy"),
+        ("{package}.code:name", ": my_plugin.code:name is no subclass of scalebench.plugin_api.Strategy"),
+        (
+            "{package}.code:Half",
+            ": my_plugin.code:Half lacks what each strategy has: backend_used, broadcast, evaluate, setup, step, sync",
+        ),
+    ],
+)
+def test_a_plugin_that_does_not_hold_what_it_registers(dists: Dists, target: str, line: str) -> None:
+    more = (
+        "class Stranger: ...\nname = 'x'\nfrom scalebench.strategies.base import Strategy\nclass Half(Strategy): ...\n"
+    )
+    dists.strategy(target=target, code=f"{CODE}\n{more}")
+    with pytest.raises(PluginError) as caught:
+        registry.load("mine")
+    assert str(caught.value).startswith(f"strategy 'mine' of my-plugin{line}")
+
+
+def spec_of(options: dict[str, Any]) -> RunSpec:
+    spec = simulated_spec()
+    strategy = dataclasses.replace(spec.config.strategy, name="mine", options=options)
+    return dataclasses.replace(spec, config=dataclasses.replace(spec.config, strategy=strategy))
+
+
+@pytest.mark.parametrize(
+    ("options", "only"),
+    [
+        (OPTIONS, None),
+        ({**OPTIONS, "step": 1}, "step only in strategy/mine.yaml"),
+        ({k: v for k, v in OPTIONS.items() if k not in ("fault", "copy_s")}, "copy_s, fault only in Mine.Options"),
+        ({k: v for k, v in OPTIONS.items() if k != "fault"} | {"b": 1, "a": 1},
+         "a, b only in strategy/mine.yaml; fault only in Mine.Options"),
+    ],
+)  # fmt: skip
+def test_options_of_the_class_and_of_the_yaml(dists: Dists, options: dict[str, Any], only: str | None) -> None:
+    dists.strategy()
+    if only is None:
+        assert registry.create(spec_of(options), 0).options == registry.load("mine").Options(**options)
+        return
+    with pytest.raises(PluginError) as caught:
+        registry.create(spec_of(options), 0)
+    assert str(caught.value) == (
+        f"strategy 'mine' of my-plugin has other options in its YAML than in its class: {only}"
+    )
+
+
+def test_an_option_that_a_class_of_ours_was_given_later_need_not_be_in_a_plugins_yaml(dists: Dists) -> None:
+    """It would break with each newer version of scalebench; others it has to list."""
+    code = (
+        "from dataclasses import dataclass\nfrom scalebench.strategies import simulated\n"
+        "@dataclass\nclass Later(simulated.Options):\n    overlap: bool = True\n"
+        "class Mine(simulated.Simulated):\n    Options = Later\n"
+    )
+    dists.strategy(code=code)
+    assert registry.create(spec_of(OPTIONS), 0).options.overlap is True
+
+
+def test_options_that_are_no_dataclass(dists: Dists) -> None:
+    dists.strategy(code=f"{CODE}    Options = dict\n")
+    with pytest.raises(PluginError) as caught:
+        registry.create(spec_of({}), 0)
+    assert str(caught.value) == (
+        "strategy 'mine' of my-plugin: Mine.Options should be a dataclass, with a default for each field"
+    )
+
+
+def test_options_of_ours_may_be_left_out() -> None:
+    assert registry.create(simulated_spec(options={"step_s": 0.25}), 0).options.step_s == 0.25
+
+
+def test_missing_packages_and_how_to_get_them() -> None:
+    assert registry.missing_packages(["json", "no_such_package_x", "numpy"]) == ["no_such_package_x"]
+    assert registry.install_hint("no_such_package_x") == "pip install no_such_package_x"
+    assert registry.install_hint("torch") == "pip install 'scalebench[torch]'"
+    assert registry.install_hint("horovod") == "make horovod in a checkout of scalebench; see docs/horovod.md"

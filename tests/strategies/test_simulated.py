@@ -1,0 +1,246 @@
+"""The simulated strategy: sleeps as told, meets as told, fails as told. Its ranks are threads here."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import pytest
+
+from scalebench.core.config_files import option_defaults
+from scalebench.core.errors import InputError
+from scalebench.core.spec import StrategySpec, TrainSpec
+from scalebench.runner.launchers.rank_environment import free_port
+from scalebench.strategies import simulated
+from scalebench.strategies.base import LossPart, Unsupported
+from scalebench.strategies.simulated import Options, Simulated, fail
+from scalebench.workloads import datasets
+from tests.builders.runs import simulated_spec
+
+T = TypeVar("T")
+BATCH = SimpleNamespace(samples=10)
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What was slept, without sleeping; a wait of 0 is none."""
+    times: list[float] = []
+    monkeypatch.setattr(simulated, "time", SimpleNamespace(sleep=lambda s: times.append(s) if s else None))
+    return times
+
+
+@pytest.fixture
+def meet(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+    """Run `work` on every rank of a group at once; what each gives."""
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    monkeypatch.setenv("SCALEBENCH_RUN_ID", "an id")
+
+    def together(work: Callable[[Simulated], T], gpus: int, **changes: Any) -> list[T]:
+        spec = simulated_spec(gpus, **changes)
+
+        def of(rank: int) -> T:
+            strategy = Simulated(spec, rank)
+            strategy.setup()
+            try:
+                return work(strategy)
+            finally:
+                strategy.close()
+                strategy.close()
+
+        with ThreadPoolExecutor(gpus) as pool:
+            return list(pool.map(of, range(gpus)))
+
+    return together
+
+
+def test_the_yaml_lists_every_option_with_its_default() -> None:
+    assert option_defaults("simulated") == vars(Options())
+
+
+def test_a_misspelt_option_names_the_nearest() -> None:
+    with pytest.raises(InputError, match="straggler_rank"):
+        simulated_spec(options={"stragler_rank": 1})
+
+
+def test_setup_takes_its_time(slept: list[float]) -> None:
+    Simulated(simulated_spec(options={"setup_s": 5.0}), 0).setup()
+    assert slept == [5.0]
+
+
+def test_a_step_takes_its_time(slept: list[float]) -> None:
+    options = {"step_s": 1.0, "warmup_s": 10.0, "warmup_steps": 2, "straggler_rank": 0, "straggler_s": 100.0}
+    strategy = Simulated(simulated_spec(options=options), 0)
+    parts = [strategy.step(BATCH) for _ in range(3)]
+    assert slept == [111.0, 111.0, 101.0]
+    assert [part.loss_sum for part in parts] == pytest.approx([10.0, 5.0, 10 / 3])
+    assert {part.samples for part in parts} == {10}
+    assert all(isinstance(part, LossPart) for part in parts)
+
+
+def test_samples_take_theirs(slept: list[float]) -> None:
+    Simulated(simulated_spec(options={"step_s": 1.0, "sample_s": 0.5, "sample_bytes": 8}), 0).step(BATCH)
+    assert slept == [6.0]
+
+
+def test_it_learns_as_told(slept: list[float]) -> None:
+    """Half the error on samples that it was trained on."""
+    spec = simulated_spec(options={"learning": 0.5, "evaluate_s": 3.0, "step_s": 0.0})
+    strategy, (train, validation) = Simulated(spec, 0), datasets.open_sources(spec, 0, 1)
+    assert validation is not None
+    strategy.step(BATCH)
+    strategy.step(BATCH)
+    assert strategy.evaluate(validation) == {"mse": pytest.approx(math.exp(-1.0))}
+    assert strategy.evaluate(train) == {"mse": pytest.approx(math.exp(-1.0) / 2)}
+    assert slept == [3.0, 3.0]
+    assert Simulated(simulated_spec(), 0).evaluate(validation) == {"mse": 0.0}
+
+
+@pytest.mark.parametrize(("rate", "mse"), [(0.01, 0.0), (0.1, 1.0), (0.001, 1.0), (1e-4, 4.0)])
+def test_it_learns_best_at_the_learning_rate_that_it_is_told(rate: float, mse: float) -> None:
+    spec = simulated_spec(options={"best_rate": 0.01}, train=TrainSpec(batch_per_device=10, learning_rate=rate))
+    _, validation = datasets.open_sources(spec, 0, 1)
+    assert validation is not None
+    assert Simulated(spec, 0).evaluate(validation) == {"mse": pytest.approx(mse, abs=1e-12)}
+
+
+def test_it_diverges_at_the_update_that_it_is_told(slept: list[float]) -> None:
+    strategy = Simulated(simulated_spec(options={"diverge_step": 2, "step_s": 0.0}), 0)
+    losses = [strategy.step(BATCH).loss_sum for _ in range(4)]
+    assert [math.isnan(loss) for loss in losses] == [False, False, True, False]
+
+
+def test_the_learning_rates_that_it_was_given_are_kept() -> None:
+    strategy = Simulated(simulated_spec(), 0)
+    strategy.set_learning_rate(0.1)
+    strategy.set_learning_rate(0.2)
+    assert strategy.rates == [0.1, 0.2]
+
+
+def test_the_exchange_takes_its_time_while_it_is_on(slept: list[float]) -> None:
+    strategy = Simulated(simulated_spec(options={"step_s": 1.0, "sync_s": 10.0}), 0)
+    for on in (True, False, True):
+        strategy.set_gradient_sync(on)
+        strategy.step(BATCH)
+    assert slept == [1.0, 10.0, 1.0, 1.0, 10.0]
+    slept.clear()
+    strategy.run_isolated_sync([1])
+    assert slept == [10.0]
+
+
+def test_loading_takes_its_time(slept: list[float]) -> None:
+    spec = simulated_spec(options={"loading_s": 2.0})
+    train, _ = datasets.open_sources(spec, 0, 1)
+    assert len(list(itertools.islice(Simulated(spec, 0).feed(train), 3))) == 3
+    assert slept == [2.0] * 3
+
+
+def test_what_it_says_of_itself() -> None:
+    strategy = Simulated(simulated_spec(options={"message_bytes": 8}), 0)
+    assert (strategy.message_sizes(), strategy.backend_used(), strategy.num_params()) == ([8], None, None)
+    assert Simulated(simulated_spec(), 0).message_sizes() == []
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 4])
+def test_a_broadcast_carries_the_number_of_rank_0(gpus: int, meet: Callable[..., list[Any]]) -> None:
+    def work(strategy: Simulated) -> list[float]:
+        rank = strategy.place.rank
+        return [strategy.broadcast(value + rank) for value in (0.0, -1.5, 1e300)]
+
+    assert meet(work, gpus) == [[0.0, -1.5, 1e300]] * gpus
+
+
+def test_a_broadcast_is_a_barrier(meet: Callable[..., list[Any]]) -> None:
+    arrived: list[int] = []
+
+    def work(strategy: Simulated) -> int:
+        time.sleep(0.1 * strategy.place.rank)
+        arrived.append(strategy.place.rank)
+        strategy.broadcast(0.0)
+        return len(arrived)
+
+    assert meet(work, 3) == [3, 3, 3]
+
+
+def test_ranks_meet_in_each_step_but_replicas_do_not(meet: Callable[..., list[Any]]) -> None:
+    def steps(strategy: Simulated) -> float:
+        begin_s = time.monotonic()
+        for _ in range(3):
+            strategy.step(BATCH)
+        return time.monotonic() - begin_s
+
+    options = {"step_s": 0.0, "straggler_rank": 1, "straggler_s": 0.2}
+    assert min(meet(steps, 2, options=options)) > 0.55
+    replicas = StrategySpec("simulated", baseline="simulated", options=options, lockstep=False)
+    fast, slow = meet(steps, 2, strategy=replicas)
+    assert fast < 0.3 and slow > 0.55
+
+
+def test_a_lost_rank_is_noticed(meet: Callable[..., list[Any]]) -> None:
+    def work(strategy: Simulated) -> str:
+        if strategy.place.rank == 1:
+            return "gone"
+        try:
+            strategy.step(BATCH)
+        except (EOFError, OSError):
+            return "noticed"
+        return "nothing"
+
+    assert meet(work, 2) == ["noticed", "gone"]
+
+
+def test_a_group_that_never_meets_gives_up(meet: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulated, "JOIN_S", 0.2)
+    spec = simulated_spec(2)
+    with pytest.raises(ConnectionRefusedError):
+        Simulated(spec, 1).setup()
+    with pytest.raises(TimeoutError, match=r"only 1 of 2 ranks met within 0\.2 s"):
+        Simulated(spec, 0).setup()
+
+
+@pytest.mark.parametrize(
+    ("options", "phase"),
+    [
+        ({"fault_phase": "setup"}, "setup"),
+        ({"fault_step": 2}, "step"),
+        ({"fault_phase": "evaluate"}, "evaluate"),
+        ({"fault_phase": "close"}, "close"),
+        ({"fault_rank": 1}, None),
+    ],
+)
+def test_a_fault_comes_in_its_phase_on_its_rank_at_its_step(options: dict[str, Any], phase: str | None) -> None:
+    strategy = Simulated(simulated_spec(options={"fault": "raise", **options}), 0)
+    calls = [("setup", strategy.setup), *[("step", lambda: strategy.step(BATCH))] * 4,
+             ("evaluate", lambda: strategy.evaluate(None)), ("close", strategy.close)]  # fmt: skip
+    failed = []
+    for number, (name, call) in enumerate(calls):
+        try:
+            call()
+        except RuntimeError as error:
+            failed.append((name, number, str(error)))
+    # A step that failed was not taken, so it fails again when tried again.
+    assert [name for name, _, _ in failed][:1] == ([phase] if phase else [])
+    assert phase != "step" or failed[0][1] == 3
+
+
+def test_faults_that_can_be_survived() -> None:
+    with pytest.raises(RuntimeError, match="told to fail"):
+        fail("raise")
+    with pytest.raises(Unsupported, match="told to be unsupported"):
+        fail("unsupported")
+    with pytest.raises(ValueError, match="no fault 'rase'"):
+        fail("rase")
+
+
+@pytest.mark.parametrize(("fault", "code"), [("exit", 7), ("kill", -9), ("oom", 3)])
+def test_faults_that_end_a_process(fault: str, code: int) -> None:
+    lines = ["from scalebench.strategies.simulated import fail", "try:", f"    fail({fault!r})"]
+    program = "\n".join([*lines, "except MemoryError:", "    raise SystemExit(3)"])
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == code

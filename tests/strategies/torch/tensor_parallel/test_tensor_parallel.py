@@ -1,0 +1,119 @@
+"""Layers that are split over devices train as whole ones do: each case on some ranks, and alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scalebench.core.json_files import read_json
+from scalebench.core.run_folder import rank_log_name
+from scalebench.core.spec import write_spec
+from scalebench.runner import launchers
+from scalebench.strategies.base import FORWARD, NotMeasured, Unsupported
+from tests.strategies.torch.conftest import own, spec_of
+
+RANK = "tests.strategies.torch.tensor_parallel.tensor_parallel_rank"
+PAIRED = {"strategy__options__layers": "paired"}
+SMALL_MLP = {"model": "mlp", "model__input_shape": [41], "model__params": None}
+SMALL = {"parameters": 1e5, "flops": 1e6, "sample_bytes": 1600}
+CASES: dict[str, dict[str, Any]] = {
+    "rows": {},
+    "a pair": {**PAIRED, "train__optimizer": "adamw", "train__weight_decay": 0.02},
+    "parts of a batch": {"train__accumulate": 3, "train__optimizer": "sgd"},
+    "a chain": {**SMALL_MLP, "train__optimizer": "momentum", "model__learning_rate": 1e-3},
+    "dropout between": {"model": "cifar10_cnn", **PAIRED, "train__optimizer": "rmsprop"},
+    "columns": {"model": "synthetic", "model__options": SMALL, "model__input_shape": [400, 1]},
+    "batch norm": {"model": "resnet20_cifar10", "train__learning_rate": 1e-3},
+    "attention": {"model": "gpt_small"},
+    "bfloat16": {"model": "gpt_small", "train__precision": "bfloat16"},
+}
+HALF = "bfloat16"  # its sums over devices are rounded to 8 bits
+
+
+def seen(processes: int, folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """What each rank saw of each case."""
+    spec = spec_of("tensor_parallel", processes, measure__hang_s=240.0)
+    write_spec(spec, folder)
+    for number, case in enumerate(CASES.values()):
+        (folder / f"case{number}").mkdir()
+        write_spec(spec_of("tensor_parallel", processes, **case), folder / f"case{number}")
+    ended = launchers.launch(spec, folder, "tensor", module=RANK)
+    assert ended.exit_codes == [0] * processes, (folder / rank_log_name(ended.died_first[0])).read_text()
+    ranks = [read_json(folder / f"tensor{rank}.json") for rank in range(processes)]
+    return dict(zip(CASES, map(list, zip(*ranks, strict=True)), strict=True))
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def ranks(request: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    return seen(request.param, tmp_path_factory.mktemp("tensor"))
+
+
+@pytest.mark.slow
+@pytest.mark.real
+@pytest.mark.parametrize("case", CASES)
+def test_split_layers_train_as_whole_ones(ranks: dict[str, list[dict[str, Any]]], case: str) -> None:
+    """Widths that do not divide, partial sums of gradients before split layers, and dropout's draws included."""
+    first, *others = ranks[case]
+    near = 1e-2 if case == HALF else 1e-6
+    assert first["losses"] == pytest.approx(first["bare_losses"], rel=near)
+    assert first["apart"] < (1e-2 if case == HALF else 1e-4)
+    assert all(set(other["losses"]) == {None} for other in others)
+
+
+@pytest.mark.slow
+@pytest.mark.real
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_not_split_stays_the_same_on_all_ranks(ranks: dict[str, list[dict[str, Any]]], case: str) -> None:
+    """To the last bit, though nothing averages its gradients; so do the generators that dropout draws from."""
+    first, *others = ranks[case]
+    assert first["whole"] or case == "a chain"
+    for other in others:
+        assert {key: other[key] for key in ("whole", "weights", "generator")} == {
+            key: first[key] for key in ("whole", "weights", "generator")
+        }
+
+
+@pytest.mark.slow
+@pytest.mark.real
+@pytest.mark.parametrize("case", CASES)
+def test_messages_are_those_that_are_sent(ranks: dict[str, list[dict[str, Any]]], case: str) -> None:
+    for one in ranks[case]:
+        assert sorted(one["messages"]) == one["sent"] != []
+        assert one["backend"] == "gloo"
+        assert one["settings"]["precision"] == ("bfloat16" if case == HALF else "float32")
+
+
+@pytest.mark.slow
+@pytest.mark.real
+def test_a_device_keeps_its_part_alone(ranks: dict[str, list[dict[str, Any]]]) -> None:
+    """Of the mlp all kernels are split."""
+    whole = 4 * (41 * 4000 + 4000 * 2000 + 2000 * 500 + 500 * 300 + 300 + 4000 + 2000 + 500 + 300 + 1)
+    chain = ranks["a chain"]
+    for one in chain:
+        assert one["kept_bytes"] == pytest.approx(whole / len(chain), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (own("Small"), "and not a module of yours"),
+        ({"train__precision": "float16"}, "use bfloat16"),
+        ({"train__compile": True}, "leave out train.compile"),
+        ({"model": "resnet20_cifar10", **PAIRED}, "resnet20_cifar10 has no dense layer that 1 devices could share"),
+    ],
+)
+def test_what_it_cannot_do(strategy: Callable[..., Any], changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Unsupported, match=reason):
+        strategy("tensor_parallel", **changes)
+
+
+def test_no_part_of_an_update_is_without_its_exchange(strategy: Callable[..., Any]) -> None:
+    made = strategy("tensor_parallel")
+    with pytest.raises(NotMeasured, match="without its exchange"):
+        made.set_gradient_sync(False)
+    with pytest.raises(NotMeasured, match="no part of an update"):
+        made.partial_step(None, FORWARD)
+    assert made.message_sizes() == []

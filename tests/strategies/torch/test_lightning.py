@@ -1,0 +1,134 @@
+"""Lightning's Trainer under our loop: it draws what it trains on, ends when told, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from scalebench.core.spec import Place
+from scalebench.measure.timed_loop import Stage, TimedLoop, fixed
+from scalebench.strategies.base import Unsupported
+from scalebench.strategies.torch.observed import Replay
+from scalebench.workloads.source import Source
+from tests.strategies.torch.conftest import spec_of
+
+
+class Counted:
+    """Batches, and how many of them were drawn."""
+
+    def __init__(self, batches: Any) -> None:
+        self.drawn, self._batches = 0, batches
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._batches:
+            self.drawn += 1
+            yield batch
+
+
+def train(strategy: Any, source: Source, blocks: int, steps: int) -> tuple[int, Stage]:
+    """(batches drawn, stage) of a training of so many blocks."""
+    batches, stage = Counted(strategy.feed(source)), fixed("some", blocks, steps)
+    strategy.train(TimedLoop(strategy, batches, [stage], keep_step_losses=True))
+    return batches.drawn, stage
+
+
+@pytest.mark.slow
+def test_draws_what_it_trains_on(strategy: Any, source: Callable[..., Source]) -> None:
+    lightning = strategy("lightning_ddp_gloo")
+    for blocks in (3, 1):  # a second training in the same process, as probes want it
+        drawn, stage = train(lightning, source(), blocks, 4)
+        assert drawn == len(stage.series.step_losses) == 4 * blocks
+
+
+def test_same_losses_as_bare(strategy: Any, source: Callable[..., Source]) -> None:
+    """Over the end of an epoch, and over the end of a training."""
+    lightning, bare = strategy("lightning_ddp_gloo"), strategy("bare_torch")
+    for _ in range(2):
+        losses = [train(one, source(), 2, 4)[1].series.step_losses for one in (lightning, bare)]
+        np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_loop_that_runs_dry(strategy: Any, source: Callable[..., Source]) -> None:
+    """Batches that end before the stage does end the training, once."""
+    lightning = strategy("lightning_ddp_gloo")
+    batches = Counted(islice(lightning.feed(source()), 3))
+    stage = fixed("some", 1, 100)
+    lightning.train(TimedLoop(lightning, batches, [stage]))
+    assert (batches.drawn, stage.series.seconds) == (3, [])
+
+
+@pytest.mark.slow
+def test_exchange_goes_off_within_a_training(strategy: Any, source: Callable[..., Source]) -> None:
+    lightning = strategy("lightning_ddp_gloo")
+    wrappers: list[DistributedDataParallel] = []
+
+    def decide(series: Any) -> bool:
+        lightning.set_gradient_sync(len(series.seconds) % 2 == 0)
+        wrappers.append(lightning._wrapper)
+        assert wrappers[-1].require_backward_grad_sync == (len(series.seconds) % 2 == 0)
+        return len(series.seconds) == 4
+
+    stage = Stage("some", lambda before: 2, decide)
+    lightning.train(TimedLoop(lightning, lightning.feed(source()), [stage]))
+    assert len(wrappers) == 4
+
+
+def test_leaves_nothing_behind(strategy: Any, source: Callable[..., Source], tmp_path: Path) -> None:
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+    lightning = strategy("lightning_ddp_gloo")
+    seen = []
+
+    class Asking(Replay):
+        def done(self, part: Any) -> bool:
+            seen.append(signal.getsignal(signal.SIGTERM))
+            return super().done(part)
+
+    lightning.train(Asking(next(iter(lightning.feed(source()))), 2))
+    assert seen == [on_sigterm, on_sigterm]
+    assert signal.getsignal(signal.SIGTERM) == on_sigterm
+    assert os.environ["WORLD_SIZE"] == "1"
+    assert list(tmp_path.iterdir()) == []
+    assert lightning.broadcast(4.0) == 4.0
+    assert lightning.evaluate(source())["mse"] > 0
+
+
+def test_error_in_the_loop_comes_through(strategy: Any, source: Callable[..., Source]) -> None:
+    def decide(series: Any) -> bool:
+        raise RuntimeError("told to fail")
+
+    lightning = strategy("lightning_ddp_gloo")
+    stage = Stage("some", lambda before: 1, decide)
+    with pytest.raises(RuntimeError, match="told to fail"):
+        lightning.train(TimedLoop(lightning, lightning.feed(source()), [stage]))
+
+
+def test_the_optimizers_state_follows_the_model(strategy: Any, source: Callable[..., Source]) -> None:
+    """Lightning leaves both on the CPU; meta stands for a GPU. The count of steps stays where it was made."""
+    from scalebench.strategies.torch.lightning import move_state
+
+    bare = strategy("bare_torch")
+    bare.step(next(iter(bare.feed(source()))))
+    move_state(bare.optimizer, torch.device("meta"))
+    for state in bare.optimizer.state.values():
+        assert {name: value.device.type for name, value in state.items()} == {
+            "step": "cpu", "exp_avg": "meta", "exp_avg_sq": "meta",
+        }  # fmt: skip
+
+
+def test_uneven_nodes() -> None:
+    from scalebench.strategies.torch.lightning import LightningDdp
+
+    spec = spec_of("lightning_ddp_gloo", 3)
+    spec.nodes, spec.places[2] = 2, Place(2, 0, 1, [0], [], 1)
+    with pytest.raises(Unsupported, match=r"\[2, 1\]"):
+        LightningDdp(spec, 0).setup()

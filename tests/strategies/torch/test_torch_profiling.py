@@ -1,0 +1,116 @@
+"""Own time of operations: of profiled updates, and of events made by hand."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch.autograd import DeviceType
+
+from scalebench.core.result import Operation
+from scalebench.strategies.torch.profiling import KEPT, operations, profile_of
+from scalebench.workloads.source import Source
+
+UPDATES = 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bare_torch", "lightning_ddp_gloo"])
+def test_profile_of_one_rank(strategy: Any, source: Callable[..., Source], tmp_path: Path, name: str) -> None:
+    one = strategy(name)
+    one.step(next(iter(one.feed(source()))))
+    began_s = time.time()
+    found = one.profile(UPDATES, tmp_path / "trace.json.gz")
+    ended_s = time.time()
+    by_name = {operation.name: operation for operation in found.operations}
+    assert by_name["aten::convolution_backward"].calls == 2 and by_name["aten::addmm"].calls == 2
+    assert found.updates == UPDATES and 0 < found.step_s < (ended_s - began_s) / UPDATES
+    assert len(found.operations) == KEPT
+    own_s = [operation.self_s for operation in found.operations]
+    assert own_s == sorted(own_s, reverse=True) and own_s[-1] > 0
+    assert sum(own_s) < found.kernel_s
+    assert {operation.device for operation in found.operations} == {"cpu"}
+    if name == "bare_torch":  # one thread, so that its operations fit into the time of its updates
+        assert found.kernel_s < found.step_s and found.collective_s is None
+    else:
+        assert 0 < found.collective_s < found.kernel_s  # of one process, too short to be among the largest
+    check_trace(tmp_path, began_s, ended_s)
+
+
+def check_trace(folder: Path, began_s: float, ended_s: float) -> None:
+    assert [path.name for path in folder.iterdir()] == ["trace.json.gz"]
+    with gzip.open(folder / "trace.json.gz", "rt") as file:
+        content = json.load(file)
+    base_s = content["baseTimeNanoseconds"] / 1e9
+    times_s = [base_s + event["ts"] / 1e6 for event in content["traceEvents"] if "ts" in event]
+    assert began_s < min(times_s) < max(times_s) < ended_s
+    named = {event["args"]["name"] for event in content["traceEvents"] if event["name"] == "thread_name"}
+    assert any(name.startswith("thread ") for name in named)
+
+
+def test_needs_a_training(strategy: Any) -> None:
+    with pytest.raises(RuntimeError, match="there was no training"):
+        strategy("bare_torch").profile(1, None)
+
+
+def event(name: str, took_us: float, own_us: float, **others: Any) -> Any:
+    """As torch's FunctionEvent."""
+    settings = {"is_async": False, "is_user_annotation": False, "device_type": DeviceType.CPU, **others}
+    spent = SimpleNamespace(elapsed_us=lambda: took_us)
+    return SimpleNamespace(name=name, time_range=spent, self_cpu_time_total=own_us, **settings)
+
+
+KERNEL = {"device_type": DeviceType.CUDA}
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+EVENTS = [
+    event("ProfilerStep*", 90.0, 20.0, is_user_annotation=True),
+    event("Optimizer.step#Adam.step", 30.0, 10.0, is_user_annotation=True),
+    event("aten::linear", 40.0, 10.0),
+    event("aten::mm", 30.0, 30.0),
+    event("aten::mm", 10.0, 10.0),
+    event("c10d::allreduce_", 2.0, 2.0),
+    event("gloo:all_reduce", 60.0, 0.0, is_async=True, is_user_annotation=True),
+    event("horovod:synchronize", 24.0, 22.0, is_user_annotation=True),
+    event("sm90_gemm", 12.0, 0.0, **KERNEL),
+    event("sm90_gemm", 12.0, 0.0, **KERNEL),
+    event(NCCL, 50.0, 0.0, **KERNEL),
+    event("gloo:all_reduce", 7.0, 0.0, is_user_annotation=True, **KERNEL),
+    event("nccl:all_reduce", 55.0, 0.0, is_user_annotation=True, **KERNEL),
+]
+
+
+def listed(cuda: bool) -> list[tuple[str, float, float, bool, str]]:
+    return [
+        (one.name, one.calls, pytest.approx(one.self_s * 1e6), one.collective, one.device)
+        for one in operations(EVENTS, 2, cuda)
+    ]
+
+
+def test_operations_on_the_cpu() -> None:
+    """The exchange counts for as long as it was under way, who hands it over for its own time, Python not at all."""
+    assert listed(cuda=False) == [
+        ("gloo:all_reduce", 0.5, 30.0, True, "cpu"),
+        ("aten::mm", 1.0, 20.0, False, "cpu"),
+        ("horovod:synchronize", 0.5, 11.0, True, "cpu"),
+        ("aten::linear", 0.5, 5.0, False, "cpu"),
+        ("c10d::allreduce_", 0.5, 1.0, False, "cpu"),
+    ]
+
+
+def test_operations_on_a_gpu() -> None:
+    """Kernels alone: what the host did beside them, and annotations of them, would count twice."""
+    assert listed(cuda=True) == [(NCCL, 0.5, 25.0, True, "cuda"), ("sm90_gemm", 1.0, 12.0, False, "cuda")]
+
+
+def test_sums_are_over_all_operations_and_nothing_is_0() -> None:
+    found = [Operation(f"op{i}", 1.0, 1.0, collective=i == 29) for i in range(30)]
+    profile = profile_of(found, 4, 0.5)
+    assert (profile.kernel_s, profile.collective_s, len(profile.operations)) == (30.0, 1.0, KEPT)
+    assert profile_of(found[:5], 4, 0.5).collective_s is None
+    assert profile_of([], 4, 0.5).kernel_s is None

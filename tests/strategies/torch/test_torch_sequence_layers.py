@@ -1,0 +1,152 @@
+"""Transformers in PyTorch against one of torch.nn's own layers, and where their numbers lie in memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from scalebench.strategies.torch import evaluation, optimizer
+from scalebench.strategies.torch.model import NetworkModule, load_weights, read_weights
+from scalebench.strategies.torch.profiling import counted
+from scalebench.workloads import networks
+from scalebench.workloads.network import Network
+
+LAYERS, WIDTH, HEADS, LENGTH, VOCABULARY = 2, 24, 3, 10, 17
+RNG = np.random.default_rng(0)
+TOKENS = torch.from_numpy(RNG.integers(0, VOCABULARY, (4, LENGTH)).astype(np.int32))
+Arrays = dict[str, np.ndarray]
+
+
+def gpt() -> Network:
+    options = {"layers": LAYERS, "width": WIDTH, "heads": HEADS, "sequence_length": LENGTH}
+    return networks.build_by_name("gpt_small", (LENGTH,), VOCABULARY, options)
+
+
+def module(net: Network) -> tuple[NetworkModule, Arrays]:
+    """All arrays drawn, so that no offset is 0 and no scale 1."""
+    rng = np.random.default_rng(1)
+    arrays = {a.name: rng.normal(scale=0.3, size=a.shape).astype(np.float32) for a in net.arrays}
+    made = NetworkModule(net)
+    load_weights(made, arrays)
+    return made, arrays
+
+
+class Reference(nn.Module):
+    """The same transformer from torch.nn.TransformerEncoderLayer, whose attention has joined projections."""
+
+    def __init__(self, arrays: Arrays) -> None:
+        super().__init__()
+        self.arrays = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        self.blocks = nn.ModuleList(self._block(f"block{number}") for number in range(1, LAYERS + 1))
+
+    def _block(self, name: str) -> nn.Module:
+        block = nn.TransformerEncoderLayer(
+            WIDTH, HEADS, 4 * WIDTH, 0.0, lambda x: functional.gelu(x, approximate="tanh"), 1e-5, True, norm_first=True
+        )
+        a = self.arrays
+        parts = [f"{name}_{part}" for part in ("query", "key", "value")]
+        biases = [a.get(f"{part}/bias", torch.zeros(WIDTH)) for part in parts]
+        given = {
+            "self_attn.in_proj_weight": torch.cat([a[f"{part}/kernel"].T for part in parts]),
+            "self_attn.in_proj_bias": torch.cat(biases),
+        }
+        for ours, theirs in (("project", "self_attn.out_proj"), ("expand", "linear1"), ("contract", "linear2")):
+            given |= {f"{theirs}.weight": a[f"{name}_{ours}/kernel"].T, f"{theirs}.bias": a[f"{name}_{ours}/bias"]}
+        for norm in ("norm1", "norm2"):
+            given |= {f"{norm}.weight": a[f"{name}_{norm}/gamma"], f"{norm}.bias": a[f"{name}_{norm}/beta"]}
+        block.load_state_dict(given)
+        return block
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(samples, positions, logits)."""
+        a = self.arrays
+        x = functional.one_hot(tokens.long(), VOCABULARY).float() @ a["tokens/embeddings"] + a["positions/embeddings"]
+        for block in self.blocks:
+            x = block(x, src_mask=nn.Transformer.generate_square_subsequent_mask(LENGTH), is_causal=True)
+        return functional.layer_norm(x, (WIDTH,), a["norm/gamma"], a["norm/beta"]) @ a["head/kernel"]
+
+
+def test_the_same_as_of_torchs_own_layers() -> None:
+    made, arrays = module(gpt())
+    reference = Reference(arrays)
+    assert made(TOKENS).shape == (4, VOCABULARY, LENGTH)
+    torch.testing.assert_close(made(TOKENS).movedim(1, -1), reference(TOKENS), rtol=1e-4, atol=1e-5)
+    for model in (made, reference):
+        model(TOKENS).square().mean().backward()
+    expected = reference.blocks[0].self_attn.in_proj_weight.grad.chunk(3)
+    for name, wanted in zip(("query", "key", "value"), expected, strict=True):
+        found = made.get_submodule(f"block1_{name}").weight.grad
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_no_position_sees_a_later_one() -> None:
+    made, _ = module(gpt())
+    other = TOKENS.clone()
+    other[:, 6] = (other[:, 6] + 1) % VOCABULARY
+    with torch.no_grad():
+        differ = (made(TOKENS) - made(other)).abs().amax((0, 1)) > 1e-6
+    assert differ.tolist() == [False] * 6 + [True] * 4
+
+
+def test_channels_stay_next_to_each_other_and_nothing_is_moved_within() -> None:
+    made, _ = module(gpt())
+    assert [step.module for step in made.plan if "/" in step.module] == ["head/first"]
+    seen = []
+    for name, layer in made.named_modules():
+        if isinstance(layer, nn.Linear):
+            layer.register_forward_pre_hook(lambda _, args, name=name: seen.append((name, args[0].is_contiguous())))
+    assert made(TOKENS).stride(1) == 1
+    assert len(seen) == 6 * LAYERS + 1 and all(contiguous for _, contiguous in seen)
+
+
+def test_among_operations_that_have_channels_first() -> None:
+    """Each reads what it wants, whatever came before."""
+    net = Network("net", (8, 3))
+    x = net.conv(net.input, "conv", 4, 3)
+    y = net.relu(net.dense(x, "dense", 4))
+    net.global_avg_pool(net.conv(net.layer_norm(net.add(x, y), "norm"), "last", 5, 1))
+    made, arrays = module(net)
+    x = torch.from_numpy(RNG.normal(size=(2, 8, 3)).astype(np.float32))
+    a = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    wanted = functional.conv1d(x.mT, a["conv/kernel"].permute(2, 1, 0), a["conv/bias"], padding=1).mT
+    wanted = wanted + (wanted @ a["dense/kernel"] + a["dense/bias"]).relu()
+    wanted = functional.layer_norm(wanted, (4,), a["norm/gamma"], a["norm/beta"])
+    wanted = (wanted @ a["last/kernel"][0] + a["last/bias"]).mean(1)
+    torch.testing.assert_close(made(x), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_part_of_the_width_is_part_of_the_heads() -> None:
+    """As a plan for several devices deals it out."""
+    attention = module(gpt())[0].get_submodule("block1_attention")
+    whole = [torch.randn(2, LENGTH, WIDTH, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+    head = WIDTH // HEADS
+    parts = [attention(*(x[..., i * head : (i + 1) * head] for x in whole)) for i in range(HEADS)]
+    torch.testing.assert_close(torch.cat(parts, -1), attention(*whole))
+
+
+def test_tables_keep_their_axes() -> None:
+    made, arrays = module(gpt())
+    for name, array in read_weights(made).items():
+        np.testing.assert_array_equal(array, arrays[name], err_msg=name)
+    assert made.tokens.weight.shape == (VOCABULARY, WIDTH) and made.head.weight.shape == (VOCABULARY, WIDTH)
+
+
+def test_flops_as_pytorch_counts_them() -> None:
+    """It counts masked pairs as well."""
+    net = gpt()
+    made, _ = module(net)
+    with torch.no_grad():
+        assert counted(lambda: made(TOKENS)) == len(TOKENS) * net.forward_flops
+
+
+def test_the_loss_is_the_mean_over_all_tokens() -> None:
+    made, _ = module(gpt())
+    outputs, labels = made(TOKENS), TOKENS.roll(-1, 1)
+    wanted = functional.cross_entropy(outputs, labels.long())
+    torch.testing.assert_close(optimizer.loss("cross_entropy")(outputs, labels), wanted)
+    loss, right = evaluation._classified(outputs.detach(), labels).tolist()
+    assert loss / len(TOKENS) == pytest.approx(wanted.item(), rel=1e-5)
+    assert right / len(TOKENS) == pytest.approx((outputs.argmax(1) == labels).float().mean().item())

@@ -1,0 +1,241 @@
+"""What people see while runs go on."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console as RichConsole
+
+from scalebench.core.errors import InputError
+from scalebench.core.result import Collective, ProbeRecord, Transfer, write_result
+from scalebench.core.sweep_file import PlannedRun, beginning
+from scalebench.measure.progress import Progress, ProgressFile
+from scalebench.runner.jobs import JobRequest, Queue
+from scalebench.sweeps.console import Console, describe, queue_counts, queue_line
+from scalebench.sweeps.time_estimate import estimate_s
+from tests.builders import sweeps
+from tests.builders.runs import rank, record, simulated_spec
+from tests.builders.sweeps import training
+
+
+def on_terminal() -> Console:
+    made = Console()
+    made._rich = RichConsole(file=io.StringIO(), force_terminal=True, width=150, highlight=False, color_system=None)
+    return made
+
+
+def shown(made: Console) -> str:
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", made.rich.file.getvalue())
+
+
+def test_an_error_is_one_line_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    Console().error("a\nb   [red]c")
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "scalebench: a b [red]c\n")
+
+
+def test_lines_are_neither_broken_nor_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "[bold]" + "a b " * 100 + "[/nothing]"
+    Console().line(line)
+    assert capsys.readouterr().out == line + "\n"
+
+
+def test_plain_output_gets_one_line_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    with Console().progress(simulated_spec(gpus=2), 2, 3) as on_look:
+        on_look([Progress(0, 1, "warmup", 0.0)])
+        on_look([Progress(0, 1, "measure", 0.0)])
+    assert capsys.readouterr().out == "[2/3] simulated gpus=2 ...\n"
+
+
+def test_a_terminal_gets_a_line_that_changes() -> None:
+    made = on_terminal()
+    with made.progress(simulated_spec(gpus=2), 2, 3) as on_look:
+        on_look([Progress(0, 1, "warmup", 0.0)])
+        made.rich._live_stack[0].refresh()
+    assert "[2/3] simulated gpus=2  warmup" in shown(made)
+
+
+def test_debugging_keeps_the_terminal_free() -> None:
+    made = on_terminal()
+    with made.progress(simulated_spec(debug=True), 1, 1) as on_look:
+        on_look([])
+    assert shown(made) == "[1/1] simulated gpus=1 ...\n"
+
+
+def test_a_pause_has_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with Console().cooling_down(2.5):
+        pass
+    assert capsys.readouterr().out == "cooling down for 2.5 s ...\n"
+    made = on_terminal()
+    with made.cooling_down(30.0):
+        made.rich._live_stack[0].refresh()
+    assert "cooling down for 30 s" in shown(made) and capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_working_lets_the_work_through(terminal: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    made = on_terminal() if terminal else Console()
+    with pytest.raises(KeyError), made.working("data"):
+        raise KeyError
+    assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("ranks", "line"),
+    [
+        ([], "starting"),
+        ([Progress(0, 1, "setup", 0.0)], "setup"),
+        ([Progress(1, 1, "measure", 0.0), Progress(0, 1, "setup", 0.0)], "setup"),
+        (
+            [Progress(0, 1, "measure", 0.0, 9, 1000.4, 10.0, 30.0), Progress(1, 1, "measure", 0.0, 9, 1.0, 1.0, 30.0)],
+            "measure, 2,001 samples/s, at most 20 s left",
+        ),
+        ([Progress(0, 1, "measure", 0.0, 9, 10.0, 31.0, 30.0)], "measure, 10 samples/s, at most 0 s left"),
+        (
+            [Progress(0, 1, "measure", 0.0, 9, 10.0, 31.0, epoch=2.24, metric="mse 0.01")],
+            "measure, epoch 2.2, mse 0.01, 10 samples/s",
+        ),
+    ],
+)
+def test_describe(ranks: list[Progress], line: str) -> None:
+    assert describe(ranks) == line
+
+
+def test_a_run_that_is_not_ok_gets_a_line_and_its_log(capsys: pytest.CaptureFixture[str]) -> None:
+    made = Console()
+    made.ended(record(), Path("/runs/1"))
+    made.ended(record(gpus=2, status="failed", block_s=None, reason="rank 1: [x] broke"), Path("/runs/1"))
+    made.ended(record(status="unsupported", block_s=None, reason="no GPU", log=None), Path("/runs/1"))
+    assert capsys.readouterr().out.splitlines() == [
+        "ddp gpus=2: failed: rank 1: [x] broke (log: /runs/1/rank0.log)",
+        "ddp gpus=1: unsupported: no GPU",
+    ]
+
+
+def test_a_skipped_run_gets_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    Console().skipped(record(gpus=2), 1, 4)
+    assert capsys.readouterr().out == "[1/4] ddp gpus=2: done before, kept\n"
+
+
+def test_the_plan_lists_each_run_and_the_time_of_all(capsys: pytest.CaptureFixture[str]) -> None:
+    measure = {"min_s": 10.0, "max_s": 20.0}
+    one, many = simulated_spec(measure=measure), simulated_spec(gpus=64, size=2000, measure=measure)
+    cannot = simulated_spec()
+    cannot.unsupported = "not here"
+    Console().plan([(one, True), (many, False), (cannot, False)])
+    first, second, third, last = capsys.readouterr().out.splitlines()
+    assert first == "[1/3] simulated gpus=1 (baseline, added): batch 10 per device, 10 global, 10 to 20 s"
+    assert second.startswith("[2/3] simulated gpus=64 [oversubscribed]: batch 10 per device, 640 global")
+    assert third == "[3/3] simulated gpus=1: unsupported: not here"
+    assert last == "3 runs, about 21 to 41 s; nothing was started"
+
+
+def test_the_plan_tells_repeats_apart_and_counts_the_pauses(capsys: pytest.CaptureFixture[str]) -> None:
+    """None before the first run, nor for what cannot run."""
+    measure = {"min_s": 10.0, "max_s": 20.0, "repeats": 2, "cool_down_s": 30.0}
+    cannot, *runs = simulated_spec(), *(simulated_spec(measure=measure, repeat=repeat) for repeat in (0, 1, 0, 1))
+    cannot.unsupported = "not here"
+    Console().plan([(spec, False) for spec in (cannot, *runs)])
+    _, first, second, *_, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("[2/5] simulated gpus=1 repeat=0: ") and second.startswith(
+        "[3/5] simulated gpus=1 repeat=1: "
+    )
+    low_s, high_s = (4 * estimate + 90 for estimate in estimate_s(runs[0]))
+    assert last == f"5 runs, about {low_s:.0f} to {high_s:.0f} s, 90 s of them cooling down; nothing was started"
+
+
+def test_a_run_of_a_sweep_tells_how_long_the_rest_will_take(capsys: pytest.CaptureFixture[str]) -> None:
+    with Console().progress(simulated_spec(), 1, 2, lambda: "about 5 s left"):
+        pass
+    assert capsys.readouterr().out == "[1/2] simulated gpus=1 ... (about 5 s left)\n"
+    made = on_terminal()
+    with made.progress(simulated_spec(), 1, 2, lambda: "about 5 s left") as on_look:
+        on_look([])
+        made.rich._live_stack[0].refresh()
+    assert "starting (about 5 s left)" in shown(made)
+
+
+def test_what_there_was_no_time_for(capsys: pytest.CaptureFixture[str]) -> None:
+    record = beginning([], "", "", 1.5)
+    record.runs = [PlannedRun(number, f"run {number // 2}", "", 0, left_out=number > 3) for number in range(30)]
+    Console().left_out(record)
+    assert capsys.readouterr().out == (
+        "sweep.max_minutes=1.5 left out 26 of 30 runs: run 2, run 3, run 4, run 5, run 6, run 7, run 8, run 9, run 10, "
+        "run 11 and 3 more; the same command with resume=true and more time adds them\n"
+    )
+    record.runs = record.runs[:3]
+    Console().left_out(record)
+    assert capsys.readouterr().out == ""
+
+
+def test_the_table_of_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_result(record(), tmp_path)
+    Console().table([tmp_path])
+    out: Any = capsys.readouterr().out
+    assert "speedup bare" in out and "ddp" in out
+    assert out.splitlines()[-1] == f"results: {tmp_path}"
+    with pytest.raises(InputError):
+        Console().table([tmp_path / "none"])
+
+
+def test_collectives_and_bandwidths_stand_below_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for strategy, taken_s in (("ddp_gloo", [1e-3, 1e-3]), ("horovod_mpi", [5e-4, 2e-3])):
+        measured = [
+            Collective("all_reduce", 4**k * 1024, 1, [0.99 * mean_s, 1.01 * mean_s, mean_s])
+            for k, mean_s in enumerate(taken_s)
+        ]
+        moved = [Transfer("memcpy", 0, 0, 2**20, 1, [1e-3] * 4)] if strategy == "ddp_gloo" else []
+        probes = ProbeRecord(collectives=measured, bandwidth=moved)
+        folder = tmp_path / strategy
+        folder.mkdir()
+        write_result(record(strategy, 2, ranks=[rank(k, [0.1] * 20, probes=probes) for k in range(2)]), folder)
+    Console().table([tmp_path])
+    out = capsys.readouterr().out
+    assert "all_reduce on 2 devices (torch, cpu)" in out
+    assert "all_reduce on 2 devices: horovod_mpi is faster below 2 KiB, ddp_gloo above" in out
+    assert "bandwidth" in out and "memcpy" in out
+
+
+def test_a_table_of_trainings_says_what_came_of_all_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweeps.write(tmp_path, [training(seed=seed, values=[0.4, 0.1 + 0.1 * (seed > 1)]) for seed in range(4)])
+    Console().table([tmp_path])
+    lines = capsys.readouterr().out.splitlines()
+    assert "ddp_gloo on 2 devices: mse 0.15 after 4.00 s of training, 2 epochs; 2 of 4 seeds reached it" in lines
+    sweeps.write(tmp_path / "other", [training(), training("mirrored")])
+    Console().table([tmp_path / "other"])
+    out = capsys.readouterr().out
+    assert "time to target" in out and "of training" not in out  # one seed each: the table says it all
+
+
+def queue(**parts: object) -> Queue:
+    return Queue(**{"waiting": 0, "pending": 0, "reason": None, "runs": (), "over": 0, **parts})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("parts", "line"),
+    [
+        ({"waiting": 1}, "0 of 1 run over, 1 not submitted yet"),
+        ({"over": 4, "pending": 3, "reason": "Priority"}, "4 of 7 runs over, 3 pending (Priority)"),
+        ({"over": 2, "pending": 1}, "2 of 3 runs over, 1 pending"),
+        ({"over": 2}, "2 of 2 runs over"),
+        ({"pending": 1, "trouble": "timed out"}, "0 of 1 run over, 1 pending, nothing heard of SLURM: timed out"),
+    ],
+)
+def test_a_queue_names_what_there_is_and_nothing_else(parts: dict[str, object], line: str) -> None:
+    assert queue_counts(queue(**parts)) == line
+
+
+def test_the_first_running_jobs_show_their_phase(tmp_path: Path) -> None:
+    """One that has not begun to write has none; the third is one too many for a line."""
+    runs = []
+    for number, gpus in enumerate((1, 2, 4)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        runs.append(JobRequest(number, simulated_spec(gpus=gpus), folder))
+        if number:
+            ProgressFile(folder, 0, 1).phase("warmup")
+    assert queue_line(queue(runs=tuple(runs))) == "0 of 3 runs over, 3 running; simulated gpus=2: warmup"

@@ -1,0 +1,137 @@
+"""The lock on a sweep's folder: one program at a time, and none that was killed keeps it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from scalebench.core.errors import InputError
+from scalebench.sweeps.folder_lock import LOCK_FILE, FolderLock
+
+HOLDS = """
+import sys, time
+from pathlib import Path
+from scalebench.sweeps.folder_lock import FolderLock
+lock = FolderLock(Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_folder_is_held_once_and_free_again(tmp_path: Path) -> None:
+    with (
+        FolderLock(tmp_path),
+        pytest.raises(InputError, match=rf"process {os.getpid()} on {platform.node()} \(since .*\) uses {tmp_path}; "),
+    ):
+        FolderLock(tmp_path)
+    assert os.listdir(tmp_path) == []
+    lock = FolderLock(tmp_path)
+    lock.release()
+    lock.release()
+    FolderLock(tmp_path).release()
+    assert os.listdir(tmp_path) == []
+
+
+def test_another_program_holds_it_while_it_lives(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path)], stdout=subprocess.PIPE) as other:
+        try:
+            assert other.stdout is not None and other.stdout.readline() == b"held\n"
+            with pytest.raises(InputError, match=f"process {other.pid} on "):
+                FolderLock(tmp_path)
+        finally:
+            other.send_signal(signal.SIGKILL)
+    assert (tmp_path / LOCK_FILE).exists(), "a killed program tidies nothing up"
+    FolderLock(tmp_path).release()
+    assert not (tmp_path / LOCK_FILE).exists()
+
+
+def test_what_the_holder_starts_does_not_keep_it(tmp_path: Path) -> None:
+    """Ranks may outlive a parent that was killed."""
+    lock = FolderLock(tmp_path)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        lock.release()
+        with FolderLock(tmp_path):
+            assert child.poll() is None
+        child.communicate(b"\n")
+
+
+def left_by(folder: Path, **changes: Any) -> None:
+    """The file of a program that did not tidy up: this one, but for `changes`."""
+    started_s = psutil.Process().create_time()
+    holder = {"hostname": platform.node(), "pid": os.getpid(), "pid_started_s": started_s, "since": "yesterday"}
+    (folder / LOCK_FILE).write_text(json.dumps({**holder, **changes}))
+
+
+def test_nobody_can_tell_of_another_host(tmp_path: Path) -> None:
+    left_by(tmp_path, hostname="login2")
+    for _ in range(2):  # being refused leaves all as it was
+        with pytest.raises(InputError, match=rf"on login2 \(since yesterday\) uses .* remove {tmp_path}/{LOCK_FILE}$"):
+            FolderLock(tmp_path)
+    (tmp_path / LOCK_FILE).unlink()
+    FolderLock(tmp_path).release()
+
+
+def test_a_longer_name_in_the_file_is_overwritten(tmp_path: Path) -> None:
+    left_by(tmp_path, since="the day before " * 20)
+    with FolderLock(tmp_path):
+        assert json.loads((tmp_path / LOCK_FILE).read_text())["pid"] == os.getpid()
+
+
+def test_a_lock_tells_more_than_the_number_of_a_process(tmp_path: Path) -> None:
+    left_by(tmp_path)
+    FolderLock(tmp_path).release()
+    (tmp_path / LOCK_FILE).write_text('{"hostname": "lo')
+    FolderLock(tmp_path).release()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_where_there_are_no_locks_the_process_is_looked_for(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_here(file: int, how: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", none_here)
+    left_by(tmp_path)
+    with pytest.raises(InputError, match="choose another folder"):
+        FolderLock(tmp_path)
+    left_by(tmp_path, pid_started_s=1.0)  # its number is another's by now
+    FolderLock(tmp_path).release()
+    left_by(tmp_path, pid=2**22 + 1)
+    FolderLock(tmp_path).release()
+
+
+def test_trouble_with_the_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(file: int, how: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(fcntl, "flock", broken)
+    with pytest.raises(OSError, match="Input/output error"):
+        FolderLock(tmp_path)
+
+
+def test_a_file_that_is_removed_meanwhile_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, removed = fcntl.flock, []
+
+    def slow(file: int, how: int) -> None:
+        if not removed:  # its holder releases it between our opening and our locking
+            (tmp_path / LOCK_FILE).unlink()
+            removed.append(file)
+        real(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", slow)
+    with FolderLock(tmp_path):
+        assert (tmp_path / LOCK_FILE).exists() and removed
+        with pytest.raises(InputError):
+            FolderLock(tmp_path)

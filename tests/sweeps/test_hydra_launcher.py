@@ -1,0 +1,206 @@
+"""Sweeps: all runs are checked before the first, baselines join, failed ones do not stop the others, resume."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+
+import scalebench
+from scalebench import __main__ as program
+from scalebench.sweeps.folder_lock import FolderLock
+
+SHORT = [
+    *(
+        "hardware=cpu",
+        "strategy=simulated",
+        "dataset.size=1000",
+        "measure=quick",
+        "measure.min_s=0",
+        "measure.max_s=0.1",
+    ),
+    *("measure.warmup_steps=2", "measure.evaluate=false", "measure.probes=false", "measure.monitor=false"),
+    "sweep.report=false",
+]
+Sweep = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def sweep(capsys: pytest.CaptureFixture[str]) -> Iterator[Sweep]:
+    """A sweep into the folder `s`: status, output, errors."""
+
+    def swept(*words: str, folder: str = "s") -> tuple[int, str, str]:
+        status = program.main([*SHORT, "--multirun", f"hydra.sweep.dir={folder}", *words])
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    yield swept
+    GlobalHydra.instance().clear()
+    HydraConfig.instance().cfg = None
+
+
+def rows(folder: str = "s") -> pd.DataFrame:
+    """In the order of their folders, which are numbered."""
+    frame = scalebench.load(folder)
+    return frame.iloc[frame.path.map(lambda path: int(Path(path).name)).argsort()]
+
+
+def test_a_sweep_adds_its_baselines_and_goes_on_after_a_failed_run(sweep: Sweep) -> None:
+    """Rank 1 fails, so that the run on two devices does, and those on one do not."""
+    words = ["gpus=2,1", "seed=0,1", "strategy.options.fault=raise", "strategy.options.fault_rank=1"]
+    status, out, err = sweep(*words)
+    assert (status, err) == (1, "")
+    frame = rows()
+    assert frame[["gpus", "seed", "status"]].to_records(index=False).tolist() == [
+        (2, 0, "failed"),
+        (2, 1, "failed"),
+        (1, 0, "ok"),
+        (1, 1, "ok"),
+    ]
+    assert frame.reason.iloc[0] == "rank 1: RuntimeError: told to fail"
+    assert "[1/4] simulated gpus=2 ..." in out and "[4/4] simulated gpus=1 ..." in out
+    files = ["multirun.yaml", "results.csv", "results.parquet", "sweep.json"]
+    assert sorted(os.listdir("s")) == ["0", "1", "2", "3", *files]
+    assert len(pd.read_csv("s/results.csv")) == len(pd.read_parquet("s/results.parquet")) == 4
+
+
+@pytest.mark.slow
+def test_resume_keeps_what_went_well_and_repeats_what_did_not(sweep: Sweep) -> None:
+    options = ["strategy.options.fault=raise", "strategy.options.fault_rank=1"]
+    assert sweep("gpus=2", *options)[0] == 1
+    first = rows()
+    assert first.status.tolist() == ["ok", "failed"]  # the baseline, then what was asked for
+
+    status, out, _ = sweep("gpus=2", *options, "resume=true")  # in the same folder
+    again = rows()
+    assert status == 1 and "[1/2] simulated gpus=1: done before, kept" in out
+    assert again.run_id.iloc[0] == first.run_id.iloc[0]
+    assert again.run_id.iloc[1] != first.run_id.iloc[1]
+
+    status, out, _ = sweep("gpus=1", "repeat=0,1", *options, "resume=true", folder="t")  # in one beside it
+    beside = rows("t")
+    assert status == 0 and out.count("done before, kept") == 1
+    assert beside.run_id.iloc[0] == first.run_id.iloc[0] and beside.repeat.tolist() == [0, 1]
+
+
+@pytest.mark.slow
+def test_a_finished_sweep_is_not_run_over(sweep: Sweep) -> None:
+    assert sweep("gpus=1")[0] == 0
+    before = rows().run_id.tolist()
+    status, out, err = sweep("gpus=1,2")
+    line = "scalebench: s/0 already holds a result.json; choose another folder or remove it\n"
+    assert (status, out, err) == (2, "", line)
+    assert rows().run_id.tolist() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["gpus=1,0"], "gpus=0 should be at least 1"),
+        (["strategy=simulated,mirorred"], "no strategy 'mirorred'; did you mean 'mirrored'?"),
+        (["gpus=1,two"], "gpus=two: Value 'two' of type 'str' could not be converted to Integer"),
+        (["strategy.options.step=0.1,0.2"], "no option of strategy 'simulated' 'step'; did you mean 'step_s'?"),
+        (["gpus=1,2", "dataset.size=100"], "75 training samples are fewer than one global batch of 150: "),
+        (["gpus=interval(1,2)"], "an interval is for a search, not for a sweep: add --multirun hydra/sweeper=search"),
+    ],
+)
+def test_one_bad_member_starts_nothing_and_leaves_no_folder(sweep: Sweep, words: list[str], line: str) -> None:
+    status, out, err = sweep(*words)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"scalebench: {line}") and err.count("\n") == 1
+    assert os.listdir() == []
+
+
+def test_a_bad_sweep_leaves_a_folder_of_somebody_else_alone(sweep: Sweep) -> None:
+    Path("s").mkdir()
+    Path("s/note.txt").touch()
+    assert sweep("gpus=1,0")[0] == 2
+    assert Path("s/note.txt").exists()
+
+
+@pytest.mark.slow
+def test_a_single_run_with_repeats_is_a_sweep_that_can_be_lengthened(
+    capsys: pytest.CaptureFixture[str], sweep: Sweep
+) -> None:
+    """No pause before the first run, nor before what was kept: it heated nothing."""
+    assert program.main([*SHORT, "gpus=1", "measure.repeats=2", "measure.cool_down_s=0.2", "hydra.run.dir=s"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"\[1/2\] simulated gpus=1 repeat=0 \.\.\. \(about \d+ s of the sweep left\)", out[0])
+    assert out[1:3] == ["cooling down for 0.2 s ...", "[2/2] simulated gpus=1 repeat=1 ..."]
+    first = rows()
+    assert first.repeat.tolist() == [0, 1] and first.fingerprint.nunique() == 1
+
+    words = ("gpus=1", "measure.repeats=3", "measure.cool_down_s=0.2", "resume=true")
+    status, longer, _ = sweep(*words, folder="t")
+    assert status == 0 and longer.count("done before, kept") == 2 and "cooling down" not in longer
+    assert rows("t").run_id.tolist()[:2] == first.run_id.tolist()
+    assert rows("t").repeat.tolist() == [0, 1, 2]
+    together = scalebench.pooled(".")  # with the copies of the first two
+    assert together.repeats.tolist() == [3] and together.interval_over.tolist() == ["repeats"]
+    assert {"pooled.csv", "pooled.parquet"} <= {*os.listdir("s")} & {*os.listdir("t")}
+
+
+@pytest.mark.parametrize("words", [["measure.repeats=2"], ["--run", "hydra.mode=RUN", "measure.repeats=2"]])
+def test_a_dry_run_with_repeats_lists_them_all(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    assert program.main([*SHORT, *words, "gpus=1", "measure.cool_down_s=60", "dry_run=true"]) == 0
+    first, second, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("[1/2] simulated gpus=1 repeat=0: ") and second.startswith(
+        "[2/2] simulated gpus=1 repeat=1: "
+    )
+    assert re.fullmatch(r"2 runs, about \d+ to \d+ s, 60 s of them cooling down; nothing was started", last)
+    assert os.listdir() == []
+
+
+def test_a_single_run_with_repeats_is_refused_as_a_sweep_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.main([*SHORT, "gpus=1", "measure.repeats=2", "repeat=1", "hydra.run.dir=r"]) == 2
+    assert capsys.readouterr().err.startswith("scalebench: repeat=1 and measure.repeats=2: ")
+    assert os.listdir() == []
+
+
+@pytest.mark.slow
+def test_what_is_impossible_here_gets_its_row_among_the_others(sweep: Sweep) -> None:
+    """And no pause before it, which heats nothing."""
+    status, out, err = sweep("strategy=simulated,horovod_nccl", "gpus=1", "measure.cool_down_s=50")
+    assert (status, err) == (0, "") and "cooling down" not in out
+    assert rows().status.tolist() == ["ok", "unsupported"]
+    assert "horovod_nccl gpus=1: unsupported: horovod_nccl exchanges gradients over NCCL" in out
+
+
+@pytest.mark.slow
+def test_a_sweep_from_its_file(sweep: Sweep) -> None:
+    """`sweep=gpus` with the two values that fit here; the command line wins over the file."""
+    status, _, _ = sweep("sweep=gpus", "gpus=1,2", "baseline=none")
+    assert status == 0 and rows().gpus.tolist() == [1, 2]
+
+
+def test_a_folder_that_cannot_be_made(sweep: Sweep) -> None:
+    status, _, err = sweep("gpus=1,2", folder="/proc/x")
+    assert status == 2
+    assert err == "scalebench: /proc/x: No such file or directory; choose another hydra.run.dir or hydra.sweep.dir\n"
+
+
+@pytest.mark.slow
+def test_a_sweep_without_the_time_for_it_says_what_it_left_out(sweep: Sweep) -> None:
+    status, _, err = sweep("gpus=1,2", "sweep.max_minutes=1e-6")
+    assert (status, err) == (1, "scalebench: s: no report: not one run fits into sweep.max_minutes=1e-06\n")
+    status, out, _ = sweep("gpus=1,2", "sweep.max_minutes=10", "resume=true")
+    assert status == 0 and len(rows()) == 2 and "left out" not in out
+
+
+@pytest.mark.slow
+def test_two_sweeps_in_one_folder(sweep: Sweep) -> None:
+    """The second is refused while the first goes on; an ended one leaves its folder free."""
+    os.mkdir("s")
+    with FolderLock(Path("s")):
+        status, _, err = sweep("gpus=1")
+        assert status == 2 and re.fullmatch(
+            r"scalebench: process \d+ on .* uses s; .*, or choose another folder\n", err
+        )
+        assert not Path("s/0").exists()
+    assert sweep("gpus=1")[0] == 0 and not list(Path("s").glob("*.lock"))

@@ -1,0 +1,204 @@
+"""What a sweep needs: its runs in order, each once, and the baselines that they are compared with."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+
+from scalebench.config.compose import compose, to_config
+from scalebench.config.resolve import resolve
+from scalebench.core import result
+from scalebench.core.errors import InputError
+from scalebench.core.json_files import write_json
+from scalebench.core.machine import machine
+from scalebench.sweeps import plan as jobs
+from scalebench.sweeps.plan import Job
+from tests.builders.runs import record
+
+BASE = ["hardware=cpu", "dataset.size=1000"]
+
+
+@pytest.fixture(autouse=True)
+def cpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "gpu_count", lambda: 0)
+
+
+def on_cpu(words: Sequence[str]) -> DictConfig:
+    return compose([*BASE, *words])
+
+
+def plan(*words: str) -> list[Job]:
+    """Plan the full product of `key=a,b` words, the last key varying fastest, as Hydra's sweeper makes it."""
+    values = [[f"{word.partition('=')[0]}={v}" for v in word.partition("=")[2].split(",")] for word in words]
+    return jobs.plan([list(line) for line in itertools.product(*values)], on_cpu)
+
+
+def told(planned: Sequence[Job]) -> list[str]:
+    """`+` marks a baseline that was added."""
+    return [f"{'+' if job.added else ''}{job.spec.config.strategy.name} {job.spec.gpus}" for job in planned]
+
+
+def test_baselines_stand_before_their_first_use() -> None:
+    assert told(plan("strategy=ddp_gloo", "gpus=2,4")) == ["+bare_torch 1", "+ddp_gloo 1", "ddp_gloo 2", "ddp_gloo 4"]
+
+
+def test_each_baseline_is_added_once_for_all() -> None:
+    assert told(plan("strategy=ddp_gloo,lightning_ddp_gloo", "gpus=2")) == [
+        "+bare_torch 1",
+        "+ddp_gloo 1",
+        "ddp_gloo 2",
+        "+lightning_ddp_gloo 1",
+        "lightning_ddp_gloo 2",
+    ]
+
+
+def test_a_baseline_that_was_asked_for_stays_where_it_was() -> None:
+    planned = plan("strategy=ddp_gloo,bare_torch", "gpus=2,1")
+    assert told(planned) == ["ddp_gloo 2", "ddp_gloo 1", "bare_torch 2", "bare_torch 1"]
+    assert planned[2].spec.unsupported == "bare_torch runs on 1 device only, gpus=2"
+
+
+def test_a_strategy_that_is_its_own_baseline() -> None:
+    assert told(plan("strategy=simulated", "gpus=2")) == ["+simulated 1", "simulated 2"]
+
+
+def test_none_for_a_run_that_cannot_happen_here() -> None:
+    assert told(plan("strategy=ddp_nccl", "gpus=2")) == ["ddp_nccl 2"]
+
+
+def test_the_bare_one_alone_where_nobody_asks_for_more() -> None:
+    planned = plan("baseline=bare", "strategy=ddp_gloo,lightning_ddp_gloo", "gpus=2")
+    assert told(planned) == ["+bare_torch 1", "ddp_gloo 2", "lightning_ddp_gloo 2"]
+
+
+def test_none_when_none_are_wanted() -> None:
+    assert told(plan("baseline=none", "strategy=ddp_gloo", "gpus=2,1")) == ["ddp_gloo 2", "ddp_gloo 1"]
+
+
+def test_a_baseline_without_what_it_needs_is_left_out() -> None:
+    planned = plan("strategy=ddp_gloo", "strategy.baseline=horovod_nccl", "gpus=2")
+    assert told(planned) == ["+ddp_gloo 1", "ddp_gloo 2"]
+
+
+def test_baselines_keep_every_other_override() -> None:
+    words = ("seed=7", "strategy=ddp_gloo", "strategy.options.bucket_cap_mb=1.0", "train.batch_per_device=5", "gpus=2")
+    bare, own, asked = plan(*words)
+    assert {job.spec.config.seed for job in (bare, own, asked)} == {7}
+    assert {job.spec.batch_per_device for job in (bare, own, asked)} == {5}
+    assert own.spec.config.strategy.options["bucket_cap_mb"] == 1.0
+    assert bare.spec.config.strategy.options == {}
+
+
+def test_equal_runs_are_run_once() -> None:
+    assert told(plan("strategy=bare_torch", "gpus=1,1")) == ["bare_torch 1"]
+    # gpus=null means two workers here
+    assert told(plan("strategy=ddp_gloo", "baseline=none", "gpus=null,2")) == ["ddp_gloo 2"]
+
+
+def test_repeats_are_runs_of_their_own_in_their_order() -> None:
+    planned = plan("repeat=0,1", "strategy=ddp_gloo", "gpus=1,2")
+    assert [(job.spec.config.repeat, name) for job, name in zip(planned, told(planned), strict=True)] == [
+        (repeat, name) for repeat in (0, 1) for name in ("+bare_torch 1", "ddp_gloo 1", "ddp_gloo 2")
+    ]
+    assert len({job.spec.fingerprint for job in planned}) == 3
+
+
+def with_repeat(planned: Sequence[Job]) -> list[tuple[int, str]]:
+    return [(job.spec.config.repeat, name) for job, name in zip(planned, told(planned), strict=True)]
+
+
+def test_repeats_unroll_with_their_baselines_one_repeat_after_the_other() -> None:
+    """So that a slow drift of the machine spreads evenly over all runs; a repeat keeps the fingerprint."""
+    planned = plan("strategy=ddp_gloo", "gpus=2,4", "measure.repeats=3")
+    once = ["+bare_torch 1", "+ddp_gloo 1", "ddp_gloo 2", "ddp_gloo 4"]
+    assert with_repeat(planned) == [(repeat, name) for repeat in range(3) for name in once]
+    assert len({job.spec.fingerprint for job in planned}) == 4 and len({job.key for job in planned}) == 12
+
+
+def test_a_repeat_is_what_its_overrides_compose_to() -> None:
+    """Repeats are not composed for the plan, and are when they run; the files of sweeps set repeat=0."""
+    planned = plan("strategy=ddp_gloo", "repeat=0", "gpus=2", "measure.repeats=2")
+    assert [word for word in planned[-1].overrides if "repeat" in word] == ["measure.repeats=2", "repeat=1"]
+    for job in planned:
+        assert resolve(to_config(on_cpu(job.overrides))) == job.spec
+
+
+def test_one_repeat_adds_no_override() -> None:
+    assert plan("strategy=bare_torch", "gpus=1")[0].overrides == ["strategy=bare_torch", "gpus=1"]
+
+
+def test_runs_may_differ_in_their_repeats() -> None:
+    lines = [["strategy=bare_torch", f"seed={n}", "gpus=1", f"measure.repeats={n}"] for n in (1, 2, 3)]
+    planned = [(job.spec.config.repeat, job.spec.config.seed) for job in jobs.plan(lines, on_cpu)]
+    assert planned == [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
+
+
+def test_the_same_run_with_other_repeats_is_run_as_often_as_most() -> None:
+    planned = plan("baseline=none", "strategy=ddp_gloo", "measure.repeats=1,2", "gpus=1,2")
+    assert with_repeat(planned) == [(repeat, f"ddp_gloo {gpus}") for repeat in (0, 1) for gpus in (1, 2)]
+
+
+@pytest.mark.parametrize("word", ["repeat=1", "repeat=0,1", "repeat=2"])
+def test_repeats_are_asked_for_in_one_way(word: str) -> None:
+    repeat = word[-1]
+    with pytest.raises(InputError) as caught:
+        plan("gpus=1", word, "measure.repeats=3")
+    line = "and measure.repeats=3: the latter makes repeats 0 to 2 by itself; leave one of them out"
+    assert str(caught.value) == f"repeat={repeat} {line}"
+
+
+@pytest.mark.parametrize("repeats", ["measure.repeats=3", pytest.param("repeat=0,1,2", marks=pytest.mark.slow)])
+def test_random_order_is_within_each_repeat_and_alike_for_a_seed(repeats: str) -> None:
+    words = ("strategy=ddp_gloo", "gpus=1,2,4,8", repeats)
+    given, shuffled = with_repeat(plan(*words)), with_repeat(plan("measure.order=random", *words))
+    assert [repeat for repeat, _ in shuffled] == [0] * 5 + [1] * 5 + [2] * 5
+    assert sorted(shuffled) == sorted(given)
+    rounds = [[name for repeat, name in shuffled if repeat == number] for number in range(3)]
+    assert len(set(map(tuple, rounds))) > 1 and shuffled != given
+    assert with_repeat(plan("measure.order=random", *words)) == shuffled
+    assert with_repeat(plan("seed=1", "measure.order=random", *words)) != shuffled
+
+
+@pytest.mark.parametrize("word", ["gpus=2,0", "scaling=weak,week", "strategy=ddp,mirorred", "train.optimizer=adam,x"])
+def test_one_bad_member_refuses_the_sweep(word: str) -> None:
+    with pytest.raises((InputError, HydraException)):
+        plan(word)
+
+
+def leave(folder: Path, started_at: str, **changes: object) -> Path:
+    folder.mkdir(parents=True)
+    result.write_result(record(started_at=started_at, **changes), folder)  # type: ignore[arg-type]
+    return folder
+
+
+def test_earlier_results_are_the_latest_good_ones(tmp_path: Path) -> None:
+    leave(tmp_path / "a" / "0", "2026-01-02T00:00:00.000+00:00", fingerprint="f" * 16)
+    latest = leave(tmp_path / "b" / "0", "2026-01-03T00:00:00.000+00:00", fingerprint="f" * 16)
+    leave(tmp_path / "c" / "0", "2026-01-01T00:00:00.000+00:00", fingerprint="f" * 16)
+    leave(tmp_path / "d" / "0", "2026-01-04T00:00:00.000+00:00", fingerprint="f" * 16, status="failed")
+    other = leave(tmp_path / "d" / "1", "2026-01-01T00:00:00.000+00:00", fingerprint="0" * 16)
+    assert jobs.earlier_results(tmp_path) == {("f" * 16, 0): latest, ("0" * 16, 0): other}
+
+
+def test_earlier_results_pass_over_what_cannot_be_read(tmp_path: Path) -> None:
+    good = leave(tmp_path / "z", "2026-01-01T00:00:00.000+00:00", fingerprint="f" * 16)
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / "result.json").write_text((good / "result.json").read_text()[:500])
+    (tmp_path / "later").mkdir()
+    write_json(tmp_path / "later" / "result.json", dataclasses.asdict(record()) | {"schema_version": 99})
+    assert jobs.earlier_results(tmp_path) == {("f" * 16, 0): good}
+    assert jobs.earlier_results(tmp_path / "not_there") == {}
+
+
+@pytest.mark.parametrize(
+    ("statuses", "status"),
+    [("", 0), ("ok", 0), ("ok unsupported", 0), ("ok failed", 1), ("oom", 1), ("timeout", 1), ("ok cancelled", 1)],
+)
+def test_exit_status(statuses: str, status: int) -> None:
+    assert jobs.exit_status([record(status=name) for name in statuses.split()]) == status

@@ -1,0 +1,48 @@
+"""What the plugin for pytest gives an author's tests, in a pytest of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+AUTHORS = """
+import pytest
+from scalebench.testing import FaultContract, StrategyContract
+
+class TestMine(StrategyContract):
+    strategy = "simulated"
+
+class TestMineFaults(FaultContract):
+    strategy = "simulated"
+
+def test_of_my_own():
+    pass
+"""
+LIMIT_S = 120
+
+
+def collected(folder: Path, *switches: str) -> list[str]:
+    """Names of the tests that a pytest finds there, with nothing but the plugin."""
+    words = ["--disable-plugin-autoload", "-p", "scalebench.testing.pytest_plugin", "-p", "no:cacheprovider", "-q"]
+    command = [sys.executable, "-m", "pytest", *words, "--strict-markers", "-W", "error", "--collect-only", *switches]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [line.rpartition("::")[2] for line in done.stdout.splitlines() if "::" in line]
+
+
+def test_contracts_need_no_conftest(tmp_path: Path) -> None:
+    """They are found, and marked, so that whoever has no time can leave them out."""
+    (tmp_path / "test_mine.py").write_text(AUTHORS)
+    assert collected(tmp_path, "-m", "not contract and not faults") == ["test_of_my_own"]
+    strict = collected(tmp_path, "-m", "contract")
+    assert {"test_losses_equal_the_baselines", "test_yaml_says_what_it_is"} <= set(strict)
+    assert "test_a_bad_rank_ends_the_run[kill]" in collected(tmp_path, "-m", "faults")
+
+
+def test_it_costs_other_projects_nothing() -> None:
+    """Every pytest of the environment loads it."""
+    code = "import sys, scalebench.testing.pytest_plugin; print(*(m for m in sys.modules if m.partition('.')[0] in "
+    code += "('hydra', 'numpy', 'omegaconf', 'pandas', 'psutil') or m.startswith('scalebench')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=True)
+    assert sorted(done.stdout.split()) == ["scalebench", "scalebench.testing", "scalebench.testing.pytest_plugin"]

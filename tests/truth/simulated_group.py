@@ -1,0 +1,260 @@
+"""What each figure is by its definition (probed.py), from a million updates of the simulated group.
+
+A group whose clock is made up: every duration is drawn beforehand from known noise, so that each figure has a truth.
+
+All ranks are simulated wherever one of them runs, by the same numbers; so each rank's session runs alone, in full, and
+what rank 0 broadcast is kept and told to the others.
+
+Noise of known shape: factors that durations are multiplied by, update after update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from scipy.signal import lfilter
+
+from scalebench.core.result import RankRecord, Result
+from scalebench.core.spec import MeasureSpec, RunSpec
+from scalebench.core.stats.estimates import FloatArray
+from scalebench.measure.session import Session
+from scalebench.strategies.base import BACKWARD, FORWARD, OPTIMIZER, LossPart, Probes, Strategy
+from scalebench.workloads.source import Source
+from tests.builders.runs import record, simulated_spec
+
+Shape = tuple[int, ...]  # the last axis is time
+Noise = Callable[[np.random.Generator, Shape], FloatArray]
+SPIKE, SPIKES = 5.0, 0.01  # how much longer, and how often
+
+
+def white(width: float = 0.05) -> Noise:
+    """Independent and normal; `width` is the standard deviation, here and below."""
+    return lambda rng, shape: 1 + width * rng.standard_normal(shape)
+
+
+def lognormal(width: float = 0.15) -> Noise:
+    """Skewed, as times are; of median less than 1 and mean 1."""
+    return lambda rng, shape: np.exp(width * rng.standard_normal(shape) - width**2 / 2)
+
+
+def spikes(width: float = 0.01) -> Noise:
+    """The machine interrupts one update in a hundred, which then takes five times as long."""
+
+    def noise(rng: np.random.Generator, shape: Shape) -> FloatArray:
+        hit = np.where(rng.random(shape) < SPIKES, SPIKE, 1.0)
+        found: FloatArray = hit * (1 + width * rng.standard_normal(shape))
+        return found
+
+    return noise
+
+
+def autoregressive(correlation: float, width: float = 0.05) -> Noise:
+    """AR(1): neighbours resemble each other by so much, from the first on."""
+
+    def noise(rng: np.random.Generator, shape: Shape) -> FloatArray:
+        steps = rng.standard_normal(shape)
+        steps[..., 1:] *= np.sqrt(1 - correlation**2)
+        found: FloatArray = 1 + width * lfilter([1.0], [1.0, -correlation], steps, axis=-1)
+        return found
+
+    return noise
+
+
+UNTIL = {FORWARD: 0.3, BACKWARD: 0.8, OPTIMIZER: 1.0}  # of an update's own time
+MESSAGE_BYTES = 1000
+BATCH = 10
+
+
+@dataclass(frozen=True)
+class Times:
+    """Mean seconds, before noise. The last rank straggles."""
+
+    step_s: float = 0.0010
+    loading_s: float = 0.0002
+    exchange_s: float = 0.0004
+    straggler_s: float = 0.0005
+    copy_s: float = 0.0010
+    warmup_s: tuple[float, ...] = ()  # on top of each of the first updates
+    drift: float = 0.0  # how much longer everything takes after 10,000 updates, as a share
+
+
+@dataclass
+class Draws:
+    """What each update takes, drawn beforehand: lists by rank of lists by update; an exchange is common to all."""
+
+    own_s: list[list[float]]
+    loading_s: list[list[float]]
+    exchange_s: list[float]
+
+    @classmethod
+    def of(cls, times: Times, noise: Noise, ranks: int, updates: int, seed: int) -> Draws:
+        own, loading, exchange = arrays(times, noise, ranks, updates, np.random.default_rng(seed))
+        own[:, : len(times.warmup_s)] += np.array(times.warmup_s)
+        return cls(own.tolist(), loading.tolist(), exchange.tolist())
+
+
+def arrays(times: Times, noise: Noise, ranks: int, updates: int, rng: np.random.Generator) -> tuple[Any, Any, Any]:
+    """(own, loading, exchange) seconds: shapes (ranks, updates), (ranks, updates), (updates,)."""
+    straggles = np.arange(ranks) == (ranks - 1 if ranks > 1 else -1)
+    mean_s = times.step_s + times.straggler_s * straggles
+    drawn = noise(rng, (2 * ranks + 1, updates)) * (1 + times.drift * np.arange(updates) / 10_000)
+    return mean_s[:, None] * drawn[:ranks], times.loading_s * drawn[ranks:-1], times.exchange_s * drawn[-1]
+
+
+class Simulated(Strategy, Probes):
+    """One rank of the group; `words` are what rank 0 broadcast, in order."""
+
+    def __init__(self, spec: RunSpec, rank: int, times: Times, draws: Draws, words: list[float]) -> None:
+        super().__init__(spec, rank)
+        self.times, self._draws = times, draws
+        self._words, self._heard = words, iter(list(words))
+        self._now_s = [0.0] * spec.processes
+        self._at = 0  # which update's draws come next
+        self._exchanging = spec.processes > 1
+
+    def clock(self) -> float:
+        return self._now_s[self.place.rank]
+
+    def setup(self) -> None:
+        pass
+
+    def feed(self, source: Source) -> Iterator[Any]:
+        """Batches without content: to draw real ones would take longer than all else here."""
+        batch = SimpleNamespace(samples=BATCH)
+        while True:
+            self._pass(self._draws.loading_s)
+            yield batch
+
+    def step(self, batch: Any) -> LossPart:
+        self._pass(self._draws.own_s)
+        if self._exchanging:
+            self._meet(self._draws.exchange_s[self._at])
+        self._at += 1
+        return LossPart(0.0, batch.samples)
+
+    def synchronize(self) -> None:
+        pass
+
+    def broadcast(self, value: float) -> float:
+        self._meet()
+        if self.place.rank == 0:
+            self._words.append(value)
+            return value
+        return next(self._heard)
+
+    def set_gradient_sync(self, on: bool) -> None:
+        self._exchanging = on
+
+    def message_sizes(self) -> list[int]:
+        return [MESSAGE_BYTES] if self.spec.processes > 1 else []
+
+    def run_isolated_sync(self, sizes: list[int]) -> None:
+        self._meet(self._draws.exchange_s[self._at])
+        self._at += 1
+
+    def partial_step(self, batch: Any, until: str) -> None:
+        self._pass(self._draws.own_s, UNTIL[until])
+        self._at += 1
+
+    def copy_batch(self, batch: Any) -> None:
+        self._pass(self._draws.loading_s, self.times.copy_s / self.times.loading_s)
+        self._at += 1
+
+    def backend_used(self) -> str | None:
+        return None
+
+    def evaluate(self, source: Source) -> dict[str, float]:
+        return {}
+
+    def _pass(self, of_ranks: list[list[float]], share: float = 1.0) -> None:
+        at = self._at
+        self._now_s = [now_s + share * seconds[at] for now_s, seconds in zip(self._now_s, of_ranks, strict=False)]
+
+    def _meet(self, exchange_s: float = 0.0) -> None:
+        self._now_s = [max(self._now_s) + exchange_s] * self.spec.processes
+
+
+@cache
+def _spec(ranks: int) -> RunSpec:
+    return simulated_spec(ranks)
+
+
+@cache
+def _result(ranks: int) -> Result:
+    return record("simulated", gpus=ranks)
+
+
+def spec_of(ranks: int, **measure: Any) -> RunSpec:
+    """With the settings of conf/measure/default.yaml, but for `measure`: fields of MeasureSpec."""
+    spec = _spec(ranks)
+    settings = MeasureSpec(**{"evaluate": False, **measure})
+    return replace(spec, config=replace(spec.config, measure=settings))
+
+
+def run(spec: RunSpec, times: Times, noise: Noise, updates: int, seed: int) -> Result:
+    """All sessions of one run; `updates` bound how many it can have."""
+    draws, words, ranks = Draws.of(times, noise, spec.processes, updates, seed), [], []
+    for rank in range(spec.processes):
+        strategy = Simulated(spec, rank, times, draws, words)
+        found = RankRecord(rank, "simulated", rank)
+        Session(spec, strategy, found, _NoProgress(), strategy.clock).run()  # type: ignore[arg-type]
+        ranks.append(found)
+    return replace(_result(spec.processes), ranks=ranks)
+
+
+class _NoProgress(SimpleNamespace):
+    """Nobody looks on."""
+
+    folder = Path()
+
+    def phase(self, name: str, limit_s: float | None = None) -> None:
+        pass
+
+    def update(self, steps: int, samples: int, elapsed_s: float) -> None:
+        pass
+
+
+UPDATES = 1_000_000
+
+
+def truths(times: Times, noise: Noise, ranks: int, steps: int, part_steps: int) -> dict[str, float]:
+    """By the names of probed.COLUMNS, and throughput in samples per second; `steps` and `part_steps` are the updates of
+    a probe's block, which the median over ranks is taken of."""
+    own, loading, exchange = arrays(times, noise, ranks, UPDATES, np.random.default_rng(99))
+    alone = own + loading
+    on = alone.max(axis=0) + (exchange if ranks > 1 else 0.0)
+    # What other blocks saw: draws that come so much later, as the blocks of a round do.
+    fixed = np.roll(own, steps + 1, axis=1)
+    forward, backward, whole = (
+        share * np.roll(own, at * part_steps, axis=1) for at, share in enumerate(UNTIL.values())
+    )
+    found = {
+        "throughput": BATCH * ranks / on.mean(),
+        "data_s": _median(_blocks((alone if ranks > 1 else on[None]) - fixed, steps)),
+        "copy_s": _median(_blocks(loading, steps)) * times.copy_s / times.loading_s,
+        "forward_s": _median(_blocks(forward, part_steps)),
+        "backward_s": _median(_blocks(backward - forward, part_steps)),
+        "optimizer_s": _median(_blocks(whole - backward, part_steps)),
+    }
+    if ranks > 1:
+        found["sync_isolated_s"] = exchange.mean()
+        found["sync_exposed_s"] = _median(_blocks(on - np.roll(alone, steps + 1, axis=1), steps))
+        found["imbalance_s"] = (alone.max(axis=0) - np.median(alone, axis=0)).mean()
+    return {name: float(value) for name, value in found.items()}
+
+
+def _blocks(seconds: FloatArray, steps: int) -> FloatArray:
+    """(ranks, updates) -> (ranks, blocks): means of so many updates each."""
+    ranks, updates = seconds.shape
+    found: FloatArray = seconds[:, : updates // steps * steps].reshape(ranks, -1, steps).mean(axis=2)
+    return found
+
+
+def _median(of_ranks: FloatArray) -> float:
+    return float(np.median(of_ranks, axis=0).mean())

@@ -1,0 +1,101 @@
+"""Whole runs of real processes, which sleep as the simulated strategy does, against what they really slept."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scalebench.analysis import throughput, update_breakdown
+from scalebench.core.json_files import read_json
+from scalebench.core.result import Result
+from scalebench.core.stats.estimates import FloatArray, Interval
+from scalebench.runner.parent import run
+from tests.builders.runs import in_parallel, simulated_spec
+from tests.truth.sleeping_worker import EXCHANGE_S
+
+pytestmark = [pytest.mark.truth, pytest.mark.slow]
+
+TRIALS = 20
+# Of 20 intervals at 95 %, fewer than 17 hold the truth once in sixty times (binomial).
+ENOUGH = 17
+STEP_S, STRAGGLER_S, LOADING_S, COPY_S = 0.040, 0.020, 0.010, 0.008
+OPTIONS = {
+    "step_s": STEP_S, "straggler_rank": 1, "straggler_s": STRAGGLER_S, "loading_s": LOADING_S, "copy_s": COPY_S,
+    "sync_s": EXCHANGE_S, "message_bytes": 1000,
+}  # fmt: skip
+MEASURE = {
+    "warmup_steps": 16, "warmup_max_s": 2.0, "block_s": 0.05, "min_s": 1.0, "max_s": 12.0, "target": 0.05,
+    "probes": True, "probe_s": 4.0, "evaluate": False,
+}  # fmt: skip
+OWN_S = (STEP_S, STEP_S + STRAGGLER_S)
+UNTIL = (0.3, 0.8, 1.0)  # of an update's own time, at the end of each part
+BATCH, SIZE = 10, 80  # samples of each device; of the data set, of which 60 are trained: whole batches
+NEAR = 0.03  # of an update: how far the mean of all trials may lie off, since the harness takes time beside the sleeps
+
+
+def one(folder: Path, trial: int) -> Result:
+    spec = simulated_spec(2, OPTIONS, MEASURE, seed=trial, size=SIZE)
+    result = run(spec, folder / str(trial), module="tests.truth.sleeping_worker")
+    assert result.status == "ok", result.reason
+    return result
+
+
+class Slept:
+    """What was slept in all trials together, drawn anew for each of many updates."""
+
+    def __init__(self, folder: Path) -> None:
+        self._words = [[read_json(folder / f"{trial}/slept{rank}.json") for trial in range(TRIALS)] for rank in (0, 1)]
+        self._rng = np.random.default_rng(0)
+
+    def __call__(self, rank: int, asked_s: float) -> FloatArray:
+        pool = np.concatenate([word[f"{asked_s:.6f}"] for word in self._words[rank]])
+        return self._rng.choice(pool, 100_000)
+
+    def both(self, *asked_s: float) -> FloatArray:
+        """Shape (ranks, updates); one duration for both ranks, or one for each."""
+        return np.array([self(rank, asked_s[rank % len(asked_s)]) for rank in (0, 1)])
+
+
+def truths(slept: Slept) -> dict[str, float]:
+    own = slept.both(*OWN_S)
+    alone = own + slept.both(LOADING_S)
+    together_s = alone.max(axis=0).mean()
+    exchange_s = slept.both(EXCHANGE_S).mean()  # common to both
+    # The median of two ranks is their mean.
+    forward_s, backward_s, whole_s = (slept.both(*(share * own_s for own_s in OWN_S)).mean() for share in UNTIL)
+    found = {
+        "throughput": 2 * BATCH / (together_s + exchange_s),
+        "sync_isolated_s": exchange_s,
+        "sync_exposed_s": together_s + exchange_s - alone.mean(),
+        "imbalance_s": together_s - alone.mean(),
+        "data_s": alone.mean() - own.mean(),
+        "copy_s": slept.both(COPY_S).mean(),
+        "forward_s": forward_s,
+        "backward_s": backward_s - forward_s,
+        "optimizer_s": whole_s - backward_s,
+    }
+    return {name: float(value) for name, value in found.items()}
+
+
+def figure(result: Result, name: str) -> Interval:
+    found = throughput.throughput(result)[1] if name == "throughput" else update_breakdown.COLUMNS[name](result)
+    assert found is not None, name
+    return found
+
+
+def test_what_was_slept_lies_in_the_intervals(tmp_path: Path) -> None:
+    results = in_parallel(partial(one, tmp_path), range(TRIALS), at_once=3)
+    truth = truths(Slept(tmp_path))
+    update_s = 2 * BATCH / truth["throughput"]
+    held, off = {}, {}
+    for name, value in truth.items():
+        intervals = [figure(result, name) for result in results.values()]
+        held[name] = sum(each.low <= value <= each.high for each in intervals)
+        sync_off_s = float(np.mean([each.value for each in intervals])) - value
+        off[name] = sync_off_s / (value if name == "throughput" else update_s)
+        print(f"{name}: {value:.6g} in {held[name]} of {TRIALS}, mean off by {100 * off[name]:+.2f} % of an update")
+    assert min(held.values()) >= ENOUGH, held
+    assert max(map(abs, off.values())) < NEAR, off

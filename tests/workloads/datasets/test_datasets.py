@@ -1,0 +1,237 @@
+"""Datasets by name: what fits a model, what open shapes become, and how samples reach the ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scalebench.config.resolve import resolve
+from scalebench.core.errors import InputError
+from scalebench.core.spec import Config, DatasetSpec, ModelSpec, StopSpec, TrainSpec
+from scalebench.workloads import datasets
+from scalebench.workloads.datasets import cache
+from scalebench.workloads.prefetch import prefetch
+from scalebench.workloads.source import Batch
+from tests.builders.runs import simulated_config, simulated_spec
+from tests.workloads.datasets.dataset_configs import image_config
+
+IMAGES = ModelSpec("resnet50", input_shape=[224, 224, 3], target_shape=[], outputs=1000)
+CURVES = ModelSpec("materials_cnn", input_shape=[200, 3], target_shape=[2], outputs=2)
+GPT = ModelSpec("gpt_small", input_shape=[64], target_shape=[64], outputs=512)
+MLP = ModelSpec("mlp", input_shape=[8000], target_shape=[1], outputs=1)
+
+
+def config(name: str, model: ModelSpec, **dataset) -> Config:
+    return Config(model=model, dataset=DatasetSpec(name, **dataset))
+
+
+FITS = {
+    "materials": (CURVES, {}),
+    "random": (MLP, {}),
+    "tokens_synthetic": (GPT, {"classes": 512, "dtype": "int32"}),
+    "cifar10_synthetic": (IMAGES, {"classes": 10}),
+    "imagenet_synthetic": (IMAGES, {"classes": 1000, "dtype": "uint8"}),
+    "cifar10": (IMAGES, {"classes": 10, "path": "/nowhere"}),
+    "imagenet": (IMAGES, {"classes": 1000, "path": "/nowhere"}),
+}
+
+
+@pytest.mark.parametrize("name", datasets.DATASETS)
+def test_a_fitting_model_passes(name):
+    model, dataset = FITS[name]
+    datasets.check(config(name, model, **dataset))
+
+
+def test_user_files_are_checked_when_they_are_read(tmp_path):
+    np.savez(tmp_path / "my.npz", inputs=np.ones((5, 4)), targets=np.ones((5, 2)))
+    small = dataclasses.replace(CURVES, input_shape=[4])
+    for name in ("materials", "random"):
+        user_config = config(name, small, path="my.npz", cache=str(tmp_path / "cache"))
+        assert cache.open_arrays(datasets.prepare(user_config))[0].shape == (5, 4)
+    with pytest.raises(InputError, match=r"inputs has shape \(5, 4\), expected \(n, 200, 3\)"):
+        datasets.prepare(config("materials", CURVES, path="my.npz", cache=str(tmp_path / "cache")))
+
+
+TOKENS = {"classes": 512, "dtype": "int32"}
+MISFITS = {
+    "random numbers for tokens": (
+        config("random", GPT),
+        r"^model=gpt_small takes token numbers, which dataset=random does not have: choose dataset=tokens_synthetic$",
+    ),
+    "tokens for numbers": (
+        config("tokens_synthetic", MLP, **TOKENS),
+        "^dataset=tokens_synthetic has token numbers, which model=mlp does not look up",
+    ),
+    "tokens for pictures": (
+        config("tokens_synthetic", dataclasses.replace(IMAGES, name="custom", torch="mine:net"), **TOKENS),
+        "^dataset=tokens_synthetic has token numbers, which model=custom does not look up",
+    ),
+    "more tokens than outputs": (
+        config("tokens_synthetic", GPT, classes=513, dtype="int32"),
+        "has 513 different tokens, model=gpt_small has 512 outputs: lower dataset.classes, or raise model.outputs$",
+    ),
+    "tokens that are floats": (
+        config("tokens_synthetic", GPT, classes=512),
+        "which are int32: set dataset.dtype=int32",
+    ),
+    "tokens from a file": (
+        config("tokens_synthetic", GPT, path="/tmp", **TOKENS),
+        "^dataset=tokens_synthetic is generated, not read: leave out dataset.path$",
+    ),
+    "pictures of tokens": (config("cifar10_synthetic", IMAGES, classes=10, dtype="int32"), "is for token numbers"),
+    "unknown": (config("cifar", CURVES), "cifar"),
+    "curves for images": (
+        config("materials", IMAGES),
+        r"dataset=materials has samples of \(200, 3\), model=resnet50 takes \(224, 224, 3\)",
+    ),
+    "targets": (
+        config("materials", dataclasses.replace(CURVES, target_shape=[3])),
+        r"has targets of \(2,\), model=materials_cnn takes \(3,\)",
+    ),
+    "images for curves": (config("imagenet_synthetic", CURVES, classes=2), r"has images, model=materials_cnn takes"),
+    "quantities for classes": (config("random", IMAGES), "dataset=random has quantities as targets, model=resnet50"),
+    "my quantities for classes": (config("materials", IMAGES, path="my.npz"), "has quantities as targets"),
+    "classes of curves": (config("materials", CURVES, classes=2), "float32 quantities"),
+    "bytes of curves": (config("random", MLP, dtype="uint8"), "float32 quantities"),
+    "quantities for images": (
+        config("imagenet_synthetic", dataclasses.replace(IMAGES, target_shape=[1000]), classes=10),
+        "has 10 classes, model=resnet50 has 1000 outputs that are quantities",
+    ),
+    "no number of classes": (config("cifar10_synthetic", IMAGES), r"dataset\.classes=null"),
+    "too many classes": (config("imagenet_synthetic", IMAGES, classes=1001), "has 1001 classes, .* 1000 outputs"),
+    "idle path": (
+        config("cifar10_synthetic", IMAGES, classes=10, path="/x"),
+        r"generated, not read: leave out dataset\.path, or use dataset=cifar10$",
+    ),
+    "no path": (config("cifar10", IMAGES, classes=10), r"read from files: .*dataset\.path or \$SCALEBENCH_CIFAR10$"),
+}
+
+
+@pytest.mark.parametrize("case", MISFITS)
+def test_a_misfit_is_one_line_before_any_file_is_touched(tmp_path, case):
+    wrong, message = MISFITS[case]
+    for function in (datasets.check, datasets.prepare):
+        with pytest.raises(InputError, match=message) as caught:
+            function(wrong)
+        assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_home_folder_in_the_path(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(InputError, match=rf"dataset\.path={tmp_path}/cifar does not exist"):
+        datasets.prepare(image_config("cifar10", tmp_path, 32, size=60_000, path="~/cifar"))
+
+
+def batches(cache_dir: Path, count: int, feed: str = "host", dtype: str = "uint8") -> list[Batch]:
+    """The first batches that replica 1 of 2 gets of 100 generated images."""
+    spec = resolve(simulated_config(gpus=2))
+    spec.config = dataclasses.replace(
+        image_config("cifar10_synthetic", cache_dir, dtype=dtype, feed=feed), seed=spec.config.seed
+    )
+    train, validation = datasets.open_sources(spec, 1, 2)
+    assert validation is not None and train.samples == 75 and validation.samples == 25
+    assert all(batch.targets.dtype == np.int64 for batch in validation.in_order())
+    return list(islice(prefetch(train), count))
+
+
+def test_bytes_and_class_numbers_reach_the_ranks_by_every_feed(tmp_path):
+    cache_dir = tmp_path / "cache"
+    from_host = batches(cache_dir, 12)
+    try:
+        from_disk = batches(cache_dir, 12, "disk")
+    except InputError as error:
+        pytest.skip(str(error))  # the temporary folder lies in memory
+    for one, other in zip(from_host, from_disk, strict=True):
+        assert one.inputs.dtype == other.inputs.dtype == np.uint8 and one.inputs.shape[1:] == (8, 8, 3)
+        assert one.targets.dtype == other.targets.dtype == np.int64 and one.targets.shape == (one.samples,)
+        assert np.array_equal(one.inputs, other.inputs) and np.array_equal(one.targets, other.targets)
+    fixed = batches(cache_dir, 3, "fixed")
+    assert all(np.array_equal(batch.inputs, from_host[0].inputs) for batch in fixed)
+    floats = batches(cache_dir, 1, dtype="float32")[0]
+    assert floats.inputs.dtype == np.float32
+    assert np.array_equal(floats.inputs, from_host[0].inputs / np.float32(127.5) - 1)
+
+
+@pytest.mark.parametrize(
+    ("batch", "accumulate", "gpus", "per_call"),
+    [(10, 1, 1, 40), (10, 1, 2, 80), (300, 1, 1, 1024), (2000, 1, 1, 2000), (300, 6, 1, 200), (7, 2, 1, 16)],
+)
+def test_evaluation_batches_hold_several_micro_batches(batch: int, accumulate: int, gpus: int, per_call: int) -> None:
+    train = TrainSpec(batch, accumulate=accumulate)
+    spec = simulated_spec(gpus, train=train, dataset=DatasetSpec("materials", size=4000))
+    trains, validation = datasets.open_sources(spec, 0, gpus)
+    subset = datasets.open_training_subset(spec, 0, gpus)
+    assert validation is not None and subset is not None
+    assert (trains.global_batch, validation.global_batch, subset.global_batch) == (batch * gpus, per_call, per_call)
+    seen = [batch.samples for batch in validation.in_order()]
+    assert sum(seen) == validation.samples // gpus and max(seen) <= per_call // gpus
+
+
+@pytest.mark.parametrize(
+    ("steps", "requested", "evaluated"), [(3, 100, 100), (3, None, 1000), (3, 5000, 1000), (None, 100, 1000)]
+)
+def test_a_training_to_a_stop_may_evaluate_only_some_samples(
+    steps: int | None, requested: int | None, evaluated: int
+) -> None:
+    """Without a stop all samples are evaluated."""
+    train = TrainSpec(10, evaluate_samples=requested, stop=StopSpec(steps=steps))
+    spec = simulated_spec(2, train=train, dataset=DatasetSpec("materials", size=4000))
+    trains, validation = datasets.open_sources(spec, 0, 2)
+    subset = datasets.open_training_subset(spec, 0, 2)
+    assert validation is not None and subset is not None and trains.samples == 3000
+    assert (validation.first, validation.samples, subset.first, subset.samples) == (3000, evaluated, 0, evaluated)
+
+
+def fill(tmp_path: Path, model: dict[str, Any], name: str, **dataset: Any) -> ModelSpec:
+    """Return a user's model, filled from the samples of that dataset."""
+    (tmp_path / "mine.py").write_text("def build(): ...\n")
+    own = ModelSpec(**{"name": "custom", "torch": "mine:build", "loss": "auto", "metric": "auto", **model})
+    return datasets.fill_from_samples(Config(model=own, dataset=DatasetSpec(name, **dataset))).model
+
+
+NATIVE_SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[list[int], list[int], int]]] = {
+    "materials": ({}, {}, ([200, 3], [2], 2)),
+    "random": ({"input_shape": [30, 2], "target_shape": [3]}, {}, ([30, 2], [3], 3)),
+    "random of one output": ({"input_shape": [30]}, {}, ([30], [1], 1)),
+    "cifar10_synthetic": ({}, {"classes": 10}, ([32, 32, 3], [], 10)),
+    "cifar10": ({}, {"classes": 10, "path": "/x"}, ([32, 32, 3], [], 10)),
+    "imagenet": ({}, {"classes": 1000, "path": "/x"}, ([224, 224, 3], [], 1000)),
+    "imagenet_synthetic": ({}, {"classes": 9, "image_size": 64}, ([64, 64, 3], [], 9)),
+    "imagenet_synthetic of the model's size": (
+        {"input_shape": [48, 40, 1], "outputs": 12}, {"classes": 9}, ([48, 40, 1], [], 12),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NATIVE_SHAPES)
+def test_open_shapes_become_those_of_the_samples(tmp_path: Path, case: str) -> None:
+    model, dataset, expected = NATIVE_SHAPES[case]
+    model_spec = fill(tmp_path, model, case.partition(" ")[0], **dataset)
+    assert (model_spec.input_shape, model_spec.target_shape, model_spec.outputs) == expected
+    assert model_spec.loss == ("mse" if expected[1] else "cross_entropy") and model_spec.name == "mine:build"
+
+
+@pytest.mark.parametrize("name", ["materials", "random"])
+def test_a_user_file_determines_the_shapes(tmp_path: Path, name: str) -> None:
+    np.savez(tmp_path / "my.npz", inputs=np.ones((5, 4, 2)), targets=np.ones((5, 3)))
+    model_spec = fill(tmp_path, {}, name, path="my.npz")
+    assert (model_spec.input_shape, model_spec.target_shape, model_spec.outputs) == ([4, 2], [3], 3)
+
+
+def test_files_without_shapes_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "flat.npz", inputs=np.ones(5), targets=np.ones((5, 3)))
+    with pytest.raises(InputError, match=r"^dataset.path=.*flat.npz: inputs has shape \(5,\), expected \(n, \.\.\.\)"):
+        fill(tmp_path, {}, "materials", path="flat.npz")
+    with pytest.raises(InputError, match=r"^dataset.path=.*none.npz cannot be read \(no such file\)"):
+        fill(tmp_path, {}, "materials", path="none.npz")
+
+
+def test_random_samples_need_a_shape(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^dataset=random makes samples of any shape the model takes: set it"):
+        fill(tmp_path, {}, "random")

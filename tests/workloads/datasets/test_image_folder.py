@@ -1,0 +1,179 @@
+"""Class folders of pictures: numbered by name, chosen evenly, decoded once; every mistake is one line."""
+
+import collections
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from scalebench.core.errors import InputError
+from scalebench.workloads import datasets
+from scalebench.workloads.datasets import cache, image_folder, images
+from tests.workloads.datasets.dataset_configs import image_config
+
+CLASSES = ("n01", "n02", "n10")
+
+
+def picture(path: Path, colour: int, mode: str = "RGB", size: tuple[int, int] = (40, 30), **options) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, (colour, colour, colour)).convert(mode).save(path, **{"format": "JPEG", **options})
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """Three classes of four pictures; the brightness of each tells which it is."""
+    for number, name in enumerate(CLASSES):
+        for place in range(4):
+            picture(tmp_path / "data" / name / f"{place}.JPEG", 60 * number + 10 * place)
+    return tmp_path / "data"
+
+
+def prepare(folder: Path, **changes) -> tuple[np.ndarray, np.ndarray]:
+    changes = {"path": str(folder), **changes}
+    return cache.open_arrays(datasets.prepare(image_config("imagenet", folder.parent / "cache", 16, **changes)))
+
+
+def brightness(inputs: np.ndarray) -> list[int]:
+    return [round(float(picture.mean()), -1) for picture in inputs]
+
+
+def test_every_picture_with_the_number_of_its_class(folder):
+    (folder / "readme.txt").touch()
+    (folder / ".hidden").mkdir()
+    (folder / "n01" / "notes.txt").touch()
+    inputs, targets = prepare(folder)
+    assert inputs.shape == (12, 16, 16, 3) and inputs.dtype == np.uint8 and targets.dtype == np.int64
+    expected = {60 * number + 10 * place: number for number in range(3) for place in range(4)}
+    assert dict(zip(brightness(inputs), targets.tolist(), strict=True)) == expected
+    assert targets.tolist() != sorted(targets.tolist())  # shuffled, so that what validates has all classes
+
+
+def test_pictures_are_chosen_evenly_and_by_the_seed(folder):
+    inputs, targets = prepare(folder, size=6)
+    assert collections.Counter(targets.tolist()) == {0: 2, 1: 2, 2: 2}
+    assert len(prepare(folder)[0]) == 12
+    others = {tuple(brightness(prepare(folder, size=6, seed=seed)[0])) for seed in range(3)}
+    assert len(others) == 3 and tuple(brightness(inputs)) in others
+
+
+def test_the_folder_train(folder):
+    folder.rename(folder.parent / "train")
+    (folder.parent / "val" / "n01").mkdir(parents=True)
+    config = image_config("imagenet", folder.parent / "cache", 16, path=str(folder.parent))
+    assert len(cache.open_arrays(datasets.prepare(config))[0]) == 12
+
+
+def test_several_processes_decode_the_same(folder, monkeypatch):
+    one = prepare(folder)
+    monkeypatch.setattr(image_folder, "MIN_POOL_BYTES", 0)
+    monkeypatch.setattr(image_folder, "CHUNK", 5)
+    two = prepare(folder, cache=str(folder.parent / "other"))
+    assert np.array_equal(one[0], two[0]) and np.array_equal(one[1], two[1])
+
+
+def test_floats(folder):
+    assert np.array_equal(prepare(folder, dtype="float32")[0], prepare(folder)[0] / np.float32(127.5) - 1)
+
+
+def test_grey_cmyk_and_png_pictures(folder):
+    for place, options in enumerate(({"mode": "L"}, {"mode": "CMYK"}, {"mode": "RGBA", "format": "PNG"})):
+        picture(folder / "n11" / f"{place}.jpeg", 200, **options)
+    inputs, targets = prepare(folder)
+    assert brightness(inputs[targets == 3]) == [200, 200, 200]
+
+
+def test_decoded_once_and_again_when_files_come_or_go(folder, monkeypatch):
+    decoded = []
+    decode = image_folder._decode
+    monkeypatch.setattr(image_folder, "_decode", lambda path, side: (decoded.append(path), decode(path, side))[1])
+    prepare(folder)
+    prepare(folder)
+    assert len(decoded) == 12
+    os.remove(folder / "n02" / "1.JPEG")
+    assert len(prepare(folder)[0]) == 11
+
+
+def cut(path: Path) -> None:
+    picture(path, 90, size=(400, 300))
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def foreign(path: Path) -> None:
+    Image.new("RGB", (40, 30)).save(path, format="GIF")
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+@pytest.mark.parametrize("spoil", [cut, foreign, empty])
+def test_a_damaged_picture_is_named(folder, spoil, pooled, monkeypatch):
+    if pooled:
+        monkeypatch.setattr(image_folder, "MIN_POOL_BYTES", 0)
+        monkeypatch.setattr(image_folder, "CHUNK", 5)
+    spoil(folder / "n02" / "2.JPEG")
+    with pytest.raises(InputError, match=r"n02/2\.JPEG is not a complete JPEG file \(") as caught:
+        prepare(folder)
+    assert "\n" not in str(caught.value) and str(folder) in str(caught.value)
+    assert [path.suffix for path in (folder.parent / "cache").iterdir()] == [".lock"]
+
+
+def test_no_path_and_no_folders(tmp_path):
+    with pytest.raises(InputError, match=r"read from files: have a folder .*image-net.*, then set dataset\.path"):
+        datasets.prepare(image_config("imagenet", tmp_path))
+    with pytest.raises(InputError, match=r"data cannot be read \(No such file"):
+        prepare(tmp_path / "data")
+    (tmp_path / "data").mkdir()
+    with pytest.raises(InputError, match="has no class folders: have a folder"):
+        prepare(tmp_path / "data")
+    (tmp_path / "data" / "n01").mkdir()
+    with pytest.raises(InputError, match="n01 has no JPEG files"):
+        prepare(tmp_path / "data")
+
+
+def test_more_classes_than_outputs(folder):
+    with pytest.raises(InputError, match=r"has 3 class folders, dataset\.classes=2 \(model=net has 10 outputs\)"):
+        prepare(folder, classes=2)
+
+
+def test_another_size_of_pictures(folder):
+    config = image_config("imagenet", folder.parent / "cache", 16, path=str(folder))
+    for side in (16, 20):
+        config.model.input_shape = [side, side, 3]
+        assert cache.open_arrays(datasets.prepare(config))[0].shape == (12, side, side, 3)
+    config.model.input_shape = [16, 20, 3]
+    with pytest.raises(InputError, match="square pictures of 3 channels"):
+        datasets.prepare(config)
+
+
+def test_any_picture_may_be_chosen_for_any_position():
+    chosen = [image_folder.choose_pictures([100, 1], 2, seed) for seed in range(20)]
+    assert len({tuple(row) for rows in chosen for row in rows.tolist() if row[0] == 0}) > 10
+    places = [np.flatnonzero(image_folder.choose_pictures([100, 1], 101, seed)[:, 0] == 1)[0] for seed in range(20)]
+    assert max(places) > 50 and min(places) < 50
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 60), st.integers(0, 5))
+def test_chosen_evenly_and_none_twice(counts, size, seed):
+    chosen = image_folder.choose_pictures(counts, size, seed)
+    assert len(chosen) == min(size, sum(counts)) == len(set(map(tuple, chosen.tolist())))
+    taken = np.bincount(chosen[:, 0], minlength=len(counts))
+    for c, (chosen_of_class, all_of_class) in enumerate(zip(taken, counts, strict=True)):
+        assert chosen_of_class == all_of_class or chosen_of_class >= max(taken) - 1
+        assert (chosen[chosen[:, 0] == c, 1] < all_of_class).all()
+    assert np.array_equal(chosen, image_folder.choose_pictures(counts, size, seed))
+
+
+def test_without_pillow_no_process_is_started(folder, monkeypatch):
+    def missing(dataset: str) -> None:
+        raise InputError(f"dataset={dataset} reads pictures with Pillow")
+
+    monkeypatch.setattr(images, "load_pillow", missing)
+    monkeypatch.setattr(cache, "ensure_folder", lambda *_: pytest.fail("began to unpack"))
+    with pytest.raises(InputError, match="dataset=imagenet reads pictures with Pillow"):
+        prepare(folder)

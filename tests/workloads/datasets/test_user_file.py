@@ -1,0 +1,129 @@
+"""A user's .npz file: unpacked once, and every mistake in it is one line."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scalebench.core.errors import InputError
+from scalebench.workloads.datasets import cache, user_file
+
+SHAPES = ((200, 3), (2,))
+
+
+def good(samples: int = 5, dtype: str = "float64") -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {
+        "inputs": rng.random((samples, 200, 3)).astype(dtype),
+        "targets": rng.random((samples, 2)).astype(dtype),
+    }
+
+
+def ensure(tmp_path: Path, arrays: dict[str, np.ndarray] | None = None) -> Path:
+    path = tmp_path / "data.npz"
+    if arrays is not None:
+        np.savez(path, **arrays)
+    return user_file.import_npz(tmp_path / "cache", path, *SHAPES)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", ">f8"])
+def test_unpacked_as_float32(tmp_path, dtype):
+    arrays = good(dtype=dtype)
+    inputs, targets = cache.open_arrays(ensure(tmp_path, arrays))
+    assert inputs.dtype == targets.dtype == np.float32 and isinstance(inputs, np.memmap)
+    assert np.array_equal(inputs, arrays["inputs"].astype(np.float32))
+    assert np.array_equal(targets, arrays["targets"].astype(np.float32))
+
+
+def test_compressed_and_fortran_order(tmp_path):
+    arrays = good() | {"inputs": np.asfortranarray(good()["inputs"]), "more": np.ones(3)}
+    np.savez_compressed(tmp_path / "data.npz", **arrays)
+    inputs, _ = cache.open_arrays(ensure(tmp_path))
+    assert np.array_equal(inputs, arrays["inputs"].astype(np.float32)) and inputs.flags.c_contiguous
+
+
+def test_read_once_and_again_when_it_changed(tmp_path, monkeypatch):
+    folder = ensure(tmp_path, good())
+    monkeypatch.setattr(user_file, "_unpack", lambda *_: pytest.fail("read again"))
+    assert ensure(tmp_path) == folder
+    monkeypatch.chdir(tmp_path)
+    assert user_file.import_npz(tmp_path / "cache", Path("data.npz"), *SHAPES) == folder
+    monkeypatch.undo()
+    os.utime(tmp_path / "data.npz", ns=(1, 1))
+    assert ensure(tmp_path) != folder
+
+
+def spoiled(name: str, index: tuple[int, ...], *values: float) -> dict[str, np.ndarray]:
+    arrays = good()
+    for offset, value in enumerate(values):
+        arrays[name][(index[0] + offset, *index[1:])] = value
+    return arrays
+
+
+BAD = {
+    "names": ({"x": np.ones(2), "targets": good()["targets"]}, r"contains x, targets, but no array inputs"),
+    "nothing": ({}, "contains nothing, but no array inputs"),
+    "shape": (
+        good() | {"inputs": np.ones((5, 100, 3))},
+        r"inputs has shape \(5, 100, 3\), expected \(n, 200, 3\)",
+    ),
+    "axes": (good() | {"targets": np.ones(5)}, r"targets has shape \(5,\), expected \(n, 2\)"),
+    "scalar": (good() | {"targets": np.float32(1)}, r"targets has shape \(\), expected \(n, 2\)"),
+    "lengths": (good() | {"targets": good(4)["targets"]}, "contains 5 inputs and 4 targets"),
+    "empty": (good(0), "inputs has no samples"),
+    "integers": (good() | {"targets": np.ones((5, 2), int)}, "targets is int64, expected floats"),
+    "objects": (good() | {"targets": np.full((5, 2), None)}, r"no readable \.npz .*pickle"),
+    "NaN": (
+        spoiled("inputs", (1, 7, 1), np.nan, -np.inf),
+        r"inputs has 2 NaN or infinite .*first at \(1, 7, 1\)",
+    ),
+    "too large": (spoiled("targets", (4, 0), 1e300), r"targets has 1 NaN or infinite .*first at \(4, 0\)"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_content_is_one_line(tmp_path, case, monkeypatch):
+    monkeypatch.setattr(user_file, "BLOCK_SAMPLES", 2)
+    arrays, message = BAD[case]
+    with pytest.raises(InputError, match=message) as caught:
+        ensure(tmp_path, arrays)
+    assert f"dataset.path={tmp_path}/data.npz" in str(caught.value) and "\n" not in str(caught.value)
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(InputError, match=r"data\.npz cannot be read \(No such file"):
+        ensure(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"no zip", b"PK\x03\x04", b"\x93NUMPY\x01\x00"])
+def test_no_npz_at_all(tmp_path, content):
+    (tmp_path / "data.npz").write_bytes(content)
+    with pytest.raises(InputError, match=r"is no readable \.npz .*numpy\.savez"):
+        ensure(tmp_path)
+
+
+def test_a_single_array_is_no_npz(tmp_path):
+    np.save(tmp_path / "data.npy", np.ones(3))
+    (tmp_path / "data.npy").rename(tmp_path / "data.npz")
+    with pytest.raises(InputError, match=r"is no readable \.npz .*not a zip file"):
+        ensure(tmp_path)
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_damage_raises_input_errors_only(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("damage")
+    small = {"inputs": np.ones((2, 2), np.float32), "targets": np.ones((2, 1), np.float32)}
+    np.savez_compressed(folder / "data.npz", **small)
+    content = bytearray((folder / "data.npz").read_bytes())
+    for position in data.draw(st.lists(st.integers(0, len(content) - 1), min_size=1, max_size=4)):
+        content[position] = data.draw(st.integers(0, 255))
+    (folder / "data.npz").write_bytes(content[: data.draw(st.integers(len(content) // 2, len(content)))])
+    try:
+        user_file.import_npz(folder / "cache", folder / "data.npz", (2,), (1,))
+    except InputError as error:
+        assert "\n" not in str(error)

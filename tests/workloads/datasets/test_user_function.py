@@ -1,0 +1,292 @@
+"""Samples of a function as a dataset: what they determine, where they are kept, what contradicts them, and how the
+worker process ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from scalebench.core.errors import InputError
+from scalebench.core.plugins import PluginError
+from scalebench.core.spec import Config, DatasetSpec, MeasureSpec, ModelSpec
+from scalebench.workloads import datasets
+from scalebench.workloads.datasets import cache, user_function, user_function_worker
+from scalebench.workloads.datasets.user_function import FunctionCall
+from tests.builders.plugins import Dists
+from tests.builders.plugins import dists as dists
+from tests.builders.runs import wait_until
+
+USER_MODEL = ModelSpec("custom", torch="made_of:network", loss="auto", metric="auto")
+CODE = """\
+import numpy as np
+
+def network(): ...
+
+def build(size, seed, kind="quantities", returned=None):
+    size = returned or size
+    inputs = np.random.default_rng(seed).normal(size=(size, 4))
+    if kind == "quantities":
+        return inputs, inputs[:, 0]
+    if kind == "broken":
+        raise ValueError("broken")
+    if kind == "pictures":
+        inputs = np.zeros((size, 8, 8, 3), np.uint8)
+    return inputs, np.arange(size) % 7
+"""
+PICTURES: dict[str, Any] = {"options": {"kind": "pictures"}}
+CLASSES: dict[str, Any] = {"options": {"kind": "classes"}}
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, float]]]:
+    """The (size, time limit) of each call of the function, which is made in this process."""
+    (tmp_path / "made_of.py").write_text(CODE)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(user_function, "_failed", {})
+    calls = []
+
+    def run_function(call: FunctionCall, limit_s: float, folder: Path) -> None:
+        calls.append((call.size, limit_s))
+        response = user_function_worker.handle_request({**dataclasses.asdict(call), "folder": str(folder)})
+        if "problem" in response:
+            raise PluginError(response["problem"])
+
+    monkeypatch.setattr(user_function, "run_function", run_function)
+    yield calls
+    for name in ("made_of", "more_data"):
+        sys.modules.pop(name, None)
+
+
+def config(tmp_path: Path, model: ModelSpec = USER_MODEL, **changes: Any) -> Config:
+    fields = {"name": "custom", "size": 100, "builder": "made_of:build", "cache": str(tmp_path / "cache"), **changes}
+    return Config(model=model, dataset=DatasetSpec(**fields), measure=MeasureSpec(timeout_s=12.0))
+
+
+@pytest.mark.parametrize(("changes", "expected"), [
+    ({}, (100, None, "float32", [4], [1], 1, "mse")),
+    (PICTURES, (100, 7, "uint8", [8, 8, 3], [], 7, "cross_entropy")),
+    ({**PICTURES, "classes": 9}, (100, 9, "uint8", [8, 8, 3], [], 9, "cross_entropy")),  # some classes may be missing
+    ({**CLASSES, "size": 1}, (1, 2, "float32", [4], [], 2, "cross_entropy")),  # a classifier needs two
+])  # fmt: skip
+def test_the_samples_decide(
+    tmp_path: Path, calls: list[Any], changes: dict[str, Any], expected: tuple[object, ...]
+) -> None:
+    full = datasets.fill_from_samples(config(tmp_path, **changes))
+    dataset, model = full.dataset, full.model
+    shapes = model.input_shape, model.target_shape, model.outputs, model.loss
+    assert (dataset.size, dataset.classes, dataset.dtype, *shapes) == expected
+
+
+@pytest.mark.parametrize(("options", "size", "requested"), [({}, 100, None), ({"returned": 58}, 58, 100)])
+def test_they_are_made_once_and_read_by_every_process(
+    tmp_path: Path, calls: list[Any], options: dict[str, int], size: int, requested: int | None
+) -> None:
+    full = datasets.fill_from_samples(config(tmp_path, options=options))
+    assert (full.dataset.size, full.dataset.requested_size) == (size, requested)
+    folder = datasets.prepare(full)
+    inputs, targets = cache.open_arrays(folder)
+    assert inputs.shape == (size, 4) and np.array_equal(inputs[:, :1], targets)
+    assert datasets.fill_from_samples(full) == full and calls == [(100, 12.0)]
+    assert folder.parent == tmp_path / "cache" and folder.name.startswith("custom-")
+
+
+def test_whatever_makes_other_samples_makes_another_folder(tmp_path: Path, calls: list[Any]) -> None:
+    def folder(**changes: Any) -> Path:
+        return datasets.prepare(datasets.fill_from_samples(config(tmp_path, **changes)))
+
+    folders = [folder(), folder(size=90), folder(seed=1), folder(**CLASSES), folder(name="other")]
+    (tmp_path / "made_of.py").write_text(CODE + "# changed\n")
+    assert len({*folders, folder()}) == 6
+
+
+def test_a_sweep_waits_once_for_a_failure(tmp_path: Path, calls: list[Any]) -> None:
+    for _ in range(3):
+        with pytest.raises(PluginError, match=r"^dataset.builder=made_of:build fails: ValueError: broken$"):
+            datasets.fill_from_samples(config(tmp_path, options={"kind": "broken"}))
+    assert calls == [(100, 12.0)]
+    assert [path.name for path in (tmp_path / "cache").iterdir() if path.is_dir()] == []
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "a path": ({"path": "/x.npz"}, r"^dataset=custom is made by a function, not read: leave out dataset.path$"),
+    "pixels": ({"image_size": 32}, r"^dataset=custom has samples as its function makes them: leave out"),
+    "classes": ({"classes": 3}, r"^dataset=custom has quantities as targets: leave out dataset.classes$"),
+    "too few": ({**CLASSES, "classes": 3}, r"^dataset.classes=3, and dataset=custom has class 6: raise it$"),
+    "no function": ({"builder": None}, r"^dataset=custom has samples of your own: set dataset.builder=MODULE:FUNCTION"),
+    "missing": ({"builder": "made_of:bild"}, r"no function in .* 'bild'; did you mean 'build'\?$"),
+    "built-in": ({"name": "materials"}, r"^dataset=materials has its samples already: dataset.builder is for"),
+    "options of a built-in": (
+        {"name": "materials", "builder": None, "options": {"noise": 1}},
+        r"^dataset.options.noise is for a function of your own, and dataset=materials has none$",
+    ),
+    "unknown": ({"name": "custon", "builder": None}, r"^no dataset 'custon'; did you mean 'custom'\?$"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_users_mistake(tmp_path: Path, calls: list[Any], case: str) -> None:
+    changes, message = WRONG[case]
+    with pytest.raises(InputError, match=message) as caught:
+        datasets.fill_from_samples(config(tmp_path, **changes))
+    assert not isinstance(caught.value, PluginError)
+
+
+def test_built_in_networks_take_pictures_at_their_size(tmp_path: Path, calls: list[Any]) -> None:
+    model = ModelSpec("resnet20_cifar10", input_shape=[32, 32, 3], outputs=11, loss="cross_entropy", params=269_787)
+    full = datasets.fill_from_samples(config(tmp_path, model, **PICTURES))
+    assert (full.model.input_shape, full.model.params, full.model.outputs) == ([8, 8, 3], None, 11)
+    datasets.check(full)
+
+
+MISFITS = {
+    "samples": (ModelSpec("materials_cnn", input_shape=[200, 3], target_shape=[2]), "quantities", r"samples of \(4,\)"),
+    "targets": (ModelSpec("mlp", input_shape=[4], target_shape=[2]), "quantities", r"targets of \(1,\)"),
+    "outputs": (ModelSpec("mlp", input_shape=[4], outputs=3), "classes", "7 classes, model=mlp has 3 outputs: "),
+    "kind": (ModelSpec("mlp", input_shape=[4], target_shape=[9], outputs=9), "classes", "9 outputs that are quant"),
+}
+
+
+@pytest.mark.parametrize("case", MISFITS)
+def test_built_in_networks_that_do_not_fit(tmp_path: Path, calls: list[Any], case: str) -> None:
+    model, kind, message = MISFITS[case]
+    with pytest.raises(InputError, match=rf"^dataset=made_of:build has .*{message}"):
+        datasets.check(datasets.fill_from_samples(config(tmp_path, model, options={"kind": kind})))
+
+
+def test_the_label_is_the_function_unless_the_dataset_has_a_name(tmp_path: Path) -> None:
+    assert datasets.label(config(tmp_path)) == "made_of:build"
+    assert datasets.label(config(tmp_path, name="theirs")) == "theirs"
+
+
+def test_a_dataset_of_a_plugin(tmp_path: Path, calls: list[Any], dists: Dists) -> None:
+    functions = {"more": "more_data:build", "broken": "more_data:missing"}
+    dists.add("more-data", {"more_data.py": CODE}, {"datasets": functions})
+    full = datasets.fill_from_samples(config(tmp_path, name="more", builder=None))
+    assert full.dataset.code_digest and datasets.label(full) == "more"
+    datasets.check(full)
+    assert datasets.prepare(full).name.startswith("more-")
+    with pytest.raises(InputError, match=r"^dataset=more has its function already: dataset.builder is for dataset=cus"):
+        datasets.fill_from_samples(config(tmp_path, name="more"))
+    with pytest.raises(InputError, match=r"^no dataset 'mroe'; did you mean 'more'\?$"):
+        datasets.fill_from_samples(config(tmp_path, name="mroe", builder=None))
+    with pytest.raises(PluginError, match=r"^data set 'broken' of more-data cannot be loaded from more_data:missing"):
+        datasets.fill_from_samples(config(tmp_path, name="broken", builder=None))
+
+
+# From here on every test starts a worker process.
+WORKER_CODE = """\
+import os, pathlib, signal, subprocess, sys, time
+import numpy as np
+
+
+def build(size, seed, fault="", times=1):
+    print("made here", file=sys.stderr)
+    if fault == "raise":
+        raise ValueError("bad\\nthings")
+    if fault == "leave":
+        os._exit(4)
+    if fault in ("SIGKILL", "SIGSEGV"):
+        os.kill(os.getpid(), getattr(signal, fault))
+    if fault == "sleep":
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+        pathlib.Path("pids").write_text(f"{os.getpid()} {child.pid}")
+        time.sleep(300)
+    assert sys.stdin.read() == ""
+    inputs = np.full((size, 3), seed, np.float32) * times
+    return inputs, inputs[:, 0]
+"""
+
+
+def run_worker(tmp_path: Path, limit_s: float = 60.0, **options: object) -> None:
+    (tmp_path / "mine.py").write_text(WORKER_CODE)
+    call = FunctionCall("mine:build", "dataset.builder=mine:build", True, 5, 7, options)
+    user_function.run_function(call, limit_s, tmp_path / "made")
+
+
+@pytest.fixture
+def typed_stdin() -> Iterator[None]:
+    """Standard input with something that is not for the function."""
+    original = os.dup(0)
+    read_end, write_end = os.pipe()
+    os.write(write_end, b"typed\n")
+    os.close(write_end)
+    os.dup2(read_end, 0)
+    yield
+    os.dup2(original, 0)
+    os.close(original)
+    os.close(read_end)
+
+
+def test_a_worker_writes_both_arrays(tmp_path: Path, typed_stdin: None, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "made").mkdir()
+    run_worker(tmp_path, times=2)
+    inputs, targets = cache.open_arrays(tmp_path / "made")
+    assert inputs.shape == (5, 3) and targets.shape == (5, 1) and float(inputs[0, 0]) == 14.0
+    assert "made here" not in capfd.readouterr().err
+
+
+FAULTS = {
+    "raise": "fails: ValueError: bad things",
+    "leave": "ended its process with exit status 4 and gave no samples: it should return them",
+    "SIGKILL": r"was killed while it made its samples \(out of memory\?\): lower dataset.size",
+    "SIGSEGV": "was ended by SIGSEGV while it made its samples",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_one_line_with_its_output_in_the_log(tmp_path: Path, fault: str) -> None:
+    with pytest.raises(PluginError, match=rf"^dataset.builder=mine:build {FAULTS[fault]}") as caught:
+        run_worker(tmp_path, fault=fault)
+    assert "\n" not in str(caught.value) and "made here" in caught.value.log
+    if fault == "raise":
+        assert 'mine.py", line' in caught.value.log
+
+
+def test_a_failed_write_is_an_error_of_the_system(tmp_path: Path) -> None:
+    with pytest.raises(OSError) as caught:
+        run_worker(tmp_path)  # there is no folder to write to
+    assert caught.value.errno == errno.ENOENT
+
+
+@pytest.mark.slow
+def test_a_late_worker_is_ended_with_all_that_it_started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(PluginError, match=r"was not done after 4 s: lower dataset.size or raise measure.timeout_s$"):
+        run_worker(tmp_path, 4.0, fault="sleep")
+    pids = [int(word) for word in (tmp_path / "pids").read_text().split()]
+    wait_until(lambda: not any(is_alive(pid) for pid in pids))
+    assert capsys.readouterr().err == "dataset.builder=mine:build is making its samples, 5 requested\n"
+
+
+@pytest.mark.slow
+def test_a_worker_ends_with_its_parent(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(WORKER_CODE)
+    code = (
+        "from pathlib import Path\n"
+        "from scalebench.workloads.datasets.user_function import FunctionCall, run_function\n"
+        "call = FunctionCall('mine:build', 'dataset.builder=mine:build', True, 5, 7, {'fault': 'sleep'})\n"
+        "run_function(call, 300, Path('made'))"
+    )
+    with subprocess.Popen([sys.executable, "-c", code]) as parent:
+        wait_until(lambda: (tmp_path / "pids").exists() and (tmp_path / "pids").read_text())
+        parent.send_signal(signal.SIGKILL)
+    worker, child = (int(word) for word in (tmp_path / "pids").read_text().split())
+    wait_until(lambda: not is_alive(worker))
+    os.kill(child, signal.SIGKILL)  # ending its own children would be the function's task
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return str(psutil.Process(pid).status()) != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,175 @@
+"""Functions and networks of the user: references are checked without an import, and samples complete a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import pytest
+
+from scalebench.core.errors import InputError
+from scalebench.core.plugins import PluginError
+from scalebench.core.spec import ModelSpec
+from scalebench.workloads import user_code
+from scalebench.workloads.source import SampleShape
+
+CODE = """\
+raise SystemExit("imported")
+from somewhere import taken
+try:
+    import other.thing as thing
+except ImportError:
+    thing = None
+if thing:
+    def build(): ...
+else:
+    class Net: ...
+first, *rest = lambda: 1, 2
+assigned: int = 3
+"""
+USER_MODEL = ModelSpec("custom", torch="mine:build", loss="auto", metric="auto")
+CURVES, PICTURES = SampleShape((200, 3), (2,)), SampleShape((32, 32, 3), (), 10)
+
+
+@pytest.fixture(autouse=True)
+def user_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "mine.py").write_text(CODE)
+    (tmp_path / "yours.py").write_text("def build(): ...  # another\n")
+    return tmp_path
+
+
+def test_names_are_found_without_importing_their_file() -> None:
+    for name in ("taken", "thing", "build", "Net", "first", "rest", "assigned"):
+        digest = user_code.file_digest(f"mine:{name}", "model.torch")
+        assert digest is not None and len(digest) == 16 and "mine" not in sys.modules
+
+
+def test_a_star_import_may_define_any_name(user_files: Path) -> None:
+    (user_files / "star.py").write_text("from mine import *\n")
+    assert user_code.file_digest("star:any", "model.torch")
+
+
+def test_an_edited_file_has_another_digest(user_files: Path) -> None:
+    before = user_code.file_digest("mine:build", "model.torch")
+    (user_files / "mine.py").write_text(CODE + "\n# changed\n")
+    assert user_code.file_digest("mine:build", "model.torch") != before
+
+
+def test_packages_and_installed_modules(user_files: Path) -> None:
+    (user_files / "pack" / "age").mkdir(parents=True)
+    (user_files / "pack" / "age" / "__init__.py").write_text("def build(): ...\n")
+    assert user_code.file_digest("pack.age:build", "model.torch") is not None
+    assert user_code.file_digest("json.decoder:JSONDecoder", "model.torch") is not None
+    assert user_code.file_digest("sys:path", "model.torch") is None  # no Python file
+
+
+WRONG_REFERENCES = {
+    "mine": r"^dataset.builder=mine should be MODULE:FUNCTION, such as my.module:build$",
+    "mine.py:build": r"^dataset.builder=mine.py:build: no module 'mine.py'$",
+    "mine:": "should be MODULE:FUNCTION",
+    "mine:build()": "should be MODULE:FUNCTION",
+    "../mine:build": "should be MODULE:FUNCTION",
+    "mine:bild": r"^dataset.builder=mine:bild: no function in .*mine.py 'bild'; did you mean 'build'\?$",
+    "his:build": r"^dataset.builder=his:build: no module 'his' in .* or among installed packages$",
+    "mine.sub:build": r"no module 'mine.sub'$",
+    "garbled:build": r"^dataset.builder=garbled:build: .*garbled.py is not valid Python: .*line 2\)$",
+}
+
+
+@pytest.mark.parametrize("reference", WRONG_REFERENCES)
+def test_a_wrong_reference_is_one_line(user_files: Path, reference: str) -> None:
+    (user_files / "garbled.py").write_text("x = 1\ndef build(:\n")
+    with pytest.raises(InputError, match=WRONG_REFERENCES[reference]) as caught:
+        user_code.file_digest(reference, "dataset.builder")
+    assert "\n" not in str(caught.value) and not isinstance(caught.value, PluginError)
+
+
+def test_loading_finds_the_current_folder(user_files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    (user_files / "loaded_here.py").write_text("def build(): return 3\n")
+    assert user_code.load_function("loaded_here:build", "model.torch")() == 3
+    del sys.modules["loaded_here"]
+
+
+def test_a_failure_to_load_is_one_line_with_its_traceback(user_files: Path) -> None:
+    (user_files / "faulty_here.py").write_text("def build(): ...\nimport no_such_package\n")
+    message = r"^model.torch=faulty_here:build cannot be loaded .*no_such_package"
+    with pytest.raises(PluginError, match=message) as caught:
+        user_code.load_function("faulty_here:build", "model.torch")
+    assert 'faulty_here.py", line 2' in caught.value.log
+
+
+def test_a_user_model_has_the_name_of_its_function_and_the_digests_of_its_files() -> None:
+    torch = user_code.identify_model(USER_MODEL)
+    both = user_code.identify_model(dataclasses.replace(USER_MODEL, keras="yours:build"))
+    keras = user_code.identify_model(ModelSpec("custom", keras="yours:build"))
+    assert (torch.name, both.name, keras.name) == ("mine:build", "mine:build", "yours:build")
+    assert torch.code_digest and keras.code_digest and both.code_digest == f"{torch.code_digest}-{keras.code_digest}"
+    assert user_code.identify_model(torch) == torch  # a second time changes nothing
+    assert user_code.identify_model(dataclasses.replace(USER_MODEL, name="net")).name == "net"
+    built_in = ModelSpec("mlp")
+    assert user_code.identify_model(built_in) == built_in
+    assert user_code.is_user_model(keras) and not user_code.is_user_model(built_in)
+
+
+WRONG_MODELS = {
+    "no function": (ModelSpec("custom"), r"^model=custom is a network of your own: set model.torch=MODULE:FUNCTION, "),
+    "built-in": (
+        ModelSpec("mlp", keras="mine:build"),
+        r"^model=mlp has its network already: model.keras is for model=custom$",
+    ),
+    "no module": (ModelSpec("custom", keras="his:build"), r"^model.keras=his:build: no module 'his' in "),
+    "of a plugin": (ModelSpec("theirs", torch="his:build"), r"^model=theirs: model.torch=his:build: no module 'his'"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_MODELS)
+def test_a_wrong_model_is_the_users_mistake_unless_it_is_of_a_plugin(case: str) -> None:
+    model, message = WRONG_MODELS[case]
+    with pytest.raises(PluginError if case == "of a plugin" else InputError, match=message) as caught:
+        user_code.identify_model(model)
+    assert isinstance(caught.value, PluginError) == (case == "of a plugin")
+
+
+def filled_keys(model: ModelSpec) -> tuple[object, ...]:
+    return model.input_shape, model.target_shape, model.outputs, model.loss, model.metric
+
+
+COMPLETED: dict[str, tuple[ModelSpec, SampleShape, tuple[object, ...]]] = {
+    "quantities": (USER_MODEL, CURVES, ([200, 3], [2], 2, "mse", "mse")),
+    "classes": (USER_MODEL, PICTURES, ([32, 32, 3], [], 10, "cross_entropy", "accuracy")),
+    "two axes": (USER_MODEL, SampleShape((4,), (3, 2)), ([4], [3, 2], 6, "mse", "mse")),
+    "set in the config": (
+        dataclasses.replace(USER_MODEL, input_shape=[64, 64, 3], outputs=11, metric="cross_entropy"),
+        PICTURES,
+        ([64, 64, 3], [], 11, "cross_entropy", "cross_entropy"),
+    ),
+    "of a plugin": (
+        ModelSpec("theirs", loss="auto", metric="auto"), PICTURES, ([32, 32, 3], [], 10, "cross_entropy", "accuracy"),
+    ),
+    "built-in": (  # that the shapes do not match is reported elsewhere
+        ModelSpec("mlp", input_shape=[8000], target_shape=[1]), CURVES, ([8000], [1], 1, "mse", "mse"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", COMPLETED)
+def test_samples_complete_what_the_config_leaves_open(case: str) -> None:
+    model, samples, expected = COMPLETED[case]
+    assert filled_keys(user_code.complete_model(model, samples, "it")) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "samples", "message"),
+    [
+        ({"loss": "l1"}, CURVES, r"^model.loss=l1: no loss 'l1'; known: auto, cross_entropy, mse$"),
+        ({"loss": "cross_entropy"}, CURVES, r"^model.loss=cross_entropy does not suit the quantities of dataset=it"),
+        ({"loss": "mse"}, PICTURES, r"^model.loss=mse does not suit the 10 classes of dataset=it: leave it at auto$"),
+        ({"targets": ["G0", "a", "b"]}, CURVES, r"^model.targets has 3 names for 2 quantities: name all or none$"),
+    ],
+)
+def test_settings_that_contradict_the_targets(changes: dict[str, object], samples: SampleShape, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        user_code.complete_model(dataclasses.replace(USER_MODEL, **changes), samples, "it")
