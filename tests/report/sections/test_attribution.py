@@ -126,7 +126,7 @@ def test_show_tells_where_the_lost_efficiency_went(tmp_path: Path, capsys: pytes
     out = details(capsys, tmp_path)
     assert out.count("where the lost efficiency went") == 2  # of the run and of the strategy alone, not of bare
     assert "transfer" in out and "9.1 % [" in out and "against the bare baseline" in out
-    assert "straggler: devices run at different clocks (flagged unequal_clocks)." in out
+    assert "imbalance: devices run at different clocks (flagged unequal_clocks)." in out
 
 
 def test_a_local_batch_is_looked_up_among_all_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
