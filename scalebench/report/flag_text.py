@@ -26,8 +26,8 @@ ADVICE = {
         "Use fewer devices, or a machine with more cores."
     ),
     "approximate": (
-        "Its steps are not those of the baseline on the same samples, as the strategy's YAML declares (approximate), so "
-        "its speed is that of a different training. Compare what it reaches, too: train.stop.target."
+        "Its steps are not those of the baseline on the same samples, as the strategy's YAML declares (approximate), "
+        "so its speed is that of a different training. Compare what it reaches, too: train.stop.target."
     ),
     "foreign_process": (
         "Another program computed on a GPU of the run: its figures are of a shared GPU. End that program "

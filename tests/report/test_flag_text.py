@@ -107,7 +107,7 @@ def test_a_frame_of_single_runs_has_its_line_too() -> None:
 
 ROOT = Path(__file__).parents[2]
 # Where flags are given, and the functions that do; what else they hold in quotes is no flag.
-GIVING = ("analysis", "steady", "resolve", "measure/monitor/guards", "measure/node")
+GIVING = ("analysis/throughput", "core/stats/steady_state", "config/resolve", "measure/monitor/flags", "measure/nodes")
 FUNCTIONS = re.compile(r"_?(flags|unsteady|unsteadiness|superlinear|resolve)")
 
 
