@@ -170,7 +170,9 @@ def fit_step_time(points: Sequence[tuple[float, float]]) -> StepFit | None:
     off = [1 - alpha * one - beta * other for one, other in rows]
     around, flat = math.fsum(value * value for value in off), len(rows) - t1 * t1 / s11
     half = alpha / beta if alpha > 0 and beta > 0 else None
-    limits = _ratio_limits((alpha, beta), (s22 / determinant, -s12 / determinant, s11 / determinant), around, len(rows) - 2)
+    limits = _ratio_limits(
+        (alpha, beta), (s22 / determinant, -s12 / determinant, s11 / determinant), around, len(rows) - 2
+    )
     low, high = (None, None) if half is None or limits is None else limits
     return StepFit(
         alpha * longest, beta * longest / most, None if half is None else half * most,

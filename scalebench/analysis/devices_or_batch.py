@@ -66,7 +66,9 @@ class BatchGain:
         return self.predicted.value / self.measured.value
 
 
-def compare_devices_with_batch(curves: Iterable[Curve], outcomes: Iterable[TrainingOutcome] = ()) -> list[DevicesOrBatch]:
+def compare_devices_with_batch(
+    curves: Iterable[Curve], outcomes: Iterable[TrainingOutcome] = ()
+) -> list[DevicesOrBatch]:
     """Of curves over devices, in their order, and of the trainings of the same runs.
 
     In weak scaling only: in strong scaling every speedup is such a comparison. Of several seeds throughput is that of
@@ -98,7 +100,12 @@ def list_batch_gains(curve: Curve) -> Iterator[BatchGain]:
     """Of a curve over batches; none on one device, which exchanges nothing."""
     for before, after in itertools.pairwise(curve.rows):
         if before["gpus"] > 1:
-            yield BatchGain(before, after, _difference(_sync_s_per_epoch(before), _sync_s_per_epoch(after)), _difference(_epoch_s(before), _epoch_s(after)))
+            yield BatchGain(
+                before,
+                after,
+                _difference(_sync_s_per_epoch(before), _sync_s_per_epoch(after)),
+                _difference(_epoch_s(before), _epoch_s(after)),
+            )
 
 
 def _work(curve: Curve, row: Row) -> Key:

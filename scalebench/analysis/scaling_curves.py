@@ -121,7 +121,9 @@ def _group_of(row: Mapping[str, Any], distinguishing: Sequence[str]) -> dict[str
 def _is_ambiguous(rows: Iterable[Mapping[str, Any]], name_column: str, column: str) -> bool:
     """Return whether models, or kinds of hardware, with one name differ in this column."""
     first: dict[str, Any] = {}
-    return any(first.setdefault(row[name_column], row[column]) != row[column] for row in rows if row[column] is not None)
+    return any(
+        first.setdefault(row[name_column], row[column]) != row[column] for row in rows if row[column] is not None
+    )
 
 
 def _curves_of_group(group: dict[str, str], rows: list[dict[str, Any]]) -> list[Curve]:
@@ -314,4 +316,6 @@ def _efficiency_ratio(after: dict[str, Any], before: dict[str, Any]) -> Estimate
     rate_after, rate_before = (estimate_of(row, "throughput_samples_per_s", "throughput") for row in (after, before))
     if rate_after is None or rate_before is None:
         return None
-    return divide_estimates(scale_estimate(rate_after, 1 / after["gpus"]), scale_estimate(rate_before, 1 / before["gpus"]))
+    return divide_estimates(
+        scale_estimate(rate_after, 1 / after["gpus"]), scale_estimate(rate_before, 1 / before["gpus"])
+    )

@@ -124,7 +124,9 @@ def _probes(result: Result) -> list[ProbeRecord] | None:
     return probes if len(probes) == len(result.ranks) else None
 
 
-def _mean(probes: list[ProbeRecord] | None, name: str, count: str, over: OverRanks = statistics.median) -> Estimate | None:
+def _mean(
+    probes: list[ProbeRecord] | None, name: str, count: str, over: OverRanks = statistics.median
+) -> Estimate | None:
     blocks = _over_ranks(probes, lambda record: getattr(record, name), over)
     return _seconds_per_operation(blocks, probes[0], count) if probes else None
 
@@ -139,7 +141,9 @@ def _difference(probes: list[ProbeRecord] | None, more: str, less: str, count: s
     return _seconds_per_operation(blocks, probes[0], count) if probes else None
 
 
-def _over_ranks(probes: list[ProbeRecord] | None, series: Callable[[ProbeRecord], Series], over: OverRanks) -> list[float]:
+def _over_ranks(
+    probes: list[ProbeRecord] | None, series: Callable[[ProbeRecord], Series], over: OverRanks
+) -> list[float]:
     ranks = [series(record) for record in probes or []]
     return list(ranks[0]) if len(ranks) == 1 else [over(block) for block in zip(*ranks, strict=False)]
 

@@ -188,7 +188,9 @@ def speedup(run: Run, baseline: Run | None) -> Figure:
     base, base_interval = throughput(baseline)
     if value is None or base is None:
         return None, None
-    return value / base, None if interval is None or base_interval is None else divide_estimates(interval, base_interval)
+    return value / base, None if interval is None or base_interval is None else divide_estimates(
+        interval, base_interval
+    )
 
 
 def overhead(self_baseline: Run | None, bare: Run | None) -> Figure:

@@ -20,7 +20,11 @@ from scalebench.core.spec import Config, RunSpec
 from scalebench.strategies.base import Strategy
 
 ENTRY_POINT_GROUP = "scalebench.strategies"
-CONFIG_GROUPS = {"strategies": "strategy", "models": "model", "datasets": "dataset"}  # kind of entry point -> config group
+CONFIG_GROUPS = {
+    "strategies": "strategy",
+    "models": "model",
+    "datasets": "dataset",
+}  # kind of entry point -> config group
 
 BUILT_IN: dict[str, str] = {
     "simulated": "scalebench.strategies.simulated:Simulated",
@@ -97,7 +101,10 @@ def strategy_entries() -> dict[str, RegistryEntry]:
     for group, name in config_files.find_config_files().unusable:
         if group == "strategy" and name not in entries:
             entries[name] = RegistryEntry(
-                name, None, config_files.file_origin(group, name) or BUILT_IN, config_files.find_config_files().problems[group, name]
+                name,
+                None,
+                config_files.file_origin(group, name) or BUILT_IN,
+                config_files.find_config_files().problems[group, name],
             )
     for path in config_files.list_options("strategy").values():
         name = config_files.read_name(path) or path.stem

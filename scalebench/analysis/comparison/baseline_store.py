@@ -49,7 +49,9 @@ def check_name(name: str) -> str:
     return name
 
 
-def save(name: str, paths: Sequence[str | os.PathLike[str]], replace: bool = False) -> list[tuple[MachineClass, Path, int]]:
+def save(
+    name: str, paths: Sequence[str | os.PathLike[str]], replace: bool = False
+) -> list[tuple[MachineClass, Path, int]]:
     """Copies of all records at or below `paths` as baseline `name` of their machine: (machine, folder, runs) of each.
 
     A baseline is there whole or not at all. InputError for a name that is taken, without `replace`; for records of

@@ -51,12 +51,16 @@ def describe(result: Result) -> Described:
     identity["machine.gpus"] = told_list(sorted(gpu.name or "" for gpu in machine.gpus))
     if scale.device == "cpu":
         identity["machine.cpu_model"] = machine.cpu_model
-    free = {key: value for key, value in told.items() if is_under(key, IGNORED_FACTS) and not is_under(key, HIDDEN_FACTS)}
+    free = {
+        key: value for key, value in told.items() if is_under(key, IGNORED_FACTS) and not is_under(key, HIDDEN_FACTS)
+    }
     return Described(identity, free | _surroundings(machine) | _used(result))
 
 
 def _defaults(strategy: str) -> Facts:
-    spine = {key: value for key, value in flat(dataclasses.asdict(Config())).items() if not is_under(key, IGNORED_FACTS)}
+    spine = {
+        key: value for key, value in flat(dataclasses.asdict(Config())).items() if not is_under(key, IGNORED_FACTS)
+    }
     spine = {key: value for key, value in spine.items() if value != "???"}
     return spine | flat({"strategy": {"options": strategy_option_defaults(strategy)}})
 

@@ -12,7 +12,7 @@ from scalebench.cli.commands.arguments import CommandParser
 from scalebench.core.errors import InputError
 
 if TYPE_CHECKING:
-    from scalebench.report.report_data import Evidence
+    from scalebench.report.report_data import ReportData
 
 DEFAULT_PATH = ""  # a switch without its file: a name beside the report
 OUTPUT_FILES = {"markdown": "report.md", "csv": "report.csv", "figures": "figures"}
@@ -42,16 +42,18 @@ def main(words: argparse.Namespace) -> int:
     for path in paths:
         if not path.exists():
             raise InputError(f"{path} does not exist; give the folder of a run or a sweep")
-    evidence = importlib.import_module("scalebench.report.report_data").gather(
+    report_data = importlib.import_module("scalebench.report.report_data").load_report_data(
         paths, words.efficiency, baseline=words.baseline, references=_split_names(words.reference)
     )
     page = Path(words.out) if words.out else _folder_of(paths[0]) / "report.html"
-    made = [_write_output(_write_page, evidence, page)]
+    made = [_write_output(_write_page, report_data, page)]
     for kind, name in OUTPUT_FILES.items():
         chosen = getattr(words, kind)
         if chosen is not None:
             made.append(
-                _write_output(WRITERS[kind], evidence, Path(chosen) if chosen != DEFAULT_PATH else page.parent / name)
+                _write_output(
+                    WRITERS[kind], report_data, Path(chosen) if chosen != DEFAULT_PATH else page.parent / name
+                )
             )
     print("\n".join(map(str, made)))
     return 0
@@ -65,35 +67,35 @@ def _folder_of(path: Path) -> Path:
     return path if path.is_dir() else path.parent
 
 
-def _write_output(write: Callable[[Evidence, Path], object], evidence: Evidence, path: Path) -> Path:
+def _write_output(write: Callable[[ReportData, Path], object], report_data: ReportData, path: Path) -> Path:
     """What `write` leaves at `path`; a full disk or a folder that nobody may write to is one line."""
     try:
-        write(evidence, path)
+        write(report_data, path)
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror or error}; --out=FILE writes elsewhere") from error
     return path
 
 
-def _write_page(evidence: Evidence, path: Path) -> None:
+def _write_page(report_data: ReportData, path: Path) -> None:
     if path.is_dir():
         raise InputError(f"{path} is a folder; --out takes the name of a file, such as {path / 'report.html'}")
-    importlib.import_module("scalebench.report.html.page").write(evidence, path)
+    importlib.import_module("scalebench.report.html.page").write(report_data, path)
 
 
-def _write_markdown(evidence: Evidence, path: Path) -> None:
-    importlib.import_module("scalebench.report.markdown").write(evidence, path)
+def _write_markdown(report_data: ReportData, path: Path) -> None:
+    importlib.import_module("scalebench.report.markdown").write(report_data, path)
 
 
-def _write_csv(evidence: Evidence, path: Path) -> None:
+def _write_csv(report_data: ReportData, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    evidence.frame.to_csv(path, index=False)
+    report_data.frame.to_csv(path, index=False)
 
 
-def _write_figures(evidence: Evidence, path: Path) -> None:
-    importlib.import_module("scalebench.report.figures").write(evidence, path)
+def _write_figures(report_data: ReportData, path: Path) -> None:
+    importlib.import_module("scalebench.report.figures").write(report_data, path)
 
 
-WRITERS: dict[str, Callable[[Evidence, Path], None]] = {
+WRITERS: dict[str, Callable[[ReportData, Path], None]] = {
     "markdown": _write_markdown,
     "csv": _write_csv,
     "figures": _write_figures,

@@ -88,5 +88,8 @@ def test_neither_the_key_itself_nor_options_of_another_strategy() -> None:
     ("clock", "told"), [(1405.0, []), (1300.0, [("sm_clock_mhz_mean", "1400", "1300", 1)]), (None, [])]
 )
 def test_clocks_that_differ_by_more_than_a_hundredth(clock: float | None, told: list[Any]) -> None:
-    a, b = row("a", monitor=MonitorRecord(sm_clock_mhz_mean=1400.0)), row("b", monitor=MonitorRecord(sm_clock_mhz_mean=clock))
+    a, b = (
+        row("a", monitor=MonitorRecord(sm_clock_mhz_mean=1400.0)),
+        row("b", monitor=MonitorRecord(sm_clock_mhz_mean=clock)),
+    )
     assert differences([(a, b)], None) == told

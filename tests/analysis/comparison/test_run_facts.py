@@ -110,7 +110,9 @@ def test_one_value_for_one_meaning(value: Any, same: Any) -> None:
 
 def test_keys() -> None:
     assert flat({"a": {"b": {"c": 1}, "d": {}}, "e": [1]}) == {"a.b.c": 1, "e": "[1]"}
-    assert is_under("train.precision", ["train"]) and is_under("train", ["train"]) and not is_under("trainer", ["train"])
+    assert (
+        is_under("train.precision", ["train"]) and is_under("train", ["train"]) and not is_under("trainer", ["train"])
+    )
     assert with_bound("hardware")[0] == "hardware" and "machine.gpus" in with_bound("hardware")
     assert with_bound("seed") == ("seed",)
     assert (main_key("model"), main_key("gpus")) == ("model.name", "gpus")

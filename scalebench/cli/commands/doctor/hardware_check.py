@@ -24,9 +24,9 @@ from scalebench.cli.commands.doctor.check_result import (
     UNCHECKED,
     CheckResult,
     check_value,
-    join_counted,
     format_size,
     is_near,
+    join_counted,
     mark_unchecked,
 )
 from scalebench.cli.commands.doctor.slurm_check import PartitionNode

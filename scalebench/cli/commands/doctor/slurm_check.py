@@ -14,9 +14,9 @@ from scalebench.cli.commands.doctor.check_result import (
     UNCHECKED,
     CheckResult,
     check_value,
-    join_counted,
     format_size,
     is_near,
+    join_counted,
 )
 from scalebench.core.errors import unknown_name_message
 from scalebench.core.spec import Config, HardwareSpec, SlurmSpec

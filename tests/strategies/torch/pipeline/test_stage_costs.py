@@ -27,7 +27,8 @@ def test_seconds_balance_the_stages() -> None:
     config = spec_of("model_parallel").config
     network = networks.build_network(config.model)
     few, many = (
-        measure_node_costs(network, config, samples, CPU, Precision("float32", CPU), lambda: None) for samples in (2, 256)
+        measure_node_costs(network, config, samples, CPU, Precision("float32", CPU), lambda: None)
+        for samples in (2, 256)
     )
     ends = {segment.output.name for segment in cut_into_segments(network)}
     for costs in (few, many):
