@@ -9,8 +9,8 @@ __all__ = ["__version__", "attribution", "bandwidth", "collectives", "load", "po
 
 if TYPE_CHECKING:
     from scalebench.analysis.attribution import attribution
-    from scalebench.analysis.collectives import load_collectives as collectives
     from scalebench.analysis.collectives import load_bandwidth as bandwidth
+    from scalebench.analysis.collectives import load_collectives as collectives
     from scalebench.analysis.load import load
     from scalebench.analysis.repeats import pooled
 

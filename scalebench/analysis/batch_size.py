@@ -1,7 +1,8 @@
-"""Curves over the batch of a device: the saturating batch, from which more samples per step bring nearly nothing, and the
-fixed cost of a step.
+"""Curves over the batch of a device: the saturating batch, from which more samples per step bring nearly nothing, and
+the fixed cost of a step.
 
-A curve is the rows of the pooled frame that are one configuration on one number of devices, measured with several batches.
+A curve is the rows of the pooled frame that are one configuration on one number of devices, measured with several
+batches.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ Row = Mapping[str, Any]
 
 
 def make_batch_curves(curves: Iterable[Curve]) -> list[Curve]:
-    """Return a curve for each configuration and number of devices with two batches or more, its rows in ascending order of
-    batches. Curves of one group may share a chart."""
+    """Return a curve for each configuration and number of devices with two batches or more, its rows in ascending order
+    of batches. Curves of one group may share a chart."""
     by_group: dict[Key, dict[Key, list[Curve]]] = {}
     for curve in curves:
         for row in curve.rows:
@@ -47,8 +48,8 @@ def _batch_curves_of_group(members: dict[Key, list[Curve]]) -> Iterator[Curve]:
 
 
 def _split_by_batch(points: Sequence[Curve]) -> list[list[dict[str, Any]]]:
-    """Return lists of rows with two batches or more; rows with one batch, which differ in something that has no column, are
-    in separate lists."""
+    """Return lists of rows with two batches or more; rows with one batch, which differ in something that has no column,
+    are in separate lists."""
     parts: list[list[dict[str, Any]]] = []
     for row in sorted((point.rows[0] for point in points), key=lambda row: row[BATCH]):
         free = next((part for part in parts if all(other[BATCH] != row[BATCH] for other in part)), None)
@@ -60,12 +61,13 @@ def _split_by_batch(points: Sequence[Curve]) -> list[list[dict[str, Any]]]:
 
 @dataclass(frozen=True)
 class SaturatingBatch:
-    """`batch` is the smallest batch of a device whose throughput is at least SATURATION_SHARE of the highest measured one.
+    """`batch` is the smallest batch of a device whose throughput is at least SATURATION_SHARE of the highest measured
+    one.
 
     `share` is its own share; `highest` is the batch with the highest throughput; `candidates` are the measured batches
-    that could be the saturating one by their intervals, None without intervals. At an end of the measured range the true
-    saturating batch may be beyond: `first` says that no smaller batch was measured; `last` that no larger one was, so that
-    throughput still rises.
+    that could be the saturating one by their intervals, None without intervals. At an end of the measured range the
+    true saturating batch may be beyond: `first` says that no smaller batch was measured; `last` that no larger one was,
+    so that throughput still rises.
     """
 
     batch: int
@@ -80,12 +82,12 @@ class SaturatingBatch:
 
 @dataclass(frozen=True)
 class StepFit:
-    """step_s = alpha_s + beta_s * samples of a device. `half_batch` (n_1/2) is alpha_s / beta_s in samples: with it half of
-    a step is fixed cost, and throughput is half of `limit` = 1 / beta_s, in samples/s of one device.
+    """step_s = alpha_s + beta_s * samples of a device. `half_batch` (n_1/2) is alpha_s / beta_s in samples: with it
+    half of a step is fixed cost, and throughput is half of `limit` = 1 / beta_s, in samples/s of one device.
 
-    Both are None if the line has a negative fixed cost, or does not rise with the samples. The limits `low` and `high` are
-    None for two points, and where the data give none. `r_squared` is that of the relative deviations, `worst` the largest
-    of them (a share).
+    Both are None if the line has a negative fixed cost, or does not rise with the samples. The limits `low` and `high`
+    are None for two points, and where the data give none. `r_squared` is that of the relative deviations, `worst` the
+    largest of them (a share).
     """
 
     alpha_s: float
@@ -103,13 +105,13 @@ class StepFit:
 
 
 def find_saturating_batch(rows: Sequence[Row], share: float = SATURATION_SHARE) -> SaturatingBatch | None:
-    """Find the saturating batch among rows of one configuration, one for each batch in ascending order; None for fewer than
-    two.
+    """Find the saturating batch among rows of one configuration, one for each batch in ascending order; None for fewer
+    than two.
 
     A batch is a candidate if the 95 % intervals of its throughput over that of each other batch
-    (estimates.divide_estimates) all reach `share`, and no smaller batch certainly does. Each pair is tested by itself, so
-    that several comparisons together err more often than 5 %. The highest measured throughput belongs to a finite series
-    and is no limit: StepFit has one.
+    (estimates.divide_estimates) all reach `share`, and no smaller batch certainly does. Each pair is tested by itself,
+    so that several comparisons together err more often than 5 %. The highest measured throughput belongs to a finite
+    series and is no limit: StepFit has one.
     """
     if len(rows) < 2:
         return None
@@ -137,16 +139,14 @@ def _saturation_candidates(rows: Sequence[Row], share: float) -> tuple[int, ...]
 
 
 def batch_and_step_s(rows: Sequence[Row]) -> list[tuple[float, float]]:
-    """Return (samples of a device, seconds) of the mean step of each row, which includes the smaller last step of an epoch;
-    rows without step_s are left out."""
-    return [
-        (row[RATE] * row["step_s"] / row["gpus"], row["step_s"]) for row in rows if row["step_s"] is not None
-    ]
+    """Return (samples of a device, seconds) of the mean step of each row, which includes the smaller last step of an
+    epoch; rows without step_s are left out."""
+    return [(row[RATE] * row["step_s"] / row["gpus"], row["step_s"]) for row in rows if row["step_s"] is not None]
 
 
 def fit_step_time(points: Sequence[tuple[float, float]]) -> StepFit | None:
-    """Fit a line by least squares of the relative deviations, since times of small batches are as precise as those of large
-    ones; None for fewer than two batches. Raises ValueError for a size or a time that is not positive.
+    """Fit a line by least squares of the relative deviations, since times of small batches are as precise as those of
+    large ones; None for fewer than two batches. Raises ValueError for a size or a time that is not positive.
 
     n_1/2 has its 95 % interval by Fieller's theorem, with n - 2 degrees of freedom, from the scatter around the line. A
     curve that is no line (caches, another algorithm for larger batches) counts as scatter too: `worst` shows it.
@@ -170,7 +170,9 @@ def fit_step_time(points: Sequence[tuple[float, float]]) -> StepFit | None:
     deviations = [1 - alpha * inverse_s - beta * samples_per_s for inverse_s, samples_per_s in rows]
     around, flat = math.fsum(value * value for value in deviations), len(rows) - t1 * t1 / s11
     half = alpha / beta if alpha > 0 and beta > 0 else None
-    limits = _ratio_limits((alpha, beta), (s22 / determinant, -s12 / determinant, s11 / determinant), around, len(rows) - 2)
+    limits = _ratio_limits(
+        (alpha, beta), (s22 / determinant, -s12 / determinant, s11 / determinant), around, len(rows) - 2
+    )
     low, high = (None, None) if half is None or limits is None else limits
     return StepFit(
         alpha * longest, beta * longest / most, None if half is None else half * most,
@@ -182,8 +184,8 @@ def fit_step_time(points: Sequence[tuple[float, float]]) -> StepFit | None:
 def _ratio_limits(
     line: tuple[float, float], inverse: tuple[float, float, float], around: float, freedom: int
 ) -> tuple[float, float] | None:
-    """Return the limits of alpha / beta by Fieller's theorem; None if beta is not significantly different from 0. `inverse` is
-    the inverse of the normal equations' matrix."""
+    """Return the limits of alpha / beta by Fieller's theorem; None if beta is not significantly different from 0.
+    `inverse` is the inverse of the normal equations' matrix."""
     alpha, beta = line
     if freedom < 1 or not beta > 0:
         return None

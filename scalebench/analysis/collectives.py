@@ -171,7 +171,9 @@ def _times_by_size(rows: pd.DataFrame) -> dict[int, estimates.Estimate]:
     return {int(size): estimates.Estimate(*map(float, row)) for size, *row in merged.itertuples()}
 
 
-def find_crossovers(into: OperationComparison, first: dict[int, estimates.Estimate], second: dict[int, estimates.Estimate]) -> None:
+def find_crossovers(
+    into: OperationComparison, first: dict[int, estimates.Estimate], second: dict[int, estimates.Estimate]
+) -> None:
     """Fill in who is faster where; `first` and `second` are seconds by size, of into.strategies."""
     into.sizes = sorted(first.keys() & second.keys())
     since = 0  # the last size so far whose difference is resolved

@@ -57,5 +57,9 @@ def make_frame(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> pd.Dat
     """Return these rows as a frame with fixed column types."""
     import pandas as pd
 
-    kinds = dict.fromkeys(TEXT_COLUMNS, "string") | dict.fromkeys([*COUNT_COLUMNS, "repeats"], "Int64") | {"steady": "boolean"}
+    kinds = (
+        dict.fromkeys(TEXT_COLUMNS, "string")
+        | dict.fromkeys([*COUNT_COLUMNS, "repeats"], "Int64")
+        | {"steady": "boolean"}
+    )
     return pd.DataFrame(rows, columns=list(columns)).astype({name: kinds.get(name, "Float64") for name in columns})

@@ -29,12 +29,12 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class DevicesOrBatch:
-    """N devices of b samples (`many_devices`) and one device of N * b (`one_device`): the same samples and as many steps in
-    an epoch. With `same_strategy` the one device runs the strategy itself, else its bare baseline.
+    """N devices of b samples (`many_devices`) and one device of N * b (`one_device`): the same samples and as many
+    steps in an epoch. With `same_strategy` the one device runs the strategy itself, else its bare baseline.
 
-    `throughput` is that of N devices over that of one. `trainings` are both over their seeds, None if they had no target,
-    or different ones. `time_ratio` is the one device's seconds to the target over those of N devices, None unless every
-    seed of both reached it. Limits are 95 %.
+    `throughput` is that of N devices over that of one. `trainings` are both over their seeds, None if they had no
+    target, or different ones. `time_ratio` is the one device's seconds to the target over those of N devices, None
+    unless every seed of both reached it. Limits are 95 %.
     """
 
     many_devices: Row
@@ -71,8 +71,8 @@ def compare_devices_with_batch(
 ) -> list[DevicesOrBatch]:
     """Compare N devices with one device at the same global batch, on scaling curves and the trainings of the same runs.
 
-    In weak scaling only: in strong scaling every speedup is such a comparison. Throughput is that of the first of several
-    seeds, the time to the target that of all.
+    In weak scaling only: in strong scaling every speedup is such a comparison. Throughput is that of the first of
+    several seeds, the time to the target that of all.
     """
     rows = [(curve, row) for curve in curves for row in curve.rows if row["scaling"] != "strong"]
     strategy_of = {row["run_id"]: row["strategy"] for _, row in rows}

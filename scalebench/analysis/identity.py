@@ -1,18 +1,23 @@
-"""All keys by which finished or planned runs are matched, built from common parts: a new config key is considered here once.
+"""All keys by which finished or planned runs are matched, built from common parts: a new config key is considered here
+once.
 
-What is hashed before a run starts, so that `resume` finds it again, is core.config_fingerprint. Two runs with equal keys:
+What is hashed before a run starts, so that `resume` finds it again, is core.config_fingerprint. Two runs with equal
+keys:
 
 - `comparison_key`: their throughputs may be divided; finds the one-device baselines of a run.
 - `placement_of`: their single device is placed in the same way; chooses among baselines with equal comparison keys.
-- `is_comparable`: the quotient of their throughputs is a speedup, although strategy and machine may differ (`--baseline RUN`).
+- `is_comparable`: the quotient of their throughputs is a speedup, although strategy and machine may differ (`--baseline
+  RUN`).
 - `without_batch`: comparison keys of such copies are equal for runs that differ in nothing but their batch.
 - `configuration_key`: they are repeats of one configuration; `pooling_key` also covers runs without a throughput.
 - `training_key`: they are one training, but for its seed.
-- `curve_key` of rows: they lie on one scaling curve; `DEVICES_OR_BATCH_COLUMNS` and its like compare N devices with one.
+- `curve_key` of rows: they lie on one scaling curve; `DEVICES_OR_BATCH_COLUMNS` and its like compare N devices with
+  one.
 - `MEMORY_COLUMNS`, `OPERATION_COLUMNS`: their memory, or the times of their collective operations, stand in one table.
 - `parallelism_key`: they train one network, by data or by model parallelism.
 - `facts_key`: `scalebench compare` pairs them, by the dotted keys that are not in IGNORED_FACTS.
-- `planned_curve_key`, `duration_key` of specs: a sweep with a time limit counts them to one curve, or expects them to take equally long.
+- `planned_curve_key`, `duration_key` of specs: a sweep with a time limit counts them to one curve, or expects them to
+  take equally long.
 """
 
 from __future__ import annotations
@@ -65,7 +70,8 @@ def comparison_key(run: Run, strategy: bool) -> str:
 
 
 def comparison_keys(result: Result) -> tuple[str, str]:
-    """Return the comparison keys without and with the strategy; interned, since runs of a sweep have few different ones.
+    """Return the comparison keys without and with the strategy; interned, since runs of a sweep have few different
+    ones.
 
     Placement is left out, as runs of one machine stay comparable: baselines.Candidates chooses the nearest placement.
     """
@@ -101,8 +107,8 @@ def sample_key(result: Result) -> str:
 
 
 def is_comparable(run: RunSummary, baseline: RunSummary) -> bool:
-    """Return whether the quotient of their throughputs is a speedup: the same samples through the same model, at a batch
-    that scaling does not change. Strategy, machine and number of devices may differ.
+    """Return whether the quotient of their throughputs is a speedup: the same samples through the same model, at a
+    batch that scaling does not change. Strategy, machine and number of devices may differ.
 
     On one device weak and strong scaling are the same: such a run fits either, by its batch per device in weak scaling
     and its global batch in strong scaling.
@@ -121,7 +127,8 @@ WITHOUT_BATCH_MARK = " without its batch"  # no run_id or fingerprint of a real 
 
 
 def without_batch(result: Result) -> Result:
-    """Return a copy without batch sizes, so that runs that differ in nothing but their batch get the same comparison key."""
+    """Return a copy without batch sizes, so that runs that differ in nothing but their batch get the same comparison
+    key."""
     train = {key: value for key, value in result.spec.get("train", {}).items() if key not in BATCH_KEYS}
     spec: dict[str, Any] = {**result.spec, "train": train, "scaling": None}
     run_id, fingerprint = result.run_id + WITHOUT_BATCH_MARK, result.fingerprint + WITHOUT_BATCH_MARK
@@ -139,8 +146,8 @@ def pooling_key(run: RunSummary) -> tuple[str, str, str]:
 
 
 def training_key(result: Result) -> str:
-    """Return 16 hex digits of what is trained, how and where. Runs of unequal schedules, or on unequal machines, are never
-    taken for two seeds of one training."""
+    """Return 16 hex digits of what is trained, how and where. Runs of unequal schedules, or on unequal machines, are
+    never taken for two seeds of one training."""
     tree = _workload({"dataset": {}, "hardware": {}, "train": {}, **result.spec}, ("gpus", "seed"), QUEUE_KEYS)
     scale = result.scale
     ran = [scale.gpus, scale.nodes, scale.device, scale.framework_version, classify_machine(result.machine).fingerprint]
@@ -188,8 +195,8 @@ def curve_key(row: Mapping[str, Any]) -> Key:
 
 
 def global_batch_key(row: Mapping[str, Any], group: Mapping[str, str]) -> Key:
-    """Return what a row on N devices shares with one device of N times its batch: the samples of a whole step, and what is
-    made of them. `group` is that of the row's curve."""
+    """Return what a row on N devices shares with one device of N times its batch: the samples of a whole step, and what
+    is made of them. `group` is that of the row's curve."""
     shared = (text for name, text in group.items() if name != "batch")
     return (*shared, row["global_batch"], row.get("learning_rate"), *(row.get(name) for name in OPTIMIZER_COLUMNS))
 
@@ -200,7 +207,8 @@ SIZE_COLUMNS = ("gpus", "nodes", "global_batch")
 
 
 def parallelism_key(row: Mapping[str, Any], spec: Mapping[str, Any], sizes: Sequence[str] = ()) -> str:
-    """Return what rows share that train one network on one machine, by data or model parallelism, with these columns too."""
+    """Return what rows share that train one network on one machine, by data or model parallelism, with these columns
+    too."""
     network = [spec.get("model", {}).get(name) for name in MODEL_KEYS]
     return json.dumps([network, *(row[name] for name in (*PARALLELISM_COLUMNS, *sizes))], default=str)
 

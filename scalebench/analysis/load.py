@@ -52,7 +52,8 @@ def load(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None) 
 
 
 def survey(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None) -> Survey:
-    """Return the frames of `load` and `pooled` from one reading, of all files that can be read, and a list of the others.
+    """Return the frames of `load` and `pooled` from one reading, of all files that can be read, and a list of the
+    others.
 
     Raises InputError if not a single file can be read, and for a baseline that is none.
     """

@@ -32,8 +32,8 @@ class NamedBaseline:
 
 
 def resolve_named_baseline(baseline: PathLike, runs: Sequence[RunSummary]) -> NamedBaseline:
-    """Return the run that `baseline` names: the folder of a run, its result.json, the folder of a sweep with a single run,
-    or the run_id of one of `runs`.
+    """Return the run that `baseline` names: the folder of a run, its result.json, the folder of a sweep with a single
+    run, or the run_id of one of `runs`.
 
     Raises InputError if there is no such run or several, if it was not measured, and if no measured run may be compared
     with it.

@@ -80,11 +80,11 @@ def expected_bubble_share(stages: int, micro_batches: int) -> float:
 
 
 def expected_bubble_share_of_unequal_stages(work: Sequence[float], micro_batches: int) -> float | None:
-    """Return the expected bubble of stages that take this long: the first micro-batch passes through all of them, and the
-    others follow at the pace of the slowest.
+    """Return the expected bubble of stages that take this long: the first micro-batch passes through all of them, and
+    the others follow at the pace of the slowest.
 
-    Exact for GPipe if all stages have the same ratio of backward to forward; the pace is that of a flow shop with
-    equal jobs. 1F1B may do better, since a slow first stage continues its forward passes while the others work.
+    Exact for GPipe if all stages have the same ratio of backward to forward; the pace is that of a flow shop with equal
+    jobs. 1F1B may do better, since a slow first stage continues its forward passes while the others work.
     """
     step_s = (sum(work) + (micro_batches - 1) * max(work)) / micro_batches
     return bubble_share(work, step_s)

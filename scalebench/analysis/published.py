@@ -68,7 +68,11 @@ def load_published(names: Sequence[str]) -> pd.DataFrame:
 
     chosen = [load_study(name).name for name in dict.fromkeys(names)]
     found = [{"study": name, **row} for name in chosen for row in _read_csv(name)]
-    kinds = dict.fromkeys(PUBLISHED_COLUMNS, "string") | dict.fromkeys(PUBLISHED_COUNTS, "Int64") | dict.fromkeys(PUBLISHED_FIGURES, "Float64")
+    kinds = (
+        dict.fromkeys(PUBLISHED_COLUMNS, "string")
+        | dict.fromkeys(PUBLISHED_COUNTS, "Int64")
+        | dict.fromkeys(PUBLISHED_FIGURES, "Float64")
+    )
     return pd.DataFrame(found, columns=PUBLISHED_COLUMNS).astype(kinds)
 
 

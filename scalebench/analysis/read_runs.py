@@ -53,7 +53,9 @@ def search_results(paths: Sequence[PathLike], unreadable: Unreadable) -> list[Pa
         for path in below:
             # No folder below is a link, since links to folders are not followed; the file itself may be one.
             is_plain = path != str(start) and not os.path.islink(path)
-            real_path = os.path.join(root, path[len(str(start)) :].lstrip(os.sep)) if is_plain else os.path.realpath(path)
+            real_path = (
+                os.path.join(root, path[len(str(start)) :].lstrip(os.sep)) if is_plain else os.path.realpath(path)
+            )
             files.setdefault(real_path, Path(path))
     return sorted(files.values())
 

@@ -2,8 +2,8 @@
 
 A repeat is one observation, however many blocks it has: blocks of one process say nothing of the next start (Georges,
 Buytaert and Eeckhout 2007, "Statistically rigorous Java performance evaluation"; Kalibera and Jones 2013, "Rigorous
-benchmarking in reasonable time"). All repeats have equal weight: weighted by their seconds, intervals cover 0.73 instead
-of 0.95 at five repeats where slow ones are measured ten times as long, as the stopping rule may do.
+benchmarking in reasonable time"). All repeats have equal weight: weighted by their seconds, intervals cover 0.73
+instead of 0.95 at five repeats where slow ones are measured ten times as long, as the stopping rule may do.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ def pooled(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None
     are a row for each status and reason. Copies of a run (resume=true makes some) count once, and a repeat that was
     measured twice counts twice.
 
-    One repeat: the row of `load`. Two: figures without intervals. Three and more: `throughput_samples_per_s`,
-    `step_s` and `epoch_s` are geometric means, speedups and efficiencies are those of `pooled_speedup`, `interval_over`
-    is `repeats`. Other figures are means, with Student's t over the repeats for those that have an interval in `load`;
-    `_min` is the least; memory peaks are the largest; steady if all are; flags of any. `run_id`, `started_at` and `path`
-    are those of the first repeat; differing texts are joined; `repeat` is null. A `baseline` that is one of these runs
-    stands for all repeats of its configuration. Raises InputError as `load` does.
+    One repeat: the row of `load`. Two: figures without intervals. Three and more: `throughput_samples_per_s`, `step_s`
+    and `epoch_s` are geometric means, speedups and efficiencies are those of `pooled_speedup`, `interval_over` is
+    `repeats`. Other figures are means, with Student's t over the repeats for those that have an interval in `load`;
+    `_min` is the least; memory peaks are the largest; steady if all are; flags of any. `run_id`, `started_at` and
+    `path` are those of the first repeat; differing texts are joined; `repeat` is null. A `baseline` that is one of
+    these runs stands for all repeats of its configuration. Raises InputError as `load` does.
     """
     runs = summarize_files(find_results(list_paths(path)))
     return pool_runs(compare_runs(runs, None if baseline is None else resolve_named_baseline(baseline, runs)))

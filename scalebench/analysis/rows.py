@@ -153,8 +153,8 @@ def _scheduler_cells(result: Result) -> Cells:
 
 
 def _cost_cells(result: Result, epoch_s: float | None) -> dict[str, float | None]:
-    """Return device-hours and joules. Those to the target are computed from the recorded seconds to it, the joules with the
-    mean power of all devices over the measured phase."""
+    """Return device-hours and joules. Those to the target are computed from the recorded seconds to it, the joules with
+    the mean power of all devices over the measured phase."""
     gpus, target_s, power_w = result.scale.gpus, result.quality.time_to_target_s, result.monitor.gpu_power_w_mean
     per_sample, samples = _energy_per_sample(result), result.workload.train_samples
     return {
@@ -166,7 +166,9 @@ def _cost_cells(result: Result, epoch_s: float | None) -> dict[str, float | None
     }
 
 
-def speedup_cells(kind: str, devices: float, speedup: float | None, interval: Estimate | None) -> dict[str, float | None]:
+def speedup_cells(
+    kind: str, devices: float, speedup: float | None, interval: Estimate | None
+) -> dict[str, float | None]:
     """Return the columns of a speedup and of its efficiency; `devices` is their ratio to the devices of the baseline."""
     share = throughput.scale_to_efficiency(interval, devices)
     return {
@@ -196,7 +198,8 @@ def _placement_cells(result: Result) -> dict[str, str | None]:
 
 
 def interval_cells(name: str, stem: str, value: float | None, interval: Estimate | None) -> dict[str, float | None]:
-    """Return the columns of a figure and its limits; a limit that the data do not give, infinite in the interval, is null."""
+    """Return the columns of a figure and its limits; a limit that the data do not give, infinite in the interval, is
+    null."""
     low, high = (interval.low, interval.high) if interval else (None, None)
     return {name: value, f"{stem}_low": _finite_or_none(low), f"{stem}_high": _finite_or_none(high)}
 

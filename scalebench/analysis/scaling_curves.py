@@ -1,8 +1,8 @@
-"""Scaling curves: rows of the pooled frame that are one configuration on several numbers of devices, and their slope, node
-boundaries and scaling limit.
+"""Scaling curves: rows of the pooled frame that are one configuration on several numbers of devices, and their slope,
+node boundaries and scaling limit.
 
-Curves of one group may share a chart: weak and strong scaling, models, data sets, hardware and batch sizes are never mixed.
-`against` is `bare`, `self` or `given`: the baseline of the columns of speedup and efficiency that are used.
+Curves of one group may share a chart: weak and strong scaling, models, data sets, hardware and batch sizes are never
+mixed. `against` is `bare`, `self` or `given`: the baseline of the columns of speedup and efficiency that are used.
 """
 
 from __future__ import annotations
@@ -121,7 +121,9 @@ def _group_of(row: Mapping[str, Any], distinguishing: Sequence[str]) -> dict[str
 def _is_ambiguous(rows: Iterable[Mapping[str, Any]], name_column: str, column: str) -> bool:
     """Return whether models, or kinds of hardware, with one name differ in this column."""
     first: dict[str, Any] = {}
-    return any(first.setdefault(row[name_column], row[column]) != row[column] for row in rows if row[column] is not None)
+    return any(
+        first.setdefault(row[name_column], row[column]) != row[column] for row in rows if row[column] is not None
+    )
 
 
 def _curves_of_group(group: dict[str, str], rows: list[dict[str, Any]]) -> list[Curve]:
@@ -140,8 +142,8 @@ def _curves_of_group(group: dict[str, str], rows: list[dict[str, Any]]) -> list[
 
 
 def _split_repeated_counts(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Split rows that share all columns of the curve key (but not, say, the learning rate) into separate curves: by their
-    self baseline if possible, else in their order."""
+    """Split rows that share all columns of the curve key (but not, say, the learning rate) into separate curves: by
+    their self baseline if possible, else in their order."""
     if len({row["gpus"] for row in rows}) == len(rows):
         return [rows]
     by_baseline: dict[str | None, list[dict[str, Any]]] = {}
@@ -185,8 +187,8 @@ def _name_curve(curve: dict[str, Any], group: list[dict[str, Any]], everywhere: 
 
 @dataclass(frozen=True)
 class Slope:
-    """Speedup per device, with its 95 % limits (None for two numbers of devices); `intercept` is the line's speedup at 0
-    devices, `points` are (devices, speedup)."""
+    """Speedup per device, with its 95 % limits (None for two numbers of devices); `intercept` is the line's speedup at
+    0 devices, `points` are (devices, speedup)."""
 
     value: float
     low: float | None
@@ -197,8 +199,8 @@ class Slope:
 
 @dataclass(frozen=True)
 class NodeBoundary:
-    """The last number of devices on fewer nodes and the first on more. Efficiencies before and after; `ratio` of after to
-    before with its 95 % limits, and whether they exclude 1 (`resolved`; None: there is no interval)."""
+    """The last number of devices on fewer nodes and the first on more. Efficiencies before and after; `ratio` of after
+    to before with its 95 % limits, and whether they exclude 1 (`resolved`; None: there is no interval)."""
 
     gpus: tuple[int, int]
     nodes: tuple[int, int]
@@ -212,9 +214,9 @@ class NodeBoundary:
 
 @dataclass(frozen=True)
 class ScalingLimit:
-    """How many devices keep an efficiency: `gpus` by the figures, `certain_gpus` by their lower limits; None if not even the
-    fewest do. `regained_gpus`: larger numbers that have it again. `largest_measured`: the most devices with a figure, None
-    if there is no figure at all."""
+    """How many devices keep an efficiency: `gpus` by the figures, `certain_gpus` by their lower limits; None if not
+    even the fewest do. `regained_gpus`: larger numbers that have it again. `largest_measured`: the most devices with a
+    figure, None if there is no figure at all."""
 
     efficiency: float
     gpus: int | None
@@ -224,8 +226,8 @@ class ScalingLimit:
 
 
 def fit_slope(curve: Curve, against: str = "bare") -> Slope | None:
-    """Fit a line by ordinary least squares to speedup over devices, with an intercept; None for fewer than two numbers of
-    devices with a speedup.
+    """Fit a line by ordinary least squares to speedup over devices, with an intercept; None for fewer than two numbers
+    of devices with a speedup.
 
     The interval is that of the regression: Student's t with n - 2 degrees of freedom, from the scatter of the n points
     around the line. A curve that bends counts as scatter too, since the line is a summary and no law. It does not
@@ -255,8 +257,8 @@ def find_node_boundaries(curve: Curve, against: str = "bare") -> list[NodeBounda
     """Return where a curve continues on more nodes: the last number of devices before, the first after.
 
     The ratio of the two efficiencies is that of throughputs per device, in which the baseline cancels; its interval is
-    of those two alone (estimates.divide_estimates), and not as wide as limits of the efficiencies themselves would make it.
-    Part of the loss is what as many more devices would have cost without the boundary.
+    of those two alone (estimates.divide_estimates), and not as wide as limits of the efficiencies themselves would make
+    it. Part of the loss is what as many more devices would have cost without the boundary.
     """
     boundaries = []
     for before, after in itertools.pairwise(curve.rows):
@@ -280,8 +282,8 @@ def find_scaling_limit(curve: Curve, efficiency: float, against: str = "bare") -
     """Return the most devices that keep an efficiency (a share above 0): the largest number up to which every measured
     number keeps it, so that a larger one that is fine again does not hide a bad one.
 
-    `certain_gpus` compares the lower limit of the 95 % interval; a row that is its own baseline is 1 exactly. The search
-    ends at a row without an efficiency. Raises ValueError for an efficiency that is no share.
+    `certain_gpus` compares the lower limit of the 95 % interval; a row that is its own baseline is 1 exactly. The
+    search ends at a row without an efficiency. Raises ValueError for an efficiency that is no share.
     """
     if not efficiency > 0:
         raise ValueError(f"a wanted efficiency is a share above 0, not {efficiency}")
@@ -314,4 +316,6 @@ def _efficiency_ratio(after: dict[str, Any], before: dict[str, Any]) -> Estimate
     rate_after, rate_before = (estimate_of(row, "throughput_samples_per_s", "throughput") for row in (after, before))
     if rate_after is None or rate_before is None:
         return None
-    return divide_estimates(scale_estimate(rate_after, 1 / after["gpus"]), scale_estimate(rate_before, 1 / before["gpus"]))
+    return divide_estimates(
+        scale_estimate(rate_after, 1 / after["gpus"]), scale_estimate(rate_before, 1 / before["gpus"])
+    )

@@ -1,7 +1,7 @@
 """Where the time of a step goes: figures computed on load from the series that probes recorded.
 
-Each is a mean over blocks with its 95 % interval, in seconds of one step. Unless stated otherwise it is that of the median
-rank. A figure that was not measured is None, and `unmeasured_reasons` has the reason.
+Each is a mean over blocks with its 95 % interval, in seconds of one step. Unless stated otherwise it is that of the
+median rank. A figure that was not measured is None, and `unmeasured_reasons` has the reason.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def imbalance(result: Result) -> Estimate | None:
 
 
 def data_loading(result: Result) -> Estimate | None:
-    """Return the time of a step with a batch from the feed minus one with a batch on the device: what loading costs beside
-    the device's work. Both are without synchronization where that can be switched off."""
+    """Return the time of a step with a batch from the feed minus one with a batch on the device: what loading costs
+    beside the device's work. Both are without synchronization where that can be switched off."""
     probes = _probes(result)
     reference = "sync_off_s" if probes and probes[0].sync_off_s else "sync_on_s"
     return _difference(probes, reference, "fixed_batch_s")
@@ -105,8 +105,8 @@ def unmeasured_reasons(result: Result) -> dict[str, str]:
 
 
 def collective_shares(result: Result) -> tuple[float | None, float | None]:
-    """Return (share of all kernels' own time, share of the step's wall time) of collective operations under the profiler,
-    means over the ranks. The first can be large while the second is small, and vice versa."""
+    """Return (share of all kernels' own time, share of the step's wall time) of collective operations under the
+    profiler, means over the ranks. The first can be large while the second is small, and vice versa."""
     profiles = [probes.profile for probes in _probes(result) or [] if probes.profile is not None]
     of_kernels = [p.collective_s / p.kernel_s for p in profiles if p.collective_s is not None and p.kernel_s]
     of_steps = [p.collective_s / p.step_s for p in profiles if p.collective_s is not None and p.step_s]
@@ -124,7 +124,9 @@ def _probes(result: Result) -> list[ProbeRecord] | None:
     return probes if len(probes) == len(result.ranks) else None
 
 
-def _mean(probes: list[ProbeRecord] | None, name: str, count: str, over: OverRanks = statistics.median) -> Estimate | None:
+def _mean(
+    probes: list[ProbeRecord] | None, name: str, count: str, over: OverRanks = statistics.median
+) -> Estimate | None:
     blocks = _over_ranks(probes, lambda record: getattr(record, name), over)
     return _seconds_per_operation(blocks, probes[0], count) if probes else None
 
@@ -139,7 +141,9 @@ def _difference(probes: list[ProbeRecord] | None, more: str, less: str, count: s
     return _seconds_per_operation(blocks, probes[0], count) if probes else None
 
 
-def _over_ranks(probes: list[ProbeRecord] | None, series: Callable[[ProbeRecord], Series], over: OverRanks) -> list[float]:
+def _over_ranks(
+    probes: list[ProbeRecord] | None, series: Callable[[ProbeRecord], Series], over: OverRanks
+) -> list[float]:
     ranks = [series(record) for record in probes or []]
     return list(ranks[0]) if len(ranks) == 1 else [over(block) for block in zip(*ranks, strict=False)]
 

@@ -1,4 +1,5 @@
-"""Throughput, speedup and efficiency of single runs, computed on load from the raw blocks, and the flags that qualify them."""
+"""Throughput, speedup and efficiency of single runs, computed on load from the raw blocks, and the flags that qualify
+them."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ Figure = tuple[float | None, Estimate | None]
 
 @dataclass(frozen=True)
 class CountedBlocks:
-    """The measured blocks of a group of ranks without leftover warm-up, and signs of unsteadiness (None: too few blocks)."""
+    """The measured blocks of a group of ranks without leftover warm-up, and signs of unsteadiness (None: too few
+    blocks)."""
 
     seconds: list[float]
     samples: list[int]
@@ -72,8 +74,8 @@ def step_s(result: Result) -> float | None:
 
 
 def find_drift(result: Result, target: Any) -> list[str] | None:
-    """Return `drifts` if the blocks drift or change their level (steady_state.find_unsteadiness) after leftover warm-up;
-    None if there are too few to say. Replicas that are not synchronous have a series each."""
+    """Return `drifts` if the blocks drift or change their level (steady_state.find_unsteadiness) after leftover
+    warm-up; None if there are too few to say. Replicas that are not synchronous have a series each."""
     return _drift(_count_all_blocks(result, target))
 
 
@@ -95,8 +97,8 @@ def merge_rank_blocks(ranks: Sequence[RankRecord]) -> Blocks:
 
 
 def count_blocks(ranks: Sequence[RankRecord], target: Any) -> CountedBlocks:
-    """Merge the blocks of a group and drop the first ones that are still warm-up, because the warm-up phase was too short
-    to see its end and `target` (a share) is less than what these blocks move the mean by.
+    """Merge the blocks of a group and drop the first ones that are still warm-up, because the warm-up phase was too
+    short to see its end and `target` (a share) is less than what these blocks move the mean by.
 
     A level that changes after the first quarter is the machine's rather than a warm-up's, and stays: a drift.
     """
@@ -188,7 +190,9 @@ def speedup(run: Run, baseline: Run | None) -> Figure:
     base, base_interval = throughput(baseline)
     if value is None or base is None:
         return None, None
-    return value / base, None if interval is None or base_interval is None else divide_estimates(interval, base_interval)
+    return value / base, None if interval is None or base_interval is None else divide_estimates(
+        interval, base_interval
+    )
 
 
 def overhead(self_baseline: Run | None, bare: Run | None) -> Figure:

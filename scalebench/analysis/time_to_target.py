@@ -73,8 +73,8 @@ class TrainingOutcome:
 def summarize_trainings(frame: pd.DataFrame) -> list[TrainingOutcome]:
     """Return the outcome of each training to a stop in a frame of single runs (scalebench.load), in its order.
 
-    Runs that were not tried (unsupported, cancelled), that ran out of memory or that were ended from outside do not count:
-    they say nothing about the training.
+    Runs that were not tried (unsupported, cancelled), that ran out of memory or that were ended from outside do not
+    count: they say nothing about the training.
     """
     tried = frame[frame["training_id"].notna() & frame["status"].isin(["ok", "failed"])]
     rows: dict[str, list[Row]] = {}
@@ -126,8 +126,8 @@ def _over_seeds(name: str, seeds: list[list[Row]], tried: int, mean: Callable[[S
 
 
 def mean_of_factors(values: Sequence[float]) -> Figure:
-    """Return the geometric mean and interval of repeats.geometric_mean_over_repeats; with a zero (a training that reached its target
-    with its first step, whose seconds are not counted) those of mean_of_levels."""
+    """Return the geometric mean and interval of repeats.geometric_mean_over_repeats; with a zero (a training that
+    reached its target with its first step, whose seconds are not counted) those of mean_of_levels."""
     return geometric_mean_over_repeats(values) if min(values) > 0 else mean_of_levels(values)
 
 

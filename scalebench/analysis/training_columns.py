@@ -10,8 +10,8 @@ from scalebench.core.result import LOWER_IS_BETTER, Result
 from scalebench.core.spec import StopSpec, has_stop, train_defaults
 
 TRAIN_COLUMNS = ("optimizer", "weight_decay", "learning_rate_rule", "base_batch", "accumulate")
-# Settings of `train` that share the column train_options, as a strategy's options do: each rarely has another value than
-# its default.
+# Settings of `train` that share the column train_options, as a strategy's options do: each rarely has another value
+# than its default.
 TRAIN_OPTION_KEYS = ("dropout", "momentum", "schedule", "warmup_epochs", "decay_epochs", "decay")
 
 
@@ -58,8 +58,8 @@ def trains_to_stop(train: dict[str, Any]) -> bool:
 
 
 def train_options_text(train: dict[str, Any]) -> str | None:
-    """Return the settings that differ from their defaults, without those that have no effect: decay settings belong to the
-    schedule `step`, and momentum to the optimizer `momentum`."""
+    """Return the settings that differ from their defaults, without those that have no effect: decay settings belong to
+    the schedule `step`, and momentum to the optimizer `momentum`."""
     defaults = train_defaults()
     unused = () if train.get("schedule") == "step" else ("decay_epochs", "decay")
     unused += () if train.get("optimizer") == "momentum" else ("momentum",)
@@ -73,8 +73,8 @@ def _format_value(value: Any) -> str:
 
 
 def epoch_s_of_training(result: Result) -> float | None:
-    """Return the seconds of an epoch of a training that ended within warm-up, from all its steps but the first; None if it
-    had less than one epoch of them, which cannot stand for a full one."""
+    """Return the seconds of an epoch of a training that ended within warm-up, from all its steps but the first; None if
+    it had less than one epoch of them, which cannot stand for a full one."""
     if result.status != "ok" or not result.quality.curve or not result.workload.train_samples:
         return None
     last = result.quality.curve[-1]

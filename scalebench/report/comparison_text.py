@@ -1,9 +1,14 @@
-"""A comparison for people: tables in the terminal, and the words around them. Layer 3."""
+"""A comparison as text for people, as JSON, as JUnit XML for CI servers, and as Markdown for a pull request."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
+import json
+import math
+import re
+import xml.etree.ElementTree as ET
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from scalebench.analysis.comparison import (
@@ -18,150 +23,297 @@ from scalebench.analysis.comparison import (
     Contrast,
     Pair,
 )
+from scalebench.analysis.comparison.pairing import Row
+from scalebench.analysis.comparison.unmatched import Unpaired
 from scalebench.core.stats.estimates import Estimate
 from scalebench.core.units import format_number
 
-EXIT = {OK: 0, REGRESSION: 3, NOT_COMPARABLE: 4, FAILED_RUN: 5}
-MOST_TOLD = 20  # rows without a partner, and differences
+VERSION = 1
+SUITE = "scalebench.compare"
+# What XML 1.0 cannot hold, escaped or not; lone surrogates represent bytes that were no text.
+NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+MARKUP = re.compile(r"([\\`*_\[\]#|~>$@]|:(?=//|\w+:)|^[-+])")
+EXIT_STATUS = {OK: 0, REGRESSION: 3, NOT_COMPARABLE: 4, FAILED_RUN: 5}
+MAX_LINES = 20  # of rows without a partner, and of differences
 WIDTH = 200  # of a file or a pipe
-BLOCKS = "over blocks of one launch: the interval misses what differs between launches (measure.repeats=3 shows it)"
+BLOCKS_NOTE = "over blocks of one repeat: the interval misses what differs between repeats (measure.repeats=3 shows it)"
 
 
-def text(found: Comparison, width: int = WIDTH) -> str:
-    """Tables and sentences as a terminal shows them, without colours."""
+def format_comparison(comparison: Comparison, width: int = WIDTH) -> str:
+    """Return the tables and sentences as a terminal shows them, without colours."""
     import rich.console
 
     out = io.StringIO()
     console = rich.console.Console(file=out, width=width, highlight=False, color_system=None)
-    for contrast in found.contrasts:
-        console.print(_table(contrast))
-    for line in sentences(found):
-        console.print(printable(line), markup=False, soft_wrap=True)
+    for contrast in comparison.contrasts:
+        console.print(_make_table(contrast))
+    for line in list_sentences(comparison):
+        console.print(clean_line(line), markup=False, soft_wrap=True)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
-def printable(text: str) -> str:
-    """One line without what would move a terminal's cursor, or could not be written at all."""
+def clean_line(text: str) -> str:
+    """Return one line without characters that would move a terminal's cursor or cannot be encoded."""
     return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
 
 
-def columns(contrast: Contrast) -> list[str]:
+def list_columns(contrast: Contrast) -> list[str]:
     a, b = (f"{name} samples/s" for name in (contrast.a, contrast.b))
     return [*contrast.pairs[0].label, a, b, f"{contrast.b} / {contrast.a} (95 %)", "p (Holm)", "test", "verdict"]
 
 
-def cells(pair: Pair) -> list[str]:
-    """One pair as the columns have it."""
+def format_pair(pair: Pair) -> list[str]:
+    """Return the cells of a pair, in the order of the columns."""
     verdict = "REGRESSION" if pair.regression else pair.verdict
     rates = [format_number(pair.a.rate), format_number(pair.b.rate)]
-    return [*pair.label.values(), *rates, ratio(pair.ratio, pair.interval), p_value(pair.p_holm), pair.test, verdict]
+    ratio = format_speed_ratio(pair.ratio, pair.interval)
+    return [*pair.label.values(), *rates, ratio, format_p(pair.p_holm), pair.test, verdict]
 
 
-def title(found: Contrast) -> str:
-    return f"{found.b} over {found.a}"
+def format_title(contrast: Contrast) -> str:
+    return f"{contrast.b} over {contrast.a}"
 
 
-def _table(contrast: Contrast) -> Any:
+def _make_table(contrast: Contrast) -> Any:
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     table = Table(
-        title=Text(printable(title(contrast))), title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True
+        title=Text(clean_line(format_title(contrast))), title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True
     )
-    names = columns(contrast)
+    names = list_columns(contrast)
     words = {*contrast.pairs[0].label, "test", "verdict"}
     for name in names:
-        table.add_column(Text(printable(name)), justify="left" if name in words else "right")
+        table.add_column(Text(clean_line(name)), justify="left" if name in words else "right")
     for pair in contrast.pairs:
-        table.add_row(*map(Text, map(printable, cells(pair))))  # Text: rich would take brackets for markup
+        table.add_row(*map(Text, map(clean_line, format_pair(pair))))  # Text: rich would take brackets for markup
     return table
 
 
-def sentences(found: Comparison) -> list[str]:
-    """What is to be said below the tables, the verdict last."""
-    lines = [summary(contrast) for contrast in found.contrasts]
-    lines += [line for contrast in found.contrasts for line in told_differences(contrast)]
-    lines += list(dict.fromkeys(f"note: {note}" for pair in found.pairs for note in pair.notes))
-    lines += [f"note: {note}" for note in found.notes]
-    if found.ignored:
-        lines.append(f"note: left out of the pairing: {', '.join(found.ignored)}")
-    if any(pair.test.startswith("blocks") for pair in found.pairs):
-        lines.append(f"note: {BLOCKS}")
-    if any(pair.verdict == NO_INTERVAL for pair in found.pairs):
-        lines.append("note: no interval, no verdict: three launches on one side give one (measure.repeats=3)")
-    lines += _limited([f"{one.side} {label(one.label)}: {one.reason}" for one in found.unpaired], "rows")
-    return [*lines, verdict(found)]
+def list_sentences(comparison: Comparison) -> list[str]:
+    """List the lines below the tables, the verdict last."""
+    lines = [summarize(contrast) for contrast in comparison.contrasts]
+    lines += [line for contrast in comparison.contrasts for line in list_differences(contrast)]
+    lines += list(dict.fromkeys(f"note: {note}" for pair in comparison.pairs for note in pair.notes))
+    lines += [f"note: {note}" for note in comparison.notes]
+    if comparison.ignored:
+        lines.append(f"note: left out of the pairing: {', '.join(comparison.ignored)}")
+    if any(pair.test.startswith("blocks") for pair in comparison.pairs):
+        lines.append(f"note: {BLOCKS_NOTE}")
+    if any(pair.verdict == NO_INTERVAL for pair in comparison.pairs):
+        lines.append("note: no interval, no verdict: three repeats on one side give one (measure.repeats=3)")
+    unpaired = [f"{row.side} {format_label(row.label)}: {row.reason}" for row in comparison.unpaired]
+    lines += _limit_lines(unpaired, "rows")
+    return [*lines, describe_verdict(comparison)]
 
 
-def summary(contrast: Contrast) -> str:
-    """`gpu2 over gpu1: median of 6 pairs 4.40 [4.10, 4.60], from 4.02 to 4.71`"""
-    known = [pair.ratio for pair in contrast.pairs]
-    if len(known) == 1:
-        return f"{title(contrast)}: {ratio(known[0], contrast.pairs[0].interval)}, one pair"
-    middle = ratio(contrast.median, contrast.median_interval)
+def summarize(contrast: Contrast) -> str:
+    """Return `gpu2 over gpu1: median of 6 pairs 4.40 [4.10, 4.60], from 4.02 to 4.71`."""
+    ratios = [pair.ratio for pair in contrast.pairs]
+    if len(ratios) == 1:
+        return f"{format_title(contrast)}: {format_speed_ratio(ratios[0], contrast.pairs[0].interval)}, one pair"
+    middle = format_speed_ratio(contrast.median, contrast.median_interval)
     of = "" if contrast.median_interval is None else " (95 % of the median of such pairs, sign test)"
-    span = f"from {times(min(known))} to {times(max(known))}"
-    return f"{title(contrast)}: median of {len(known)} pairs {middle}{of}, {span}"
+    span = f"from {format_times(min(ratios))} to {format_times(max(ratios))}"
+    return f"{format_title(contrast)}: median of {len(ratios)} pairs {middle}{of}, {span}"
 
 
-def told_differences(contrast: Contrast) -> list[str]:
-    """`also differs in versions.torch: 2.8, 2.9 (6 of 6 pairs)`"""
+def list_differences(contrast: Contrast) -> list[str]:
+    """Return `also differs, gpu2 over gpu1: versions.torch: 2.8, 2.9 (6 of 6 pairs)` for each difference."""
     count = len(contrast.pairs)
-    return _limited(
-        [f"also differs, {title(contrast)}: {key}: {a}, {b} ({pairs} of {count} pairs)"
+    return _limit_lines(
+        [f"also differs, {format_title(contrast)}: {key}: {a}, {b} ({pairs} of {count} pairs)"
          for key, a, b, pairs in contrast.differences],
         "differences",
     )  # fmt: skip
 
 
-def verdict(found: Comparison) -> str:
-    """The last line: what the exit code says too."""
-    if found.status == NOT_COMPARABLE:
-        return f"not comparable: {found.refusal}"
-    if found.status == FAILED_RUN:
-        failed = [one for one in found.unpaired if one.failed]
-        return f"failed run: {_count(failed, 'run')} failed, such as {label(failed[0].label)}: {failed[0].reason}"
-    if found.status == REGRESSION:
-        worst = min((pair for pair in found.pairs if pair.regression), key=lambda pair: pair.ratio)
-        slower = [pair for pair in found.pairs if pair.regression]
-        beyond = f"slower by more than {100 * (found.threshold or 0):g} %"
-        return f"regression: {len(slower)} of {len(found.pairs)} pairs {beyond}, most {label(worst.label)}"
-    told = found.pairs
-    if all(pair.verdict == SAME for pair in told):
-        return f"no difference: {_count(told, 'pair')}, both sides the same runs"
-    words = [(word, sum(pair.verdict == word for pair in told)) for word in dict.fromkeys(p.verdict for p in told)]
-    by = f", at 5 % after Holm over {_count([p for p in told if p.p is not None], 'pair')}"
-    gate = "" if found.threshold is None else f"no regression beyond {100 * found.threshold:g} %: "
-    said = ", ".join(f"{count} {word}" for word, count in words)
-    return f"{gate}{said}{by if {UNRESOLVED, 'faster', 'slower'} & dict(words).keys() else ''}"
+def describe_verdict(comparison: Comparison) -> str:
+    """Return the last line, which says the same as the exit status."""
+    if comparison.status == NOT_COMPARABLE:
+        return f"not comparable: {comparison.refusal}"
+    if comparison.status == FAILED_RUN:
+        failed = [row for row in comparison.unpaired if row.failed]
+        example = f"{format_label(failed[0].label)}: {failed[0].reason}"
+        return f"failed run: {_count_things(failed, 'run')} failed, such as {example}"
+    if comparison.status == REGRESSION:
+        worst = min((pair for pair in comparison.pairs if pair.regression), key=lambda pair: pair.ratio)
+        slower = [pair for pair in comparison.pairs if pair.regression]
+        beyond = f"slower by more than {100 * (comparison.threshold or 0):g} %"
+        return f"regression: {len(slower)} of {len(comparison.pairs)} pairs {beyond}, most {format_label(worst.label)}"
+    pairs = comparison.pairs
+    if all(pair.verdict == SAME for pair in pairs):
+        return f"no difference: {_count_things(pairs, 'pair')}, both sides the same runs"
+    words = Counter(pair.verdict for pair in pairs)
+    by = f", at 5 % after Holm over {_count_things([p for p in pairs if p.p is not None], 'pair')}"
+    gate = "" if comparison.threshold is None else f"no regression beyond {100 * comparison.threshold:g} %: "
+    counts = ", ".join(f"{count} {word}" for word, count in words.items())
+    return f"{gate}{counts}{by if {UNRESOLVED, 'faster', 'slower'} & words.keys() else ''}"
 
 
-def _limited(lines: list[str], what: str) -> list[str]:
-    left = len(lines) - MOST_TOLD
-    return lines if left <= 0 else [*lines[:MOST_TOLD], f"and {left} more {what} (--format json has all)"]
+def _limit_lines(lines: list[str], what: str) -> list[str]:
+    more = len(lines) - MAX_LINES
+    return lines if more <= 0 else [*lines[:MAX_LINES], f"and {more} more {what} (--format json has all)"]
 
 
-def _count(things: Iterable[object], name: str) -> str:
+def _count_things(things: Iterable[object], name: str) -> str:
     count = len(list(things))
     return f"{count} {name}" if count == 1 else f"{count} {name}s"
 
 
-def label(told: dict[str, str]) -> str:
-    """`ddp_gloo gpus=2 precision=tf32`"""
-    return " ".join(value if key in ("model", "strategy") else f"{key}={value}" for key, value in told.items())
+def format_label(label: dict[str, str]) -> str:
+    """Return `ddp_gloo gpus=2 precision=tf32`."""
+    return " ".join(value if key in ("model", "strategy") else f"{key}={value}" for key, value in label.items())
 
 
-def ratio(value: float, interval: Estimate | None) -> str:
-    """`0.952 [0.941, 0.963]`, three decimals, and three digits from 10 on; a limit that there is not is `inf`."""
+def format_speed_ratio(value: float, interval: Estimate | None) -> str:
+    """Return `0.952 [0.941, 0.963]`: three decimals, and three digits from 10 on; a missing limit is `inf`."""
     if interval is None:
-        return times(value)
-    return f"{times(value)} [{times(interval.low)}, {times(interval.high)}]"
+        return format_times(value)
+    return f"{format_times(value)} [{format_times(interval.low)}, {format_times(interval.high)}]"
 
 
-def times(value: float) -> str:
+def format_times(value: float) -> str:
     return f"{value:.3f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 
-def p_value(p: float | None) -> str:
+def format_p(p: float | None) -> str:
     return "" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def make_json(comparison: Comparison, exit_code: int) -> str:
+    """Return the comparison as JSON. Its schema is in docs/comparing.md; `version` rises if it changes by more than new
+    keys."""
+    tree = {
+        "version": VERSION,
+        "status": comparison.status,
+        "exit_code": exit_code,
+        "by": comparison.by,
+        "ignored": list(comparison.ignored),
+        "threshold": comparison.threshold,
+        "refusal": comparison.refusal,
+        "contrasts": [_contrast_tree(contrast) for contrast in comparison.contrasts],
+        "unpaired": [_unpaired_tree(row) for row in comparison.unpaired],
+        "notes": comparison.notes,
+    }
+    return json.dumps(tree, indent=1, allow_nan=False) + "\n"
+
+
+def _unpaired_tree(row: Unpaired) -> dict[str, Any]:
+    return {
+        "side": row.side,
+        "row": row.label,
+        "reason": row.reason,
+        "failed": row.failed,
+        "run_id": row.run_id or None,
+    }
+
+
+def _contrast_tree(contrast: Contrast) -> dict[str, Any]:
+    ratios = [pair.ratio for pair in contrast.pairs]
+    return {
+        "a": contrast.a,
+        "b": contrast.b,
+        "median": contrast.median,
+        **_limit_fields("median", contrast.median_interval),
+        "least": min(ratios),
+        "most": max(ratios),
+        "differences": [{"key": key, "a": a, "b": b, "pairs": n} for key, a, b, n in contrast.differences],
+        "pairs": [_pair_tree(pair) for pair in contrast.pairs],
+    }
+
+
+def _pair_tree(pair: Pair) -> dict[str, Any]:
+    return {
+        "row": pair.label,
+        "a": _row_tree(pair.a),
+        "b": _row_tree(pair.b),
+        "ratio": pair.ratio,
+        **_limit_fields("ratio", pair.interval),
+        "p": pair.p,
+        "p_holm": pair.p_holm,
+        "test": pair.test,
+        "verdict": pair.verdict,
+        "regression": pair.regression,
+        "notes": list(pair.notes),
+    }
+
+
+def _row_tree(row: Row) -> dict[str, Any]:
+    return {"run_ids": [launch.run_id for launch in row.measured], "throughput_samples_per_s": row.rate}
+
+
+def _limit_fields(name: str, interval: Estimate | None) -> dict[str, float | None]:
+    """Return the limits, null for a missing one, since JSON has no infinity."""
+    low, high = (None, None) if interval is None else (interval.low, interval.high)
+    return {f"{name}_low": low, f"{name}_high": None if high is None or math.isinf(high) else high}
+
+
+def make_junit(comparison: Comparison, exit_code: int) -> str:
+    """Return JUnit XML with a test case for each pair.
+
+    A failure is a regression, an error a failed run, and a row without a partner is skipped.
+    """
+    suite = ET.Element("testsuite", name=SUITE)
+    for contrast in comparison.contrasts:
+        for pair in contrast.pairs:
+            case = _add_case(suite, f"{format_label(pair.label)}: {format_title(contrast)}")
+            text = f"{pair.verdict}: {format_speed_ratio(pair.ratio, pair.interval)}, {pair.test}"
+            if pair.regression:
+                _add_child(case, "failure", text, "regression")
+            else:
+                ET.SubElement(case, "system-out").text = _replace_unprintable(text)
+    for row in comparison.unpaired:
+        case = _add_case(suite, f"{format_label(row.label)}: {row.side} {row.run_id}".rstrip())
+        failed = row.failed and comparison.threshold is not None
+        _add_child(case, "error" if failed else "skipped", row.reason, "failed run" if failed else None)
+    if comparison.status == NOT_COMPARABLE:
+        _add_child(
+            _add_case(suite, "pairing"), "error" if exit_code else "skipped", comparison.refusal or "", NOT_COMPARABLE
+        )
+    tags = [child.tag for case in suite for child in case]
+    for name, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+        suite.set(name, str(tags.count(tag)))
+    suite.set("tests", str(len(suite)))
+    ET.SubElement(suite, "system-out").text = _replace_unprintable("\n".join(list_sentences(comparison)))
+    suites = ET.Element("testsuites")
+    suites.append(suite)
+    ET.indent(suites)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(suites, encoding="unicode") + "\n"
+
+
+def _add_case(suite: ET.Element, name: str) -> ET.Element:
+    return ET.SubElement(suite, "testcase", classname=SUITE, name=_replace_unprintable(name))
+
+
+def _add_child(case: ET.Element, tag: str, message: str, kind: str | None) -> None:
+    child = ET.SubElement(case, tag, message=_replace_unprintable(message))
+    if kind is not None and tag != "skipped":
+        child.set("type", kind)
+
+
+def _replace_unprintable(text: str) -> str:
+    return NOT_XML.sub("?", text)
+
+
+def make_markdown(comparison: Comparison) -> str:
+    """Return tables for GitHub and GitLab; nothing in a cell is markup."""
+    lines = [f"**{escape_markup(describe_verdict(comparison))}**", ""]
+    for contrast in comparison.contrasts:
+        lines += [f"### {escape_markup(format_title(contrast))}", "", _make_line(list_columns(contrast))]
+        lines += [_make_line(["---"] * len(list_columns(contrast)), raw=True)]
+        lines += [_make_line(format_pair(pair)) for pair in contrast.pairs]
+        lines.append("")
+    lines += [f"- {escape_markup(line)}" for line in list_sentences(comparison)[:-1]]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _make_line(cells: Sequence[str], raw: bool = False) -> str:
+    return f"| {' | '.join(cells if raw else map(escape_markup, cells))} |"
+
+
+def escape_markup(text: str) -> str:
+    """Return plain text for Markdown: one line without tags, links, emphasis and mentions."""
+    one_line = clean_line(text).replace("&", "&amp;").replace("<", "&lt;")
+    return MARKUP.sub(r"\\\1", one_line)

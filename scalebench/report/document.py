@@ -1,43 +1,53 @@
-"""What a report is made of, before anybody knows whether it becomes a page, Markdown or figures of a paper. Layer 3.
+"""The document model of a report, and how rows of the frame become parts of it.
 
-Sections make blocks of the frame; renderers (report/html, markdown.py, paper.py) show them. Texts are plain: a renderer
-escapes them, and nothing in them is markup.
-
-Rows of the frame as parts of charts and tables: what sections of a report have in common. Layer 3.
-
-Long series with fewer points, on which a short dip or peak can still be seen. Layer 3.
+Sections make blocks from the frame; renderers (html/, markdown.py, figures.py, terminal.py) show them. All texts are
+plain: a renderer escapes them, and nothing in them is markup.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
+from urllib.parse import quote
 
-from scalebench.analysis.scaling_curves import Curve, group_curves, format_group_title
+from scalebench.analysis.scaling_curves import Curve, format_group_title
+from scalebench.analysis.scaling_curves import group_curves as group_by_workload
 from scalebench.core import units
 from scalebench.core.stats.estimates import Estimate
-from scalebench.report.flag_text import intervals, number, text
+from scalebench.report.flag_text import to_number, to_text
+
+MAX_CURVES = 24  # of a chart; more cannot be told apart
+MAX_CURVE_GROUPS = 12  # of a section
+MAX_ROWS = 200  # of a table
+MAX_ID_LENGTH = 60
+TAG_COLUMNS = ("model", "strategy", "hardware")
+THROUGHPUT = "throughput_samples_per_s"
+DEVICES = "devices"
+CONTROL_SEQUENCES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")  # terminal colours, bells
 
 Number = float | None  # None: not measured
-Tags = Mapping[str, str]  # model, strategy, hardware: what a reader can filter by; a missing one is never filtered
+Points = list[tuple[float, float]]
+Cells = Mapping[str, Any]  # the cells of one row of the frame
+Tags = Mapping[str, str]  # model, strategy, hardware: what a reader can filter by; without a tag, a block always shows
 
 
 @dataclass(frozen=True)
 class Axis:
-    """`title` with its unit; `log` where figures go over decades."""
+    """An axis of a chart. `title` includes the unit; `log` is for values over several decades."""
 
     title: str
     log: bool = False
-    percent: bool = False  # figures are shares
+    percent: bool = False  # values are shares
     from_zero: bool = True
     ticks: Sequence[float] | None = None  # such as the numbers of devices
 
 
 @dataclass(frozen=True)
 class Series:
-    """Points of one line, or bars; `low` and `high` are 95 % limits, absent or None where there is no interval."""
+    """The points of one line, or bars. `low` and `high` are 95 % limits, absent or None where there is no interval."""
 
     name: str
     x: Sequence[float | str]
@@ -52,7 +62,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """`lines` over numbers; `bars` beside each other, `stacked` upon each other (negative ones below zero)."""
+    """A chart: `lines` over numbers, `bars` side by side, or `stacked` bars (negative ones below zero)."""
 
     id: str  # unique in a report; [a-z0-9-]+
     title: str
@@ -60,12 +70,12 @@ class Chart:
     y: Axis
     series: Sequence[Series]
     kind: Literal["lines", "bars", "stacked"] = "lines"
-    caption: str = ""  # what it shows and of what the band is the interval
+    caption: str = ""  # what it shows, and what its intervals are taken over
 
 
 @dataclass(frozen=True)
 class Cell:
-    """`text` is shown; `value` is what a column is sorted by, and what tests compare with the frame."""
+    """A cell of a table. `text` is shown; the column is sorted by `value`, which tests compare with the frame."""
 
     text: str
     value: float | str | None = None
@@ -80,7 +90,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """`numeric` columns stand to the right."""
+    """A table. The columns named in `numeric` are aligned to the right."""
 
     id: str
     title: str
@@ -91,8 +101,8 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Words:
-    """A paragraph; `warning` is set apart."""
+class Paragraph:
+    """A paragraph of text; answers and warnings are set apart."""
 
     text: str
     kind: Literal["plain", "answer", "warning"] = "plain"
@@ -101,7 +111,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Code:
-    """Lines to copy: a command or a few lines of a program. `log`: the end of a log, folded away."""
+    """Lines to copy: a command or a few lines of a program. `log` is the end of a log, folded away."""
 
     text: str
     language: str = "sh"  # sh | python | yaml | log
@@ -109,7 +119,7 @@ class Code:
     tags: Tags = field(default_factory=dict)
 
 
-Block = Chart | Table | Words | Code
+Block = Chart | Table | Paragraph | Code
 
 
 @dataclass(frozen=True)
@@ -120,170 +130,175 @@ class Section:
     folded: bool = False  # opened on demand
 
 
-Points = list[tuple[float, float]]
-
-
-def thin(points: Sequence[tuple[float, float]], most: int) -> Points:
-    """At most `most` (four or more) of these points, in their order: the first, the last, and the lowest and the
-    highest of each of as many stretches, equal in points, as there is room for."""
-    if len(points) <= most:
-        return list(points)
-    inner, stretches = points[1:-1], (most - 2) // 2
-    kept = [points[0]]
-    for stretch in range(stretches):
-        begin, end = (len(inner) * edge // stretches for edge in (stretch, stretch + 1))
-        values = [value for _, value in inner[begin:end]]
-        kept += [inner[begin + i] for i in sorted({values.index(min(values)), values.index(max(values))})]
-    return [*kept, points[-1]]
-
-
-MOST_CURVES = 24  # of a chart; more cannot be told apart
-MOST_GROUPS = 12  # of a section
-MOST_ROWS = 200  # of a table
-TAGS = ("model", "strategy", "hardware")
-SLUG = 60  # characters
-THROUGHPUT = "throughput_samples_per_s"
-DEVICES = "devices"
-
-Cells = Mapping[str, Any]  # of one row of the frame
-
-
-def tags(row: Cells) -> dict[str, str]:
-    return {name: text(row[name]) for name in TAGS}
-
-
-def cell(shown: str, figure: Any = None) -> Cell:
-    """One that shows a figure of the frame, or words."""
-    return Cell(shown, (shown or None) if figure is None else number(figure))
-
-
-def lines(curves: Iterable[Curve], column: str, stem: str = "") -> list[Series]:
-    """A column over devices, with the limits that `<stem>_low` and `_high` have, of the curves of which anything is
-    known. A row without the figure is a gap."""
-    made = [series(curve.name, curve.tags, curve.rows, "gpus", column, stem or column) for curve in curves]
-    return [one for one in made if one is not None]
-
-
-def bars(curves: Iterable[Curve], column: str) -> list[Series]:
-    """The same to stand beside each other, with no bar where a figure is missing."""
-    made = []
-    for one in lines(curves, column):
-        kept = [i for i, y in enumerate(one.y) if y is not None]
-        low, high = ([limits[i] for i in kept] if limits else () for limits in (one.low, one.high))
-        made.append(replace(one, x=[one.x[i] for i in kept], y=[one.y[i] for i in kept], low=low, high=high))
-    return made
-
-
-def series(
-    name: str,
-    tagged: Mapping[str, str],
-    rows: Sequence[Cells],
-    x: str,
-    column: str,
-    stem: str,
-    notes: Sequence[str] = (),
-) -> Series | None:
-    """A column of rows over the column `x`, which all of them have; None where nothing of it is known."""
-    figures = [number(row.get(column)) for row in rows]
-    known = sum(figure is not None for figure in figures)
-    if not known:
-        return None
-    low, high = ([number(row.get(f"{stem}_{end}")) for row in rows] for end in ("low", "high"))
-    limited = any(limit is not None for limit in (*low, *high))
-    return Series(
-        name,
-        [float(row[x]) for row in rows],
-        figures,
-        low if limited else (),
-        high if limited else (),
-        dict(tagged),
-        "points" if known == 1 else "line",
-        notes,
-    )
-
-
-def duration(row: Cells, column: str) -> str:
-    """`1.35 ms [1.20, 1.51]`; empty where it was not measured."""
-    value, low, high = (number(row[name]) for name in (column, f"{column}_low", f"{column}_high"))
-    if value is None:
-        return ""
-    return units.format_seconds(value) if low is None or high is None else units.format_duration(Estimate(value, low, high))
-
-
-def with_epoch_limits(row: Cells) -> dict[str, Any]:
-    """The row with the limits of an epoch's time: throughput's, turned round."""
-    epoch_s, rate = row["epoch_s"], row[THROUGHPUT]
-    limits = {"epoch_s_low": row["throughput_high"], "epoch_s_high": row["throughput_low"]}
-    return {**row, **{name: epoch_s * rate / one if epoch_s and one else None for name, one in limits.items()}}
-
-
-def devices_axis(drawn: Sequence[Series]) -> Axis:
-    return Axis(DEVICES, ticks=sorted({float(x) for one in drawn for x in one.x}))
-
-
-def bands(curves: Sequence[Curve]) -> str:
-    """What the intervals of these curves are over; empty where there are none."""
-    import pandas as pd
-
-    kept = ["interval_over", "repeats", "status"]
-    rows = [{name: row[name] for name in kept} for curve in curves for row in curve.rows]
-    return intervals(pd.DataFrame(rows, columns=kept))
-
-
-def sentences(*parts: str) -> str:
-    """Each with a capital and a full stop; empty ones are left out."""
-    return " ".join(f"{part[0].upper()}{part[1:].rstrip('.')}." for part in parts if part)
-
-
 @dataclass(frozen=True)
-class Group:
-    """What may be drawn together, and what was left out of it."""
+class CurveGroup:
+    """Curves that may be drawn in one chart, with paragraphs that say which others were left out."""
 
     number: int  # in the report
     shared: dict[str, str]
     curves: list[Curve]
-    words: list[Words]
+    paragraphs: list[Paragraph]
 
     @property
     def title(self) -> str:
         return format_group_title(self.shared)
 
-    def id(self, *words: str) -> str:
-        """Of a block: of the section and the figure, the number of the group, which makes it the only one, and what
-        the group is."""
-        named = re.sub(r"[^a-z0-9]+", "-", " ".join((*words, str(self.number), self.title)).lower())
-        return named.strip("-")[:SLUG].strip("-")
+    def make_id(self, *words: str) -> str:
+        """Make the id of a block from the section, the figure, the number of the group, which makes it unique, and
+        the group's title."""
+        text = re.sub(r"[^a-z0-9]+", "-", " ".join((*words, str(self.number), self.title)).lower())
+        return text.strip("-")[:MAX_ID_LENGTH].strip("-")
 
     @property
     def tags(self) -> dict[str, str]:
-        """Of what belongs to all its curves, whose strategies differ."""
+        """The tags of a block that belongs to all curves of the group, whose strategies differ."""
         return {"model": self.shared["model"], "hardware": self.shared["hardware"]}
 
 
-def groups(found: Iterable[Curve], wanted: Callable[[list[Curve]], bool] = bool) -> tuple[list[Group], list[Words]]:
-    """(groups of curves that are `wanted`, what was left out in words): of many the MOST_GROUPS with the most rows,
-    of each the MOST_CURVES best."""
-    all_of_them = [(shared, members) for shared, members in group_curves(found) if wanted(members)]
-    rows = [sum(len(curve.rows) for curve in members) for _, members in all_of_them]
-    kept = sorted(sorted(range(len(rows)), key=lambda i: (-rows[i], i))[:MOST_GROUPS])
-    made = [Group(n, all_of_them[i][0], *best(all_of_them[i][1])) for n, i in enumerate(kept, 1)]
-    said = f"{len(rows)} combinations of model, data set, hardware, scaling and batch were measured: drawn are the"
-    left = [Words(f"{said} {MOST_GROUPS} with the most rows; the frame has all of them.")]
-    return made, left if len(kept) < len(rows) else []
+def group_curves(
+    curves: Iterable[Curve], wanted: Callable[[list[Curve]], bool] = bool
+) -> tuple[list[CurveGroup], list[Paragraph]]:
+    """Group curves that may be drawn together.
+
+    Returns the groups that are `wanted`, at most the MAX_CURVE_GROUPS with the most rows and of each the MAX_CURVES
+    best curves, and a paragraph if groups were left out.
+    """
+    members_of = [(shared, members) for shared, members in group_by_workload(curves) if wanted(members)]
+    rows = [sum(len(curve.rows) for curve in members) for _, members in members_of]
+    kept = sorted(sorted(range(len(rows)), key=lambda i: (-rows[i], i))[:MAX_CURVE_GROUPS])
+    groups = [
+        CurveGroup(number, members_of[i][0], *select_best_curves(members_of[i][1])) for number, i in enumerate(kept, 1)
+    ]
+    if len(kept) == len(rows):
+        return groups, []
+    text = f"{len(rows)} combinations of model, data set, hardware, scaling and batch were measured: drawn are the"
+    return groups, [Paragraph(f"{text} {MAX_CURVE_GROUPS} with the most rows; the frame has all of them.")]
 
 
-def best(curves: Sequence[Curve], most: int = MOST_CURVES) -> tuple[list[Curve], list[Words]]:
-    """(the curves that are best or nearest to it at some number of devices, in order; what was left out, in words)."""
-    if len(curves) <= most:
+def select_best_curves(curves: Sequence[Curve], count: int = MAX_CURVES) -> tuple[list[Curve], list[Paragraph]]:
+    """Return the curves that rank best in throughput at some number of devices, in order, and a paragraph if others
+    were left out."""
+    if len(curves) <= count:
         return list(curves), []
     by_gpus: dict[int, list[tuple[float, int]]] = {}
     for i, curve in enumerate(curves):
         for row in curve.rows:
             by_gpus.setdefault(row["gpus"], []).append((-row[THROUGHPUT], i))
-    place: dict[int, int] = {}
+    best_rank: dict[int, int] = {}
     for rates in by_gpus.values():
         for rank, (_, i) in enumerate(sorted(rates)):
-            place[i] = min(place.get(i, rank), rank)
-    kept = sorted(sorted(place, key=lambda i: (place[i], i))[:most])
-    said = f"{len(curves)} curves are more than a chart can show: these are the {most} that come first in throughput at"
-    return [curves[i] for i in kept], [Words(f"{said} some number of devices; the frame has all of them.")]
+            best_rank[i] = min(best_rank.get(i, rank), rank)
+    kept = sorted(sorted(best_rank, key=lambda i: (best_rank[i], i))[:count])
+    text = f"{len(curves)} curves are more than a chart can show: these are the {count} that come first in throughput"
+    return [curves[i] for i in kept], [Paragraph(f"{text} at some number of devices; the frame has all of them.")]
+
+
+def get_tags(row: Cells) -> dict[str, str]:
+    return {name: to_text(row[name]) for name in TAG_COLUMNS}
+
+
+def make_cell(text: str, value: Any = None) -> Cell:
+    """Make a cell for a value of the frame, or for a text, by which it is sorted then."""
+    return Cell(text, (text or None) if value is None else to_number(value))
+
+
+def format_cell(value: Any, show: Callable[[Any], str]) -> Cell:
+    """Make a cell for a value, empty if it is None."""
+    return Cell("") if value is None else make_cell(show(value), value)
+
+
+def make_line_series(curves: Iterable[Curve], column: str, stem: str = "") -> list[Series]:
+    """Make a series of a column over devices, with the limits from `<stem>_low` and `_high`, for each curve that has a
+    value. A row without a value is a gap."""
+    lines = [make_series(curve.name, curve.tags, curve.rows, "gpus", column, stem or column) for curve in curves]
+    return [line for line in lines if line is not None]
+
+
+def make_bar_series(curves: Iterable[Curve], column: str) -> list[Series]:
+    """Make the same series for bars side by side, without a bar where there is no value."""
+    bars = []
+    for line in make_line_series(curves, column):
+        kept = [i for i, y in enumerate(line.y) if y is not None]
+        low, high = ([limits[i] for i in kept] if limits else () for limits in (line.low, line.high))
+        bars.append(replace(line, x=[line.x[i] for i in kept], y=[line.y[i] for i in kept], low=low, high=high))
+    return bars
+
+
+def make_series(
+    name: str, tags: Tags, rows: Sequence[Cells], x: str, column: str, stem: str, notes: Sequence[str] = ()
+) -> Series | None:
+    """Make a series of `column` over the column `x`, which all rows have; None if no row has a value."""
+    values = [to_number(row.get(column)) for row in rows]
+    count = sum(value is not None for value in values)
+    if not count:
+        return None
+    low, high = ([to_number(row.get(f"{stem}_{end}")) for row in rows] for end in ("low", "high"))
+    if all(limit is None for limit in (*low, *high)):
+        low, high = [], []
+    style: Literal["points", "line"] = "points" if count == 1 else "line"
+    x_values = [float(row[x]) for row in rows]
+    return Series(name, x_values, values, low or (), high or (), dict(tags), style, notes)
+
+
+def format_duration(value_s: float | None, low_s: float | None, high_s: float | None) -> str:
+    """Return `1.35 ms [1.20, 1.51]`; empty if it was not measured."""
+    if value_s is None:
+        return ""
+    if low_s is None or high_s is None:
+        return units.format_seconds(value_s)
+    return units.format_duration(Estimate(value_s, low_s, high_s))
+
+
+def format_duration_column(row: Cells, column: str) -> str:
+    """Return `1.35 ms [1.20, 1.51]` for a column of seconds and its limits."""
+    return format_duration(*(to_number(row[name]) for name in (column, f"{column}_low", f"{column}_high")))
+
+
+def add_epoch_limits(row: Cells) -> dict[str, Any]:
+    """Return the row with limits of the epoch time, which are those of throughput, inverted."""
+    epoch_s, rate = row["epoch_s"], row[THROUGHPUT]
+    limits = {"epoch_s_low": row["throughput_high"], "epoch_s_high": row["throughput_low"]}
+    return {**row, **{name: epoch_s * rate / limit if epoch_s and limit else None for name, limit in limits.items()}}
+
+
+def make_devices_axis(lines: Sequence[Series]) -> Axis:
+    return Axis(DEVICES, ticks=sorted({float(x) for line in lines for x in line.x}))
+
+
+def join_sentences(*parts: str) -> str:
+    """Join parts as sentences, each with a capital and a full stop; empty parts are left out."""
+    return " ".join(f"{part[0].upper()}{part[1:].rstrip('.')}." for part in parts if part)
+
+
+def downsample(points: Sequence[tuple[float, float]], max_points: int) -> Points:
+    """Reduce a series to at most `max_points` points (four or more) so that short dips and peaks stay visible.
+
+    Keeps the first and the last point, and the lowest and the highest of each of as many stretches of equal length as
+    there is room for.
+    """
+    if len(points) <= max_points:
+        return list(points)
+    inner, stretches = points[1:-1], (max_points - 2) // 2
+    kept = [points[0]]
+    for number in range(stretches):
+        begin, end = (len(inner) * edge // stretches for edge in (number, number + 1))
+        values = [value for _, value in inner[begin:end]]
+        kept += [inner[begin + i] for i in sorted({values.index(min(values)), values.index(max(values))})]
+    return [*kept, points[-1]]
+
+
+def clean_text(value: Any) -> Any:
+    """Remove what a document cannot show from a text, and return anything else unchanged. Lone surrogates become
+    question marks."""
+    if not isinstance(value, str) or hasattr(value, "__html__"):
+        return value
+    return CONTROL_SEQUENCES.sub("", value).encode("utf-8", "replace").decode("utf-8")
+
+
+def make_relative_link(link: str, home: str | os.PathLike[str], folder: str | os.PathLike[str]) -> str:
+    """Return a link from a document in `folder` to the file `link` below `home`.
+
+    It always begins with a dot and has no colon, so that it can neither run a script nor leave the disk.
+    """
+    target = os.path.normpath(os.path.join(home, "./" + str(clean_text(link)).lstrip("/")))
+    return "./" + quote(os.path.relpath(target, folder).replace(os.sep, "/"), safe="/")

@@ -1,20 +1,24 @@
-"""What a flag of a row means to its reader, and what to do about it. Layer 3. docs/record.md has what raises each.
+"""Flags, intervals and cells of the frame as text: what a flag of a row means, and what to do about it.
 
-What flags and intervals say, in words people read. Layer 3.
+docs/record.md says what raises each flag.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pandas as pd
 
-NOT_STEADY = "not_steady"  # a series that is told unsteady without a flag that says why
+    from scalebench.analysis.scaling_curves import Curve
+
+UNSTEADY = ("warmup_left", "drifts")  # flags that say why a series is not steady
+NOT_STEADY = "not_steady"  # stands for a series that is unsteady while no flag says why
 
 ADVICE = {
     "over_in_warmup": (
-        "The training came to its stop before the pace of its updates had settled, so there is no throughput. Its "
+        "The training stopped before the pace of its steps had settled, so there is no throughput. Its "
         "curve stands; a later train.stop, or a smaller measure.warmup_steps, gives both."
     ),
     "oversubscribed": (
@@ -22,8 +26,8 @@ ADVICE = {
         "Use fewer devices, or a machine with more cores."
     ),
     "approximate": (
-        "Its updates are not those of the baseline on the same samples, by the strategy's own word (approximate in its "
-        "YAML), so that its speed is that of another training. Compare what it reaches, too: train.stop.target."
+        "Its steps are not those of the baseline on the same samples, as the strategy's YAML declares (approximate), "
+        "so its speed is that of a different training. Compare what it reaches, too: train.stop.target."
     ),
     "foreign_process": (
         "Another program computed on a GPU of the run: its figures are of a shared GPU. End that program "
@@ -43,7 +47,7 @@ ADVICE = {
     ),
     "unequal_clocks": (
         "The GPUs ran at different clocks, and the slowest sets the pace of all. Set one clock for all "
-        "(nvidia-smi -lgc), or choose alike GPUs with hardware.device_ids."
+        "(nvidia-smi -lgc), or choose GPUs of one kind with hardware.device_ids."
     ),
     "swapping": (
         "The machine moved memory to or from disk while it was measured. Use smaller batches or fewer "
@@ -62,7 +66,7 @@ ADVICE = {
         "in their logs and files do not compare. Have them kept by NTP or chrony."
     ),
     "no_interval": (
-        "There is no interval, so nothing says how sure the figure is: too few blocks, or two launches. "
+        "There is no interval, so nothing says how sure the figure is: too few blocks, or two repeats. "
         "Measure longer (measure.max_s), or with measure.repeats=3."
     ),
     "target_missed": (
@@ -88,70 +92,81 @@ ADVICE = {
 }
 
 
-def words(flag: str) -> str:
-    """As tables show it."""
+def format_flag(flag: str) -> str:
+    """Return a flag as tables show it."""
     return flag.replace("_", " ")
 
 
-def advice(flag: str) -> str:
-    """A sentence or two; of a flag of a later version that nothing is known here."""
+def get_advice(flag: str) -> str:
+    """Return a sentence or two about a flag; a general one if a later version of scalebench raised it."""
     return ADVICE.get(
         flag, "This version of scalebench does not know this flag: docs/record.md of the one that ran it does."
     )
 
 
-UNSTEADY = ("warmup_left", "drifts")  # flags that say why a series is not steady
+def list_flags(flags: str, unsteady: bool) -> list[str]:
+    """Split the flags of a row, and add NOT_STEADY if its series is unsteady and no flag says why."""
+    names = flags.split()
+    return [*names, NOT_STEADY] if unsteady and not set(names) & set(UNSTEADY) else names
 
 
-def words_words(row: dict[str, Any]) -> list[str]:
-    """What to know of a row that went well: its flags, a series that is not steady, differences that are none.
+def describe_row(row: dict[str, Any]) -> list[str]:
+    """Return the remarks on a successful row: its flags, an unsteady series, unresolved differences.
 
-    A difference from a baseline is not resolved where the 95 % interval of the speedup holds 1, its limits included. A
-    row is not told so of itself, nor twice where one run is both baselines, nor where there is no interval.
+    A difference from a baseline is unresolved if the 95 % interval of the speedup contains 1, its limits included. No
+    remark is made on a row that is its own baseline, twice if one run is both baselines, or without an interval.
     """
-    flags = text(row["flags"]).split()
-    found = [flag.replace("_", " ") for flag in flags]
-    if text(row["steady"]) == "False" and not set(flags) & set(UNSTEADY):
-        found.append("not steady")
-    bare, own, me = (text(row[name]) for name in ("baseline_bare_id", "baseline_self_id", "run_id"))
-    if bare not in ("", me) and _holds_one(row, "speedup_bare"):
-        found.append("no difference from bare resolved")
-    if own not in ("", me, bare) and _holds_one(row, "speedup_self"):
-        found.append("no difference from one device resolved")
-    return found
+    remarks = [format_flag(flag) for flag in list_flags(to_text(row["flags"]), to_text(row["steady"]) == "False")]
+    bare_id, self_id, run_id = (to_text(row[name]) for name in ("baseline_bare_id", "baseline_self_id", "run_id"))
+    if bare_id not in ("", run_id) and _contains_1(row, "speedup_bare"):
+        remarks.append("no difference from bare resolved")
+    if self_id not in ("", run_id, bare_id) and _contains_1(row, "speedup_self"):
+        remarks.append("no difference from one device resolved")
+    return remarks
 
 
-def _holds_one(row: dict[str, Any], name: str) -> bool:
-    """Whether there is an interval with 1 in it; an upper limit that the data cannot give is null."""
-    low, high = number(row[f"{name}_low"]), number(row[f"{name}_high"])
+def _contains_1(row: dict[str, Any], name: str) -> bool:
+    """Return whether there is an interval with 1 in it; an upper limit that the data cannot supply is null."""
+    low, high = to_number(row[f"{name}_low"]), to_number(row[f"{name}_high"])
     return low is not None and low <= 1 and (high is None or high >= 1)
 
 
-def intervals(frame: pd.DataFrame) -> str:
-    """What the intervals of these rows are over; empty where there are none."""
-    launches = repeats(frame)
+def describe_intervals(frame: pd.DataFrame) -> str:
+    """Say what the intervals of these rows are taken over; empty if there are none."""
+    repeats = get_repeat_counts(frame)
     over = frame["interval_over"]
-    found = []
+    parts = []
     if (over == "repeats").any():
-        least, most = launches[over == "repeats"].min(), launches[over == "repeats"].max()
-        found.append(f"over {least} launches" if least == most else f"over {least} to {most} launches")
+        fewest, most = repeats[over == "repeats"].min(), repeats[over == "repeats"].max()
+        parts.append(f"over {fewest} repeats" if fewest == most else f"over {fewest} to {most} repeats")
     if (over == "blocks").any():
-        found.append("over blocks of one launch: they miss what differs between launches (measure.repeats=3 shows it)")
-    if ((launches == 2) & (frame["status"] == "ok")).any():
-        found.append("two launches give none (three do)")
-    return f"intervals: 95 %, {'; '.join(found)}" if found else ""
+        parts.append("over blocks of one repeat: they miss what differs between repeats (measure.repeats=3 shows it)")
+    if ((repeats == 2) & (frame["status"] == "ok")).any():
+        parts.append("two repeats give none (three do)")
+    return f"intervals: 95 %, {'; '.join(parts)}" if parts else ""
 
 
-def repeats(frame: pd.DataFrame) -> pd.Series[Any]:
-    """Launches behind each row; 1 in a frame of single runs."""
+def describe_curve_intervals(curves: Sequence[Curve]) -> str:
+    """Say what the intervals of these curves are taken over; empty if there are none."""
+    import pandas as pd
+
+    columns = ["interval_over", "repeats", "status"]
+    rows = [{name: row[name] for name in columns} for curve in curves for row in curve.rows]
+    return describe_intervals(pd.DataFrame(rows, columns=columns))
+
+
+def get_repeat_counts(frame: pd.DataFrame) -> pd.Series[Any]:
+    """Return the number of repeats behind each row; 1 in a frame of single runs."""
     import pandas as pd
 
     return frame["repeats"] if "repeats" in frame else pd.Series(1, index=frame.index)
 
 
-def number(value: Any) -> float | None:
-    return None if text(value) == "" else float(value)
+def to_number(value: Any) -> float | None:
+    """Return a cell of the frame as a float, None for null."""
+    return None if to_text(value) == "" else float(value)
 
 
-def text(value: Any) -> str:
+def to_text(value: Any) -> str:
+    """Return a cell of the frame as text, empty for null."""
     return "" if value is None or str(value) in ("<NA>", "nan") else str(value)

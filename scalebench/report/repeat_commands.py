@@ -1,5 +1,4 @@
-"""What repeats a row: the command of scalebench, and for a built-in strategy the lines that give it in a program of
-one's own. Layer 3."""
+"""How to repeat a row: the scalebench command, and for a built-in strategy its lines in a program of one's own."""
 
 from __future__ import annotations
 
@@ -9,16 +8,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
-from scalebench.core.config_files import strategy_option_defaults, list_options
+from scalebench.core.config_files import list_options, strategy_option_defaults
+from scalebench.report.tables import SORT_COLUMNS, find_missing_baselines
 
-LINES = Path(__file__).with_name("recipes.yaml")
-BY_DEVICE = {"cpu": "gloo", "cuda": "nccl"}  # what backend=auto comes to with PyTorch
+if TYPE_CHECKING:
+    import pandas as pd
+
+RECIPES_FILE = Path(__file__).with_name("repeat_commands.yaml")
+AUTO_BACKENDS = {"cpu": "gloo", "cuda": "nccl"}  # what PyTorch's backend=auto resolves to
 FIRST_PORT = 20010  # of an example
-# Column of the frame, key of the command line, and the value that needs no word.
+# Column of the frame, key of the command line, and the default value, which the command leaves out.
 SETTINGS = (
     ("precision", "train.precision", "float32"), ("data_format", "train.data_format", "default"),
     ("feed", "dataset.feed", "host"), ("prefetch", "dataset.prefetch", "none"), ("bind", "hardware.bind", "numa"),
@@ -28,93 +31,70 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class Recipe:
-    """Lines around a model, an optimizer, a loss and batches of one's own; `launch` starts them. `left_out` are options
-    of the row that the lines do not give."""
+    """The lines of a strategy around the user's own model, optimizer, loss and batches. `start_command` starts them,
+    `left_out` lists the options of the row that they do not set."""
 
-    launch: str
+    start_command: str
     code: str
     left_out: tuple[str, ...] = ()
 
 
-def command(row: Mapping[str, Any]) -> str:
-    """The sweep that repeats the row (cells of a frame) with its baselines: from what was typed, where Hydra kept it
-    beside the run, else from its columns, which do not know everything."""
-    typed = Path(str(row["path"])) / ".hydra" / "overrides.yaml"
-    words = _typed(typed) if typed.is_file() else _of_columns(row)
-    named = {word.partition("=")[0].lstrip("+") for word in words}
-    wanted = [f"strategy={row['strategy']}", f"gpus={row['gpus']}"]
-    words += [word for word in wanted if word.partition("=")[0] not in named]
+def make_command(row: Mapping[str, Any]) -> str:
+    """Make the sweep that repeats a row of the frame with its baselines.
+
+    It is made from what was typed, if Hydra's record of it is in the run's folder, else from the row's columns, which
+    do not hold everything.
+    """
+    overrides = _overrides_file(row)
+    words = _read_overrides(overrides) if overrides.is_file() else _make_overrides(row)
+    words = _add_missing(words, row)
     if (row.get("repeats") or 1) > 1:
         words = [word for word in words if not word.startswith(("repeat=", "measure.repeats="))]
         words.append(f"measure.repeats={row['repeats']}")
     return f"python -m scalebench --multirun {shlex.join(words)}"
 
 
-def recipe(strategy: str, gpus: int, device: str, chosen: str | None = None) -> Recipe | None:
-    """The lines of that strategy on so many devices of a kind, `cpu` or `cuda`; None for one that is not built in.
-
-    `chosen` are the options that are not as they come, as the frame's column has them: `bucket_cap_mb=1`.
-    """
-    found = _lines().get(strategy)
-    if found is None:
-        return None
-    mine = dict(word.split("=", 1) for word in (chosen or "").split() if "=" in word)
-    settings = {key: str(value) for key, value in strategy_option_defaults(strategy).items()} | mine
-    values = _of_run(strategy, gpus, device) | dict(found.get(device) or {}) | (found.get("of") or {}).get(strategy, {})
-    values |= {name: settings[name] for name in found.get("verbatim") or []}
-    choices = (found.get("choices") or {}).items()
-    values |= {name: texts.get(settings[name], values.get(name, "")) for name, texts in choices}
-    keywords = [f", {name}={mine[name]}" for name in found.get("keywords") or [] if name in mine]
-    flags = [_flag(flag, mine[name]) for name, flag in (found.get("flags") or {}).items() if name in mine]
-    values |= {"keywords": "".join(keywords), "flags": "".join(flags)}
-    known = {name for part in ("verbatim", "keywords", "flags") for name in found.get(part) or []}
-    known |= {name for name, texts in choices if settings[name] in texts}
-    left_out = tuple(f"{name}={value}" for name, value in mine.items() if name not in known)
-    return Recipe(_filled(found["launch"], values), _filled(found["code"], values).rstrip(), left_out)
+def make_baseline_commands(frame: pd.DataFrame) -> list[str]:
+    """Make the sweeps that measure the rows without a baseline together with what they are compared with."""
+    rows = [row for row in frame.sort_values(SORT_COLUMNS).to_dict("records") if find_missing_baselines(row)]
+    return list(dict.fromkeys(map(_make_baseline_command, rows)))
 
 
-@functools.lru_cache
-def of_strategy(name: str) -> dict[str, Any]:
-    """What its YAML says; empty where there is none."""
-    path = list_options("strategy").get(name)
-    tree: Any = {} if path is None else OmegaConf.to_container(OmegaConf.load(path))
-    return dict(tree)
+def _make_baseline_command(row: dict[str, Any]) -> str:
+    overrides, words = _overrides_file(row), []
+    if overrides.is_file():
+        repeats = _uses_measure_repeats(overrides.with_name("config.yaml"))
+        words = [word for word in _read_overrides(overrides) if not (repeats and word.startswith("repeat="))]
+    return f"python -m scalebench --multirun {shlex.join(_add_missing(words, row))}"
 
 
-@functools.lru_cache(maxsize=1)
-def _lines() -> dict[str, dict[str, Any]]:
-    """By strategy."""
-    tree: Any = OmegaConf.to_container(OmegaConf.load(LINES))
-    return {name: one for one in tree for name in one["strategies"]}
+def _overrides_file(row: Mapping[str, Any]) -> Path:
+    return Path(str(row["path"])) / ".hydra" / "overrides.yaml"
 
 
-def _of_run(strategy: str, gpus: int, device: str) -> dict[str, str]:
-    addresses = [f'"localhost:{FIRST_PORT + number}"' for number in range(gpus)]
-    backend = of_strategy(strategy)["backend"]
-    backend = BY_DEVICE[device] if backend in (None, "auto") else backend
-    return {"gpus": str(gpus), "kind": device, "addresses": ", ".join(addresses), "backend": backend}
-
-
-def _filled(text: str, values: Mapping[str, str]) -> str:
-    """Twice: values have names in them too."""
-    return Template(Template(text).substitute(values)).safe_substitute(values)
-
-
-def _flag(flag: str, value: str) -> str:
-    return {"True": f" {flag}", "False": ""}.get(value, f" {flag} {value}")
-
-
-def _typed(overrides: Path) -> list[str]:
-    words = [str(word) for word in OmegaConf.load(overrides)]
+def _read_overrides(overrides: Path) -> list[str]:
+    """Return what the user typed, without Hydra's own keys."""
+    words = [str(word).replace("'null'", "null") for word in OmegaConf.load(overrides)]
     return [word for word in words if not word.startswith("hydra.")]
 
 
-def _of_columns(row: Mapping[str, Any]) -> list[str]:
+def _uses_measure_repeats(config: Path) -> bool:
+    """Return whether measure.repeats numbered the run, as it will again."""
+    return config.is_file() and (OmegaConf.select(OmegaConf.load(config), "measure.repeats") or 1) > 1
+
+
+def _add_missing(words: list[str], row: Mapping[str, Any]) -> list[str]:
+    """Add the strategy and the device count unless they were typed."""
+    keys = {word.partition("=")[0].lstrip("+") for word in words}
+    return words + [f"{name}={row[name]}" for name in ("strategy", "gpus") if name not in keys]
+
+
+def _make_overrides(row: Mapping[str, Any]) -> list[str]:
     words = [f"{name}={row[name]}" for name in ("model", "dataset", "hardware", "strategy", "scaling", "gpus")]
-    strong = row["scaling"] == "strong"
-    words.append(f"train.{'global_batch' if strong else 'batch_per_device'}={row[_batch(strong)]}")
+    batch = "global_batch" if row["scaling"] == "strong" else "batch_per_device"
+    words.append(f"train.{batch}={row[batch]}")
     words += [f"strategy.options.{word}" for word in (row["options"] or "").split()]
-    words += [f"{key}={row[column]}" for column, key, usual in SETTINGS if row[column] not in (None, usual)]
+    words += [f"{key}={row[column]}" for column, key, default in SETTINGS if row[column] not in (None, default)]
     if row["device_ids"] is not None:
         words.append(f"hardware.device_ids=[{row['device_ids'].replace(' ', ',')}]")
     if row["environment"] is not None:
@@ -122,5 +102,56 @@ def _of_columns(row: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def _batch(strong: bool) -> str:
-    return "global_batch" if strong else "batch_per_device"
+def make_recipe(strategy: str, gpus: int, device: str, row_options: str | None = None) -> Recipe | None:
+    """Make the lines of a strategy for a number of devices of a kind, `cpu` or `cuda`; None if it is not built in.
+
+    `row_options` are the options that differ from their defaults, as the frame's column has them: `bucket_cap_mb=1`.
+    """
+    entry = _read_recipes().get(strategy)
+    if entry is None:
+        return None
+    changed = dict(word.split("=", 1) for word in (row_options or "").split() if "=" in word)
+    settings = {key: str(value) for key, value in strategy_option_defaults(strategy).items()} | changed
+    values = _run_values(strategy, gpus, device) | dict(entry.get(device) or {})
+    values |= (entry.get("of") or {}).get(strategy, {})
+    values |= {name: settings[name] for name in entry.get("verbatim") or []}
+    choices = (entry.get("choices") or {}).items()
+    values |= {name: texts.get(settings[name], values.get(name, "")) for name, texts in choices}
+    keywords = [f", {name}={changed[name]}" for name in entry.get("keywords") or [] if name in changed]
+    flags = [_make_flag(flag, changed[name]) for name, flag in (entry.get("flags") or {}).items() if name in changed]
+    values |= {"keywords": "".join(keywords), "flags": "".join(flags)}
+    covered = {name for part in ("verbatim", "keywords", "flags") for name in entry.get(part) or []}
+    covered |= {name for name, texts in choices if settings[name] in texts}
+    left_out = tuple(f"{name}={value}" for name, value in changed.items() if name not in covered)
+    return Recipe(_fill_in(entry["start"], values), _fill_in(entry["code"], values).rstrip(), left_out)
+
+
+@functools.lru_cache
+def read_strategy_config(name: str) -> dict[str, Any]:
+    """Return the YAML of a strategy; empty if there is none."""
+    path = list_options("strategy").get(name)
+    tree: Any = {} if path is None else OmegaConf.to_container(OmegaConf.load(path))
+    return dict(tree)
+
+
+@functools.lru_cache(maxsize=1)
+def _read_recipes() -> dict[str, dict[str, Any]]:
+    """Return the entries of RECIPES_FILE by strategy."""
+    tree: Any = OmegaConf.to_container(OmegaConf.load(RECIPES_FILE))
+    return {name: entry for entry in tree for name in entry["strategies"]}
+
+
+def _run_values(strategy: str, gpus: int, device: str) -> dict[str, str]:
+    addresses = [f'"localhost:{FIRST_PORT + number}"' for number in range(gpus)]
+    backend = read_strategy_config(strategy)["backend"]
+    backend = AUTO_BACKENDS[device] if backend in (None, "auto") else backend
+    return {"gpus": str(gpus), "kind": device, "addresses": ", ".join(addresses), "backend": backend}
+
+
+def _fill_in(text: str, values: Mapping[str, str]) -> str:
+    """Replace the $names of a text twice, since values hold $names, too."""
+    return Template(Template(text).substitute(values)).safe_substitute(values)
+
+
+def _make_flag(flag: str, value: str) -> str:
+    return {"True": f" {flag}", "False": ""}.get(value, f" {flag} {value}")

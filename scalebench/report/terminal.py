@@ -1,225 +1,353 @@
-"""What the terminal tells of one run below its row: where the time of an update goes, and what the run used. Layer 3.
+"""The report in a terminal: the overview of a sweep's runs, and the details of one run.
 
-What was not measured is a dash and its reason. Formulas: docs/measuring.md.
-
-What a search for the largest batch found, in one line. Layer 3.
-
-Rows of published studies in the terminal, below those that were measured. Layer 3.
-
-A report's tables in a terminal. Layer 3.
+What was not measured is a dash and its reason. docs/measuring.md has the formulas.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import box
-from rich.table import Table
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from scalebench.analysis import published, throughput
-from scalebench.analysis.attribution.causes import AttributedRun, find_causes
-from scalebench.analysis.attribution.lost_efficiency import Attribution
-from scalebench.analysis.scaling_curves import plain_rows
+from scalebench.analysis import collectives as crossover
+from scalebench.analysis import collectives as transfers
+from scalebench.analysis import throughput as analysis
+from scalebench.analysis import training_columns as trained
+from scalebench.analysis.attribution.causes import find_causes
+from scalebench.analysis.attribution.causes.cause import AttributedRun
 from scalebench.core import units
-from scalebench.core.result import Result, read_result
+from scalebench.core.result import CurvePoint, RankRecord, Result, first_point_at_target, read_result
 from scalebench.core.run_folder import RESULT_FILE
-from scalebench.core.units import format_bytes
-from scalebench.report import attribution_cases, training_tables, usage_text
-from scalebench.report.document import Table as DocumentTable
-from scalebench.report.sections import data_or_model as choice_tables
-from scalebench.report.sections import pipeline_stages
-from scalebench.report.sections.operations import operations
-from scalebench.report.sections.published import alone
-from scalebench.report.update_breakdown import breakdown
+from scalebench.core.units import format_bytes, format_number, format_percent
+from scalebench.report import training_tables
+from scalebench.report.document import Row, Table
+from scalebench.report.flag_text import describe_intervals, format_flag
+from scalebench.report.sections import (
+    attribution,
+    batch_size,
+    data_or_model,
+    memory,
+    operations,
+    pipeline_stages,
+    published,
+    sync,
+)
+from scalebench.report.step_breakdown import make_run_breakdown
+from scalebench.report.tables import PAGE_ONLY_COLUMNS, make_configuration_table, split_shared_columns
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from scalebench.analysis.load import Survey
 
-def panel(result: Result, folder: Path, case: AttributedRun | None = None) -> Iterator[Table | str]:
-    """What to print of a run in `folder` below its row; nothing of one that is not ok. `case` is its ladder, where it
-    has a baseline."""
+FactRows = list[tuple[str, str]]
+Part = RichTable | str  # a table, or a line
+FieldFormat = tuple[str, Callable[[Any], str]]  # field of the monitor's record, and its format
+
+
+def make_rich_table(table: Table, title: str = "", caption: str = "", collapse: bool = True) -> RichTable:
+    """Make a table for rich; its own caption is for the page, which has more room. `collapse` narrows its columns."""
+    made = RichTable(
+        title=Text(title) if title else None, caption=Text(caption) if caption else None, title_justify="left",
+        caption_justify="left", box=box.SIMPLE_HEAD, collapse_padding=collapse,
+    )  # fmt: skip
+    for name in table.columns:
+        made.add_column(Text(name), justify="right" if name in table.numeric else "left")
+    for row in table.rows:
+        made.add_row(*(Text(cell.text) for cell in row.cells))  # Text, not str: rich would read brackets as markup
+    return made
+
+
+def make_overview(runs: Survey) -> Iterator[Part]:
+    """Yield what the terminal shows of a sweep: configurations, trainings, memory, batches, kinds of parallelism, and
+    the operations that some runs measured on request."""
+    yield make_configurations(runs.pooled, runs.baseline_label)
+    if (trainings := training_tables.make_row_table(runs.pooled)) is not None:
+        yield make_rich_table(trainings)
+    yield from training_tables.list_terminal_sentences(runs.frame)
+    if (kept := memory.make_terminal_table(runs.pooled)) is not None:
+        yield make_rich_table(kept)
+        yield from memory.list_terminal_sentences(runs.pooled)
+    yield from batch_size.list_terminal_sentences(runs.pooled)
+    for part in data_or_model.make_terminal_blocks(runs.pooled):
+        yield part if isinstance(part, str) else make_rich_table(part, part.title)
+    if runs.probe_folders:
+        yield from _show_requested([read_result(folder / RESULT_FILE) for folder in runs.probe_folders])
+
+
+def make_configurations(frame: pd.DataFrame, baseline_name: str | None = None) -> RichTable:
+    """Make the table of all configurations, without the columns that a terminal has no room for."""
+    table = make_configuration_table(frame, baseline_name)
+    shown = [number for number, name in enumerate(table.columns) if not name.startswith(PAGE_ONLY_COLUMNS)]
+    rows = [Row([row.cells[number] for number in shown]) for row in table.rows]
+    narrow = replace(table, columns=[table.columns[number] for number in shown], rows=rows)
+    return make_rich_table(narrow, split_shared_columns(frame)[0], describe_intervals(frame))
+
+
+def _show_requested(results: list[Result]) -> Iterator[Part]:
+    """Yield collective operations and bandwidths."""
+    operations, moved = crossover.make_collective_table(results), transfers.make_bandwidth_table(results)
+    if len(operations):
+        yield from (make_rich_table(table, table.title) for table in sync.make_collective_tables(operations))
+        yield from (comparison.sentence() for comparison in crossover.compare_operations(operations))
+    if len(moved):
+        table = sync.make_bandwidth_table(moved)
+        yield make_rich_table(table, table.title)
+
+
+def make_references(frame: pd.DataFrame, names: Sequence[str]) -> Iterator[RichTable]:
+    """Yield the tables of published studies. Raises InputError for an unknown study."""
+    for table in published.make_terminal_tables(frame, names):
+        yield make_rich_table(table, table.title, table.caption)
+
+
+def describe_largest_batch(result: Result) -> str:
+    """Return `ddp gpus=2: the largest batch is 21 per device, 42 global; 22 does not fit within 500 MB a process (7
+    tries)`. Raises ValueError for a run that did not search for it, or in vain."""
+    search = result.quality.max_batch
+    if search is None or search.batch_per_device is None:
+        raise ValueError(f"{result.run_id} found no largest batch")
+    batch, gpus = search.batch_per_device, result.scale.gpus
+    tries = f"{len(search.tried)} {'try' if len(search.tried) == 1 else 'tries'}"
+    within = "" if search.limit_bytes is None else f" within {format_bytes(search.limit_bytes)} a process"
+    if search.bounded_by == "data":
+        samples = f"{batch * gpus} of the {result.workload.train_samples} training samples"
+        reason = f"it fits{within}, and the data set has no larger one ({samples}; {tries}): raise dataset.size"
+    else:
+        smallest = min(tried.batch_per_device for tried in search.tried if tried.status != "ok")
+        reason = f"{smallest} does not fit{within or ' into memory'} ({tries})"
+    batches = f"the largest batch is {batch} per device, {batch * gpus} global"
+    return f"{result.scale.strategy} gpus={gpus}: {batches}; {reason}"
+
+
+def make_details(result: Result, folder: Path, case: AttributedRun | None = None) -> Iterator[Part]:
+    """Yield the details of a successful run in `folder`: where the time of a step goes, and what the run used. `case`
+    holds its lost efficiency, if it has a baseline."""
     if result.status != "ok":
         return
     yield f"{folder}: {result.scale.strategy} gpus={result.scale.gpus}"
-    yield _facts([*headline(result), *training_tables.rows(result), *files(result, folder)])
-    yield from pipeline_stages.stages(result)
+    yield _make_fact_table([*list_headline(result), *list_training_facts(result), *list_files(result, folder)])
+    yield from _with_titles(pipeline_stages.make_run_blocks(result))
     if any(rank.probes is None for rank in result.ranks):
-        yield f"where the time of an update goes was not measured: {_why_no_probes(result)}"
+        yield f"where the time of a step goes was not measured: {_explain_missing_probes(result)}"
     else:
-        yield "where the time of an update goes"
-        yield breakdown(result)
-        yield from operations(result)
+        yield "where the time of a step goes"
+        yield make_rich_table(make_run_breakdown(result), collapse=False)
+        yield from _with_titles(operations.make_run_blocks(result))
     if case is not None:
         yield "where the lost efficiency went"
-        yield _lost(case.attribution)
+        yield make_rich_table(attribution.make_run_table(case.attribution), collapse=False)
         yield from (cause.sentence() for cause in find_causes(case))
-    used = usage_text.rows(result)
+    usage = list_usage(result)
     if result.monitor.reason is not None:
-        used.append(("not measured", result.monitor.reason))
-    if used:
+        usage.append(("not measured", result.monitor.reason))
+    if usage:
         yield "what the run used"
-        yield _facts(used)
+        yield _make_fact_table(usage)
 
 
-def headline(result: Result) -> list[tuple[str, str]]:
-    """Throughput, warm-up, whether it was steady."""
-    value, interval = throughput.throughput(result)
-    rows = []
-    if interval is not None:
-        rows.append(("throughput", f"{units.format_rate(interval, 'samples/s')}, 95 % over blocks of this launch"))
-    elif value is not None:
-        rows.append(("throughput", f"{units.format_number(value)} samples/s, too few blocks for an interval"))
-    return [*rows, ("warm-up", _warmup(result)), ("steady", _steady(result))]
+def _with_titles(parts: Iterator[Table | str]) -> Iterator[Part]:
+    """Yield the title of each table as a line before it."""
+    for part in parts:
+        if isinstance(part, Table):
+            yield part.title
+        yield part if isinstance(part, str) else make_rich_table(part, collapse=False)
 
 
-def _warmup(result: Result) -> str:
-    first, measure = result.ranks[0], result.spec.get("measure", {})
-    updates = len(first.warmup_block_s) * (first.warmup_block_steps or 0)
-    left_out = f"{updates:,} updates and {units.format_seconds(sum(first.warmup_block_s))} were left out"
-    if "warmup_max_steps" not in measure:  # an older record, of a fixed number of updates
-        return left_out
-    found = first.steady_after_steps
-    if found is None:
-        return f"its end was not found within {updates:,} updates; {left_out}"
-    found_s = sum(first.warmup_block_s[: found // (first.warmup_block_steps or 1)])
-    return f"over after {found:,} updates, {units.format_seconds(found_s)}; {left_out}"
-
-
-def _steady(result: Result) -> str:
-    against = throughput.find_drift(result, throughput.wanted_half_width(result))
-    if against is None:
-        return "cannot be told, too few blocks"
-    return f"no: {', '.join(word.replace('_', ' ') for word in against)}" if against else "yes, no drift detected"
-
-
-def files(result: Result, folder: Path) -> list[tuple[str, str]]:
-    """Where the trace and the monitor's series are."""
-    rows = []
-    if result.trace is not None:
-        rows.append(("trace", f"{folder / result.trace} (opens in ui.perfetto.dev or chrome://tracing)"))
-    own = [(rank.rank, rank.probes.trace) for rank in result.ranks if rank.probes is not None]
-    rows += [(f"trace of rank {rank}", f"{folder / name}, not merged") for rank, name in own if name is not None]
-    if result.monitor.file is not None:
-        rows.append(("monitor", f"{folder / result.monitor.file}"))
-    return rows
-
-
-def _why_no_probes(result: Result) -> str:
-    asked = result.spec.get("measure", {}).get("probes")
-    return {None: "the record is of an older version", False: "measure.probes=false"}.get(asked, "a rank has no probes")
-
-
-def _lost(one: Attribution) -> Table:
-    """The parts of what is lost, and why some could not be told apart."""
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("part")
-    for name in ("of an update (95 %)", "of ideal throughput (95 %)"):
-        table.add_column(name, justify="right")
-    table.add_column("remark")
-    for part in one.parts:
-        reasons = dict.fromkeys(one.missing[name] for name in part.names if name in one.missing)
-        table.add_row(
-            *map(
-                Text,
-                (
-                    attribution_cases.name_of(part),
-                    attribution_cases.duration(part.step_s),
-                    attribution_cases.percent(part.share),
-                ),
-            )
-        )
-        for reason in reasons:
-            table.add_row("", "", "", Text(reason))
-    table.add_section()
-    whole_s = units.format_seconds(one.step_s - one.ideal_s)
-    against = "against the bare baseline" if one.against == "bare" else "against the strategy itself on one device"
-    table.add_row(*map(Text, ("all that is lost", whole_s, attribution_cases.percent(one.lost), against)))
-    return table
-
-
-def _facts(rows: list[tuple[str, str]]) -> Table:
-    table = Table(box=box.SIMPLE, show_header=False)
+def _make_fact_table(rows: FactRows) -> RichTable:
+    table = RichTable(box=box.SIMPLE, show_header=False)
     for cells in rows:
         table.add_row(*map(Text, cells))
     return table
 
 
-def words(result: Result) -> str:
-    """`simulated gpus=2: the largest batch is 21 per device, 42 global; 22 does not fit within 500 MB (7 tries)`.
-    ValueError of a run that searched for none, or in vain."""
-    search = result.quality.max_batch
-    if search is None or search.batch_per_device is None:
-        raise ValueError(f"{result.run_id} found no largest batch")
-    found, gpus = search.batch_per_device, result.scale.gpus
-    tries = f"{len(search.tried)} {'try' if len(search.tried) == 1 else 'tries'}"
-    within = "" if search.limit_bytes is None else f" within {format_bytes(search.limit_bytes)} a process"
-    if search.bounded_by == "data":
-        samples = f"{found * gpus} of the {result.workload.train_samples} training samples"
-        why = f"it fits{within}, and the data set has no larger one ({samples}; {tries}): raise dataset.size"
-    else:
-        least = min(tried.batch_per_device for tried in search.tried if tried.status != "ok")
-        why = f"{least} does not fit{within or ' into memory'} ({tries})"
-    return f"{result.scale.strategy} gpus={gpus}: the largest batch is {found} per device, {found * gpus} global; {why}"
+def list_headline(result: Result) -> FactRows:
+    """List throughput, warm-up, and whether the series was steady."""
+    value, interval = analysis.throughput(result)
+    rows = []
+    if interval is not None:
+        rows.append(("throughput", f"{units.format_rate(interval, 'samples/s')}, 95 % over blocks of this repeat"))
+    elif value is not None:
+        rows.append(("throughput", f"{format_number(value)} samples/s, too few blocks for an interval"))
+    return [*rows, ("warm-up", _describe_warmup(result)), ("steady", _describe_steadiness(result))]
 
 
-WHERE = "where"  # in which table of the study; for the page, which has room
+def _describe_warmup(result: Result) -> str:
+    first, measure = result.ranks[0], result.spec.get("measure", {})
+    steps = len(first.warmup_block_s) * (first.warmup_block_steps or 0)
+    left_out = f"{steps:,} steps and {units.format_seconds(sum(first.warmup_block_s))} were left out"
+    if "warmup_max_steps" not in measure:  # an older record, with a fixed number of warm-up steps
+        return left_out
+    end = first.steady_after_steps
+    if end is None:
+        return f"its end was not found within {steps:,} steps; {left_out}"
+    end_s = sum(first.warmup_block_s[: end // (first.warmup_block_steps or 1)])
+    return f"over after {end:,} steps, {units.format_seconds(end_s)}; {left_out}"
 
 
-def references(frame: pd.DataFrame, names: Sequence[str]) -> list[Table]:
-    """A table for each study, without networks that `frame` has not, unless it has none of the study's. InputError for
-    a name that is none."""
-    models = {str(model) for model in frame["model"].dropna()}
-    rows = plain_rows(published.load_published(names))
-    found = []
-    for name in dict.fromkeys(names):
-        own = [row for row in rows if row["study"] == name]
-        others = [row for row in own if row["model"] is not None and row["model"] not in models]
-        if not any(row["model"] in models for row in own):
-            others = []
-        left = f" Left out are {len(others)} rows of other networks." if others else ""
-        found.append(_table(published.load_study(name), [row for row in own if row not in others], left))
-    return found
+def _describe_steadiness(result: Result) -> str:
+    against = analysis.find_drift(result, analysis.wanted_half_width(result))
+    if against is None:
+        return "unknown, too few blocks"
+    return f"no: {', '.join(map(format_flag, against))}" if against else "yes, no drift detected"
 
 
-def _table(study: published.Study, rows: Sequence[dict[str, Any]], left: str) -> Table:
-    told = alone(study, rows)
-    shown = [number for number, head in enumerate(told.columns) if head != WHERE]
-    made = Table(
-        title=Text(told.title), caption=Text(told.caption + left), title_justify="left", caption_justify="left",
-        box=box.SIMPLE_HEAD, collapse_padding=True,
-    )  # fmt: skip
-    for number in shown:
-        head = told.columns[number]
-        made.add_column(head, justify="right" if head in told.numeric else "left")
-    for row in told.rows:
-        # Text, not str: rich would take brackets for markup.
-        made.add_row(*(Text(row.cells[number].text) for number in shown))
-    return made
+def list_training_facts(result: Result) -> FactRows:
+    """List how long a training to a stop was, how good the model became, and when it reached its target; nothing for a
+    run that measured its throughput."""
+    curve = result.quality.curve
+    if not curve:
+        return []
+    facts = [
+        ("training", _describe_length(result, curve[-1])),
+        ("validation", _describe_level(result.quality.metric_name or "", curve[-1])),
+        ("target", _describe_target(result)),
+        ("evaluation", _describe_evaluation(curve)),
+    ]
+    return [(name, text) for name, text in facts if text]
 
 
-def terminal_table(table: DocumentTable) -> RichTable:
-    """With its title; its caption, for which a page has room, is left out."""
-    made = RichTable(title=Text(table.title), title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True)
-    for name in table.columns:
-        made.add_column(Text(name), justify="right" if name in table.numeric else "left")
-    for row in table.rows:
-        made.add_row(*(Text(cell.text) for cell in row.cells))
-    return made
+def _describe_length(result: Result, last: CurvePoint) -> str:
+    first_s, stopped_by = result.quality.first_step_s, result.quality.stopped_by
+    text = f"{last.epochs:.3g} epochs, {last.step:,} steps, {units.format_seconds(last.train_s)}"
+    text += "" if first_s is None else f" and {units.format_seconds(first_s)} for the first step, which compiles"
+    return text if stopped_by is None else f"{text}; stopped by {stopped_by}"
 
 
-def data_or_model(pooled: pd.DataFrame) -> Iterator[RichTable | str]:
-    """Tables, then lines, of the models and batches that were tried both ways; nothing where none was."""
-    made = choice_tables.found(pooled, lambda row: read_result(Path(str(row["path"])) / RESULT_FILE))
-    if not made:
-        return
-    yield terminal_table(choice_tables.exchanged(made))
-    yield terminal_table(choice_tables.winners(made, limits=False))
-    yield from choice_tables.unpredicted(made)
-    yield from (said for said, _ in choice_tables.answers(made))
-    if said := choice_tables.verdict(made):
-        yield said
+def _describe_level(metric: str, last: CurvePoint) -> str:
+    value, gap = (
+        last.metrics.get(metric),
+        trained.generalisation_gap(metric, last.metrics.get(metric), last.train_metrics.get(metric)),
+    )
+    if value is None:
+        return ""
+    if gap is None:
+        return f"{metric} {value:.4g}"
+    return f"{metric} {value:.4g}, {abs(gap):.3g} {'worse' if gap >= 0 else 'better'} than on training samples"
+
+
+def _describe_target(result: Result) -> str:
+    target = (result.spec.get("train", {}).get("stop") or {}).get("target")
+    metric = result.quality.metric_name or ""
+    if target is None:
+        return ""
+    point = first_point_at_target(result.quality.curve, metric, target)
+    if point is None:
+        return f"{metric} {target:g} was not reached"
+    return f"{metric} {target:g} after {units.format_seconds(point.train_s)} of training, {point.epochs:.3g} epochs"
+
+
+def _describe_evaluation(curve: list[CurvePoint]) -> str:
+    points = f"{len(curve):,} {'point' if len(curve) == 1 else 'points'}"
+    return f"{points}, {units.format_seconds(sum(point.evaluate_s for point in curve))}, outside the training's seconds"
+
+
+def list_files(result: Result, folder: Path) -> FactRows:
+    """List where the traces and the monitor's series are."""
+    rows = []
+    if result.trace is not None:
+        rows.append(("trace", f"{folder / result.trace} (opens in ui.perfetto.dev or chrome://tracing)"))
+    traces = [(rank.rank, rank.probes.trace) for rank in result.ranks if rank.probes is not None]
+    rows += [(f"trace of rank {rank}", f"{folder / name}, not merged") for rank, name in traces if name is not None]
+    if result.monitor.file is not None:
+        rows.append(("monitor", f"{folder / result.monitor.file}"))
+    return rows
+
+
+def _explain_missing_probes(result: Result) -> str:
+    probes = result.spec.get("measure", {}).get("probes")
+    return {None: "an older version wrote the record", False: "measure.probes=false"}.get(
+        probes, "a rank has no probes"
+    )
+
+
+def _fill(template: str, show: Callable[[float], str]) -> Callable[[Any], str]:
+    return lambda value: template.format(show(value))
+
+
+# Row -> its fields; those that were not measured are left out.
+USAGE_ROWS: dict[str, list[FieldFormat]] = {
+    "processor cores": [
+        ("cpu_util_mean", _fill("{} of those the run may use were busy", format_percent)),
+        ("cpu_util_ours_mean", _fill("{} with the run's processes", format_percent)),
+        ("cpu_cores_others_mean", _fill("other programs took {} cores' worth", format_number)),
+    ],
+    "memory at most": [
+        ("rss_bytes_max", _fill("{}, all ranks together", format_bytes)),
+        ("rss_anon_bytes_max", _fill("{} without mapped files", format_bytes)),
+        ("memory_available_bytes_min", _fill("{} of the machine were left", format_bytes)),
+    ],
+    "swapped": [
+        ("swap_in_bytes", _fill("{} in", format_bytes)),
+        ("swap_out_bytes", _fill("{} out", format_bytes)),
+    ],
+    "GPUs": [
+        ("gpu_util_mean", _fill("busy {} of the time", format_percent)),
+        ("gpu_power_w_mean", _fill("{} W, all together", format_number)),
+        ("energy_j", _fill("{} J", format_number)),
+        ("gpu_temperature_c_max", _fill("{} degrees C at most", format_number)),
+    ],
+    "GPU clocks": [
+        ("sm_clock_mhz_mean", _fill("cores {} MHz", format_number)),
+        ("sm_clock_mhz_min", _fill("at least {}", format_number)),
+        ("mem_clock_mhz_mean", _fill("memory {} MHz", format_number)),
+        ("mem_clock_mhz_min", _fill("at least {}", format_number)),
+        ("throttle_reasons", lambda names: f"held back by {' '.join(names)}" if names else "not throttled"),
+    ],
+    "network": [
+        ("net_sent_bytes_per_s", _fill("{}/s sent", format_bytes)),
+        ("net_received_bytes_per_s", _fill("{}/s received", format_bytes)),
+        ("loopback_bytes_per_s", _fill("{}/s within the machine", format_bytes)),
+        ("infiniband_sent_bytes_per_s", _fill("{}/s sent over InfiniBand", format_bytes)),
+        ("infiniband_received_bytes_per_s", _fill("{}/s received over InfiniBand", format_bytes)),
+    ],
+    "disks": [
+        ("disk_read_bytes_per_s", _fill("{}/s read", format_bytes)),
+        ("disk_written_bytes_per_s", _fill("{}/s written", format_bytes)),
+    ],
+}
+
+
+def list_usage(result: Result) -> FactRows:
+    """List what the run used of processors, memory, GPUs, network and disks: measured by the monitor while blocks were
+    timed, and by each rank for itself."""
+    rows = []
+    for name, fields in USAGE_ROWS.items():
+        values = [(getattr(result.monitor, field), show) for field, show in fields]
+        rows.append((name, ", ".join(show(value) for value, show in values if value is not None)))
+    rows += [
+        ("memory of a rank at most", _describe_peaks(result.ranks)),
+        ("state of a device", _describe_state(result)),
+    ]
+    return [(name, text) for name, text in rows if text]
+
+
+def _describe_peaks(ranks: list[RankRecord]) -> str:
+    """Return the largest of the ranks' own peaks, each kind only if it is measured of all ranks."""
+    peaks: list[tuple[list[int | None], str]] = [
+        ([rank.rss_peak_bytes for rank in ranks], ""),
+        ([rank.rss_anon_peak_bytes for rank in ranks], " without mapped files"),
+        ([peak for rank in ranks for peak in rank.peak_memory_bytes], " on a device"),
+    ]
+    texts = []
+    for values, what in peaks:
+        measured = [value for value in values if value is not None]
+        if measured and len(measured) == len(values):
+            texts.append(f"{format_bytes(max(measured))}{what}")
+    return ", ".join(texts)
+
+
+def _describe_state(result: Result) -> str:
+    """Describe the state of the fullest device; empty if one of them is unknown."""
+    values = [state for rank in result.ranks for state in rank.state_bytes]
+    measured = [state for state in values if state is not None]
+    if len(measured) < len(values) or not all(rank.state_bytes for rank in result.ranks):
+        return ""
+    parameters = result.workload.model_params
+    each = f", {max(measured) / parameters:.1f} B a parameter" if parameters else ""
+    return f"{format_bytes(max(measured))} of weights, gradients and optimizer's state{each}"

@@ -1,14 +1,4 @@
-"""What came of trainings, as a table and in sentences. Layer 3.
-
-What the terminal tells of trainings to a stop: how good the models became, and when, in a table below that of the
-throughput, which fills a window by itself. Layer 3.
-
-The losses of a run over its updates, samples and seconds of training, warm-up too. Layer 3.
-
-Curves of a training's metrics over its seeds: what the section `training` draws. Layer 3.
-
-What a training to a stop came to, of one run, as the terminal's details tell it. Layer 3.
-"""
+"""What trainings reached: tables and sentences over seeds and rows, metric curves over seeds, losses of one run."""
 
 from __future__ import annotations
 
@@ -18,387 +8,300 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rich import box
-from rich.table import Table as RichTable
-from rich.text import Text
-
-from scalebench.analysis import training_columns
-from scalebench.analysis.time_to_target import Figure, TrainingOutcome, summarize_trainings, mean_of_levels
+from scalebench.analysis import training_columns as trained
+from scalebench.analysis.time_to_target import Figure, TrainingOutcome, mean_of_levels, summarize_trainings
 from scalebench.core import units
-from scalebench.core.result import LOWER_IS_BETTER, CurvePoint, RankRecord, Result, first_point_at_target
-from scalebench.core.stats.estimates import Estimate
-from scalebench.report import report_data, tables
-from scalebench.report.document import Cell, Row, Series, Table, tags, thin
-from scalebench.report.flag_text import number, text
+from scalebench.core.result import LOWER_IS_BETTER, CurvePoint, RankRecord, Result
+from scalebench.report.document import (
+    Cell,
+    Row,
+    Series,
+    Table,
+    downsample,
+    format_cell,
+    format_duration,
+    get_tags,
+    make_cell,
+)
+from scalebench.report.flag_text import to_number, to_text
+from scalebench.report.report_data import name_runs, select_run_columns
+from scalebench.report.tables import SORT_COLUMNS, format_ratio, format_setting, split_shared_columns
 
 if TYPE_CHECKING:
     import pandas as pd
 
-MOST_SENTENCES = 12
-FIRST = ("run", "gpus", "batch per device", "global batch", "rule", "learning rate")
-COMPARED = ("bare", "self")
+MAX_TERMINAL_SENTENCES = 12
+MAX_CURVE_POINTS = 300  # of a line
+FIRST_COLUMNS = ("run", "gpus", "batch per device", "global batch", "rule", "learning rate")
+BASELINES = ("bare", "self")
 CAPTION = (
-    "Means over seeds with 95 % intervals by Student's t, where there are three seeds or more and all have the figure. "
-    "Seconds are of training: the first update, which compiles, and evaluation are not in them. The gap is how much "
-    "worse the metric is on validation samples than on samples that were trained on. Speedup to target is the "
-    "baseline's time to target over the run's own, seed by seed; beside it, the speedup in throughput, which knows "
-    "nothing of what was learned."
+    "Means over seeds with 95 % intervals by Student's t, if there are three seeds or more and all have the figure. "
+    "Seconds are of training, without the first step, which compiles, and without evaluation. The gap is how much "
+    "worse the metric is on validation samples than on training samples. Speedup to target is the baseline's time to "
+    "target over the run's own, seed by seed; beside it, the speedup in throughput, which does not depend on what was "
+    "learned."
 )
 
-
-def names(found: Sequence[TrainingOutcome]) -> dict[str, str]:
-    """training_id -> `ddp_gloo on 2 devices, batch per device 75`: what tells it from the others here."""
-    told = report_data.names(report_data.plain([one.first_run for one in found]))
-    return {one.first_run["training_id"]: told[one.first_run["run_id"]] for one in found}
+CellMaker = Callable[[dict[str, Any]], str]
+GetX = Callable[[CurvePoint], float]
+GetY = Callable[[CurvePoint], float | None]
 
 
-def table(id: str, title: str, found: Sequence[TrainingOutcome], named: Mapping[str, str]) -> Table:
-    metric = text(found[0].first_run["metric_name"]) or "metric"
-    kinds = [kind for kind in COMPARED if any(one.figures[f"speedup_{kind}"][0] is not None for one in found)]
-    targets = any(one.target is not None for one in found)
-    aimed = ["target", "reached", "epochs to target", "time to target (95 %)"] if targets else []
-    ratios = [f"{what} {kind}" for kind in kinds for what in _ratio_heads(targets)]
-    heads = [*FIRST, "epochs", "seconds of training", f"{metric} (95 %)", "gap", *aimed, *ratios, "stopped by"]
+def name_trainings(trainings: Sequence[TrainingOutcome]) -> dict[str, str]:
+    """Map each training_id to a unique name: `ddp_gloo on 2 devices, batch per device 75`."""
+    names = name_runs(select_run_columns([training.first for training in trainings]))
+    return {training.first["training_id"]: names[training.first["run_id"]] for training in trainings}
+
+
+def make_training_table(id_: str, title: str, trainings: Sequence[TrainingOutcome], names: Mapping[str, str]) -> Table:
+    """Make a table with a row for each training, over its seeds."""
+    metric = to_text(trainings[0].first["metric_name"]) or "metric"
+    kinds = [kind for kind in BASELINES
+             if any(training.figures[f"speedup_{kind}"][0] is not None for training in trainings)]  # fmt: skip
+    targets = any(training.target is not None for training in trainings)
+    to_target = ["target", "reached", "epochs to target", "time to target (95 %)"] if targets else []
+    speedups = {"to target over": "speedup_target"} if targets else {}
+    speedups["samples/s over"] = "speedup"
+    ratios = {f"{text} {kind}": f"{stem}_{kind}" for kind in kinds for text, stem in speedups.items()}
+    columns = [*FIRST_COLUMNS, "epochs", "seconds of training", f"{metric} (95 %)", "gap", *to_target, *ratios,
+               "stopped by"]  # fmt: skip
     rows = []
-    for one in found:
-        cells = [*_setting(one, named), *_ends(one), *(_aimed(one) if targets else [])]
-        cells += [_ratio(one.figures[name]) for kind in kinds for name in _ratio_columns(kind, targets)]
-        rows.append(Row([*cells, _cell(", ".join(one.stopped_by))], tags(one.first_run)))
-    return Table(id, title, heads, rows, frozenset(heads[1:-1]) - {"rule", "reached"}, CAPTION)
+    for training in trainings:
+        cells = [*_setting_cells(training, names), *_end_cells(training), *(_target_cells(training) if targets else [])]
+        cells += [_figure_cell(training.figures[column], format_ratio) for column in ratios.values()]
+        cells.append(make_cell(", ".join(training.stopped_by)))
+        rows.append(Row(cells, get_tags(training.first)))
+    return Table(id_, title, columns, rows, frozenset(columns[1:-1]) - {"rule", "reached"}, CAPTION)
 
 
-def sentences(frame: pd.DataFrame) -> list[str]:
-    """For the terminal, whose table has a row a seed: when trainings of several seeds got to their target, the soonest
-    first; those that never did last."""
-    found = [one for one in summarize_trainings(frame) if one.target is not None and one.seeds > 1]
-    named = names(found)
-    made = [sentence(one, named[one.first_run["training_id"]]) for one in sorted(found, key=_soonest)]
-    more = [f"{len(made) - MOST_SENTENCES} more trainings: see the report"] if len(made) > MOST_SENTENCES else []
-    return made[:MOST_SENTENCES] + more
+def list_terminal_sentences(frame: pd.DataFrame) -> list[str]:
+    """Say when trainings of several seeds reached their target, the soonest first, those that never did last.
+
+    For the terminal, whose table has a row for each seed.
+    """
+    trainings = [
+        training for training in summarize_trainings(frame) if training.target is not None and training.seeds > 1
+    ]
+    names = name_trainings(trainings)
+    texts = [
+        describe_training(training, names[training.first["training_id"]])
+        for training in sorted(trainings, key=_time_to_target_key)
+    ]
+    more = len(texts) - MAX_TERMINAL_SENTENCES
+    return texts[:MAX_TERMINAL_SENTENCES] + ([f"{more} more trainings: see the report"] if more > 0 else [])
 
 
-def sentence(one: TrainingOutcome, name: str) -> str:
-    """`ddp_gloo on 2 devices: mse 0.0005 after 12.3 s of training [11.9, 12.7], 4.2 epochs; 3 of 5 seeds reached it`"""
-    metric = f"{text(one.first_run['metric_name']) or 'metric'} {one.target:g}"
-    if not one.reached:
-        seeds = f" with any of {one.seeds} seeds" if one.seeds > 1 else ""
-        return f"{name}: {metric} was not reached{seeds}{_failed(one)}"
-    said = f"{name}: {metric} after {_duration(one.figures['time_to_target_s'])} of training"
-    epochs = one.figures["epochs_to_target"][0]
-    return f"{said}, {epochs:.3g} epochs{_by_seeds(one)}" if epochs is not None else f"{said}{_by_seeds(one)}"
+def describe_training(training: TrainingOutcome, name: str) -> str:
+    """Return `ddp_gloo on 2 devices: mse 0.0005 after 12.3 s of training [11.9, 12.7], 4.2 epochs; 3 of 5 seeds reached
+    it`."""
+    metric = f"{to_text(training.first['metric_name']) or 'metric'} {training.target:g}"
+    failed = f", {training.failed} failed" if training.failed else ""
+    several = training.seeds > 1
+    if not training.reached:
+        seeds = f" with any of {training.seeds} seeds" if several else ""
+        return f"{name}: {metric} was not reached{seeds}{failed}"
+    text = (
+        f"{name}: {metric} after {_figure_cell(training.figures['time_to_target_s'], format_duration).text} of training"
+    )
+    epochs = training.figures["epochs_to_target"][0]
+    text += "" if epochs is None else f", {epochs:.3g} epochs"
+    return f"{text}; {_count_reached(training)} seeds reached it{failed}" if several else text
 
 
-def goodness(metric: str) -> str:
+def describe_direction(metric: str) -> str:
     return "lower is better" if metric.startswith(LOWER_IS_BETTER) else "higher is better"
 
 
-def soonest(found: Iterable[TrainingOutcome]) -> list[TrainingOutcome]:
-    """Those of which every seed got to the target, the soonest first."""
-    return sorted((one for one in found if one.reached == one.seeds), key=_soonest)
+def sort_by_time_to_target(trainings: Iterable[TrainingOutcome]) -> list[TrainingOutcome]:
+    """Return the trainings of which every seed reached the target, the soonest first."""
+    return sorted((training for training in trainings if training.reached == training.seeds), key=_time_to_target_key)
 
 
-def _soonest(one: TrainingOutcome) -> tuple[bool, float]:
-    time_s = one.figures["time_to_target_s"][0]
+def _time_to_target_key(training: TrainingOutcome) -> tuple[bool, float]:
+    time_s = training.figures["time_to_target_s"][0]
     return time_s is None, time_s or 0.0
 
 
-def _by_seeds(one: TrainingOutcome) -> str:
-    return f"; {_reached(one)} seeds reached it{_failed(one)}" if one.seeds > 1 else ""
+def _count_reached(training: TrainingOutcome) -> str:
+    return f"{training.reached} of {training.seeds}"
 
 
-def _failed(one: TrainingOutcome) -> str:
-    return f", {one.failed} failed" if one.failed else ""
-
-
-def _reached(one: TrainingOutcome) -> str:
-    return f"{one.reached} of {one.seeds}"
-
-
-def _setting(one: TrainingOutcome, named: Mapping[str, str]) -> list[Cell]:
-    row = one.first_run
-    rule = text(row["learning_rate_rule"])
+def _setting_cells(training: TrainingOutcome, names: Mapping[str, str]) -> list[Cell]:
+    row = training.first
+    rule = to_text(row["learning_rate_rule"])
     base = f" from {row['base_batch']:,}" if row["base_batch"] is not None and rule != "none" else ""
-    rate = row["learning_rate"]
     return [
-        _cell(named[row["training_id"]]),
-        Cell(str(row["gpus"]), row["gpus"]),
-        *(Cell(f"{row[name]:,}", row[name]) for name in ("batch_per_device", "global_batch")),
-        _cell(f"{rule}{base}"),
-        Cell("" if rate is None else f"{rate:.4g}", rate),
+        make_cell(names[row["training_id"]]),
+        make_cell(str(row["gpus"]), row["gpus"]),
+        *(make_cell(f"{row[name]:,}", row[name]) for name in ("batch_per_device", "global_batch")),
+        make_cell(f"{rule}{base}"),
+        format_cell(row["learning_rate"], "{:.4g}".format),
     ]
 
 
-def _ends(one: TrainingOutcome) -> list[Cell]:
-    epochs, gap = one.figures["trained_epochs"][0], one.figures["generalisation_gap"]
+def _end_cells(training: TrainingOutcome) -> list[Cell]:
     return [
-        Cell("" if epochs is None else f"{epochs:.3g}", epochs),
-        _seconds(one.figures["trained_s"]),
-        Cell(level(one.figures["metric"]), one.figures["metric"][0]),
-        Cell(level(gap), gap[0]),
+        format_cell(training.figures["trained_epochs"][0], "{:.3g}".format),
+        _figure_cell(training.figures["trained_s"], format_duration),
+        _figure_cell(training.figures["metric"], _format_level),
+        _figure_cell(training.figures["generalisation_gap"], _format_level),
     ]
 
 
-def _aimed(one: TrainingOutcome) -> list[Cell]:
-    epochs = one.figures["epochs_to_target"][0]
+def _target_cells(training: TrainingOutcome) -> list[Cell]:
     return [
-        Cell("" if one.target is None else f"{one.target:g}", one.target),
-        _cell("" if one.target is None else f"{_reached(one)} seeds"),
-        Cell("" if epochs is None else f"{epochs:.3g}", epochs),
-        _seconds(one.figures["time_to_target_s"]),
+        format_cell(training.target, "{:g}".format),
+        make_cell("" if training.target is None else f"{_count_reached(training)} seeds"),
+        format_cell(training.figures["epochs_to_target"][0], "{:.3g}".format),
+        _figure_cell(training.figures["time_to_target_s"], format_duration),
     ]
 
 
-def _ratio_heads(targets: bool) -> list[str]:
-    return ["to target over", "samples/s over"] if targets else ["samples/s over"]
-
-
-def _ratio_columns(kind: str, targets: bool) -> list[str]:
-    return [f"speedup_target_{kind}", f"speedup_{kind}"] if targets else [f"speedup_{kind}"]
-
-
-def _ratio(figure: Figure) -> Cell:
+def _figure_cell(figure: Figure, show: Callable[[float | None, float | None, float | None], str]) -> Cell:
+    """Make a cell of a value with the limits of its interval."""
     value, interval = figure
     low, high = (None, None) if interval is None else (interval.low, interval.high)
-    return Cell(tables.ratio({"x": value, "x_low": low, "x_high": high}, "x"), value)
+    return Cell(show(value, low, high), value)
 
 
-def _seconds(figure: Figure) -> Cell:
-    return Cell("" if figure[0] is None else _duration(figure), figure[0])
-
-
-def _duration(figure: Figure) -> str:
-    value, interval = figure
-    assert value is not None
-    return units.format_duration(interval or Estimate(value, value, value))
-
-
-def level(figure: Figure) -> str:
-    """`0.00048 [0.00041, 0.00055]`"""
-    value, interval = figure
+def _format_level(value: float | None, low: float | None, high: float | None) -> str:
+    """Return `0.00048 [0.00041, 0.00055]`, empty for None."""
     if value is None:
         return ""
-    return f"{value:.4g}" if interval is None else f"{value:.4g} [{interval.low:.3g}, {interval.high:.3g}]"
+    return f"{value:.4g}" if low is None or high is None else f"{value:.4g} [{low:.3g}, {high:.3g}]"
 
 
-def _cell(shown: str) -> Cell:
-    return Cell(shown, shown or None)
+def make_row_table(frame: pd.DataFrame) -> Table | None:
+    """Make the terminal's table of trainings, with a row for each configuration and seed; None if no run trained to a
+    stop.
 
-
-Shown = Callable[[dict[str, Any]], str]
-SPEEDUPS = {"bare": "to target over bare", "self": "to target over self"}
-
-
-def summary(frame: pd.DataFrame) -> RichTable | None:
-    """Strategy by devices: length, metric, gap, time to target and how many times sooner that is, beside the speedup in
-    throughput. None where no run trained to a stop."""
-    trained = frame[frame["stopped_by"].notna()]
-    if not len(trained):
+    It is a table of its own, since that of the throughput already fills a window.
+    """
+    trained_rows = frame[frame["stopped_by"].notna()]
+    if not len(trained_rows):
         return None
-    (_, varying), shown = tables.shared(trained), columns(trained)
-    table = RichTable(box=box.SIMPLE_HEAD, collapse_padding=True)
-    for name in [*varying, "strategy"]:
-        table.add_column(name)
-    for name in ("gpus", *shown):
-        table.add_column(Text(name), justify="right")
-    table.add_column("stopped by")
-    for row in trained.sort_values(tables.ORDER).to_dict("records"):
-        cells = [tables.setting(row[name]) for name in [*varying, "strategy", "gpus"]]
-        table.add_row(*map(Text, [*cells, *(of(row) for of in shown.values()), text(row["stopped_by"])]))
-    return table
+    (_, varying), figures = split_shared_columns(trained_rows), select_figure_columns(trained_rows)
+    rows = []
+    for row in trained_rows.sort_values(SORT_COLUMNS).to_dict("records"):
+        texts = [format_setting(row[name]) for name in [*varying, "strategy", "gpus"]]
+        texts += [*(show(row) for show in figures.values()), to_text(row["stopped_by"])]
+        rows.append(Row([Cell(text) for text in texts], get_tags(row)))
+    columns = [*varying, "strategy", "gpus", *figures, "stopped by"]
+    return Table("training-rows", "Trainings", columns, rows, frozenset(["gpus", *figures]))
 
 
-def columns(frame: pd.DataFrame) -> dict[str, Shown]:
-    """What to show of each row, by the column's head: as far as any row has it."""
-    found: dict[str, Shown] = {"epochs": partial(_figure, "trained_epochs"), "training": _trained_s}
+def select_figure_columns(frame: pd.DataFrame) -> dict[str, CellMaker]:
+    """Return the columns that any row has a figure for, by their heads."""
+    columns: dict[str, CellMaker] = {"epochs": partial(_format_figure, "trained_epochs"), "training": _format_trained_s}
     metrics = frame.loc[frame["metric"].notna(), "metric_name"].dropna().unique()
     if len(metrics):
-        found |= {"metric": _metric} if len(metrics) > 1 else {text(metrics[0]): partial(_figure, "metric")}
+        several = len(metrics) > 1
+        columns |= {"metric": _format_metric} if several else {to_text(metrics[0]): partial(_format_figure, "metric")}
     if frame["generalisation_gap"].notna().any():
-        found["gap"] = partial(_figure, "generalisation_gap")
+        columns["gap"] = partial(_format_figure, "generalisation_gap")
     if frame["target"].notna().any():
-        found["time to target"] = _time_to_target
-    for kind, head in SPEEDUPS.items():
-        if _tells_more(frame, f"speedup_target_{kind}"):
-            found[head] = partial(_learned_columns_ratio, f"speedup_target_{kind}")
-            found[f"samples/s over {kind}"] = partial(_learned_columns_ratio, f"speedup_{kind}")
-    return found
+        columns["time to target"] = _format_time_to_target
+    for kind in BASELINES:
+        if _adds_information(frame, f"speedup_target_{kind}"):
+            columns[f"to target over {kind}"] = partial(_format_speedup, f"speedup_target_{kind}")
+            columns[f"samples/s over {kind}"] = partial(_format_speedup, f"speedup_{kind}")
+    return columns
 
 
-def _tells_more(frame: pd.DataFrame, name: str) -> bool:
-    """Whether a row has it, and another one than the speedup over bare."""
-    known = frame[frame[name].notna()]
-    over_bare = known["speedup_target_bare"]
+def _adds_information(frame: pd.DataFrame, name: str) -> bool:
+    """Return whether a row has this speedup, and a different one than over bare."""
+    measured = frame[frame[name].notna()]
+    over_bare = measured["speedup_target_bare"]
     if name == "speedup_target_bare":
-        return len(known) > 0
-    return bool((over_bare.isna() | (over_bare != known[name]).fillna(True)).any())
+        return len(measured) > 0
+    return bool((over_bare.isna() | (over_bare != measured[name]).fillna(True)).any())
 
 
-def _figure(name: str, row: dict[str, Any]) -> str:
-    value = number(row[name])
+def _format_figure(name: str, row: dict[str, Any]) -> str:
+    value = to_number(row[name])
     return "" if value is None else f"{value:.3g}"
 
 
-def _trained_s(row: dict[str, Any]) -> str:
-    value = number(row["trained_s"])
-    return "" if value is None else units.format_seconds(value)
+def _format_trained_s(row: dict[str, Any]) -> str:
+    return format_duration(to_number(row["trained_s"]), None, None)
 
 
-def _metric(row: dict[str, Any]) -> str:
-    value = _figure("metric", row)
-    return f"{text(row['metric_name'])} {value}" if value else ""
+def _format_metric(row: dict[str, Any]) -> str:
+    value = _format_figure("metric", row)
+    return f"{to_text(row['metric_name'])} {value}" if value else ""
 
 
-def _time_to_target(row: dict[str, Any]) -> str:
-    """Also that it never got there, which is no fault of the run."""
-    value = number(row["time_to_target_s"])
-    if value is not None:
-        return units.format_seconds(value)
-    return "not reached" if row["status"] == "ok" and number(row["target"]) is not None else ""
+def _format_time_to_target(row: dict[str, Any]) -> str:
+    """Return the time, or that the target was not reached, which is no failure of the run."""
+    value_s = to_number(row["time_to_target_s"])
+    if value_s is not None:
+        return units.format_seconds(value_s)
+    return "not reached" if row["status"] == "ok" and to_number(row["target"]) is not None else ""
 
 
-def _learned_columns_ratio(name: str, row: dict[str, Any]) -> str:
-    value = number(row[name])
-    return "" if value is None else f"{value:.2f}"
+def _format_speedup(name: str, row: dict[str, Any]) -> str:
+    return format_ratio(to_number(row[name]))
 
 
-@dataclass
-class Learning:
-    """A block of updates each: where training stood at its end, and the mean loss over it; None: no loss is known."""
-
-    updates: list[int] = field(default_factory=list)
-    samples: list[int] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)  # of blocks: what lies between them is no training
-    losses: list[float | None] = field(default_factory=list)
-    course: list[CurvePoint] = field(default_factory=list)  # of a training that goes to a stop
-    _met: int = 0  # points of the course that lie behind
-
-    def points(self, over: Sequence[float]) -> list[tuple[float, float]]:
-        """(`over`, loss) where there is one."""
-        return [(x, loss) for x, loss in zip(over, self.losses, strict=True) if loss is not None]
-
-    def _add(self, updates: int, samples: int, seconds: float, loss: float | None) -> None:
-        self._to_points(updates)
-        self.updates.append(updates + (self.updates[-1] if self.updates else 0))
-        self.samples.append(samples + (self.samples[-1] if self.samples else 0))
-        self.seconds.append(seconds + (self.seconds[-1] if self.seconds else 0.0))
-        self.losses.append(loss)
-
-    def _to_points(self, room: float) -> None:
-        """On to the points of the course that leave no room for a block of so many updates. The blocks that these
-        points cut short are in no series, and the next one begins at the point."""
-        while self._met < len(self.course):
-            point, at = self.course[self._met], self.updates[-1] if self.updates else 0
-            if point.step >= at + room:
-                return
-            self._met += 1
-            if point.step == at:
-                self.samples[-1] = point.samples  # the last batch of an epoch may be a smaller one
-                continue
-            self.updates.append(point.step)
-            self.samples.append(point.samples)
-            self.seconds.append(max([point.train_s, *self.seconds[-1:]]))
-            self.losses.append(None)
-
-
-def learning(result: Result) -> Learning:
-    """Of all ranks together: a block takes as long as on the slowest, its loss is the mean weighted by samples, as
-    `quality.final_loss` is. Blocks that not every rank finished are left out. Seconds of a training that goes to a stop
-    are without its first update, which compiles, as those of its curve are."""
-    found, ranks = Learning(course=result.quality.curve), result.ranks
-    if not ranks:
-        return found
-    # How many samples a warm-up block had is not kept: every rank had its share of the batch, as later on.
-    shares = [rank.block_samples[0] if rank.block_samples else 1 for rank in ranks]
-    steps = ranks[0].warmup_block_steps or 0
-    warmup = _blocks(ranks, "warmup_block_s", "warmup_losses") if steps else iter(())
-    for seconds, losses in warmup:
-        compiles = bool(found.course) and not found.updates
-        found._add(steps, steps * result.scale.global_batch, 0.0 if compiles else seconds, _mean(losses, shares))
-    steps = ranks[0].block_steps or 0
-    measured = _blocks(ranks, "block_s", "block_losses")
-    samples_of = zip(*(rank.block_samples for rank in ranks), strict=False)
-    for (seconds, losses), samples in zip(measured, samples_of, strict=False):
-        found._add(steps, sum(samples), seconds, _mean(losses, samples))
-    found._to_points(math.inf)
-    return found
-
-
-def _blocks(ranks: list[RankRecord], times: str, losses: str) -> Iterator[tuple[float, list[float | None]]]:
-    """Seconds of the slowest, and the ranks' losses."""
-    for block, seconds in enumerate(zip(*(getattr(rank, times) for rank in ranks), strict=False)):
-        series = [getattr(rank, losses) for rank in ranks]
-        yield max(seconds), [own[block] if block < len(own) else None for own in series]
-
-
-def _mean(losses: Sequence[float | None], weights: Sequence[int]) -> float | None:
-    known = [(loss, weight) for loss, weight in zip(losses, weights, strict=True) if loss is not None and weight]
-    return sum(loss * weight for loss, weight in known) / sum(weight for _, weight in known) if known else None
-
-
-MOST_POINTS = 300  # of a line
-Over = Callable[[CurvePoint], float]
-Of = Callable[[CurvePoint], float | None]
-
-
-class Drawn(NamedTuple):
-    """One configuration: its name, and the curve of each of its seeds."""
+class TrainingCurves(NamedTuple):
+    """The metric curves of one configuration, one for each seed."""
 
     name: str
     tags: Mapping[str, str]
     curves: Sequence[Sequence[CurvePoint]]
 
 
-def epochs(point: CurvePoint) -> float:
+def get_epochs(point: CurvePoint) -> float:
     return point.epochs
 
 
-def seconds(point: CurvePoint) -> float:
+def get_train_s(point: CurvePoint) -> float:
     return point.train_s
 
 
-def validation(metric: str) -> Of:
+def make_validation_getter(metric: str) -> GetY:
     return lambda point: point.metrics.get(metric)
 
 
-def on_trained(metric: str) -> Of:
-    """On samples that were trained on."""
+def make_train_getter(metric: str) -> GetY:
+    """Return a getter of the metric on training samples."""
     return lambda point: point.train_metrics.get(metric)
 
 
-def gap(metric: str) -> Of:
-    """How much worse it is on what it has not seen."""
-    return lambda point: training_columns.generalisation_gap(metric, point.metrics.get(metric), point.train_metrics.get(metric))
+def make_gap_getter(metric: str) -> GetY:
+    """Return a getter of how much worse the metric is on validation samples."""
+    return lambda point: trained.generalisation_gap(metric, point.metrics.get(metric), point.train_metrics.get(metric))
 
 
-def series(drawn: Drawn, of: Of, over: Over) -> Series | None:
-    """Means over the seeds as far as all of them went, with limits from three seeds on; of one seed its curve. None
-    where nothing is known."""
+def make_curve_series(curves: TrainingCurves, get_y: GetY, get_x: GetX) -> Series | None:
+    """Make a series of means over the seeds as far as all of them went, with limits from three seeds on; of one seed
+    its curve. None if there is no value."""
     x: list[float] = []
-    found: list[Figure] = []
-    for points in _together(drawn.curves):
-        values = [value for point in points if (value := of(point)) is not None]
+    figures: list[Figure] = []
+    for points in _match_points(curves.curves):
+        values = [value for point in points if (value := get_y(point)) is not None]
         if len(values) == len(points):
-            x.append(sum(map(over, points)) / len(points))
-            found.append(mean_of_levels(values))
+            x.append(sum(map(get_x, points)) / len(points))
+            figures.append(mean_of_levels(values))
     if not x:
         return None
-    kept = [int(place) for place, _ in thin([(float(k), value) for k, (value, _) in enumerate(found)], MOST_POINTS)]
-    low, high = ([None if i is None else (i.low, i.high)[end] for k in kept for i in [found[k][1]]] for end in (0, 1))
-    limited = any(limit is not None for limit in low)
+    numbered = [(float(k), value) for k, (value, _) in enumerate(figures) if value is not None]
+    kept = [int(k) for k, _ in downsample(numbered, MAX_CURVE_POINTS)]
+    intervals = [figures[k][1] for k in kept]
+    low, high = ([None if i is None else getattr(i, end) for i in intervals] for end in ("low", "high"))
+    if all(limit is None for limit in low):
+        low, high = [], []
+    style: Any = "points" if len(kept) == 1 else "line"
     return Series(
-        drawn.name,
-        [x[k] for k in kept],
-        [found[k][0] for k in kept],
-        low if limited else (),
-        high if limited else (),
-        drawn.tags,
-        "points" if len(kept) == 1 else "line",
+        curves.name, [x[k] for k in kept], [figures[k][0] for k in kept], low or (), high or (), curves.tags, style
     )
 
 
-def _together(curves: Sequence[Sequence[CurvePoint]]) -> list[list[CurvePoint]]:
-    """Points of all seeds after the same number of updates. Those that were evaluated by the clock have few of them:
-    then those of the first seed."""
+def _match_points(curves: Sequence[Sequence[CurvePoint]]) -> list[list[CurvePoint]]:
+    """Match the points of all seeds by their number of steps.
+
+    Seeds that were evaluated by the clock have few such points: then those of the first seed are returned.
+    """
     by_step = [{point.step: point for point in curve} for curve in curves]
     steps = sorted(set.intersection(*map(set, by_step))) if by_step else []
     if 2 * len(steps) < min(map(len, by_step), default=0):
@@ -406,53 +309,81 @@ def _together(curves: Sequence[Sequence[CurvePoint]]) -> list[list[CurvePoint]]:
     return [[points[step] for points in by_step] for step in steps]
 
 
-Facts = list[tuple[str, str]]
+@dataclass
+class LossSeries:
+    """The losses of a run, one entry for each block of steps: the totals at its end, and the mean loss over it."""
+
+    steps: list[int] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)  # of blocks: what lies between them is no training
+    losses: list[float | None] = field(default_factory=list)  # None: unknown
+    curve: list[CurvePoint] = field(default_factory=list)  # of a training that goes to a stop
+    _passed: int = 0  # points of the curve before the next block
+
+    def make_points(self, x: Sequence[float]) -> list[tuple[float, float]]:
+        """Return (x, loss) for all blocks with a loss."""
+        return [(place, loss) for place, loss in zip(x, self.losses, strict=True) if loss is not None]
+
+    def add_block(self, steps: int, samples: int, seconds: float, loss: float | None) -> None:
+        self.pass_points(steps)
+        self.steps.append(steps + (self.steps[-1] if self.steps else 0))
+        self.samples.append(samples + (self.samples[-1] if self.samples else 0))
+        self.seconds.append(seconds + (self.seconds[-1] if self.seconds else 0.0))
+        self.losses.append(loss)
+
+    def pass_points(self, steps: float) -> None:
+        """Advance to the point of the curve after which a block of `steps` fits before the next one.
+
+        Evaluation cuts blocks short. Such blocks are in no series, and the next block begins at the point.
+        """
+        while self._passed < len(self.curve):
+            point, done = self.curve[self._passed], self.steps[-1] if self.steps else 0
+            if point.step >= done + steps:
+                return
+            self._passed += 1
+            if point.step == done:
+                self.samples[-1] = point.samples  # the last batch of an epoch may be smaller
+                continue
+            self.steps.append(point.step)
+            self.samples.append(point.samples)
+            self.seconds.append(max([point.train_s, *self.seconds[-1:]]))
+            self.losses.append(None)
 
 
-def rows(result: Result) -> Facts:
-    """How long it was, how good the model became, when it reached its target; nothing of a run that measured its
-    throughput."""
-    curve = result.quality.curve
-    if not curve:
-        return []
-    found = [("training", _length(result, curve[-1]))]
-    if said := _level(result.quality.metric_name or "", curve[-1]):
-        found.append(("validation", said))
-    if said := _target(result):
-        found.append(("target", said))
-    return [*found, ("evaluation", _evaluation(curve))]
+def compute_losses(result: Result) -> LossSeries:
+    """Combine the losses of all ranks, warm-up included.
+
+    A block takes as long as on the slowest rank, and its loss is the mean weighted by samples, as
+    `quality.final_loss` is. Blocks that not every rank finished are left out. The seconds of a training to a stop
+    exclude its first step, which compiles, like those of its curve.
+    """
+    series, ranks = LossSeries(curve=result.quality.curve), result.ranks
+    if not ranks:
+        return series
+    # The record has no sample counts of warm-up blocks: every rank had its share of the batch, as later on.
+    shares = [rank.block_samples[0] if rank.block_samples else 1 for rank in ranks]
+    steps = ranks[0].warmup_block_steps or 0
+    warmup = _iterate_blocks(ranks, "warmup_block_s", "warmup_losses") if steps else iter(())
+    for seconds, losses in warmup:
+        compiles = bool(series.curve) and not series.steps
+        loss = _compute_mean(losses, shares)
+        series.add_block(steps, steps * result.scale.global_batch, 0.0 if compiles else seconds, loss)
+    steps = ranks[0].block_steps or 0
+    measured = _iterate_blocks(ranks, "block_s", "block_losses")
+    samples_of = zip(*(rank.block_samples for rank in ranks), strict=False)
+    for (seconds, losses), samples in zip(measured, samples_of, strict=False):
+        series.add_block(steps, sum(samples), seconds, _compute_mean(losses, samples))
+    series.pass_points(math.inf)
+    return series
 
 
-def _length(result: Result, last: CurvePoint) -> str:
-    first_s, by = result.quality.first_step_s, result.quality.stopped_by
-    words = f"{last.epochs:.3g} epochs, {last.step:,} updates, {units.format_seconds(last.train_s)}"
-    words += "" if first_s is None else f" and {units.format_seconds(first_s)} for the first update, which compiles"
-    return words if by is None else f"{words}; stopped by {by}"
+def _iterate_blocks(ranks: list[RankRecord], times: str, losses: str) -> Iterator[tuple[float, list[float | None]]]:
+    """Yield the seconds of the slowest rank, and the losses of all ranks, block by block."""
+    series = [getattr(rank, losses) for rank in ranks]
+    for number, seconds in enumerate(zip(*(getattr(rank, times) for rank in ranks), strict=False)):
+        yield max(seconds), [of_rank[number] if number < len(of_rank) else None for of_rank in series]
 
 
-def _level(metric: str, last: CurvePoint) -> str:
-    value, gap = (
-        last.metrics.get(metric),
-        training_columns.generalisation_gap(metric, last.metrics.get(metric), last.train_metrics.get(metric)),
-    )
-    if value is None:
-        return ""
-    if gap is None:
-        return f"{metric} {value:.4g}"
-    return f"{metric} {value:.4g}, {abs(gap):.3g} {'worse' if gap >= 0 else 'better'} than on samples trained on"
-
-
-def _target(result: Result) -> str:
-    target = (result.spec.get("train", {}).get("stop") or {}).get("target")
-    metric = result.quality.metric_name or ""
-    if target is None:
-        return ""
-    at = first_point_at_target(result.quality.curve, metric, target)
-    if at is None:
-        return f"{metric} {target:g} was not reached"
-    return f"{metric} {target:g} after {units.format_seconds(at.train_s)} of training, {at.epochs:.3g} epochs"
-
-
-def _evaluation(curve: list[CurvePoint]) -> str:
-    points = f"{len(curve):,} {'point' if len(curve) == 1 else 'points'}"
-    return f"{points}, {units.format_seconds(sum(point.evaluate_s for point in curve))}, outside the training's seconds"
+def _compute_mean(losses: Sequence[float | None], weights: Sequence[int]) -> float | None:
+    weighted = [(loss, weight) for loss, weight in zip(losses, weights, strict=True) if loss is not None and weight]
+    return sum(loss * weight for loss, weight in weighted) / sum(weight for _, weight in weighted) if weighted else None

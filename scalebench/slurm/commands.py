@@ -70,7 +70,9 @@ class Slurm:
     def has(self, name: str) -> bool:
         return self.path(name) is not None
 
-    def run(self, name: str, *words: str, limit_s: float = COMMAND_TIMEOUT_S, variables: Mapping[str, str] | None = None) -> str:
+    def run(
+        self, name: str, *words: str, limit_s: float = COMMAND_TIMEOUT_S, variables: Mapping[str, str] | None = None
+    ) -> str:
         """What the command prints. SlurmError where it fails.
 
         `variables`: its environment; None: this one, without what changes how its answer reads, and with times as

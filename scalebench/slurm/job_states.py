@@ -169,7 +169,15 @@ def _job_state(
     # squeue tells of a pending job when it may start, and of one cancelled before when that was.
     started_at_s = None if node_list is None or word in WAITING_STATES else _parse_time(start)
     return JobState(
-        job_id.strip(), word, _value_or_none(reason), node_list, _value_or_none(code), started_at_s, _parse_time(submit), _value_or_none(limit), by
+        job_id.strip(),
+        word,
+        _value_or_none(reason),
+        node_list,
+        _value_or_none(code),
+        started_at_s,
+        _parse_time(submit),
+        _value_or_none(limit),
+        by,
     )
 
 

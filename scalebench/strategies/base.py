@@ -275,7 +275,9 @@ def check_values(spec: StrategySpec) -> None:
     for key, choices in spec.choices.items():
         value = spec.options.get(key)
         if value is not None and value not in choices:
-            raise InputError(unknown_name_message(f"strategy.options.{key}", str(value), [str(choice) for choice in choices]))
+            raise InputError(
+                unknown_name_message(f"strategy.options.{key}", str(value), [str(choice) for choice in choices])
+            )
     for key, minimum in spec.at_least.items():
         value = spec.options.get(key)
         if value is None:

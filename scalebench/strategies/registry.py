@@ -97,7 +97,10 @@ def strategy_entries() -> dict[str, RegistryEntry]:
     for group, name in config_files.find_config_files().unusable:
         if group == "strategy" and name not in entries:
             entries[name] = RegistryEntry(
-                name, None, config_files.file_origin(group, name) or BUILT_IN, config_files.find_config_files().problems[group, name]
+                name,
+                None,
+                config_files.file_origin(group, name) or BUILT_IN,
+                config_files.find_config_files().problems[group, name],
             )
     for path in config_files.list_options("strategy").values():
         name = config_files.read_name(path) or path.stem
@@ -160,13 +163,13 @@ def load_strategy(name: str) -> type[Strategy]:
         raise PluginError(entry.problem)
     assert entry.target is not None, "an entry without a target has a problem"
     label = f"strategy '{name}' of {entry.origin}"
-    loaded = plugins.load_object(entry.target, what)
-    if not (isinstance(found, type) and issubclass(found, Strategy)):
-        raise PluginError(f"{what}: {entry.target} is no subclass of scalebench.plugin_api.Strategy")
-    if inspect.isabstract(found):
-        missing = ", ".join(sorted(found.__abstractmethods__))
-        raise PluginError(f"{what}: {entry.target} lacks what each strategy has: {missing}")
-    return found
+    loaded = plugins.load_object(entry.target, label)
+    if not (isinstance(loaded, type) and issubclass(loaded, Strategy)):
+        raise PluginError(f"{label}: {entry.target} is no subclass of scalebench.plugin_api.Strategy")
+    if inspect.isabstract(loaded):
+        missing = ", ".join(sorted(loaded.__abstractmethods__))
+        raise PluginError(f"{label}: {entry.target} lacks what each strategy has: {missing}")
+    return loaded
 
 
 def create_strategy(spec: RunSpec, rank: int) -> Strategy:
@@ -175,22 +178,22 @@ def create_strategy(spec: RunSpec, rank: int) -> Strategy:
     name = spec.config.strategy.name
     strategy_class = load_strategy(name)
     if find_strategy(name).origin != BUILT_IN:
-        check_options_agree(name, kind, spec.config.strategy.options)
-    return kind(spec, rank)
+        check_options_agree(name, strategy_class, spec.config.strategy.options)
+    return strategy_class(spec, rank)
 
 
-def check_options_agree(name: str, kind: type[Strategy], options: dict[str, Any]) -> None:
-    """PluginError unless the YAML of a plugin's strategy lists the options that its class has."""
-    what = f"strategy '{name}' of {find_strategy(name).origin}"
-    if not (isinstance(kind.Options, type) and dataclasses.is_dataclass(kind.Options)):
-        raise PluginError(f"{what}: {kind.__name__}.Options should be a dataclass, with a default for each field")
-    has = [field.name for field in dataclasses.fields(kind.Options)]
-    # A plugin that builds upon a class of ours need not list what that class was given later.
+def check_options_agree(name: str, strategy_class: type[Strategy], options: dict[str, Any]) -> None:
+    """Raise PluginError unless the YAML of a plugin's strategy lists the options of its class."""
+    label, class_name = f"strategy '{name}' of {find_strategy(name).origin}", strategy_class.__name__
+    if not (isinstance(strategy_class.Options, type) and dataclasses.is_dataclass(strategy_class.Options)):
+        raise PluginError(f"{label}: {class_name}.Options should be a dataclass, with a default for each field")
+    fields = {field.name for field in dataclasses.fields(strategy_class.Options)}
+    # A plugin whose class inherits from scalebench's need not list options that were added to that one later.
     missing = set(has) - set(options) - set(LATER_OPTIONS)
     sides = {f"strategy/{name}.yaml": set(options) - set(has), f"{kind.__name__}.Options": missing}
     only = [f"{', '.join(sorted(keys))} only in {side}" for side, keys in sides.items() if keys]
     if only:
-        raise PluginError(f"{what} has other options in its YAML than in its class: {'; '.join(only)}")
+        raise PluginError(f"{label} has other options in its YAML than in its class: {'; '.join(only)}")
 
 
 def refuse_broken_plugins(config: Config) -> None:

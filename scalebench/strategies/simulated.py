@@ -23,29 +23,27 @@ NUMBER = struct.Struct("d")
 
 @dataclass
 class SimulatedOptions:
-    """Times in seconds; each is kept on every rank."""
+    """Options of the simulated strategy; times apply to every rank."""
 
     setup_s: float = 0.0
-    warmup_s: float = 0.0  # on top of each of the first `warmup_steps` updates
+    warmup_s: float = 0.0  # extra time of each of the first `warmup_steps` steps
     warmup_steps: int = 0
     loading_s: float = 0.0  # per batch
     step_s: float = 0.001
     forward_share: float = 0.3  # of step_s
-    backward_share: float = 0.5  # of step_s; what is left is the optimizer's
-    copy_s: float = 0.0  # of a batch to the device
-    sync_s: float = 0.0  # per update, while the exchange is on
+    backward_share: float = 0.5  # of step_s; the remainder is the optimizer's
+    copy_s: float = 0.0  # per batch that is copied to the device
+    sync_s: float = 0.0  # per step, while gradient synchronization is on
     straggler_rank: int = -1
-    straggler_s: float = 0.0  # on top of each update of that rank
+    straggler_s: float = 0.0  # extra time of each step of that rank
     message_bytes: int = 0
-    sample_s: float = 0.0  # on top of step_s for each sample of this process
-    sample_bytes: int = 0  # of memory that each sample of an update takes
-    memory_bytes: int = 0  # that the process takes beside its samples
-    learning: float = (
-        0.0  # validation mse after n updates: exp(-learning * n), and half of it on training samples; 0: 0
-    )
-    best_rate: float = 0.0  # validation mse grows by log10(learning rate / best_rate) squared; 0: not
-    evaluate_s: float = 0.0  # for each evaluation
-    diverge_step: int = -1  # update whose loss is no number; -1: none
+    sample_s: float = 0.0  # extra time of a step per sample of this process
+    sample_bytes: int = 0  # memory per sample of a step
+    memory_bytes: int = 0  # memory of the process without its samples
+    learning: float = 0.0  # validation mse after n steps is exp(-learning * n), half of it on training samples; 0: 0
+    best_rate: float = 0.0  # adds log10(learning rate / best_rate) squared to the validation mse; 0: off
+    evaluate_s: float = 0.0  # per evaluation
+    diverge_step: int = -1  # index of the step with a loss of NaN; -1: none
     fault: str = "none"  # none | raise | exit | kill | stop | hang | oom | unsupported
     fault_phase: str = "step"  # setup | step | evaluate | close
     fault_rank: int = 0
@@ -63,12 +61,12 @@ class Simulated(Strategy, Probes):
         self._group: list[Connection] = []
         self._steps = 0
         self.rates: list[float] = []  # in the order in which they were set, for tests
-        self._kept = b""
-        self._exchanging = spec.config.strategy.lockstep
+        self._memory = b""
+        self._syncs_gradients = spec.config.strategy.lockstep
 
     def setup(self) -> None:
         self._fault("setup")
-        self._kept = _allocate(self.options.memory_bytes)
+        self._memory = _allocate(self.options.memory_bytes)
         time.sleep(self.options.setup_s)
         if self.spec.processes > 1:
             self._group = connect_ranks(self.place.rank, self.spec.processes)
@@ -81,14 +79,14 @@ class Simulated(Strategy, Probes):
 
     def step(self, batch: Any) -> LossPart:
         self._fault("step")
-        sleep_s = self._own_s()
+        sleep_s = self._compute_s()
         if self._steps < self.options.warmup_steps:
             sleep_s += self.options.warmup_s
         self._steps += 1
-        held = _allocate(self.options.sample_bytes * batch.samples)
+        sample_memory = _allocate(self.options.sample_bytes * batch.samples)
         time.sleep(sleep_s + self.options.sample_s * batch.samples)
-        del held
-        if self._exchanging:
+        del sample_memory
+        if self._syncs_gradients:
             self.broadcast(0.0)
             if self.options.sync_s:
                 time.sleep(self.options.sync_s)
@@ -116,7 +114,7 @@ class Simulated(Strategy, Probes):
         return float(NUMBER.unpack(self._group[0].recv_bytes())[0])
 
     def set_gradient_sync(self, on: bool) -> None:
-        self._exchanging = on
+        self._syncs_gradients = on
 
     def message_sizes(self) -> list[int]:
         return [self.options.message_bytes] if self.options.message_bytes else []
@@ -127,17 +125,17 @@ class Simulated(Strategy, Probes):
             BACKWARD: self.options.forward_share + self.options.backward_share,
             OPTIMIZER: 1.0,
         }
-        time.sleep(self._own_s() * shares[until])
+        time.sleep(self._compute_s() * shares[until])
 
     def copy_batch(self, batch: Any) -> None:
         if not self.options.copy_s:
             super().copy_batch(batch)
         time.sleep(self.options.copy_s)
 
-    def _own_s(self) -> float:
+    def _compute_s(self) -> float:
         """Return the seconds of a step of this rank without synchronization."""
-        straggles = self.place.rank == self.options.straggler_rank
-        return float(self.options.step_s) + (self.options.straggler_s if straggles else 0.0)
+        is_straggler = self.place.rank == self.options.straggler_rank
+        return float(self.options.step_s) + (self.options.straggler_s if is_straggler else 0.0)
 
     def run_isolated_sync(self, sizes: list[int]) -> None:
         self.broadcast(0.0)
@@ -164,11 +162,11 @@ class Simulated(Strategy, Probes):
         self._group = []
 
     def _fault(self, phase: str) -> None:
-        o = self.options
-        due = o.fault_phase == phase and o.fault_rank == self.place.rank
-        if o.fault == "none" or not due or (phase == "step" and self._steps != o.fault_step):
+        options = self.options
+        is_due = options.fault_phase == phase and options.fault_rank == self.place.rank
+        if options.fault == "none" or not is_due or (phase == "step" and self._steps != options.fault_step):
             return
-        raise_fault(o.fault)
+        raise_fault(options.fault)
 
 
 def _allocate(size_bytes: int) -> bytes:

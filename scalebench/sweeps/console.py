@@ -20,7 +20,7 @@ from scalebench.sweeps.time_estimate import estimate_s, format_range
 
 if TYPE_CHECKING:
     from scalebench.analysis.load import Survey
-    from scalebench.report.attribution_cases import Runs
+    from scalebench.report.sections.attribution import AttributionRecords
     from scalebench.runner.jobs import QueueState
 
 MAX_BASELINE_COMMANDS = 3  # below a table
@@ -94,9 +94,9 @@ class Console:
     def print_outcome(self, result: Result, folder: Path) -> None:
         """Print one line for a run that is not ok, or that searched for its largest batch; others are in the table."""
         if result.quality.max_batch is not None and result.status == "ok":
-            from scalebench.report import terminal
+            from scalebench.report.terminal import describe_largest_batch
 
-            return self.print_line(terminal.words(result))
+            return self.print_line(describe_largest_batch(result))
         if result.status == "ok":
             return None
         log = f" (log: {folder / result.log})" if result.log is not None else ""
@@ -118,70 +118,31 @@ class Console:
         """Print the table of all readable runs at or below `paths`, repeats as one row, and a line on stderr for each
         file that cannot be read. Raise InputError where none can be read, or `baseline` names no comparable run."""
         from scalebench.analysis.load import survey
-        from scalebench.report.sections import batch_size
-        from scalebench.report.tables import baseline_commands, summary
-        from scalebench.report.terminal import data_or_model
+        from scalebench.report.repeat_commands import make_baseline_commands
+        from scalebench.report.terminal import make_overview
 
         runs = survey(paths, baseline)
         for _, line in runs.unreadable[:MAX_UNREADABLE_LINES]:
             self.print_error(f"left out: {line}")
         if (more := len(runs.unreadable) - MAX_UNREADABLE_LINES) > 0:
             self.print_error(f"left out: {more} more that cannot be read")
-        self.rich.print(summary(runs.pooled, runs.baseline_label))
-        self._print_trainings(runs)
-        self._print_memory(runs)
-        for sentence in batch_size.sentences(runs.pooled):
-            self.print_line(sentence)
-        for part in data_or_model(runs.pooled):
+        for part in make_overview(runs):
             self._print_part(part)
-        self._print_collectives(runs.probe_folders)
-        for command in baseline_commands(runs.pooled)[:MAX_BASELINE_COMMANDS]:
+        for command in make_baseline_commands(runs.pooled)[:MAX_BASELINE_COMMANDS]:
             self.print_line(f"for the missing baselines: {command}")
         self.print_line(f"results: {', '.join(str(path) for path in paths)}")
         return runs
 
-    def _print_trainings(self, runs: Survey) -> None:
-        """Print the outcome of runs that trained to a stop."""
-        from scalebench.report import training_tables
+    def print_details(self, folder: Path, records: AttributionRecords | None = None) -> None:
+        """Print where the time of a successful run in `folder` went, and with `records` its lost efficiency.
 
-        if (table := training_tables.summary(runs.pooled)) is not None:
-            self.rich.print(table)
-        for sentence in training_tables.sentences(runs.frame):
-            self.print_line(sentence)
-
-    def _print_memory(self, runs: Survey) -> None:
-        """Print the memory per device where a device keeps less than the full model state, or ran out of memory."""
-        from scalebench.report.sections import memory
-
-        if (table := memory.summary(runs.pooled)) is not None:
-            self.rich.print(table)
-            for sentence in memory.sentences(runs.pooled):
-                self.print_line(sentence)
-
-    def _print_collectives(self, folders: Sequence[Path]) -> None:
-        """Print collective operations and bandwidths of the runs that measured them on request."""
-        if not folders:
-            return
-        from scalebench.analysis import collectives
-        from scalebench.report.sections import sync
-
-        results = [read_result(folder / RESULT_FILE) for folder in folders]
-        operations, transfers = collectives.make_collective_table(results), collectives.make_bandwidth_table(results)
-        for table in sync.tables(operations) if len(operations) else []:
-            self.rich.print(table)
-        for sentence in sync.sentences(operations) if len(operations) else []:
-            self.print_line(sentence)
-        if len(transfers):
-            self.rich.print(sync.bandwidth_table(transfers))
-
-    def print_details(self, folder: Path, runs: Runs | None = None) -> None:
-        """Print where the time of the run in `folder` went and, compared with `runs`, its lost efficiency; nothing for
-        a run that is not ok. Raise InputError where its record cannot be read."""
-        from scalebench.report.terminal import panel
+        Raises InputError if its record cannot be read.
+        """
+        from scalebench.report.terminal import make_details
 
         result = read_result(folder / RESULT_FILE)
-        case = runs.case(result) if runs is not None and result.status == "ok" else None
-        for part in panel(result, folder, case):
+        case = records.attribute(result) if records is not None and result.status == "ok" else None
+        for part in make_details(result, folder, case):
             self._print_part(part)
 
     def _print_part(self, part: Any) -> None:

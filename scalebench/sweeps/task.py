@@ -184,10 +184,10 @@ class SweepSession:
 
     def _write_report(self, folder: Path, survey: Survey) -> None:
         from scalebench.report.html import page  # its import takes longer than a dry run
-        from scalebench.report.report_data import of_survey
+        from scalebench.report.report_data import make_report_data
 
         with self.console.show_activity("the report"):
-            path = page.write(of_survey([folder], survey), folder / "report.html")
+            path = page.write(make_report_data([folder], survey), folder / "report.html")
         self.console.print_line(f"report: {path}")
 
     def release(self) -> None:

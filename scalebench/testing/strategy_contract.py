@@ -42,9 +42,7 @@ class StatedContract:
         from omegaconf import OmegaConf
 
         files = config_files.list_options("strategy")
-        assert cls.strategy in files, (
-            f"no strategy/{cls.strategy}.yaml; add it, and an entry point scalebench.configs"
-        )
+        assert cls.strategy in files, f"no strategy/{cls.strategy}.yaml; add it, and an entry point scalebench.configs"
         return build_record(StrategySpec, OmegaConf.to_container(OmegaConf.load(files[cls.strategy])))
 
     def test_yaml_says_what_it_is(self) -> None:

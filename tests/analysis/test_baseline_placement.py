@@ -73,7 +73,9 @@ def test_records_from_before_there_was_a_choice_are_the_usual_ones() -> None:
     for key in ("device_ids", "bind", "environment"):
         del old.spec["hardware"][key]
     assert Baselines.among([old, pair]).find_bare(pair) is old
-    assert frame_of_results([old], [Path("x")])[["device_ids", "bind", "environment", "transports"]].isna().all(axis=None)
+    assert (
+        frame_of_results([old], [Path("x")])[["device_ids", "bind", "environment", "transports"]].isna().all(axis=None)
+    )
 
 
 def test_the_frame_says_what_was_chosen_and_what_nccl_made_of_it() -> None:

@@ -30,7 +30,9 @@ NOISE = [0.99, 1.01, 1.0, 1.02, 0.98, 1.0, 1.01, 0.99]  # its mean is 1
 WITHIN = "4 B to 256 MiB"
 
 
-def series(latency_s: float, bytes_per_s: float, noise: float = 1.0, name: str = "all_reduce") -> list[CollectiveRecord]:
+def series(
+    latency_s: float, bytes_per_s: float, noise: float = 1.0, name: str = "all_reduce"
+) -> list[CollectiveRecord]:
     """An operation that takes latency + size / rate, in 8 blocks of 10."""
     blocks = [1 + noise * (factor - 1) for factor in NOISE]
     return [

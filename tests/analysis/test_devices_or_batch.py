@@ -39,7 +39,9 @@ def batched(strategy: str, gpus: int, batch: int, run: Result | None = None, **s
 
 def chosen(*results: Result) -> list[DevicesOrBatch]:
     folders = [Path(str(number)) for number in range(len(results))]
-    return compare_devices_with_batch(make_curves(pool_results(results, folders)), summarize_trainings(frame_of_results(results, folders)))
+    return compare_devices_with_batch(
+        make_curves(pool_results(results, folders)), summarize_trainings(frame_of_results(results, folders))
+    )
 
 
 def pairs(found: list[DevicesOrBatch]) -> list[tuple[str, int, int, str, int, int]]:

@@ -21,7 +21,7 @@ from scalebench.analysis import comparison, load, ranking, scaling_curves, time_
 from scalebench.analysis.comparison import Comparison
 from scalebench.analysis.comparison.pairing import load_compared_runs
 from scalebench.analysis.scaling_curves import Curve, make_curves, plain_row
-from scalebench.report.comparison_files import as_json
+from scalebench.report.comparison_text import make_json
 
 Row = dict[str, Any]
 Tables = dict[str, list[Row]]
@@ -126,7 +126,7 @@ def comparison_tables(folder: Path) -> Tables:
 def comparison_rows(found: Comparison) -> Iterator[Row]:
     """The JSON of a comparison as rows: of the comparison, its contrasts with their differences and pairs, and of what
     has no partner."""
-    tree = json.loads(as_json(found, 0))
+    tree = json.loads(make_json(found, 0))
     yield {"row": "comparison", **{key: tree[key] for key in ("status", "refusal", "notes")}}
     for contrast in tree["contrasts"]:
         names = {"a": contrast["a"], "b": contrast["b"]}

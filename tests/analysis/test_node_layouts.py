@@ -14,7 +14,7 @@ from scalebench.analysis.repeats import pool_results
 from scalebench.analysis.scaling_curves import make_curves
 from scalebench.core.result import Result
 from scalebench.core.spec import HardwareSpec
-from scalebench.report.tables import summary
+from scalebench.report.terminal import make_configurations
 from tests.builders.runs import record
 
 
@@ -34,11 +34,11 @@ def test_they_are_rows_of_their_own_with_a_column_that_tells() -> None:
         ("spread", 2, 2),
     ]
     console = rich.console.Console(file=io.StringIO(), width=250)
-    console.print(summary(frame))
+    console.print(make_configurations(frame))
     shown = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert [line.split()[0] for line in shown if "ddp" in line] == ["sequence", "spread"]
     console = rich.console.Console(file=io.StringIO(), width=250)
-    console.print(summary(frame[frame["layout"] == "spread"]))
+    console.print(make_configurations(frame[frame["layout"] == "spread"]))
     assert "layout" not in console.file.getvalue()  # type: ignore[attr-defined]
 
 

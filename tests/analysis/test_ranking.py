@@ -152,7 +152,12 @@ def test_on_a_sweep_the_known_order_comes_back() -> None:
 
 
 def test_words_are_joined_as_people_do() -> None:
-    assert [join_with_and(words) for words in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == ["", "a", "a and b", "a, b and c"]
+    assert [join_with_and(words) for words in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == [
+        "",
+        "a",
+        "a and b",
+        "a, b and c",
+    ]
 
 
 drawn_rows = st.lists(st.tuples(st.floats(1, 1e6), st.none() | st.floats(0, 0.5)), min_size=1, max_size=6).map(

@@ -142,7 +142,12 @@ def test_none_that_can_be_read_is_an_error(sweep: Path, tmp_path: Path) -> None:
 
 def test_what_can_be_read_is_as_load_and_pooled_have_it(sweep: Path) -> None:
     found = survey(sweep)
-    assert isinstance(found, Survey) and found.unreadable == [] and found.baseline_label is None and found.probe_folders == []
+    assert (
+        isinstance(found, Survey)
+        and found.unreadable == []
+        and found.baseline_label is None
+        and found.probe_folders == []
+    )
     assert found.frame.equals(load(sweep)) and found.pooled.equals(pooled(sweep))
     assert frames.frame_of_results(*frames.read_results(sweep)).equals(found.frame)
 

@@ -56,7 +56,8 @@ def test_what_was_not_measured_is_null(changes: dict[str, Any], known: set[str])
 
 def test_launches_of_one_configuration_cost_their_mean() -> None:
     made = [
-        record(gpus=2, block_s=0.1 + 0.01 * r, repeat=r, monitor=MonitorRecord(energy_j=640.0 * (r + 1))) for r in range(3)
+        record(gpus=2, block_s=0.1 + 0.01 * r, repeat=r, monitor=MonitorRecord(energy_j=640.0 * (r + 1)))
+        for r in range(3)
     ]
     each, (row,) = of(*made), of(*made, table=pool_results)
     assert row["energy_j_per_epoch"] == pytest.approx(1000)

@@ -136,7 +136,11 @@ def test_a_line_without_a_half_batch_has_none() -> None:
     assert flat is not None and (flat.half_batch, flat.limit, flat.low) == (None, None, None)
     two = fit_step_time([(10, 0.02), (20, 0.03)])
     assert two is not None and two.half_batch == pytest.approx(10) and two.low is two.high is None
-    assert fit_step_time([(10, 0.02)]) is None and fit_step_time([(10, 0.02), (10, 0.03)]) is None and fit_step_time([]) is None
+    assert (
+        fit_step_time([(10, 0.02)]) is None
+        and fit_step_time([(10, 0.02), (10, 0.03)]) is None
+        and fit_step_time([]) is None
+    )
     with pytest.raises(ValueError, match="an update takes time"):
         fit_step_time([(10, 0.0), (20, 1.0)])
 

@@ -48,7 +48,10 @@ def test_a_sweep_has_a_curve_for_each_strategy_and_the_bare_row_is_one_of_one_po
     assert [one.tags["strategy"] for one in found] == ["bare_torch", "ddp_gloo", "horovod_gloo"]
     group = {"model": "materials_cnn", "dataset": "materials", "hardware": "cpu", "scaling": "weak"}
     assert group_curves(found) == [({**group, "batch": "10 per device"}, found)]
-    assert format_group_title(found[0].group) == "materials_cnn on materials, hardware cpu, weak scaling, batch 10 per device"
+    assert (
+        format_group_title(found[0].group)
+        == "materials_cnn on materials, hardware cpu, weak scaling, batch 10 per device"
+    )
 
 
 def test_figures_are_the_frames_own_and_null_is_none() -> None:

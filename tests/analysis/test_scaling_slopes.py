@@ -68,7 +68,11 @@ def test_the_interval_is_student_t_of_the_regression() -> None:
 def test_two_counts_give_a_slope_without_an_interval_and_one_gives_none() -> None:
     found = known(curve({1: 0.9, 2: 1.7}))
     assert found.value == pytest.approx(0.8) and (found.low, found.high) == (None, None)
-    assert fit_slope(curve({4: 3.0})) is None and fit_slope(curve({1: None, 2: 1.5})) is None and fit_slope(curve({})) is None
+    assert (
+        fit_slope(curve({4: 3.0})) is None
+        and fit_slope(curve({1: None, 2: 1.5})) is None
+        and fit_slope(curve({})) is None
+    )
     assert known(curve({1: 0.9, 2: None, 4: 2.7})).points == ((1, 0.9), (4, 2.7))
 
 

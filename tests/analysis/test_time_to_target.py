@@ -145,7 +145,10 @@ def test_the_table_has_a_row_a_training(tmp_path: Path) -> None:
     found = make_training_table(scalebench.load(tmp_path))
     assert list(found.columns) == TRAINING_TABLE_COLUMNS and list(found["strategy"]) == ["ddp_gloo", "mirrored"]
     assert list(found["reached"]) == [3, 3] and (found["time_to_target_s_low"] < found["time_to_target_s"]).all()
-    assert list(make_training_table(rows(record("ddp"))).columns) == TRAINING_TABLE_COLUMNS and make_training_table(rows(record("ddp"))).empty
+    assert (
+        list(make_training_table(rows(record("ddp"))).columns) == TRAINING_TABLE_COLUMNS
+        and make_training_table(rows(record("ddp"))).empty
+    )
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -15,7 +15,9 @@ from tests.builders.sweeps import EPOCH_SAMPLES, curve, training
 
 
 def test_a_training_tells_where_it_ended() -> None:
-    found = training_columns.training_cells(training(values=(0.4, 0.1, 0.2), target=0.15, settings={"weight_decay": 0.5}))
+    found = training_columns.training_cells(
+        training(values=(0.4, 0.1, 0.2), target=0.15, settings={"weight_decay": 0.5})
+    )
     told = {
         key: found[key] for key in ("stopped_by", "target", "trained_steps", "trained_epochs", "trained_s", "points")
     }
@@ -45,13 +47,18 @@ def test_a_run_that_measured_its_throughput_has_none_of_it() -> None:
     null = ("stopped_by", "target", "trained_s", "trained_steps", "train_metric", "generalisation_gap", "best_metric")
     assert {found[name] for name in (*null, "points", "first_step_s", "max_batch_per_device")} == {None}
     assert found["learning_rate"] == 1e-3, "as asked"
-    assert training_columns.epoch_s_of_training(record()) is None and training_columns.count_measured_samples(record()) is None
+    assert (
+        training_columns.epoch_s_of_training(record()) is None
+        and training_columns.count_measured_samples(record()) is None
+    )
 
 
 def test_a_record_of_before_there_were_trainings() -> None:
     old = record()
     old.spec = {"strategy": {"name": "ddp"}}
-    assert {value for key, value in training_columns.training_cells(old).items() if key != "max_batch_per_device"} == {None}
+    assert {value for key, value in training_columns.training_cells(old).items() if key != "max_batch_per_device"} == {
+        None
+    }
 
 
 def test_points_without_a_metric() -> None:

@@ -79,7 +79,9 @@ def test_the_exchange_alone_lasts_until_the_last_rank_has_it() -> None:
 
 
 def test_data_without_a_switch_of_the_exchange() -> None:
-    found = step_breakdown.data_loading(group(probes(sync_off_s=[], sync_on_s=[0.020] * BLOCKS, fixed_batch_s=[0.018] * BLOCKS)))
+    found = step_breakdown.data_loading(
+        group(probes(sync_off_s=[], sync_on_s=[0.020] * BLOCKS, fixed_batch_s=[0.018] * BLOCKS))
+    )
     assert found is not None and found.value == pytest.approx(0.001)
 
 

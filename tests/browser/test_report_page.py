@@ -16,10 +16,10 @@ from selenium.webdriver.support.wait import WebDriverWait
 
 import scalebench
 from scalebench.report.html.page import write
-from scalebench.report.report_data import gather
+from scalebench.report.report_data import load_report_data
 from tests.browser.conftest import width
 from tests.builders import sweeps
-from tests.report.builders import sections
+from tests.report.html.made_up import sections
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 WAIT_S = 30
@@ -35,7 +35,7 @@ def page(browser: Chrome, tmp_path: Path) -> Chrome:
 
 def made(folder: Path) -> Path:
     sweeps.sweep(folder / "sweep")
-    evidence = gather([folder / "sweep"])
+    evidence = load_report_data([folder / "sweep"])
     return write(evidence, folder / "sweep" / "report.html", sections(evidence.frame))
 
 
@@ -100,7 +100,7 @@ def test_bars_with_tags_of_their_own_go_one_by_one(page: Chrome) -> None:
 
 def test_words_and_code_are_filtered_too(page: Chrome) -> None:
     page.find_element(By.CSS_SELECTOR, "details.fold > summary").click()
-    warning = page.find_element(By.CSS_SELECTOR, ".words.warning")
+    warning = page.find_element(By.CSS_SELECTOR, ".paragraph.warning")
     assert warning.is_displayed()
     box(page, "strategy", "horovod_gloo").click()
     assert not warning.is_displayed()
@@ -196,7 +196,7 @@ def test_no_width_makes_the_page_scroll_sideways(browser: Chrome, tmp_path: Path
 
 def test_charts_are_drawn_when_they_come_near(browser: Chrome, tmp_path: Path) -> None:
     sweeps.sweep(tmp_path / "sweep", gpus=(1, 2))
-    evidence = gather([tmp_path / "sweep"])
+    evidence = load_report_data([tmp_path / "sweep"])
     many = [one for number in range(30) for one in [renamed(sections(evidence.frame)[1], number)]]
     open_page(browser, write(evidence, tmp_path / "report.html", many))
     drawn = "return document.querySelectorAll('.plot[data-drawn]').length"

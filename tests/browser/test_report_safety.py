@@ -10,7 +10,7 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 
 from scalebench.report.html.page import write
-from scalebench.report.report_data import gather
+from scalebench.report.report_data import load_report_data
 from tests.browser.test_report_page import made, open_page
 from tests.builders import sweeps
 from tests.report.html.test_page import nasty_sections
@@ -21,7 +21,7 @@ RAN = "return [window.ran, document.images.length, document.querySelectorAll('sc
 
 def test_nothing_in_a_result_runs(browser: Chrome, tmp_path: Path) -> None:
     sweeps.sweep(tmp_path / "sweep", gpus=(1,))
-    evidence = gather([tmp_path / "sweep"])
+    evidence = load_report_data([tmp_path / "sweep"])
     open_page(browser, write(evidence, tmp_path / "report.html", nasty_sections()))
     browser.execute_script("document.querySelectorAll('details').forEach(one => { one.open = true; })")
     for one in browser.find_elements(By.CSS_SELECTOR, "#filters input"):
@@ -37,7 +37,7 @@ def test_nothing_in_a_result_runs(browser: Chrome, tmp_path: Path) -> None:
 
 def test_long_words_do_not_make_the_page_wide(browser: Chrome, tmp_path: Path) -> None:
     sweeps.sweep(tmp_path / "sweep", gpus=(1,))
-    evidence = gather([tmp_path / "sweep"])
+    evidence = load_report_data([tmp_path / "sweep"])
     open_page(browser, write(evidence, tmp_path / "report.html", nasty_sections("n" * 400)), pixels=390)
     browser.execute_script("document.querySelectorAll('details').forEach(one => { one.open = true; })")
     assert browser.execute_script("return document.documentElement.scrollWidth") == 390

@@ -8,7 +8,7 @@ import pytest
 from selenium.webdriver import Chrome
 
 from scalebench.report.html.page import write
-from scalebench.report.report_data import DETAILED, Evidence, gather
+from scalebench.report.report_data import MAX_DETAILED_RUNS, ReportData, load_report_data
 from tests.browser.conftest import width
 from tests.browser.test_report_page import wait
 from tests.builders import sweeps
@@ -18,11 +18,11 @@ STRATEGIES = ("bare_torch", "ddp_gloo", "ddp_nccl", "horovod_gloo", "horovod_mpi
               "mirrored", "fsdp", "lightning_horovod", "multiworker")  # fmt: skip
 
 
-def many(folder: Path) -> Evidence:
+def many(folder: Path) -> ReportData:
     """Runs with probes, as many as are told in detail and a few more."""
     sweeps.sweep(folder, STRATEGIES, gpus=(1, 2, 4, 8), repeats=5)
-    evidence = gather([folder])
-    assert DETAILED <= len(evidence.frame) <= DETAILED + 5
+    evidence = load_report_data([folder])
+    assert MAX_DETAILED_RUNS <= len(evidence.frame) <= MAX_DETAILED_RUNS + 5
     return evidence
 
 
@@ -38,7 +38,7 @@ def test_two_hundred_runs_are_a_page_of_less_than_six_megabytes(tmp_path: Path) 
 def test_all_charts_of_a_whole_report_can_be_drawn(browser: Chrome, tmp_path: Path) -> None:
     sweeps.sweep(tmp_path / "sweep", STRATEGIES[:4])
     width(browser, 1280)
-    browser.get(write(gather([tmp_path / "sweep"]), tmp_path / "report.html").as_uri())
+    browser.get(write(load_report_data([tmp_path / "sweep"]), tmp_path / "report.html").as_uri())
     browser.execute_script("document.querySelectorAll('details').forEach(one => { one.open = true; })")
     height = browser.execute_script("return document.documentElement.scrollHeight")
     for place in range(0, height, 500):

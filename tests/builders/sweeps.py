@@ -18,7 +18,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from scalebench.core.result import BatchTrial, CurvePoint, DeviceMonitorRecord, MaxBatch, MonitorRecord, ProfiledOperation, ProbeRecord, Profile, Quality, Result, Sync, first_point_at_target, write_result
+from scalebench.core.result import (
+    BatchTrial,
+    CurvePoint,
+    DeviceMonitorRecord,
+    MaxBatch,
+    MonitorRecord,
+    ProbeRecord,
+    Profile,
+    ProfiledOperation,
+    Quality,
+    Result,
+    Sync,
+    first_point_at_target,
+    write_result,
+)
 from scalebench.core.spec import StopSpec
 from scalebench.measure.monitor.time_series import SampleRows
 from tests.builders.runs import rank, record, simulated_config

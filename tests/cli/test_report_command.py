@@ -23,7 +23,7 @@ def runs() -> None:
 def empty_reports(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a report tells is not of the verb; one test has it whole."""
     if request.node.name != "test_a_whole_report":
-        monkeypatch.setattr("scalebench.report.sections.NAMES", [])
+        monkeypatch.setattr("scalebench.report.sections.SECTIONS", [])
         monkeypatch.setattr("scalebench.report.figures.write", lambda evidence, folder: folder.mkdir())
 
 

@@ -17,7 +17,7 @@ from scalebench.analysis.load import frame_of_results
 from scalebench.core.errors import InputError
 from scalebench.core.result import SCHEMA_PATH, Result, read_result, result_schema
 from scalebench.core.run_folder import RESULT_FILE
-from scalebench.report.tables import summary
+from scalebench.report.terminal import make_configurations
 from scalebench.runner.parent import run_spec
 from tests.builders.runs import rank, record, simulated_spec
 
@@ -122,4 +122,4 @@ def test_reader_and_schema_agree(path: tuple[Any, ...], drop: bool, value: Any, 
     except InputError as error:
         assert "\n" not in str(error) and value == -1
         return
-    assert summary(table).row_count == 1
+    assert make_configurations(table).row_count == 1

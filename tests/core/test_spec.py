@@ -12,7 +12,19 @@ from typing import Any
 import pytest
 
 from scalebench.core.errors import InputError
-from scalebench.core.spec import Config, RankPlacement, RunSpec, StopSpec, TrainSpec, check_fields, has_stop, normalize_train_options, peak_learning_rate, read_spec, write_spec
+from scalebench.core.spec import (
+    Config,
+    RankPlacement,
+    RunSpec,
+    StopSpec,
+    TrainSpec,
+    check_fields,
+    has_stop,
+    normalize_train_options,
+    peak_learning_rate,
+    read_spec,
+    write_spec,
+)
 from tests.builders.configs import put
 from tests.builders.runs import simulated_spec
 

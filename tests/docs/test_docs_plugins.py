@@ -136,7 +136,9 @@ def problem(line: str) -> str:
     with pytest.raises(PluginError) as caught:
         registry.refuse_broken_plugins(config)
         path = config_files.list_options("strategy")[name[1]]
-        registry.check_options_agree(name[1], registry.load_strategy(name[1]), config_files.read_yaml(path).get("options") or {})
+        registry.check_options_agree(
+            name[1], registry.load_strategy(name[1]), config_files.read_yaml(path).get("options") or {}
+        )
     return str(caught.value)
 
 

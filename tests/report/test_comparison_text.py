@@ -1,25 +1,43 @@
-"""A comparison in words and tables."""
+"""Comparisons as text, JSON, JUnit XML and Markdown."""
 
 from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from scalebench.analysis.comparison import Comparison, compare, compare_by
 from scalebench.core.stats.estimates import Estimate
-from scalebench.report.comparison_text import MOST_TOLD, label, p_value, printable, ratio, sentences, text, verdict
-from tests.builders.comparisons import make_failed_run, machine_settings, make_runs, train_settings
+from scalebench.report.comparison_text import (
+    MAX_LINES,
+    clean_line,
+    describe_verdict,
+    escape_markup,
+    format_comparison,
+    format_label,
+    format_p,
+    format_speed_ratio,
+    list_sentences,
+    make_json,
+    make_junit,
+    make_markdown,
+)
+from tests.builders.comparisons import failed, machine, made, train
 
 STEADY = [0.1, 0.1005, 0.0995, 0.1002, 0.0998]
 SLOW = [each * 1.05 for each in STEADY]
 
 
 def regression() -> Comparison:
-    a = [*make_runs("a", STEADY), *make_runs("a", STEADY, gpus=2)]
-    return compare(a, [*make_runs("b", SLOW, **machine_settings(driver_version="2")), *make_runs("b", STEADY, gpus=2)], threshold=0.03)
+    a = [*made("a", STEADY), *made("a", STEADY, gpus=2)]
+    return compare(a, [*made("b", SLOW, **machine(driver_version="2")), *made("b", STEADY, gpus=2)], threshold=0.03)
 
 
 def test_the_table_has_figures_interval_test_and_verdict() -> None:
-    lines = text(regression()).splitlines()
+    lines = format_comparison(regression()).splitlines()
     assert lines[0] == "B over A"
     head, first, second = lines[2], lines[4], lines[5]
     for word in ("strategy", "gpus", "A samples/s", "B samples/s", "B / A (95 %)", "p (Holm)", "test", "verdict"):
@@ -31,7 +49,7 @@ def test_the_table_has_figures_interval_test_and_verdict() -> None:
 
 
 def test_sentences_end_with_the_verdict() -> None:
-    lines = sentences(regression())
+    lines = list_sentences(regression())
     assert lines[0].startswith("B over A: median of 2 pairs ")
     assert "also differs, B over A: machine.driver_version: none, 2 (1 of 2 pairs)" in lines
     assert lines[-1] == "regression: 1 of 2 pairs slower by more than 3 %, most ddp gpus=1"
@@ -47,45 +65,45 @@ def test_sentences_end_with_the_verdict() -> None:
     ],
 )
 def test_verdicts_in_words(b_s: list[float], threshold: float | None, words: str) -> None:
-    assert verdict(compare(make_runs("a", STEADY), make_runs("b", b_s), threshold=threshold)) == words
+    assert describe_verdict(compare(made("a", STEADY), made("b", b_s), threshold=threshold)) == words
 
 
 def test_of_the_same_runs() -> None:
-    runs = make_runs("a", STEADY)
-    assert verdict(compare(runs, runs, threshold=0.03)) == "no difference: 1 pair, both sides the same runs"
+    runs = made("a", STEADY)
+    assert describe_verdict(compare(runs, runs, threshold=0.03)) == "no difference: 1 pair, both sides the same runs"
 
 
 def test_what_cannot_be_compared_says_why() -> None:
-    found = compare(make_runs("a", STEADY), make_runs("b", STEADY, **train_settings(batch_per_device=20)))
-    assert verdict(found).startswith("not comparable: nothing in A pairs with B: closest rows differ in train.batch")
-    assert text(found).splitlines()[-1] == verdict(found)
+    found = compare(made("a", STEADY), made("b", STEADY, **train(batch_per_device=20)))
+    assert describe_verdict(found).startswith(
+        "not comparable: nothing in A pairs with B: closest rows differ in train.batch"
+    )
+    assert format_comparison(found).splitlines()[-1] == describe_verdict(found)
 
 
 def test_a_failed_run_is_named() -> None:
     found = compare(
-        [*make_runs("a", STEADY), *make_runs("a", STEADY, gpus=2)], [*make_runs("b", SLOW), make_failed_run("b", gpus=2)], threshold=0.0
+        [*made("a", STEADY), *made("a", STEADY, gpus=2)], [*made("b", SLOW), failed("b", gpus=2)], threshold=0.0
     )
-    assert verdict(found) == "failed run: 1 run failed, such as ddp gpus=2: failed: told to fail"
-    assert "B ddp gpus=2: failed: told to fail" in sentences(found)
+    assert describe_verdict(found) == "failed run: 1 run failed, such as ddp gpus=2: failed: told to fail"
+    assert "B ddp gpus=2: failed: told to fail" in list_sentences(found)
 
 
 def test_what_an_interval_misses_is_told_once() -> None:
     def blocks_told(a: list[float], b: list[float]) -> list[str]:
-        return [line for line in sentences(compare(make_runs("a", a), make_runs("b", b))) if "launch" in line]
+        return [line for line in list_sentences(compare(made("a", a), made("b", b))) if "repeat" in line]
 
-    assert (
-        len(blocks_told([0.1], [0.1])) == 1 and "misses what differs between launches" in blocks_told([0.1], [0.1])[0]
-    )
+    assert len(blocks_told([0.1], [0.1])) == 1 and "misses what differs between repeats" in blocks_told([0.1], [0.1])[0]
     assert blocks_told(STEADY, STEADY) == []
     assert blocks_told([0.1] * 2, [0.1]) == [
-        "note: no interval, no verdict: three launches on one side give one (measure.repeats=3)"
+        "note: no interval, no verdict: three repeats on one side give one (measure.repeats=3)"
     ]
 
 
 def test_the_median_has_range_and_interval() -> None:
     found = [one for gpus in range(1, 7) for n, p in enumerate(("float32", "tf32"))
-             for one in make_runs("ab"[n], [0.1 / (1 + n * 0.25 * gpus)], gpus=gpus, **train_settings(precision=p))]  # fmt: skip
-    told = sentences(compare_by(found, "train.precision", "float32"))[0]
+             for one in made("ab"[n], [0.1 / (1 + n * 0.25 * gpus)], gpus=gpus, **train(precision=p))]  # fmt: skip
+    told = list_sentences(compare_by(found, "train.precision", "float32"))[0]
     assert told.startswith(
         "tf32 over float32: median of 6 pairs 1.875 [1.250, 2.500] (95 % of the median of such pairs"
     )
@@ -93,29 +111,29 @@ def test_the_median_has_range_and_interval() -> None:
 
 
 def test_left_out_keys_are_told() -> None:
-    found = compare(make_runs("a", STEADY), make_runs("b", STEADY, seed=1), ignore=["seed"])
-    assert "note: left out of the pairing: seed" in sentences(found)
+    found = compare(made("a", STEADY), made("b", STEADY, seed=1), ignore=["seed"])
+    assert "note: left out of the pairing: seed" in list_sentences(found)
 
 
 def test_long_lists_are_cut() -> None:
-    many = [one for gpus in range(2, 40) for one in make_runs("a", [0.1], gpus=gpus)]
-    lines = sentences(compare([*many, *make_runs("a", [0.1])], make_runs("b", [0.1])))
-    assert f"and {38 - MOST_TOLD} more rows (--format json has all)" in lines
+    many = [one for gpus in range(2, 40) for one in made("a", [0.1], gpus=gpus)]
+    lines = list_sentences(compare([*many, *made("a", [0.1])], made("b", [0.1])))
+    assert f"and {38 - MAX_LINES} more rows (--format json has all)" in lines
 
 
 def test_nothing_of_a_record_moves_the_cursor_or_is_markup() -> None:
     evil = "\x1b[31m[red]\nx\ud800\x00"
-    found = compare([*make_runs("a", STEADY)], [*make_runs("b", STEADY), make_failed_run("b", gpus=2, reason=evil)], threshold=0.0)
-    told = text(found)
+    found = compare([*made("a", STEADY)], [*made("b", STEADY), failed("b", gpus=2, reason=evil)], threshold=0.0)
+    told = format_comparison(found)
     assert "?[31m[red] x??" in told
     assert "\x1b" not in told and told.encode("utf-8")
-    assert printable("a\x07b\u202ec") == "a?b?c"
+    assert clean_line("a\x07b\u202ec") == "a?b?c"
 
 
 def test_values_of_a_key_are_no_markup_either() -> None:
-    a, b = (make_runs(side, [0.1], **train_settings(optimizer=name)) for side, name in (("a", "adam"), ("b", "[red]x\x1b")))
+    a, b = (made(side, [0.1], **train(optimizer=name)) for side, name in (("a", "adam"), ("b", "[red]x\x1b")))
     found = compare_by([*a, *b], "train.optimizer", "adam")
-    lines = text(found).splitlines()
+    lines = format_comparison(found).splitlines()
     assert lines[0] == "[red]x? over adam" and "[red]x? samples/s" in lines[2]
 
 
@@ -129,9 +147,109 @@ def test_values_of_a_key_are_no_markup_either() -> None:
     ],
 )
 def test_ratios(value: float, interval: Estimate | None, words: str) -> None:
-    assert ratio(value, interval) == words
+    assert format_speed_ratio(value, interval) == words
 
 
 def test_small_words() -> None:
-    assert [p_value(p) for p in (None, 0.0001, 0.0123, 1.0)] == ["", "< 0.001", "0.012", "1.000"]
-    assert label({"model": "mlp", "strategy": "ddp", "gpus": "2"}) == "mlp ddp gpus=2"
+    assert [format_p(p) for p in (None, 0.0001, 0.0123, 1.0)] == ["", "< 0.001", "0.012", "1.000"]
+    assert format_label({"model": "mlp", "strategy": "ddp", "gpus": "2"}) == "mlp ddp gpus=2"
+
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "comparison.json"
+EVIL = "<script>alert('x')</script> & | `x` [a](http://b) \x1b[31m \x00 \ud800 ]]> \U0001f600"
+
+
+def found(reason: str = "told to fail") -> Comparison:
+    """A regression, a pair without a difference, a failed run, and a row without a partner."""
+    a = [one for gpus in (1, 2, 4, 8) for one in made("a", STEADY, gpus=gpus)]
+    b = [*made("b", [each * 1.05 for each in STEADY], **machine(driver_version="2")), *made("b", STEADY, gpus=2),
+         failed("b", gpus=4, reason=reason)]  # fmt: skip
+    return compare(a, b, threshold=0.03)
+
+
+def rounded(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {key: rounded(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [rounded(value) for value in tree]
+    return float(f"{tree:.6g}") if isinstance(tree, float) else tree
+
+
+def test_json_is_as_agreed() -> None:
+    """Other programs read it: a change of the golden file is one of theirs."""
+    assert rounded(json.loads(make_json(found(), 5))) == json.loads(GOLDEN.read_text(encoding="utf-8"))
+
+
+def test_json_has_no_infinity() -> None:
+    wide = compare(made("a", [1e-150, 1e150, 1.0]), made("b", [1.0, 1e-150, 1e150]))
+    (pair,) = json.loads(make_json(wide, 0), parse_constant=pytest.fail)["contrasts"][0]["pairs"]
+    assert wide.pairs[0].interval.high == float("inf") and pair["ratio_high"] is None and pair["ratio_low"] == 0.0
+
+
+def cases(made: str) -> dict[str, ET.Element]:
+    return {case.get("name", ""): case for case in ET.fromstring(made).iter("testcase")}
+
+
+def test_junit_has_a_case_for_each_pair() -> None:
+    told = make_junit(found(), 5)
+    by_name = cases(told)
+    assert {name: [child.tag for child in case] for name, case in by_name.items()} == {
+        "ddp gpus=1: B over A": ["failure"],
+        "ddp gpus=2: B over A": ["system-out"],
+        "ddp gpus=4: B b-ddp-4-failed": ["error"],
+        "ddp gpus=8: A": ["skipped"],
+    }
+    failure = by_name["ddp gpus=1: B over A"].find("failure")
+    assert failure.get("type") == "regression" and failure.get("message").startswith("slower: 0.952 [")
+    suite = ET.fromstring(told).find("testsuite")
+    assert {key: suite.get(key) for key in ("tests", "failures", "errors", "skipped")} == {
+        "tests": "4", "failures": "1", "errors": "1", "skipped": "1"
+    }  # fmt: skip
+    assert "machine.driver_version" in suite.findtext("system-out")
+
+
+def test_junit_of_nothing_to_compare() -> None:
+    refused = compare(made("a", STEADY), made("b", STEADY, **train(batch_per_device=20)))
+    for code, tag in ((4, "error"), (0, "skipped")):
+        (child,) = cases(make_junit(refused, code))["pairing"]
+        assert child.tag == tag and "train.batch_per_device: 10 and 20" in child.get("message")
+
+
+def test_junit_without_a_threshold_fails_nothing() -> None:
+    told = make_junit(compare(made("a", STEADY), [*made("b", [0.2] * 3), failed("b", gpus=2)]), 0)
+    assert {child.tag for case in cases(told).values() for child in case} == {"system-out", "skipped"}
+
+
+def test_junit_holds_any_text() -> None:
+    told = make_junit(found(EVIL), 5).encode("utf-8").decode()
+    message = cases(told)["ddp gpus=4: B b-ddp-4-failed"].find("error").get("message")
+    assert message == "failed: <script>alert('x')</script> & | `x` [a](http://b) ?[31m ? ? ]]> \U0001f600"
+
+
+def test_markdown_is_a_table_of_plain_text() -> None:
+    lines = make_markdown(found(EVIL)).splitlines()
+    assert lines[0].startswith("**failed run: 1 run failed")
+    rows = [line for line in lines if line.startswith("|")]
+    assert len(rows) == 4 and len({row.count(" | ") for row in rows}) == 1
+    assert "REGRESSION" in rows[2] and "no difference resolved" in rows[3]
+    (told,) = [line for line in lines if line.startswith("- B ddp gpus=4")]
+    assert "&lt;script\\>" in told and "\\| \\`x\\` \\[a\\](http\\://b)" in told and "<" not in told
+    assert told.encode("utf-8") and "\x1b" not in told
+
+
+PLAIN = {
+    "a_b*c": "a\\_b\\*c",
+    "a\nb": "a b",
+    "- x": "\\- x",
+    "a - b": "a - b",
+    "&lt;": "&amp;lt;",
+    "a:smile: b: c": "a\\:smile: b: c",
+    "@me #1 ~x~": "\\@me \\#1 \\~x\\~",
+    "1.000 [0.9, 1.1]": "1.000 \\[0.9, 1.1\\]",
+    "a\\|b": "a\\\\\\|b",
+}
+
+
+@pytest.mark.parametrize(("text", "plain"), PLAIN.items())
+def test_markup_is_escaped(text: str, plain: str) -> None:
+    assert escape_markup(text) == plain

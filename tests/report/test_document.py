@@ -1,15 +1,31 @@
-"""What sections have in common: series with gaps, ids that are the only ones, and the best of too many."""
+"""Charts and tables made from rows of the frame."""
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pandas as pd
+import pytest
 
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.report import document
-from scalebench.report.document import Group, bands, bars, best, cell, duration, groups, lines, sentences, series
-from tests.report.builders import SCRIPT
+from scalebench.report.document import (
+    CurveGroup,
+    clean_text,
+    downsample,
+    format_duration_column,
+    group_curves,
+    join_sentences,
+    make_bar_series,
+    make_cell,
+    make_line_series,
+    make_relative_link,
+    make_series,
+    select_best_curves,
+)
+from scalebench.report.flag_text import describe_curve_intervals
+from tests.report.section_blocks import SCRIPT
 
 SHARED = {"model": "m", "dataset": "d", "hardware": "h", "scaling": "weak", "batch": "10 per device"}
 
@@ -25,60 +41,113 @@ def curve(name: str, *rows: dict[str, Any], **shared: str) -> Curve:
 
 def test_a_row_without_the_figure_is_a_gap_in_a_line_and_no_bar() -> None:
     drawn = curve("a", row(1, x=0.5), row(2, x=None), row(4, x=0.0, x_low=-1.0, x_high=None))
-    (line,) = lines([drawn, curve("b", row(1, x=None)), curve("c", row(1))], "x")
+    (line,) = make_line_series([drawn, curve("b", row(1, x=None)), curve("c", row(1))], "x")
     assert (line.x, line.y, line.low, line.high) == ([1, 2, 4], [0.5, None, 0], [None, None, -1], [None] * 3)
     assert line.style == "line" and line.tags == {"strategy": "a"}
-    (bar,) = bars([drawn], "x")
+    (bar,) = make_bar_series([drawn], "x")
     assert (bar.x, bar.y, bar.low, bar.high) == ([1, 4], [0.5, 0], [None, -1], [None, None])
-    (point,) = lines([curve("a", row(1, x=None), row(2, x=1.0))], "x")
+    (point,) = make_line_series([curve("a", row(1, x=None), row(2, x=1.0))], "x")
     assert point.style == "points" and point.low == ()
 
 
 def test_limits_have_a_name_of_their_own_where_the_frame_gives_them_one() -> None:
     rows = [{"batch": 8, "rate": 2.0, "r_low": 1.0, "r_high": 3.0}]
-    made = series("a", {}, rows, "batch", "rate", "r")
+    made = make_series("a", {}, rows, "batch", "rate", "r")
     assert made is not None and (made.x, made.low, made.high) == ([8], [1], [3])
-    assert series("a", {}, [], "batch", "rate", "r") is None
+    assert make_series("a", {}, [], "batch", "rate", "r") is None
 
 
 def test_ids_are_the_only_ones_and_hold_nothing_but_letters() -> None:
-    made, _ = groups([curve("a", row(1), hardware=f"{SCRIPT} {'long ' * 40}{n}") for n in range(12)])
-    ids = [group.id("usage", "gpu_util") for group in made]
-    assert len(set(ids)) == 12 and max(map(len, ids)) <= document.SLUG
+    made, _ = group_curves([curve("a", row(1), hardware=f"{SCRIPT} {'long ' * 40}{n}") for n in range(12)])
+    ids = [group.make_id("usage", "gpu_util") for group in made]
+    assert len(set(ids)) == 12 and max(map(len, ids)) <= document.MAX_ID_LENGTH
     assert all(set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-") for name in ids)
     assert (
-        Group(3, SHARED, [], []).id("sync", "epoch") == "sync-epoch-3-m-on-d-hardware-h-weak-scaling-batch-10-per-dev"
+        CurveGroup(3, SHARED, [], []).make_id("sync", "epoch")
+        == "sync-epoch-3-m-on-d-hardware-h-weak-scaling-batch-10-per-dev"
     )
 
 
 def test_of_many_curves_those_that_are_best_somewhere_are_kept() -> None:
     many = [curve(str(n), row(1, 100.0 - n), row(2, 100.0)) for n in range(40)]
     many.append(curve("late", row(1, 1.0), row(8, 5.0)))
-    kept, words = best(many, 10)
+    kept, words = select_best_curves(many, 10)
     assert [one.name for one in kept] == [*map(str, range(9)), "late"]
     assert [one.text[:10] for one in words] == ["41 curves "]
-    assert best(many[:10], 10) == (many[:10], [])
+    assert select_best_curves(many[:10], 10) == (many[:10], [])
 
 
 def test_of_many_groups_those_with_most_rows_are_kept() -> None:
-    small = [curve("a", row(1), hardware=f"h{n}") for n in range(document.MOST_GROUPS + 3)]
+    small = [curve("a", row(1), hardware=f"h{n}") for n in range(document.MAX_CURVE_GROUPS + 3)]
     large = curve("a", row(1), row(2), hardware="large")
-    made, (words,) = groups([*small, large])
-    assert [group.shared["hardware"] for group in made][-1] == "large" and len(made) == document.MOST_GROUPS
+    made, (words,) = group_curves([*small, large])
+    assert [group.shared["hardware"] for group in made][-1] == "large" and len(made) == document.MAX_CURVE_GROUPS
     assert words.text.startswith(f"{len(small) + 1} combinations")
-    assert [group.number for group in made] == list(range(1, document.MOST_GROUPS + 1))
-    wanted, none = groups([*small, large], lambda members: len(members[0].rows) > 1)
+    assert [group.number for group in made] == list(range(1, document.MAX_CURVE_GROUPS + 1))
+    wanted, none = group_curves([*small, large], lambda members: len(members[0].rows) > 1)
     assert [group.shared["hardware"] for group in wanted] == ["large"] and none == []
 
 
 def test_words() -> None:
-    assert sentences("one", "", "Two.") == "One. Two." and sentences() == ""
-    assert bands([curve("a", row(1, interval_over=None))]) == ""
-    assert bands([curve("a", row(1, interval_over="repeats", repeats=3))]) == "intervals: 95 %, over 3 launches"
-    assert duration({"x": 0.00135, "x_low": 0.0012, "x_high": 0.00151}, "x") == "1.35 ms [1.20, 1.51]"
-    assert duration({"x": 0.00135, "x_low": 0.0012, "x_high": pd.NA}, "x") == "1.35 ms"
-    assert duration({"x": None, "x_low": None, "x_high": None}, "x") == ""
+    assert join_sentences("one", "", "Two.") == "One. Two." and join_sentences() == ""
+    assert describe_curve_intervals([curve("a", row(1, interval_over=None))]) == ""
+    assert (
+        describe_curve_intervals([curve("a", row(1, interval_over="repeats", repeats=3))])
+        == "intervals: 95 %, over 3 repeats"
+    )
+    assert format_duration_column({"x": 0.00135, "x_low": 0.0012, "x_high": 0.00151}, "x") == "1.35 ms [1.20, 1.51]"
+    assert format_duration_column({"x": 0.00135, "x_low": 0.0012, "x_high": pd.NA}, "x") == "1.35 ms"
+    assert format_duration_column({"x": None, "x_low": None, "x_high": None}, "x") == ""
 
 
 def test_cells() -> None:
-    assert (cell("a").value, cell("").value, cell("", pd.NA).value, cell("1 s", 1).value) == ("a", None, None, 1.0)
+    cells = make_cell("a"), make_cell(""), make_cell("", pd.NA), make_cell("1 s", 1)
+    assert [cell.value for cell in cells] == ["a", None, None, 1.0]
+
+
+def test_few_points_stay_as_they_are() -> None:
+    points = [(float(x), float(-x)) for x in range(20)]
+    assert downsample(points, 20) == points
+    assert downsample([], 4) == []
+
+
+def test_dips_and_peaks_and_ends_stay() -> None:
+    chance = random.Random(1)
+    points = [(float(x), 100 + chance.random()) for x in range(10_000)]
+    points[4321], points[8765] = (4321.0, 3.0), (8765.0, 900.0)
+    found = downsample(points, 200)
+    assert 150 < len(found) <= 200 and len(set(found)) == len(found)
+    assert found[0] == points[0] and found[-1] == points[-1]
+    assert (4321.0, 3.0) in found and (8765.0, 900.0) in found
+    assert [x for x, _ in found] == sorted(x for x, _ in found)
+    assert len(downsample(points[:203], 200)) <= 200
+
+
+def test_a_level_line_needs_one_point_a_stretch() -> None:
+    assert len(downsample([(float(x), 5.0) for x in range(1000)], 100)) == 51
+
+
+def test_control_characters_go_and_lines_stay() -> None:
+    assert clean_text("\x1b[31mred\x1b[0m\x00\x07\tone\ntwo") == "red\tone\ntwo"
+    assert clean_text("half \ud800 a sign").encode() == b"half ? a sign"
+    assert clean_text(3) == 3
+
+
+@pytest.mark.parametrize(
+    ("link", "expected"),
+    [
+        ("0/rank0.log", "./0/rank0.log"),
+        ("a b/<x>.json", "./a%20b/%3Cx%3E.json"),
+        ("javascript:alert(1)", "./javascript%3Aalert%281%29"),
+        ("https://example.org/x", "./https%3A/example.org/x"),
+        ("//example.org/x", "./example.org/x"),
+        ("x.json?a#b", "./x.json%3Fa%23b"),
+        ("", "./."),
+    ],
+)
+def test_links_are_files_beside_the_page(link: str, expected: str) -> None:
+    assert make_relative_link(link, "/sweep", "/sweep") == expected
+
+
+def test_a_page_elsewhere_links_back() -> None:
+    assert make_relative_link("0/trace.json", "/data/sweep", "/reports/today") == "./../../data/sweep/0/trace.json"

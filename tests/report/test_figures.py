@@ -13,15 +13,15 @@ from scalebench.core.errors import InputError
 from scalebench.report import figures
 from scalebench.report.document import Axis, Chart, Series
 from scalebench.report.figures import COLOURS, GREY
-from scalebench.report.html.plots import Looks
-from tests.report.builders import EVIL, TAGS, lines, stacked
+from scalebench.report.html.plots import ChartStyles
+from tests.report.sections_by_hand import EVIL, TAGS, lines, stacked
 
 COLUMN_PX, PAGE_PX = 1050, 2160
 
 
 def axes_of(chart: Chart) -> Any:
-    with figures._style():
-        figure = figures._figure(chart, Looks([chart]).of(chart), figures._figure_type())
+    with figures._paper_style():
+        figure = figures._make_figure(chart, ChartStyles([chart]).of(chart), figures._import_figure())
     return figure.axes[0]
 
 
@@ -31,7 +31,7 @@ def many() -> Chart:
 
 
 def test_every_chart_twice_and_the_same_each_time(tmp_path: Path) -> None:
-    first, again = (figures.save([lines(), stacked()], tmp_path / name) for name in ("a", "b"))
+    first, again = (figures.save_charts([lines(), stacked()], tmp_path / name) for name in ("a", "b"))
     assert [path.name for path in first] == [
         f"{name}.{kind}" for name in ("scaling-efficiency", "parts") for kind in ("png", "svg")
     ]
@@ -96,7 +96,7 @@ def test_a_strategy_has_its_colour_in_every_chart() -> None:
     other = Chart(
         "o", "o", Axis("x"), Axis("y"), [Series("else", [1.0], [1.0]), Series("ddp_gloo", [1.0], [1.0], tags=TAGS)]
     )
-    looks = Looks([lines(), other])
+    looks = ChartStyles([lines(), other])
     slots = {look.slot for chart in (lines(), other) for one, look in zip(chart.series, looks.of(chart), strict=True)
              if one.name == "ddp_gloo"}  # fmt: skip
     assert len(slots) == 1
@@ -106,7 +106,7 @@ def test_a_strategy_has_its_colour_in_every_chart() -> None:
 def test_hostile_names_are_drawn_as_they_are(tmp_path: Path) -> None:
     named = [*EVIL, "_hidden", "$\\frac{$", "漢字", ""]
     chart = Chart("evil", named[0], Axis(named[1]), Axis("$"), [Series(name, [1.0, 2.0], [1, 2]) for name in named])
-    _, svg = figures.save([chart], tmp_path)
+    _, svg = figures.save_charts([chart], tmp_path)
     assert not {"script", "image", "a"} & {node.tag.rpartition("}")[2] for node in ET.parse(svg).iter()}
     assert len(axes_of(chart).figure.legends[0].texts) == len(named)
 
@@ -114,7 +114,7 @@ def test_hostile_names_are_drawn_as_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize("title", ["Efficiency against one device: " + "a_model on data, " * 8, "a_very_long_word" * 9])
 def test_a_long_title_stays_within_its_figure(title: str) -> None:
     chart = Chart("c", title, Axis("devices"), Axis("speedup"), [Series("a", [1, 2], [1.0, 1.9])])
-    with figures._style():
+    with figures._paper_style():
         made = axes_of(chart).figure
         made.draw_without_rendering()
         extent = made.axes[0].title.get_window_extent()
@@ -122,11 +122,11 @@ def test_a_long_title_stays_within_its_figure(title: str) -> None:
 
 
 def test_a_chart_without_a_figure_is_no_file(tmp_path: Path) -> None:
-    assert figures.save([Chart("c", "c", Axis("x"), Axis("y"), [Series("a", [1.0], [None])])], tmp_path) == []
+    assert figures.save_charts([Chart("c", "c", Axis("x"), Axis("y"), [Series("a", [1.0], [None])])], tmp_path) == []
 
 
 def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(InputError, match=r"pip install 'scalebench\[figures\]'"):
-        figures.save([lines()], tmp_path / "new")
+        figures.save_charts([lines()], tmp_path / "new")
     assert not (tmp_path / "new").exists()

@@ -1,16 +1,113 @@
-"""Every flag that there is comes with what it means."""
+"""Flags, intervals and advice as text."""
 
 from __future__ import annotations
 
 import ast
 import re
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
+import pytest
+
+from scalebench.analysis.load import frame_of_results
 from scalebench.report import flag_text
+from scalebench.report.flag_text import describe_intervals, describe_row
+from tests.builders.runs import record
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    """A row on two devices whose baselines are two other runs, clearly faster than either."""
+    usual: dict[str, Any] = {"run_id": "me", "baseline_bare_id": "bare", "baseline_self_id": "self"}
+    ratios = {f"speedup_{kind}_{end}": value for kind in ("bare", "self") for end, value in (("low", 1.5), ("high", 2))}
+    return {**usual, **ratios, "flags": pd.NA, "steady": True, **changes}
+
+
+BARE, SELF = "no difference from bare resolved", "no difference from one device resolved"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "told"),
+    [
+        (0.9, 1.1, True),
+        (1.0, 1.1, True),
+        (1.0001, 1.1, False),
+        (0.9, 1.0, True),
+        (0.9, 0.9999, False),
+        (0.5, pd.NA, True),  # an upper limit that the data cannot give
+        (1.5, pd.NA, False),
+        (pd.NA, pd.NA, False),  # no interval
+        (None, None, False),
+    ],
+)
+def test_a_difference_is_not_resolved_where_the_interval_holds_one(low: Any, high: Any, told: bool) -> None:
+    assert describe_row(row(speedup_bare_low=low, speedup_bare_high=high)) == [BARE] * told
+    assert describe_row(row(speedup_self_low=low, speedup_self_high=high)) == [SELF] * told
+
+
+NOISY = {"speedup_bare_low": 0.9, "speedup_bare_high": 1.1, "speedup_self_low": 0.9, "speedup_self_high": 1.1}
+
+
+@pytest.mark.parametrize(
+    ("bare", "own", "told"),
+    [
+        ("bare", "self", [BARE, SELF]),
+        ("bare", "bare", [BARE]),  # one run is both
+        ("bare", "me", [BARE]),  # its own self baseline, on one device
+        ("me", "me", []),
+        (pd.NA, pd.NA, []),
+        (None, "self", [SELF]),
+    ],
+)
+def test_nothing_differs_from_itself_or_from_what_is_missing(bare: Any, own: Any, told: list[str]) -> None:
+    assert describe_row(row(baseline_bare_id=bare, baseline_self_id=own, **NOISY)) == told
+
+
+@pytest.mark.parametrize(
+    ("flags", "steady", "told"),
+    [
+        (pd.NA, True, []),
+        (pd.NA, pd.NA, []),
+        (pd.NA, False, ["not steady"]),
+        ("warmup_left", False, ["warmup left"]),
+        ("target_missed drifts", False, ["target missed", "drifts"]),
+        ("oversubscribed superlinear_within_noise", True, ["oversubscribed", "superlinear within noise"]),
+    ],
+)
+def test_flags_are_words_and_a_series_that_is_not_steady_is_told_once(flags: Any, steady: Any, told: list[str]) -> None:
+    assert describe_row(row(flags=flags, steady=steady)) == told
+
+
+def rows(*kinds: tuple[str | None, int]) -> pd.DataFrame:
+    return pd.DataFrame({"interval_over": [k for k, _ in kinds], "repeats": [n for _, n in kinds], "status": "ok"})
+
+
+BLOCKS = "over blocks of one repeat: they miss what differs between repeats (measure.repeats=3 shows it)"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "line"),
+    [
+        ([("blocks", 1), (None, 1)], f"intervals: 95 %, {BLOCKS}"),
+        ([("repeats", 3), ("repeats", 3)], "intervals: 95 %, over 3 repeats"),
+        ([("repeats", 3), ("repeats", 5), (None, 9)], "intervals: 95 %, over 3 to 5 repeats"),
+        ([("repeats", 4), ("blocks", 1)], f"intervals: 95 %, over 4 repeats; {BLOCKS}"),
+        ([("repeats", 3), (None, 2)], "intervals: 95 %, over 3 repeats; two repeats give none (three do)"),
+        ([(None, 1)], ""),
+    ],
+)
+def test_the_line_below_the_table(kinds: list[tuple[str | None, int]], line: str) -> None:
+    assert describe_intervals(rows(*kinds)) == line
+
+
+def test_a_frame_of_single_runs_has_its_line_too() -> None:
+    assert describe_intervals(frame_of_results([record()], [Path("x")])) == f"intervals: 95 %, {BLOCKS}"
+    assert describe_intervals(frame_of_results([record(status="failed", block_s=None)], [Path("x")])) == ""
+
 
 ROOT = Path(__file__).parents[2]
 # Where flags are given, and the functions that do; what else they hold in quotes is no flag.
-GIVING = ("analysis", "steady", "resolve", "measure/monitor/guards", "measure/node")
+GIVING = ("analysis/throughput", "core/stats/steady_state", "config/resolve", "measure/monitor/flags", "measure/nodes")
 FUNCTIONS = re.compile(r"_?(flags|unsteady|unsteadiness|superlinear|resolve)")
 
 
@@ -50,5 +147,5 @@ def test_every_flag_of_the_code_and_of_the_docs_has_advice() -> None:
 def test_advice_is_sentences() -> None:
     for flag, said in flag_text.ADVICE.items():
         assert said[0].isupper() and said.endswith(".") and "  " not in said and "_ " not in said, flag
-    assert "does not know this flag" in flag_text.advice("of_tomorrow")
-    assert flag_text.words("busy_machine") == "busy machine"
+    assert "does not know this flag" in flag_text.get_advice("of_tomorrow")
+    assert flag_text.format_flag("busy_machine") == "busy machine"

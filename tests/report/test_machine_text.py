@@ -20,22 +20,22 @@ def on(
 
 
 def test_runs_of_one_machine_do_not_differ() -> None:
-    assert machine_text.differences([("a", on()), ("b", on())]) == {}
+    assert machine_text.find_differences([("a", on()), ("b", on())]) == {}
 
 
 def test_what_an_idle_link_happened_to_be_is_no_difference() -> None:
     slow, fast = (
         dataclasses.replace(GPU, pcie_generation=now, pcie_width=16, sm_clock_mhz=100 * now) for now in (1, 4)
     )
-    assert machine_text.differences([("a", on(gpus=[slow])), ("b", on(gpus=[fast]))]) == {}
-    assert machine_text.hardware_facts(on(gpus=[slow]).machine)["GPU 0"].endswith("PCIe 4 x16")
+    assert machine_text.find_differences([("a", on(gpus=[slow])), ("b", on(gpus=[fast]))]) == {}
+    assert machine_text.list_hardware_facts(on(gpus=[slow]).machine)["GPU 0"].endswith("PCIe 4 x16")
 
 
 def test_hardware_variables_versions_and_commits_differ() -> None:
     limited = dataclasses.replace(GPU, power_limit_w=250.0)
     first = on({"torch": "2.9"}, {"torch": "2.9", "nccl": "2.27"}, gpus=[GPU], git_commit="abc")
     second = on({"torch": "2.8"}, {"torch": "2.8", "nccl": "2.26"}, gpus=[limited], environment={"NCCL_ALGO": "Ring"})
-    found = machine_text.differences([("a", first), ("b", second)])
+    found = machine_text.find_differences([("a", first), ("b", second)])
     assert set(found) == {"GPU 0", "git commit", "package torch", "nccl, of torch", "$NCCL_ALGO"}
     assert found["package torch"] == {"2.9": ["a"], "2.8": ["b"]}
     assert found["$NCCL_ALGO"] == {"not set": ["a"], "Ring": ["b"]}
@@ -43,5 +43,5 @@ def test_hardware_variables_versions_and_commits_differ() -> None:
 
 
 def test_a_package_that_is_not_there_is_no_other_version() -> None:
-    assert machine_text.differences([("a", on({"torch": "2.9"})), ("b", on())]) == {}
-    assert machine_text.differences([("a", on(gpus=[GPU])), ("b", on())])["GPU 0"]["none"] == ["b"]
+    assert machine_text.find_differences([("a", on({"torch": "2.9"})), ("b", on())]) == {}
+    assert machine_text.find_differences([("a", on(gpus=[GPU])), ("b", on())])["GPU 0"]["none"] == ["b"]

@@ -10,10 +10,10 @@ import pytest
 from markdown_it import MarkdownIt
 
 from scalebench.report.document import Axis, Chart, Series
-from scalebench.report.markdown import MOST_POINTS, _figures, document, fenced, paragraph, write
-from scalebench.report.report_data import gather
+from scalebench.report.markdown import MAX_CHART_ROWS, _render_chart, escape_paragraph, fence, render_document, write
+from scalebench.report.report_data import load_report_data
 from tests.builders import sweeps
-from tests.report.builders import EVIL, hostile, long, report
+from tests.report.sections_by_hand import EVIL, hostile, long, report
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "report.md"
 MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
@@ -41,21 +41,21 @@ class Tags(HTMLParser):
 
 
 def test_the_whole_of_it() -> None:
-    made = document(report(), 1234, Path("/runs"), Path("/runs/out"))
+    made = render_document(report(), 1234, Path("/runs"), Path("/runs/out"))
     assert made == GOLDEN.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("text", EVIL)
 def test_a_text_stays_text(text: str) -> None:
-    page = Tags(MARKDOWN.render(paragraph(text)))
+    page = Tags(MARKDOWN.render(escape_paragraph(text)))
     assert page.names == ["p"]
     cleaned = re.sub(r"\x1b\[31m|\x07", "", text).replace("\ud800", "?")
     assert " ".join(page.text.split()) == " ".join(cleaned.split())
-    assert not re.search(r"(?i)://|www\.|@\w|mailto:", paragraph(text))  # what GitHub makes a link
+    assert not re.search(r"(?i)://|www\.|@\w|mailto:", escape_paragraph(text))  # what GitHub makes a link
 
 
 def test_results_cannot_break_the_page() -> None:
-    found = Tags(MARKDOWN.render(document(hostile(), 1, Path("/runs"), Path("/runs"))))
+    found = Tags(MARKDOWN.render(render_document(hostile(), 1, Path("/runs"), Path("/runs"))))
     assert set(found.names) == set(
         "h1 h2 h3 p strong table thead tbody tr th td blockquote pre code a details summary".split()
     )
@@ -67,14 +67,14 @@ def test_results_cannot_break_the_page() -> None:
 
 def test_a_fence_is_longer_than_any_within() -> None:
     text = "```\n`````` x\n# head"
-    (token,) = MARKDOWN.parse(fenced(text, "sh"))
+    (token,) = MARKDOWN.parse(fence(text, "sh"))
     assert (token.type, token.content, token.info) == ("fence", text + "\n", "sh")
 
 
 def test_many_points_are_thinned() -> None:
-    made = _figures(long())
+    made = _render_chart(long())
     lines = made.splitlines()
-    assert len([line for line in lines if line.startswith("| gpu")]) <= MOST_POINTS
+    assert len([line for line in lines if line.startswith("| gpu")]) <= MAX_CHART_ROWS
     assert lines[-1] == "40 of 1,000 points."
     assert "| gpu0 | 0 | 1,400 |" in lines and "| gpu1 | 499.5 | 1,398 |" in lines
 
@@ -83,14 +83,14 @@ def test_gaps_are_empty_cells_and_points_above_each_other_are_both_told() -> Non
     chart = Chart(
         "c", "c", Axis("x"), Axis("y"), [Series("a", [2.0, 1.0, 2.0], [None, 1e6, 0.12345]), Series("b", [1.0], [2])]
     )
-    assert _figures(chart).splitlines()[2:] == ["| 1 | 1,000,000 | 2 |", "| 2 | 0.1235 |  |"]
+    assert _render_chart(chart).splitlines()[2:] == ["| 1 | 1,000,000 | 2 |", "| 2 | 0.1235 |  |"]
     chart = Chart("c", "c", Axis("x"), Axis("y"), [Series("a", [1.0, 1.0], [3, 4])])
-    assert _figures(chart).splitlines()[2:] == ["| 1 | 3, 4 |"]
+    assert _render_chart(chart).splitlines()[2:] == ["| 1 | 3, 4 |"]
 
 
 def test_of_a_sweep(tmp_path: Path) -> None:
     sweeps.sweep(tmp_path / "runs")
-    path = write(gather([tmp_path / "runs"]), tmp_path / "new" / "report.md")
+    path = write(load_report_data([tmp_path / "runs"]), tmp_path / "new" / "report.md")
     text = path.read_text(encoding="utf-8")
     assert path == tmp_path / "new" / "report.md"
     assert text.startswith("# scalebench: 7 runs\n\n## ") and "ddp_gloo" in text

@@ -16,7 +16,7 @@ import pytest
 from scalebench.analysis.repeats import pool_results
 from scalebench.analysis.scaling_curves import plain_row
 from scalebench.config.compose import compose_config
-from scalebench.report.repeat_commands import command, recipe
+from scalebench.report.repeat_commands import make_command, make_recipe
 from scalebench.strategies.registry import BUILT_IN
 from tests.builders import sweeps
 from tests.conftest import ROOT
@@ -28,7 +28,7 @@ NEED_MORE = [name for name in NAMES if "nccl" in name or name in NO_CHANCE]
 
 
 def code(strategy: str, gpus: int = 2, device: str = "cpu", chosen: str | None = None) -> str:
-    found = recipe(strategy, gpus, device, chosen)
+    found = make_recipe(strategy, gpus, device, chosen)
     assert found is not None
     return found.code
 
@@ -36,15 +36,15 @@ def code(strategy: str, gpus: int = 2, device: str = "cpu", chosen: str | None =
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("strategy", NAMES)
 def test_every_strategy_has_lines(strategy: str, device: str) -> None:
-    found = recipe(strategy, 4, device)
+    found = make_recipe(strategy, 4, device)
     assert found is not None and found.left_out == ()
     ast.parse(found.code)
-    assert "$" not in found.code + found.launch and "train.py" in found.launch
+    assert "$" not in found.code + found.start_command and "train.py" in found.start_command
     assert max(map(len, found.code.splitlines())) <= 120
 
 
 def test_a_plugin_has_none() -> None:
-    assert recipe("of_a_plugin", 2, "cpu") is None and recipe("simulated", 2, "cpu") is None
+    assert make_recipe("of_a_plugin", 2, "cpu") is None and make_recipe("simulated", 2, "cpu") is None
 
 
 def test_lines_are_of_the_strategy_the_device_and_the_count() -> None:
@@ -63,8 +63,8 @@ def test_chosen_options_are_in_the_lines_or_said_to_be_missing() -> None:
     assert "broadcast_buffers=True, bucket_cap_mb=1.0" in code("ddp", chosen="bucket_cap_mb=1.0 broadcast_buffers=True")
     assert "NcclAllReduce(4)" in code("mirrored_nccl", chosen="num_packs=4")
     assert "hvd.Compression.fp16" in code("horovod_gloo", chosen="compression=fp16")
-    told = recipe("horovod_mpi", 4, "cpu", "cycle_time_ms=0.1 autotune=True cache_capacity=0")
-    assert told is not None and told.launch == (
+    told = make_recipe("horovod_mpi", 4, "cpu", "cycle_time_ms=0.1 autotune=True cache_capacity=0")
+    assert told is not None and told.start_command == (
         "HOROVOD_CPU_OPERATIONS=mpi horovodrun -np 4 --mpi --cycle-time-ms 0.1 --cache-capacity 0 --autotune "
         "python train.py"
     )
@@ -74,7 +74,7 @@ def test_chosen_options_are_in_the_lines_or_said_to_be_missing() -> None:
     assert 'device("cpu"), 4\n' in code("hybrid", chosen="stages=4")
     odd = code("multiworker_ring", chosen="bytes_per_pack=$x")  # of whatever file a report reads
     assert "bytes_per_pack=$x" in odd
-    beyond = recipe("mirrored", 2, "cpu", "loop=fit surprise=$x words")
+    beyond = make_recipe("mirrored", 2, "cpu", "loop=fit surprise=$x words")
     assert beyond is not None and beyond.left_out == ("loop=fit", "surprise=$x")
 
 
@@ -92,16 +92,16 @@ def composed(text: str) -> Any:
 
 def test_the_command_is_what_was_typed(tmp_path: Path) -> None:
     (tmp_path / ".hydra").mkdir()
-    typed = ["strategy=simulated", "sweep=demo", "gpus=2", "hydra.verbose=true", "hardware.device_ids=[1,0]"]
+    typed = ["strategy='null'", "sweep=demo", "gpus=2", "hydra.verbose=true", "hardware.device_ids=[1,0]"]
     (tmp_path / ".hydra" / "overrides.yaml").write_text("".join(f"- {json.dumps(word)}\n" for word in typed))
-    found = command(row(tmp_path))
-    assert found == "python -m scalebench --multirun strategy=simulated sweep=demo gpus=2 'hardware.device_ids=[1,0]'"
+    found = make_command(row(tmp_path))
+    assert found == "python -m scalebench --multirun strategy=null sweep=demo gpus=2 'hardware.device_ids=[1,0]'"
 
 
 def test_repeats_are_measured_again_as_often(tmp_path: Path) -> None:
     (tmp_path / ".hydra").mkdir()
     (tmp_path / ".hydra" / "overrides.yaml").write_text("- strategy=ddp_gloo\n- repeat=1\n")
-    found = command(row(tmp_path, repeats=3))
+    found = make_command(row(tmp_path, repeats=3))
     assert found == "python -m scalebench --multirun strategy=ddp_gloo gpus=2 measure.repeats=3"
 
 
@@ -110,13 +110,13 @@ def test_without_what_was_typed_the_columns_tell(tmp_path: Path) -> None:
         tmp_path, model="mlp", dataset="random", hardware="local", options="bucket_cap_mb=1.0", feed="device",
         device_ids="1 0", environment="NCCL_DEBUG=INFO A=b", bind="none", precision="bfloat16",
     )  # fmt: skip
-    config = composed(command(found))
+    config = composed(make_command(found))
     assert (config.model.name, config.dataset.name, config.strategy.name) == ("mlp", "random", "ddp_gloo")
     assert (config.gpus, config.scaling, config.train.batch_per_device) == (2, "weak", 10)
     assert config.strategy.options["bucket_cap_mb"] == 1.0 and config.dataset.feed == "device"
     assert config.hardware.device_ids == [1, 0] and config.hardware.environment == {"NCCL_DEBUG": "INFO", "A": "b"}
     assert config.hardware.bind == "none" and config.train.precision == "bfloat16"
-    strong = composed(command({**found, "scaling": "strong", "global_batch": 40}))
+    strong = composed(make_command({**found, "scaling": "strong", "global_batch": 40}))
     assert (strong.scaling, strong.train.global_batch) == ("strong", 40)
 
 
@@ -139,7 +139,7 @@ def test_the_lines_run_and_their_names_are_the_frameworks_own(framework: str, tm
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     with open(tmp_path / "lines.json") as lines:
         done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-m", "tests.report.repeat_commands_runner"], stdin=lines, capture_output=True,
+            [sys.executable, "-W", "ignore", "-m", "tests.report.recipe_runner"], stdin=lines, capture_output=True,
             text=True, timeout=500, cwd=tmp_path, env={**os.environ, **group, **quiet},
         )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]

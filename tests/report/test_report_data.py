@@ -1,7 +1,10 @@
-"""What a report is about: rows, what could not be read, and records that are read again one at a time."""
+"""The data of a report: rows, names of runs, records, files of a run, unfinished runs."""
 
 from __future__ import annotations
 
+import json
+import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -10,9 +13,20 @@ from scalebench.analysis.load import load
 from scalebench.analysis.repeats import pooled
 from scalebench.core.errors import InputError
 from scalebench.core.run_folder import RESULT_FILE
+from scalebench.core.spec import write_spec
 from scalebench.report import report_data
-from scalebench.report.report_data import gather
+from scalebench.report.report_data import (
+    MAX_LINE_LENGTH,
+    MAX_LOG_BYTES,
+    find_run_file,
+    find_unfinished_runs,
+    load_report_data,
+    read_log_tail,
+)
 from tests.builders import sweeps
+from tests.builders.runs import simulated_spec
+from tests.builders.sweeps import run, strong, write
+from tests.builders.sweeps import sweep as write_sweep
 
 
 @pytest.fixture
@@ -22,51 +36,202 @@ def sweep(tmp_path: Path) -> Path:
 
 
 def test_rows_are_those_of_load_and_pooled(sweep: Path) -> None:
-    found = gather([sweep])
+    found = load_report_data([sweep])
     assert found.frame.equals(load(sweep)) and found.pooled.equals(pooled(sweep)) and len(found.pooled) == 3
-    assert (found.paths, found.unreadable, found.given, found.published) == ([sweep], [], None, None)
-    assert found.wanted_efficiency == 0.8 and gather([sweep], 0.5).wanted_efficiency == 0.5
+    assert (found.paths, found.unreadable, found.baseline_name, found.published) == ([sweep], [], None, None)
+    assert found.min_efficiency == 0.8 and load_report_data([sweep], 0.5).min_efficiency == 0.5
 
 
 def test_a_file_that_cannot_be_read_is_told_of(sweep: Path) -> None:
     bad = sweep / "2" / RESULT_FILE
     bad.write_text("{")
-    found = gather([sweep])
+    found = load_report_data([sweep])
     assert [path for path, _ in found.unreadable] == [bad] and "no whole JSON file" in found.unreadable[0][1]
-    assert len(found.frame) == 5 and sorted(found.detailed) == sorted(found.frame["run_id"])
+    assert len(found.frame) == 5 and sorted(found.detailed_run_ids) == sorted(found.frame["run_id"])
 
 
 def test_without_a_result_there_is_no_evidence(sweep: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"^no result\.json at or below "):
-        gather([tmp_path / "empty"])
+        load_report_data([tmp_path / "empty"])
     for number in range(6):
         (sweep / str(number) / RESULT_FILE).write_text("{")
     with pytest.raises(InputError, match=r"^not one of 6 files of results can be read"):
-        gather([sweep])
+        load_report_data([sweep])
 
 
 def test_a_baseline_is_named_in_words(sweep: Path) -> None:
-    found = gather([sweep], baseline="bare_torch-1-0")
-    assert found.given == "bare_torch gpus=1 on cpu"
+    found = load_report_data([sweep], baseline="bare_torch-1-0")
+    assert found.baseline_name == "bare_torch gpus=1 on cpu"
     assert found.pooled["speedup_given"].equals(found.pooled["speedup_bare"])
     with pytest.raises(InputError, match="no run 'nobody'"):
-        gather([sweep], baseline="nobody")
+        load_report_data([sweep], baseline="nobody")
 
 
 def test_published_rows_come_on_request(sweep: Path) -> None:
-    found = gather([sweep], references=["thesis"])
+    found = load_report_data([sweep], references=["thesis"])
     assert found.published is not None and set(found.published["study"]) == {"thesis"}
-    assert found.frame.equals(gather([sweep]).frame), "they are no part of what was measured"
+    assert found.frame.equals(load_report_data([sweep]).frame), "they are no part of what was measured"
     with pytest.raises(InputError, match="thesis"):
-        gather([sweep], references=["theses"])
+        load_report_data([sweep], references=["theses"])
 
 
 def test_records_are_read_again(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = gather([sweep])
+    found = load_report_data([sweep])
     assert found.folder("ddp_gloo-2-0") == sweep / "2"
     assert found.result("ddp_gloo-2-0").ranks == sweeps.run("ddp_gloo", 2, minute=2).ranks
     with pytest.raises(KeyError):
         found.folder("nobody")
-    monkeypatch.setattr(report_data, "DETAILED", 4)
-    assert found.detailed == [f"{name}-0" for name in ("bare_torch-1", "ddp_gloo-1", "ddp_gloo-2")]
+    monkeypatch.setattr(report_data, "MAX_DETAILED_RUNS", 4)
+    assert found.detailed_run_ids == [f"{name}-0" for name in ("bare_torch-1", "ddp_gloo-1", "ddp_gloo-2")]
+
+
+def test_names_tell_runs_apart(tmp_path: Path) -> None:
+    write_sweep(tmp_path, ["bare_torch", "ddp_gloo"], gpus=(1, 2), repeats=2)
+    again = run("ddp_gloo", 2, repeat=1, run_id="again")
+    write(tmp_path, [again, run("ddp_gloo", 4, status="failed", run_id="f", reason="r")])
+    rows = report_data.list_detailed_runs(load_report_data([tmp_path]))
+    names = report_data.name_runs(rows)
+    assert len(names) == len(rows) == 8 and len(set(names.values())) == 8
+    assert names["ddp_gloo-2-0"] == "ddp_gloo on 2 devices, repeat 0"
+    assert names["bare_torch-1-1"] == "bare_torch on 1 device, repeat 1"
+    assert names["again"] == "ddp_gloo on 2 devices, repeat 1 #2"
+    assert names["f"] == "ddp_gloo on 4 devices"
+
+
+def test_what_must_never_be_mixed_is_always_told(tmp_path: Path) -> None:
+    write(tmp_path, [run("ddp_gloo", 2), run("ddp_gloo", 4, run_id="s", **strong(40, 4))])
+    names = report_data.name_runs(report_data.list_detailed_runs(load_report_data([tmp_path])))
+    assert names == {
+        "ddp_gloo-2-0": "ddp_gloo on 2 devices, scaling weak",
+        "s": "ddp_gloo on 4 devices, scaling strong",
+    }
+
+
+def test_a_copied_run_is_told_once(tmp_path: Path) -> None:
+    write(tmp_path, [run("ddp_gloo", 2), run("ddp_gloo", 2)])
+    assert len(report_data.list_detailed_runs(load_report_data([tmp_path]))) == 1
+
+
+def test_of_many_runs_some_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_data, "MAX_DETAILED_RUNS", 3)
+    monkeypatch.setattr(report_data, "MAX_DETAILED_RUNS", 3)
+    write_sweep(tmp_path, ["bare_torch", "ddp_gloo"], gpus=(1, 2, 4), repeats=2)
+    found = load_report_data([tmp_path])
+    rows = report_data.list_detailed_runs(found)
+    assert [row["run_id"] for row in rows] == found.detailed_run_ids and len(rows) == 3
+    assert "3 configurations, out of 8 runs" in report_data.describe_left_out_runs(found)
+    assert report_data.describe_left_out_runs(load_report_data([tmp_path / "0"])) == ""
+
+
+def test_first_launches_come_before_repeats() -> None:
+    rows = [{"repeat": repeat, "run_id": f"{repeat}{name}"} for repeat in (1, 0) for name in "ab"]
+    assert [row["run_id"] for row in report_data.select_first_repeats(rows, 3)] == ["1a", "0a", "0b"]
+    assert [row["run_id"] for row in report_data.select_first_repeats([{"repeat": None, "run_id": "x"}], 3)] == ["x"]
+
+
+def test_what_a_record_names_stays_in_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    (folder / "sub").mkdir(parents=True)
+    (tmp_path / "secret.log").write_text("secret")
+    for path in (folder / "rank0.log", folder / "sub" / "rank1.log"):
+        path.write_text("mine")
+    (folder / "link.log").symlink_to(tmp_path / "secret.log")
+    os.mkfifo(folder / "pipe.log")
+    assert find_run_file(folder, "rank0.log") == folder / "rank0.log"
+    assert find_run_file(folder, "sub/rank1.log") == folder / "sub" / "rank1.log"
+    outside = [
+        "../secret.log",
+        str(tmp_path / "secret.log"),
+        "sub/../rank0.log",
+        "link.log",
+        "pipe.log",
+        "sub",
+        ".",
+        "",
+    ]
+    for name in [*outside, "nothing.log", "a\0b", "x" * 5000]:
+        assert find_run_file(folder, name) is None, name
+
+
+def test_links_are_relative_to_what_was_given_first(tmp_path: Path) -> None:
+    write_sweep(tmp_path / "a", ["bare_torch"], gpus=(1,))
+    write_sweep(tmp_path / "b", ["ddp_gloo"], gpus=(1,))
+    found = load_report_data([tmp_path / "a", tmp_path / "b"])
+    assert found.make_link(tmp_path / "a" / "0" / "trace") == "0/trace"
+    assert found.make_link(tmp_path / "b" / "0" / "trace") == "../b/0/trace"
+    of_a_file = load_report_data([tmp_path / "a" / "0" / "result.json"])
+    assert of_a_file.make_link(tmp_path / "a" / "0" / "trace") == "trace"
+
+
+def test_the_last_lines(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("".join(f"line {number}\n" for number in range(100)))
+    assert read_log_tail(path).splitlines() == [f"line {number}" for number in range(70, 100)]
+    path.write_text("x" * 10_000)
+    assert read_log_tail(path) == "x" * MAX_LINE_LENGTH
+    path.write_text("")
+    assert read_log_tail(path) == ""
+
+
+def test_any_bytes_are_plain_text(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"\x1b[31mred\x1b[0m <b>\xff\xfe\x00\x07 end\r 10 %\r 20 %\n")
+    assert read_log_tail(path).splitlines() == ["red <b>\ufffd\ufffd\ufffd\ufffd end", " 10 %", " 20 %"]
+    path.write_bytes(bytes(range(256)) * 100)
+    assert all(char.isprintable() or char in "\n\t\xa0\xad" for char in read_log_tail(path))
+
+
+def test_a_log_larger_than_memory_costs_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with open(path, "wb") as file:
+        file.truncate(100_000_000)
+        file.seek(0, os.SEEK_END)
+        file.write(b"\nthe end\n")
+    tracemalloc.start()
+    try:
+        assert read_log_tail(path).splitlines()[-1] == "the end"
+        assert tracemalloc.get_traced_memory()[1] < 20 * MAX_LOG_BYTES
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_log_that_is_gone_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(OSError):
+        read_log_tail(tmp_path / "log")
+
+
+def begun(folder: Path, **progress: object) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    write_spec(simulated_spec(2), folder)
+    said = {"rank": 0, "pid": 1, "phase": "warmup", "at_s": 1_800_000_000.0, **progress}
+    (folder / f"progress{said['rank']}.json").write_text(json.dumps(said))
+
+
+def test_the_last_sign_of_any_rank(tmp_path: Path) -> None:
+    write_sweep(tmp_path, ["ddp_gloo"], gpus=(1,))
+    write_spec(simulated_spec(1), tmp_path / "0")
+    begun(tmp_path / "7")
+    begun(tmp_path / "7", rank=1, phase="measure", at_s=1_800_000_060.0)
+    (found,) = find_unfinished_runs([tmp_path])
+    assert found.folder == tmp_path / "7" and (found.gpus, found.phase) == ("2", "measure")
+    assert found.tags == {"model": "materials_cnn", "strategy": "simulated", "hardware": "cpu"}
+    assert found.last_sign == "2027-01-15 08:01:00"
+    assert list(find_unfinished_runs([tmp_path / "0" / "result.json"])) == []
+
+
+@pytest.mark.parametrize("at_s", ["soon", None, 1e300, -1e300, {}])
+def test_progress_may_say_anything(tmp_path: Path, at_s: object) -> None:
+    begun(tmp_path / "7", at_s=at_s)
+    (found,) = find_unfinished_runs([tmp_path])
+    assert found.last_sign == ""
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"config": {"model": 3}}', '{"config": {"strategy": {"name": null}}}']
+)
+def test_a_spec_may_be_half_written(tmp_path: Path, content: str) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "spec.json").write_text(content)
+    (found,) = find_unfinished_runs([tmp_path])
+    assert (found.tags, found.gpus, found.phase, found.last_sign) == ({}, "", "", "")

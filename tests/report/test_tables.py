@@ -3,42 +3,38 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
-from rich.console import Console
 
 from scalebench.analysis.columns import FRAME_COLUMNS
 from scalebench.analysis.load import frame_of_results
 from scalebench.analysis.repeats import pool_results
 from scalebench.core.result import ProbeRecord, Result, write_result
 from scalebench.core.spec import HardwareSpec
+from scalebench.report.repeat_commands import make_baseline_commands
 from scalebench.report.tables import (
-    baseline_commands,
-    data,
-    percent,
-    ratio,
-    remarks,
-    seconds,
-    summary,
-    throughput,
+    format_data_share,
+    format_percent_column,
+    format_ratio_column,
+    format_remarks,
+    format_seconds,
+    format_throughput,
     write_tables,
 )
+from scalebench.report.terminal import make_configurations
 from tests.builders.runs import rank, record
+from tests.report.section_blocks import render
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 Rows = Callable[[Sequence[Result], Sequence[Path]], pd.DataFrame]
 
 
 def text(*results: Result, width: int = 160, rows: Rows = frame_of_results) -> str:
-    """The table without colour, lines stripped at their end."""
-    console = Console(width=width, record=True, color_system=None, file=io.StringIO())
-    console.print(summary(rows(results, [Path("x")] * len(results))))
-    return "\n".join(line.rstrip() for line in console.export_text().splitlines()) + "\n"
+    return render(make_configurations(rows(results, [Path("x")] * len(results))), width)
 
 
 def test_the_table_of_a_small_sweep() -> None:
@@ -66,12 +62,12 @@ def repeated(repeats: int, gpus: int, strategy: str = "ddp", block_s: float = 0.
 def test_repeats_are_one_line_with_their_number() -> None:
     made = [*repeated(3, 1), *repeated(3, 2, block_s=0.12), *repeated(1, 4), record(gpus=8, status="oom", block_s=None)]
     lines = text(*made, rows=pool_results).splitlines()
-    assert "gpus  launches  samples/s (95 %)" in lines[2]
+    assert "gpus  repeats  samples/s (95 %)" in lines[2]
     shown = [line.split() for line in lines if line.startswith("  ddp")]
     assert [cells[1:3] for cells in shown] == [["1", "3"], ["2", "3"], ["4", "1"], ["8", "1"]]
     assert "1.64 [1.56, 1.71]" in next(line for line in lines if line.split()[:3] == ["ddp", "2", "3"])
-    assert lines[-1].startswith("intervals: 95 %, over 3 launches; over blocks of one launch: ")
-    assert "launches  " not in text(*made[-2:], rows=pool_results)
+    assert lines[-1].startswith("intervals: 95 %, over 3 repeats; over blocks of one repeat: ")
+    assert "repeats  " not in text(*made[-2:], rows=pool_results)
 
 
 def test_brackets_are_no_markup() -> None:
@@ -99,7 +95,7 @@ def test_what_a_sweep_varies_is_a_column() -> None:
 
 
 def test_what_a_batch_costs_is_told_where_feeding_differs() -> None:
-    probes = ProbeRecord(steps=2, sync_on_s=[0.2, 0.2], fixed_batch_s=[0.19, 0.19])  # 5 % of an update of 0.1 s
+    probes = ProbeRecord(steps=2, sync_on_s=[0.2, 0.2], fixed_batch_s=[0.19, 0.19])  # 5 % of a step of 0.1 s
     runs = [record(block_s=0.2, run_id=feed) for feed in ("host", "device")]
     for run, feed in zip(runs, ("host", "device"), strict=True):
         run.workload.feed = feed
@@ -111,8 +107,8 @@ def test_what_a_batch_costs_is_told_where_feeding_differs() -> None:
         run.ranks[0].probes = None
     assert " data " not in text(*runs)
     (row,) = frame_of_results(runs[:1], [Path("x")]).to_dict("records")
-    assert data(row) == ""
-    assert data({"data_share": 0.016, "step_s": 0.1, "data_s_low": None, "data_s_high": 0.002}) == "1.6 %"
+    assert format_data_share(row) == ""
+    assert format_data_share({"data_share": 0.016, "step_s": 0.1, "data_s_low": None, "data_s_high": 0.002}) == "1.6 %"
 
 
 def test_options_are_a_column_where_one_strategy_has_several() -> None:
@@ -145,33 +141,33 @@ def test_the_table_fits_where_strategies_have_long_names() -> None:
 
 def test_a_missing_baseline_is_said() -> None:
     (row,) = frame_of_results([record(gpus=4)], [Path("x")]).to_dict("records")
-    assert remarks(row) == "no bare and self baseline"
+    assert format_remarks(row) == "no bare and self baseline"
     row = frame_of_results([record(gpus=4), record()], [Path("x")] * 2).to_dict("records")[0]
-    assert remarks(row) == "no bare baseline"
+    assert format_remarks(row) == "no bare baseline"
     row = frame_of_results([record(gpus=4), record(), record("bare_torch")], [Path("x")] * 3).to_dict("records")[0]
-    assert remarks(row) == ""
+    assert format_remarks(row) == ""
 
 
 def test_the_command_that_makes_a_missing_baseline(tmp_path: Path) -> None:
     lone = frame_of_results([record(gpus=4), record(gpus=4)], [tmp_path, tmp_path])
-    assert baseline_commands(lone) == ["python -m scalebench --multirun strategy=ddp gpus=4"]
+    assert make_baseline_commands(lone) == ["python -m scalebench --multirun strategy=ddp gpus=4"]
     kept = tmp_path / ".hydra" / "overrides.yaml"
     kept.parent.mkdir()
-    kept.write_text("- strategy=simulated\n- measure=quick\n- hydra.run.dir=with space\n")
-    words = "strategy=simulated measure=quick gpus=4"
-    assert baseline_commands(lone) == [f"python -m scalebench --multirun {words}"]
+    kept.write_text("- strategy='null'\n- measure=quick\n- hydra.run.dir=with space\n")
+    words = "strategy=null measure=quick gpus=4"
+    assert make_baseline_commands(lone) == [f"python -m scalebench --multirun {words}"]
     kept.write_text("- strategy=ddp\n- gpus=4\n- measure.repeats=3\n- repeat=1\n")
     kept.with_name("config.yaml").write_text("measure:\n  repeats: 3\n")  # which makes the number of the repeat anew
-    assert baseline_commands(lone) == ["python -m scalebench --multirun strategy=ddp gpus=4 measure.repeats=3"]
+    assert make_baseline_commands(lone) == ["python -m scalebench --multirun strategy=ddp gpus=4 measure.repeats=3"]
     kept.with_name("config.yaml").write_text("measure:\n  repeats: 1\n")
-    assert baseline_commands(lone)[0].endswith(" repeat=1")
+    assert make_baseline_commands(lone)[0].endswith(" repeat=1")
     whole = frame_of_results([record(gpus=4), record(), record("bare_torch")], [tmp_path] * 3)
-    assert baseline_commands(whole) == []
+    assert make_baseline_commands(whole) == []
 
 
 def test_a_failed_row_shows_its_reason_and_asks_for_no_baseline() -> None:
     (row,) = frame_of_results([record(status="oom", block_s=None)], [Path("x")]).to_dict("records")
-    assert remarks(row) == "told to fail"
+    assert format_remarks(row) == "told to fail"
 
 
 def cells(name: str, value: Any, low: Any = None, high: Any = None) -> dict[str, Any]:
@@ -192,19 +188,19 @@ def cells(name: str, value: Any, low: Any = None, high: Any = None) -> dict[str,
     ],
 )
 def test_throughput(value: Any, low: Any, high: Any, shown: str) -> None:
-    assert throughput(cells("throughput_samples_per_s", value, low, high)) == shown
+    assert format_throughput(cells("throughput_samples_per_s", value, low, high)) == shown
 
 
 def test_ratios_and_shares() -> None:
-    assert ratio(cells("speedup_self", 1.856, 1.82, 1.904), "speedup_self") == "1.86 [1.82, 1.90]"
-    assert ratio(cells("speedup_self", 1.0), "speedup_self") == "1.00"
-    assert ratio(cells("speedup_self", pd.NA, pd.NA, pd.NA), "speedup_self") == ""
-    assert percent(cells("efficiency_self", 0.928, 0.91, 0.952), "efficiency_self") == "93 % [91, 95]"
-    assert percent(cells("efficiency_self", 0.5, 0.4, pd.NA), "efficiency_self") == "50 %"
-    assert percent(cells("efficiency_self", pd.NA), "efficiency_self") == ""
-    assert percent(cells("overhead_share", -0.034, -0.05, -0.001), "overhead_share") == "-3 % [-5, 0]"
-    assert percent(cells("overhead_share", -0.001, pd.NA, 0.02), "overhead_share") == "0 %"
-    assert (seconds(0.123456), seconds(pd.NA)) == ("0.123 s", "")
+    assert format_ratio_column(cells("speedup_self", 1.856, 1.82, 1.904), "speedup_self") == "1.86 [1.82, 1.90]"
+    assert format_ratio_column(cells("speedup_self", 1.0), "speedup_self") == "1.00"
+    assert format_ratio_column(cells("speedup_self", pd.NA, pd.NA, pd.NA), "speedup_self") == ""
+    assert format_percent_column(cells("efficiency_self", 0.928, 0.91, 0.952), "efficiency_self") == "93 % [91, 95]"
+    assert format_percent_column(cells("efficiency_self", 0.5, 0.4, pd.NA), "efficiency_self") == "50 %"
+    assert format_percent_column(cells("efficiency_self", pd.NA), "efficiency_self") == ""
+    assert format_percent_column(cells("overhead_share", -0.034, -0.05, -0.001), "overhead_share") == "-3 % [-5, 0]"
+    assert format_percent_column(cells("overhead_share", -0.001, pd.NA, 0.02), "overhead_share") == "0 %"
+    assert (format_seconds(0.123456), format_seconds(pd.NA)) == ("0.123 s", "")
 
 
 @pytest.mark.parametrize("results", [[record(gpus=2), record()], [record(status="failed", block_s=None, ranks=[])]])
@@ -244,12 +240,13 @@ def test_placement_is_told_where_rows_differ_in_it() -> None:
     assert "NCCL_P2P_DISABLE=1" in shown and "device_ids" not in shown
 
 
-def test_a_csv_reads_back(tmp_path: Path) -> None:
+def test_a_csv_reads_back_with_the_strategy_null(tmp_path: Path) -> None:
+    """As docs/record.md says: its name is a word that pandas takes for nothing."""
     for number, name in enumerate(("simulated", "ddp")):
         (tmp_path / str(number)).mkdir()
         write_result(record(name, run_id=name), tmp_path / str(number))
     made = write_tables(tmp_path)
-    found = pd.read_csv(tmp_path / "results.csv")
+    found = pd.read_csv(tmp_path / "results.csv", keep_default_na=False, na_values=[""])
     assert found["strategy"].tolist() == ["simulated", "ddp"] and found["reason"].isna().all()
     assert found["throughput_samples_per_s"].tolist() == made["throughput_samples_per_s"].tolist()
     assert str(found["speedup_bare"].dtype) == "float64"
@@ -258,8 +255,6 @@ def test_a_csv_reads_back(tmp_path: Path) -> None:
 def test_a_given_baseline_is_named_in_the_head_of_its_column() -> None:
     table = frame_of_results([record(), record(gpus=2)], [Path("x")] * 2)
     table[["speedup_given", "speedup_given_low", "speedup_given_high"]] = [[1.5, 1.4, 1.6], [None, None, None]]
-    console = Console(width=200, record=True, color_system=None, file=io.StringIO())
-    console.print(summary(table, "a[b]c gpus=1 on alpha"))
-    shown = console.export_text().splitlines()
+    shown = render(make_configurations(table, "a[b]c gpus=1 on alpha"), 200).splitlines()
     assert "speedup over a[b]c gpus=1 on alpha" in shown[2] and "1.50 [1.40, 1.60]" in shown[4]
     assert "speedup over" not in text(record())

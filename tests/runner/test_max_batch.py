@@ -70,13 +70,13 @@ def test_the_data_may_be_what_bounds_it(stand_in: Any, tmp_path: Path) -> None:
     found = result.quality.max_batch
     assert found is not None and (found.batch_per_device, found.bounded_by) == (1500, "data")
     assert tried(result) == [(700, "ok"), (1400, "ok"), (1500, "ok")]
-    assert "has no larger one (3000 of the 1000 training" in terminal.words(result)
+    assert "has no larger one (3000 of the 1000 training" in terminal.describe_largest_batch(result)
 
 
 def test_words_name_the_batch_and_the_next_that_does_not_fit(stand_in: Any, tmp_path: Path) -> None:
     stand_in(100)
     result = run_spec(searching(batch=75), tmp_path / "run")
-    assert terminal.words(result) == (
+    assert terminal.describe_largest_batch(result) == (
         "simulated gpus=2: the largest batch is 97 per device, 194 global; "
         "102 does not fit within 1.00 GB a process (6 tries)"
     )

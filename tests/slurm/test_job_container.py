@@ -34,7 +34,10 @@ def test_apptainer_starts_each_rank() -> None:
 
 def test_pyxis_is_a_matter_of_srun() -> None:
     spec = run(1, GPU_NODES, **IMAGE, container_runtime="pyxis", container_python="/opt/bin/python")
-    assert resources.container_options(spec, FOLDER) == ["--container-image=/img/scalebench.sif", f"--container-mounts={BOTH}"]
+    assert resources.container_options(spec, FOLDER) == [
+        "--container-image=/img/scalebench.sif",
+        f"--container-mounts={BOTH}",
+    ]
     words = srun_command(spec, FOLDER)
     assert words[words.index("/opt/bin/python") - 1] == f"--container-mounts={BOTH}"
 

@@ -106,5 +106,7 @@ class TestRankCommand:
 
 
 def test_ranks_may_stand_anywhere_as_long_as_their_nodes_are_in_order() -> None:
-    spec = dataclasses.replace(run(3), places=[RankPlacement(rank, 0, node, [0], [], 1) for rank, node in enumerate([0, 1, 1])])
+    spec = dataclasses.replace(
+        run(3), places=[RankPlacement(rank, 0, node, [0], [], 1) for rank, node in enumerate([0, 1, 1])]
+    )
     assert (job_geometry(spec).tasks_per_node, job_geometry(spec).even) == (2, False)

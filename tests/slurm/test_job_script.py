@@ -102,7 +102,9 @@ def test_a_run_is_submitted(sbatch: Tools, tmp_path: Path) -> None:
     assert before_s <= made.submitted_at_s <= time.time()
     assert sorted(path.name for path in (folder / "slurm").iterdir()) == ["12_submitted.pkl", "job.sh"]
     assert (
-        (sbatch.folder / "script").read_text() == submit.render_script(spec, folder) == (folder / "slurm" / "job.sh").read_text()
+        (sbatch.folder / "script").read_text()
+        == submit.render_script(spec, folder)
+        == (folder / "slurm" / "job.sh").read_text()
     )
     assert sbatch.calls("sbatch") == [str(folder / "slurm" / "job.sh")]
     submit.remove_pickles(folder)
@@ -132,7 +134,9 @@ def test_the_job_gets_this_environment_but_nothing_of_this_process(
     submit.submit_job(run(2, bin=str(sbatch.folder)), tmp_path)
     seen = dict(line.split("=", 1) for line in (sbatch.folder / "env").read_text().splitlines() if "=" in line)
     assert theirs.items() <= seen.items() and not (dropped | ours).keys() & seen.keys()
-    assert "SBATCH_PARTITION" not in submit.submission_environment(submit.render_script(run(2, partition="gpu"), tmp_path))
+    assert "SBATCH_PARTITION" not in submit.submission_environment(
+        submit.render_script(run(2, partition="gpu"), tmp_path)
+    )
     assert "SLURM_TIME_FORMAT" not in seen and seen.keys() - os.environ.keys() <= {"PWD", "OLDPWD", "SHLVL", "_"}
 
 

@@ -9,7 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalebench.core.result import STATUSES
-from scalebench.slurm.job_states import END_STATES, JobState, classify_end, why_never_starts, is_over, parse_sacct, parse_scontrol, parse_squeue
+from scalebench.slurm.job_states import (
+    END_STATES,
+    JobState,
+    classify_end,
+    is_over,
+    parse_sacct,
+    parse_scontrol,
+    parse_squeue,
+    why_never_starts,
+)
 
 SQUEUE = """\
 5|PENDING||N/A|1795232069|1:00:00|PartitionNodeLimit

@@ -63,7 +63,9 @@ def words(found: dict[str, JobState]) -> dict[str, str]:
     return {job_id: state.state for job_id, state in found.items()}
 
 
-def test_one_question_an_interval_for_all_jobs(watcher: Callable[..., tuple[JobStatePoller, Desk]], now: list[float]) -> None:
+def test_one_question_an_interval_for_all_jobs(
+    watcher: Callable[..., tuple[JobStatePoller, Desk]], now: list[float]
+) -> None:
     watch, desk = watcher(squeue=queue(**{f"j{n}": "RUNNING" for n in range(100)}), sacct="")
     jobs = [str(n) for n in range(100)]
     for _ in range(40):  # 0.5 s apart
@@ -72,7 +74,9 @@ def test_one_question_an_interval_for_all_jobs(watcher: Callable[..., tuple[JobS
     assert desk.names == ["squeue"] * 4 and watch.queries == 4
 
 
-def test_what_is_over_is_asked_about_no_more(watcher: Callable[..., tuple[JobStatePoller, Desk]], now: list[float]) -> None:
+def test_what_is_over_is_asked_about_no_more(
+    watcher: Callable[..., tuple[JobStatePoller, Desk]], now: list[float]
+) -> None:
     watch, desk = watcher(squeue=queue(j1="COMPLETED", j2="RUNNING"), sacct="")
     assert words(watch.look(["1", "2"])) == {"1": "COMPLETED", "2": "RUNNING"}
     now[0] += 5.0

@@ -8,7 +8,13 @@ import pytest
 
 from scalebench.core.errors import InputError
 from scalebench.core.spec import HardwareSpec, SlurmSpec
-from scalebench.slurm.resources import MPI_STARTERS, RESERVED_STEP_OPTIONS, check_slurm_options, parse_mounts, parse_options
+from scalebench.slurm.resources import (
+    MPI_STARTERS,
+    RESERVED_STEP_OPTIONS,
+    check_slurm_options,
+    parse_mounts,
+    parse_options,
+)
 
 
 @pytest.mark.parametrize(
@@ -75,8 +81,14 @@ def test_a_scheduler_that_is_none_is_told_with_the_nearest() -> None:
 
 
 def test_options_by_name() -> None:
-    assert parse_options(["--mail-type=END", "--overlap", "--comment="]) == {"mail-type": "END", "overlap": True, "comment": ""}
-    assert parse_options(["--gres=none"], "key", RESERVED_STEP_OPTIONS) == {"gres": "none"}, "a step may have less than its job"
+    assert parse_options(["--mail-type=END", "--overlap", "--comment="]) == {
+        "mail-type": "END",
+        "overlap": True,
+        "comment": "",
+    }
+    assert parse_options(["--gres=none"], "key", RESERVED_STEP_OPTIONS) == {"gres": "none"}, (
+        "a step may have less than its job"
+    )
 
 
 def test_mounts_keep_what_stands_behind_them() -> None:

@@ -167,7 +167,9 @@ def losses_in_torch(net: Network, rate: float) -> tuple[list[float], NetworkModu
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_parity_of_optimizers(optimizer: str, decay: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twenty updates of the bare strategies over uneven batches: a warm-up of four, then a rate that falls."""
-    monkeypatch.setattr(devices, "configure_devices", lambda kind, place: ["/CPU:0"])  # once for all tests of the process
+    monkeypatch.setattr(
+        devices, "configure_devices", lambda kind, place: ["/CPU:0"]
+    )  # once for all tests of the process
     rate = {"sgd": 0.05, "momentum": 0.005, "rmsprop": 2e-4}.get(optimizer, 5e-4)
     words = [f"train.optimizer={optimizer}", f"train.learning_rate={rate}", f"train.weight_decay={decay}"]
     ours = losses_at_rates("bare_tensorflow", words)

@@ -207,7 +207,9 @@ def spec_of(options: dict[str, Any]) -> RunSpec:
 def test_options_of_the_class_and_of_the_yaml(dists: Dists, options: dict[str, Any], only: str | None) -> None:
     dists.strategy()
     if only is None:
-        assert registry.create_strategy(spec_of(options), 0).options == registry.load_strategy("mine").Options(**options)
+        assert registry.create_strategy(spec_of(options), 0).options == registry.load_strategy("mine").Options(
+            **options
+        )
         return
     with pytest.raises(PluginError) as caught:
         registry.create_strategy(spec_of(options), 0)

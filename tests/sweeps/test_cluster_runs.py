@@ -65,7 +65,9 @@ class LocalCluster:
         self._yielded, self.unfinished = self._yielded + 1, self.unfinished - 1
         request = self._left.pop()
         if LocalCluster.cancelled:
-            return request, scalebench.runner.jobs.outcome.write_result_for(request, RunOutcome("cancelled", "cancelled"))
+            return request, scalebench.runner.jobs.outcome.write_result_for(
+                request, RunOutcome("cancelled", "cancelled")
+            )
         return request, run_spec(without_nodes(request.spec), request.folder)
 
     def cancel(self) -> None:

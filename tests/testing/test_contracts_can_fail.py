@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scalebench.cli.commands.check import FAILS, HOLDS, ContractResult, ContractCase, run_contracts
+from scalebench.cli.commands.check import FAILS, HOLDS, ContractCase, ContractResult, run_contracts
 from tests.builders.plugins import OPTIONS, Dists, yaml_of
 from tests.builders.plugins import dists as dists
 

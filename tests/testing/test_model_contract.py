@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.cli.commands.check import FAILS, HOLDS, SKIPPED, ContractResult, ContractCase, run_contracts
+from scalebench.cli.commands.check import FAILS, HOLDS, SKIPPED, ContractCase, ContractResult, run_contracts
 from scalebench.testing import ModelContract
 
 

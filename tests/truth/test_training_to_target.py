@@ -10,7 +10,7 @@ import pytest
 import scalebench
 from scalebench.analysis.time_to_target import TrainingOutcome, summarize_trainings
 from scalebench.core.spec import StopSpec, TrainSpec
-from scalebench.report.report_data import gather
+from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import training
 from scalebench.runner.parent import run_spec
 from tests.builders.runs import in_parallel, simulated_spec
@@ -65,7 +65,7 @@ def test_the_speedup_is_that_of_updates_and_not_of_samples(found: tuple[Path, di
 
 
 def test_the_report_draws_it(found: tuple[Path, dict[int, TrainingOutcome]]) -> None:
-    section = training.section(gather([found[0]]))
+    section = training.section(load_report_data([found[0]]))
     assert section is not None
     (line,) = [one for one in section.blocks[1].series if one.name == "simulated on 2 devices"]  # type: ignore[union-attr]
     assert line.y == pytest.approx([math.exp(-RATE * 15 * epoch) for epoch in range(1, 6)])

@@ -1,7 +1,4 @@
-"""How rows of a comparison are called, and in what they differ beside what is compared. Layer 1.
-
-The values that a key has in a set of runs, and how to call them. Layer 1.
-"""
+"""Labels of compared rows, the values of the compared key, and what else differs between the rows of a pair."""
 
 from __future__ import annotations
 
@@ -12,15 +9,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from scalebench.analysis.comparison.pairing import CLOCK_FIELDS, ComparedRun, ComparisonRow, find_differing_keys, format_fact
-from scalebench.analysis.comparison.run_facts import Facts, main_key, keys_bound_to
+from scalebench.analysis.comparison.pairing import (
+    CLOCK_FIELDS,
+    ComparedRun,
+    ComparisonRow,
+    find_differing_keys,
+    format_fact,
+)
+from scalebench.analysis.comparison.run_facts import Facts, Value, keys_bound_to, main_key
 from scalebench.analysis.identity import is_under
 from scalebench.core.errors import InputError, unknown_name_message
 
 FIRST_KEYS = ("model.name", "dataset.name", "hardware.name", "scaling", "strategy.name", "gpus")
 ALWAYS_SHOWN_KEYS = ("strategy.name", "gpus")
 SAMPLE_FACTS = ("model", "dataset.name", "dataset.image_size", "dataset.dtype", "dataset.path", "dataset.classes")
-MIN_CLOCK_DIFFERENCE = 0.01  # by which clocks must differ to be told
+MIN_CLOCK_DIFFERENCE = 0.01  # share by which clocks must differ to be reported
 DIFFERENT_SAMPLES_NOTE = (
     "rows of other models or data are compared: a sample is not the same work in both, and the ratio is one of "
     "samples/s, not of how soon a training ends"
@@ -28,6 +31,8 @@ DIFFERENT_SAMPLES_NOTE = (
 
 
 class RowPair(Protocol):
+    """Two rows that are compared."""
+
     @property
     def a(self) -> ComparisonRow: ...
 
@@ -36,9 +41,9 @@ class RowPair(Protocol):
 
 
 class Labels:
-    """The fewest keys that tell all rows apart; strategy and number of devices are always among them.
+    """The fewest keys that distinguish all rows; strategy and number of devices are always among them.
 
-    Keys `without` are what is compared, or left out, and name no row.
+    Keys `without` are compared or ignored, and are part of no label.
     """
 
     def __init__(self, rows: Sequence[ComparisonRow], without: Sequence[str]) -> None:
@@ -54,136 +59,143 @@ class Labels:
             groups = finer
 
     def of(self, row: ComparisonRow) -> dict[str, str]:
+        """Return the label of a row: short key -> value."""
         return {shorten_key(key): format_fact(row.identity.get(key)) for key in self.keys}
 
 
 def _split_by_fact(group: Sequence[ComparisonRow], name: str) -> list[list[ComparisonRow]]:
-    found: dict[str, list[ComparisonRow]] = {}
+    by_value: dict[str, list[ComparisonRow]] = {}
     for row in group:
-        found.setdefault(format_fact(row.identity.get(name)), []).append(row)
-    return list(found.values())
+        by_value.setdefault(format_fact(row.identity.get(name)), []).append(row)
+    return list(by_value.values())
 
 
 def shorten_key(key: str) -> str:
-    """`strategy.name` is the strategy, `train.precision` the precision."""
+    """Return `strategy` for `strategy.name`, and `precision` for `train.precision`."""
     parts = key.split(".")
     return parts[0] if parts[-1] == "name" else parts[-1]
 
 
-def find_differences(pairs: Iterable[tuple[ComparisonRow, ComparisonRow]], by: str | None) -> list[tuple[str, str, str, int]]:
-    """(key, values of a, values of b, number of pairs) of all that differs within pairs, what was asked for first.
+def find_differences(
+    pairs: Iterable[tuple[ComparisonRow, ComparisonRow]], by: str | None
+) -> list[tuple[str, str, str, int]]:
+    """Return (key, values of a, values of b, number of pairs) of all that differs within pairs, settings first.
 
-    Not the key that they are compared by, nor options of a strategy or a model that the other one does not have.
+    Left out are the key by which rows are compared, and options of a strategy or model that the other one lacks.
     """
-    found: dict[tuple[str, str, str], int] = {}
+    counts: dict[tuple[str, str, str], int] = {}
     for a, b in pairs:
         for key in [*find_differing_keys(a.identity, b.identity), *_differing_other_facts(a, b)]:
             if (by is not None and key == main_key(by)) or _belongs_to_one_side(a, b, key):
                 continue
             entry = (key, _format_row_fact(a, key), _format_row_fact(b, key))
-            found[entry] = found.get(entry, 0) + 1
+            counts[entry] = counts.get(entry, 0) + 1
         for entry in _find_clock_differences(a, b):
-            found[entry] = found.get(entry, 0) + 1
-    return [(*entry, count) for entry, count in found.items()]
+            counts[entry] = counts.get(entry, 0) + 1
+    return [(*entry, count) for entry, count in counts.items()]
 
 
 def _belongs_to_one_side(a: ComparisonRow, b: ComparisonRow, key: str) -> bool:
+    """Return whether `key` is an option of a strategy or model that one of the rows does not have."""
     group = key.partition(".options.")[0]
-    unlike = format_fact(a.identity.get(f"{group}.name")) != format_fact(b.identity.get(f"{group}.name"))
-    return group != key and unlike and None in (a.identity.get(key), b.identity.get(key))
+    differs = format_fact(a.identity.get(f"{group}.name")) != format_fact(b.identity.get(f"{group}.name"))
+    return group != key and differs and None in (a.identity.get(key), b.identity.get(key))
 
 
 def _differing_other_facts(a: ComparisonRow, b: ComparisonRow) -> list[str]:
-    names = dict.fromkeys(name for row in (a, b) for launch in row.measured for name in launch.facts.free)
+    names = dict.fromkeys(name for row in (a, b) for run in row.measured for name in run.facts.other)
     return [name for name in names if name not in a.identity and _format_row_fact(a, name) != _format_row_fact(b, name)]
 
 
 def _format_row_fact(row: ComparisonRow, key: str) -> str:
-    return " or ".join(dict.fromkeys(format_fact(_fact_of_run(launch, key)) for launch in row.measured))
+    return " or ".join(dict.fromkeys(format_fact(_fact_of_run(run, key)) for run in row.measured))
 
 
-def _fact_of_run(launch: ComparedRun, key: str) -> str | int | float | bool | None:
-    identity, free = launch.facts.identity, launch.facts.free
-    return identity[key] if key in identity else free.get(key)
+def _fact_of_run(run: ComparedRun, key: str) -> Value:
+    identity, other = run.facts.identity, run.facts.other
+    return identity[key] if key in identity else other.get(key)
 
 
 def _find_clock_differences(a: ComparisonRow, b: ComparisonRow) -> list[tuple[str, str, str]]:
-    """Clocks that were measured, where they differ."""
-    found = []
+    """Return the measured clocks that differ, as (field, MHz of a, MHz of b)."""
+    differences = []
     for name in CLOCK_FIELDS:
-        mine, theirs = _mean_over_repeats(a, name), _mean_over_repeats(b, name)
-        if mine and theirs and abs(theirs / mine - 1) > MIN_CLOCK_DIFFERENCE:
-            found.append((name, f"{mine:.0f}", f"{theirs:.0f}"))
-    return found
+        clock_a, clock_b = _mean_over_repeats(a, name), _mean_over_repeats(b, name)
+        if clock_a and clock_b and abs(clock_b / clock_a - 1) > MIN_CLOCK_DIFFERENCE:
+            differences.append((name, f"{clock_a:.0f}", f"{clock_b:.0f}"))
+    return differences
 
 
 def _mean_over_repeats(row: ComparisonRow, name: str) -> float | None:
-    known = [getattr(launch.record.monitor, name) for launch in row.measured]
-    known = [value for value in known if value is not None]
-    return math.fsum(known) / len(known) if known else None
+    values = [getattr(run.record.monitor, name) for run in row.measured]
+    values = [value for value in values if value is not None]
+    return math.fsum(values) / len(values) if values else None
 
 
 def warn_about_samples(pairs: Sequence[RowPair]) -> list[str]:
-    """The warning that samples of a pair are not alike, if those of any are not."""
-    unlike = any(is_under(key, SAMPLE_FACTS) for pair in pairs for key in find_differing_keys(pair.a.identity, pair.b.identity))
-    return [DIFFERENT_SAMPLES_NOTE] if unlike else []
+    """Return a warning if a sample is not the same in both rows of any pair."""
+    differs = any(
+        is_under(key, SAMPLE_FACTS) for pair in pairs for key in find_differing_keys(pair.a.identity, pair.b.identity)
+    )
+    return [DIFFERENT_SAMPLES_NOTE] if differs else []
 
 
 @dataclass(frozen=True)
 class KeyValue:
-    """One value of the key, or one set of values of the keys below it, and the runs that have it."""
+    """One value of a key, or one set of values of the keys below it, and the runs that have it."""
 
     name: str
     run_ids: frozenset[str]
 
 
-def find_key_values(launches: Sequence[ComparedRun], key: str, base: str | None) -> list[KeyValue]:
-    """The values of `key` with the base first; else those of the first folder first, and in order.
+def find_key_values(runs: Sequence[ComparedRun], key: str, base: str | None) -> list[KeyValue]:
+    """Return the values of `key`, the base first, then those of the first folder, and in natural order.
 
-    Values of `strategy` are its name with all its options; two of one name are told apart by what differs. InputError
-    for a base that is none of them.
+    A value of `strategy` is its name with all its options; the names of two with one strategy have what differs.
+    InputError for a base that is none of the values.
     """
-    groups: dict[str, list[ComparedRun]] = {}
-    for launch in launches:
-        groups.setdefault(json.dumps(_facts_under(launch, key), sort_keys=True), []).append(launch)
-    found = list(groups.values())
-    facts = [_facts_under(group[0], key) for group in found]
-    heads = [_main_value(group[0], key) for group in found]
-    names = [_name_value(number, heads, facts) for number in range(len(found))]
-    if base is not None and base not in (*names, *heads):
+    by_facts: dict[str, list[ComparedRun]] = {}
+    for run in runs:
+        by_facts.setdefault(json.dumps(_facts_under(run, key), sort_keys=True), []).append(run)
+    groups = list(by_facts.values())
+    facts = [_facts_under(group[0], key) for group in groups]
+    main_values = [_main_value(group[0], key) for group in groups]
+    names = [_name_value(number, main_values, facts) for number in range(len(groups))]
+    if base is not None and base not in (*names, *main_values):
         raise InputError(f"--base: {unknown_name_message(f'value of {key}', base, names)}")
 
-    def place(number: int) -> tuple[bool, int, list[tuple[int, float, str]]]:
-        return base not in (names[number], heads[number]), found[number][0].side, _natural_order(names[number])
+    def sort_key(number: int) -> tuple[bool, int, list[tuple[int, float, str]]]:
+        is_base = base in (names[number], main_values[number])
+        return not is_base, groups[number][0].side, _natural_order(names[number])
 
-    ordered = sorted(range(len(found)), key=place)
-    return [KeyValue(names[n], frozenset(launch.run_id for launch in found[n])) for n in ordered]
-
-
-def _facts_under(launch: ComparedRun, key: str) -> Facts:
-    """What lies under the key in the identity; a key that is no part of it is looked up among the free facts."""
-    identity, free = launch.facts.identity, launch.facts.free
-    part_of_it = any(is_under(name, [key]) for name in identity)
-    found = {} if part_of_it else {name: value for name, value in free.items() if is_under(name, [key])}
-    found |= {name: value for name, value in identity.items() if is_under(name, keys_bound_to(key))}
-    return {name: value for name, value in found.items() if value is not None}
+    ordered = sorted(range(len(groups)), key=sort_key)
+    return [KeyValue(names[n], frozenset(run.run_id for run in groups[n])) for n in ordered]
 
 
-def _main_value(launch: ComparedRun, key: str) -> str:
-    both = launch.facts.free | launch.facts.identity
-    return format_fact(both.get(main_key(key)))
+def _facts_under(run: ComparedRun, key: str) -> Facts:
+    """Return the identity below a key; a key that is no part of it is looked up among the other facts."""
+    identity, other = run.facts.identity, run.facts.other
+    in_identity = any(is_under(name, [key]) for name in identity)
+    facts = {} if in_identity else {name: value for name, value in other.items() if is_under(name, [key])}
+    facts |= {name: value for name, value in identity.items() if is_under(name, keys_bound_to(key))}
+    return {name: value for name, value in facts.items() if value is not None}
 
 
-def _name_value(number: int, heads: Sequence[str], facts: Sequence[Facts]) -> str:
-    """The head, and of several with one head what tells this one from them."""
-    alike = [one for head, one in zip(heads, facts, strict=True) if head == heads[number]]
-    if len(alike) == 1:
-        return heads[number]
-    mine = facts[number]
-    return " ".join([heads[number], *(f"{name.split('.')[-1]}={format_fact(mine.get(name))}" for name in find_differing_keys(*alike))])
+def _main_value(run: ComparedRun, key: str) -> str:
+    return format_fact((run.facts.other | run.facts.identity).get(main_key(key)))
+
+
+def _name_value(number: int, main_values: Sequence[str], facts: Sequence[Facts]) -> str:
+    """Return the main value; if several share it, with the facts in which this one differs from them."""
+    main = main_values[number]
+    same_name = [one for value, one in zip(main_values, facts, strict=True) if value == main]
+    if len(same_name) == 1:
+        return main
+    keys = find_differing_keys(*same_name)
+    return " ".join([main, *(f"{key.split('.')[-1]}={format_fact(facts[number].get(key))}" for key in keys)])
 
 
 def _natural_order(name: str) -> list[tuple[int, float, str]]:
-    """10 after 2, and words by their letters."""
+    """Return a sort key that puts 10 after 2, and text in the order of its letters."""
     parts = [part for part in re.split(r"(\d+(?:\.\d+)?)", name) if part]
     return [(0, float(part), "") if part[0].isdecimal() else (1, 0.0, part) for part in parts]

@@ -15,7 +15,7 @@ from scalebench.analysis.comparison.pairing import ComparedRun, drop_copies, loa
 from scalebench.cli.commands.arguments import CommandParser
 from scalebench.core.errors import InputError
 from scalebench.core.machine.machine import MachineClass, classify_machine
-from scalebench.report import comparison_files, comparison_text
+from scalebench.report import comparison_text
 
 COMPARISON_FORMATS = ("text", "json", "junit", "markdown")
 
@@ -41,7 +41,7 @@ def main(options: argparse.Namespace) -> int:
         return _save_baseline(options)
     threshold = None if options.threshold is None else parse_share(options.threshold)
     compared = _compare(options, threshold)
-    status = 0 if compared.no_baseline and options.missing == "ok" else comparison_text.EXIT[compared.status]
+    status = 0 if compared.no_baseline and options.missing == "ok" else comparison_text.EXIT_STATUS[compared.status]
     _print_comparison(options, compared, status)
     return status
 
@@ -109,12 +109,12 @@ def _list_machine_classes(runs: list[ComparedRun]) -> list[MachineClass]:
 def _print_comparison(options: argparse.Namespace, compared: Comparison, status: int) -> None:
     """Print the comparison in the chosen format; with --out write that to the file, and print the text."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else comparison_text.WIDTH
-    text = comparison_text.text(compared, width)
+    text = comparison_text.format_comparison(compared, width)
     content = {
-        "text": lambda: comparison_text.text(compared) if options.out else text,
-        "json": lambda: comparison_files.as_json(compared, status),
-        "junit": lambda: comparison_files.as_junit(compared, status),
-        "markdown": lambda: comparison_files.as_markdown(compared),
+        "text": lambda: comparison_text.format_comparison(compared) if options.out else text,
+        "json": lambda: comparison_text.make_json(compared, status),
+        "junit": lambda: comparison_text.make_junit(compared, status),
+        "markdown": lambda: comparison_text.make_markdown(compared),
     }[options.format]()
     if options.out is None:
         sys.stdout.write(content)

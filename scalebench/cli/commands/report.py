@@ -12,7 +12,7 @@ from scalebench.cli.commands.arguments import CommandParser
 from scalebench.core.errors import InputError
 
 if TYPE_CHECKING:
-    from scalebench.report.report_data import Evidence
+    from scalebench.report.report_data import ReportData
 
 DEFAULT_PATH = ""  # of a switch without a file name: beside the report
 OUTPUT_FILES = {"markdown": "report.md", "csv": "report.csv", "figures": "figures"}
@@ -42,7 +42,7 @@ def main(options: argparse.Namespace) -> int:
     for path in paths:
         if not path.exists():
             raise InputError(f"{path} does not exist; give the folder of a run or a sweep")
-    data = importlib.import_module("scalebench.report.report_data").gather(
+    data = importlib.import_module("scalebench.report.report_data").load_report_data(
         paths, options.efficiency, baseline=options.baseline, references=_split_names(options.reference)
     )
     page = Path(options.out) if options.out else _folder_of(paths[0]) / "report.html"
@@ -64,7 +64,7 @@ def _folder_of(path: Path) -> Path:
     return path if path.is_dir() else path.parent
 
 
-def _write_output(write: Callable[[Evidence, Path], object], data: Evidence, path: Path) -> Path:
+def _write_output(write: Callable[[ReportData, Path], object], data: ReportData, path: Path) -> Path:
     """Write to `path` and return it. Raise InputError where the disk is full or the folder is not writable."""
     try:
         write(data, path)
@@ -73,26 +73,26 @@ def _write_output(write: Callable[[Evidence, Path], object], data: Evidence, pat
     return path
 
 
-def _write_page(data: Evidence, path: Path) -> None:
+def _write_page(data: ReportData, path: Path) -> None:
     if path.is_dir():
         raise InputError(f"{path} is a folder; --out takes the name of a file, such as {path / 'report.html'}")
     importlib.import_module("scalebench.report.html.page").write(data, path)
 
 
-def _write_markdown(data: Evidence, path: Path) -> None:
+def _write_markdown(data: ReportData, path: Path) -> None:
     importlib.import_module("scalebench.report.markdown").write(data, path)
 
 
-def _write_csv(data: Evidence, path: Path) -> None:
+def _write_csv(data: ReportData, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     data.frame.to_csv(path, index=False)
 
 
-def _write_figures(data: Evidence, path: Path) -> None:
+def _write_figures(data: ReportData, path: Path) -> None:
     importlib.import_module("scalebench.report.figures").write(data, path)
 
 
-WRITERS: dict[str, Callable[[Evidence, Path], None]] = {
+WRITERS: dict[str, Callable[[ReportData, Path], None]] = {
     "markdown": _write_markdown,
     "csv": _write_csv,
     "figures": _write_figures,

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from scalebench.analysis import published
 from scalebench.cli.commands.arguments import CommandParser
-from scalebench.report import attribution_cases
-from scalebench.report.terminal import references
+from scalebench.report.sections.attribution import make_attribution_records
+from scalebench.report.terminal import make_references
 from scalebench.sweeps.console import Console
 
 
@@ -29,9 +29,9 @@ def main(options: argparse.Namespace) -> int:
     console = Console()
     survey = console.print_table(options.DIR, options.baseline)
     folders = list(dict.fromkeys(Path(str(path)) for path in survey.frame["path"]))
-    runs = attribution_cases.runs(survey.frame)
+    records = make_attribution_records(survey.frame)
     for folder in folders if options.details or len(folders) == 1 else []:
-        console.print_details(folder, runs)
-    for table in references(survey.frame, names) if names else []:
+        console.print_details(folder, records)
+    for table in make_references(survey.frame, names) if names else []:
         console.rich.print(table)
     return 0

@@ -1,1 +1,1 @@
-"""One page that holds a whole report and asks nobody for anything. Layer 3."""
+"""The report as one page that needs no server, no network and no other file."""

@@ -1,7 +1,4 @@
-"""`write`: a report as one HTML file that needs nothing else: no server, no network, no other file. Layer 3.
-
-What a page says first: of which runs it is, when it was made, and on what they ran. Layer 3.
-"""
+"""Writes a report as one HTML file that needs no server, no network and no other file."""
 
 from __future__ import annotations
 
@@ -21,17 +18,20 @@ from markupsafe import Markup
 from scalebench import __version__
 from scalebench.core.errors import InputError
 from scalebench.core.machine.machine import describe_machine
-from scalebench.report import sections
-from scalebench.report.document import Chart, Section
-from scalebench.report.html.escaping import clean
-from scalebench.report.html.render import Renderer, choices, folder_of
-from scalebench.report.report_data import Evidence
+from scalebench.report.document import Chart, Section, clean_text
+from scalebench.report.html.render import Renderer, list_filters
+from scalebench.report.report_data import ReportData
+from scalebench.report.sections import make_sections
 
+SCRIPTS = "theme.js charts.js tables.js filters.js page.js".split()
+STRICT = '"use strict";\n'
 STATUSES = "ok failed oom timeout cancelled unsupported".split()  # in the order of the page
 
 
 @dataclass(frozen=True)
 class Header:
+    """The top of the page: which runs the report is about, when it was made, and what they ran on."""
+
     title: str
     made: str
     version: str
@@ -42,44 +42,13 @@ class Header:
     machines: Sequence[str]  # "alpha: 8 x NVIDIA A100-SXM4-40GB, 48 cores, 1000 GiB"
 
 
-def header(evidence: Evidence) -> Header:
-    counts = {str(name): int(count) for name, count in evidence.frame["status"].value_counts().items()}
-    order = [*STATUSES, *sorted(set(counts) - set(STATUSES))]
-    first = evidence.paths[0] if evidence.paths else None
-    return Header(
-        title=f"Scaling report: {folder_of(first).resolve().name}" if first else "Scaling report",
-        made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        version=__version__,
-        paths=[str(path) for path in evidence.paths],
-        runs=len(evidence.frame),
-        statuses=[(name, counts[name]) for name in order if counts.get(name)],
-        unreadable=len(evidence.unreadable),
-        machines=_machines(evidence),
-    )
+def write(report_data: ReportData, path: Path, sections: Iterable[Section] | None = None) -> Path:
+    """Write the report to `path`, whose folder is made if necessary, with `sections` instead of all if there are any.
 
-
-def _machines(evidence: Evidence) -> list[str]:
-    """In words, of the first run on each hardware; its name alone where that record is gone meanwhile."""
-    found = []
-    for name, run_id in evidence.frame.groupby("hardware", sort=True)["run_id"].first().items():
-        try:
-            found.append(f"{name}: {describe_machine(evidence.result(str(run_id)).machine)}")
-        except (InputError, OSError):
-            found.append(str(name))
-    return found
-
-
-SCRIPTS = "theme.js charts.js tables.js filters.js page.js".split()
-STRICT = '"use strict";\n'
-
-
-def write(evidence: Evidence, path: Path, made: Iterable[Section] | None = None) -> Path:
-    """The report of `evidence` at `path`, whose folder is made; `made`: other sections than those that there are.
-
-    A page that is there is replaced at the end, and as a whole. OSError where it cannot be written.
+    An existing page is replaced at the end, in one step. Raises OSError if it cannot be written.
     """
     path = Path(path)
-    text = document(evidence, path.parent, list(sections.sections(evidence) if made is None else made))
+    text = render_page(report_data, path.parent, list(make_sections(report_data) if sections is None else sections))
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -90,30 +59,61 @@ def write(evidence: Evidence, path: Path, made: Iterable[Section] | None = None)
     return path
 
 
-def document(evidence: Evidence, beside: Path, made: list[Section]) -> str:
-    """The whole page, for a file in folder `beside`."""
-    home = folder_of(evidence.paths[0]) if evidence.paths else beside
-    scripts = {"page_js": _script(STRICT + "\n".join(map(asset, SCRIPTS))), "plotly_js": _script(_plotly(made))}
+def render_page(report_data: ReportData, folder: Path, sections: list[Section]) -> str:
+    """Render the page for a file in `folder`."""
+    home = report_data.home if report_data.paths else folder
+    scripts = {
+        "page_js": _make_script(STRICT + "\n".join(map(read_asset, SCRIPTS))),
+        "plotly_js": _make_script(_read_plotly(sections)),
+    }
     return str(
-        _template().render(
-            header=header(evidence),
-            sections=Renderer(made, home.resolve(), beside.resolve()).views(),
-            choices=choices(made),
-            css=Markup(asset("page.css")),
-            policy=policy(scripts.values()),
+        _load_template().render(
+            header=make_header(report_data),
+            sections=Renderer(sections, home.resolve(), folder.resolve()).make_views(),
+            filters=list_filters(sections),
+            css=Markup(read_asset("page.css")),
+            policy=make_policy(scripts.values()),
             **scripts,
         )
     )
 
 
-def policy(scripts: Iterable[str]) -> str:
-    """Content-Security-Policy: these scripts and no others, and no request at all.
+def make_header(report_data: ReportData) -> Header:
+    counts = {str(name): int(count) for name, count in report_data.frame["status"].value_counts().items()}
+    order = [*STATUSES, *sorted(set(counts) - set(STATUSES))]
+    return Header(
+        title=f"Scaling report: {report_data.home.resolve().name}" if report_data.paths else "Scaling report",
+        made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        version=__version__,
+        paths=[str(path) for path in report_data.paths],
+        runs=len(report_data.frame),
+        statuses=[(name, counts[name]) for name in order if counts.get(name)],
+        unreadable=len(report_data.unreadable),
+        machines=_describe_machines(report_data),
+    )
 
-    Plotly sets styles and hands out pictures as blob: and data:. Scripts are named by their hashes, so that not one
-    that slipped in as text could run.
+
+def _describe_machines(report_data: ReportData) -> list[str]:
+    """Describe the machine of the first run on each hardware, or only name it if that record has been removed."""
+    machines = []
+    for name, run_id in report_data.frame.groupby("hardware", sort=True)["run_id"].first().items():
+        try:
+            machines.append(f"{name}: {describe_machine(report_data.result(str(run_id)).machine)}")
+        except (InputError, OSError):
+            machines.append(str(name))
+    return machines
+
+
+def make_policy(scripts: Iterable[str]) -> str:
+    """Return a Content-Security-Policy that allows these scripts and no others, and no request at all.
+
+    Plotly sets styles and offers pictures as blob: and data:. Scripts are allowed by their hashes, so that none that
+    slipped in as text could run.
     """
     hashes = " ".join(
-        f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts if s
+        f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+        for script in scripts
+        if script
     )
     return (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
@@ -121,31 +121,31 @@ def policy(scripts: Iterable[str]) -> str:
     )
 
 
-def asset(name: str) -> str:
+def read_asset(name: str) -> str:
     return resources.files(__package__).joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def _plotly(made: list[Section]) -> str:
-    """Nearly five megabytes, so only where there is a chart."""
-    if not any(isinstance(block, Chart) for section in made for block in section.blocks):
+def _read_plotly(sections: list[Section]) -> str:
+    """Return plotly's nearly five megabytes, or nothing if there is no chart."""
+    if not any(isinstance(block, Chart) for section in sections for block in section.blocks):
         return ""
     from plotly.offline import get_plotlyjs
 
     return str(get_plotlyjs())
 
 
-def _script(text: str) -> Markup:
+def _make_script(text: str) -> Markup:
     if "</script" in text.lower() or "<!--" in text:
-        raise ValueError("a script that holds the end of a script cannot stand in a page")
+        raise ValueError("a script that contains the end of a script cannot be part of a page")
     return Markup(text.replace("\r\n", "\n"))
 
 
-def _template() -> Any:
+def _load_template() -> Any:
     environment = Environment(
         loader=PackageLoader("scalebench.report.html", "assets"),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=clean,
+        finalize=clean_text,
         trim_blocks=True,
         lstrip_blocks=True,
     )

@@ -1,140 +1,154 @@
-"""Sections as what the template writes down: nothing is decided there, and nothing is markup here. Layer 3."""
+"""Sections as data for the page's template, which decides nothing; no text is markup here."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scalebench.report.document import Axis, Block, Cell, Chart, Code, Number, Section, Series, Table, Words
-from scalebench.report.html.escaping import for_script, relative
-from scalebench.report.html.plots import Looks, figure
+from jinja2.utils import htmlsafe_json_dumps
+from markupsafe import Markup
 
-DIMENSIONS = ("model", "strategy", "hardware")  # what a reader can filter by
-FIGURES = 400  # points that the table of a chart has at most; of more it has each second, third ...
+from scalebench.report.document import (
+    TAG_COLUMNS,
+    Axis,
+    Block,
+    Cell,
+    Chart,
+    Number,
+    Paragraph,
+    Section,
+    Series,
+    Table,
+    make_relative_link,
+)
+from scalebench.report.html.plots import ChartStyles, make_figure
+
+MAX_TABLE_POINTS = 400  # of the table below a chart; of more it has each second, third ...
+MAX_LABEL_NAMES = 12
 View = dict[str, Any]
 
 
 @dataclass
 class Renderer:
-    """`home`: the folder that links of blocks are relative to; `beside`: the page's own."""
+    """Makes views of sections. Links of blocks are relative to `home`, the page is in `folder`."""
 
     sections: Sequence[Section]
     home: Path
-    beside: Path
-    looks: Looks = field(init=False)
+    folder: Path
+    styles: ChartStyles = field(init=False)
 
     def __post_init__(self) -> None:
         blocks = [block for section in self.sections for block in section.blocks]
-        self.looks = Looks(block for block in blocks if isinstance(block, Chart))
+        self.styles = ChartStyles(block for block in blocks if isinstance(block, Chart))
 
-    def views(self) -> list[View]:
+    def make_views(self) -> list[View]:
         return [
-            {"id": section.id, "title": section.title, "folded": section.folded, "groups": self._groups(section.blocks)}
+            {"id": section.id, "title": section.title, "folded": section.folded, "groups": self._group(section.blocks)}
             for section in self.sections
         ]
 
-    def _groups(self, blocks: Sequence[Block]) -> list[list[View]]:
-        """Charts that follow each other share a row where there is room; any other block has one of its own."""
+    def _group(self, blocks: Sequence[Block]) -> list[list[View]]:
+        """Group consecutive charts, which share a row if there is room; any other block has a row of its own."""
         groups: list[list[View]] = []
         for block in blocks:
-            view = self._view(block)
+            view = self._make_view(block)
             if groups and view["kind"] == "chart" == groups[-1][0]["kind"]:
                 groups[-1].append(view)
             else:
                 groups.append([view])
         return groups
 
-    def _view(self, block: Block) -> View:
+    def _make_view(self, block: Block) -> View:
         if isinstance(block, Chart):
-            return self._chart(block)
+            return self._make_chart(block)
         if isinstance(block, Table):
-            return self._table(block)
-        if isinstance(block, Words):
-            return {"kind": "words", "text": block.text, "manner": block.kind, "tags": filtered(block.tags)}
-        return _code(block)
+            return self._make_table(block)
+        tags = select_filter_tags(block.tags)
+        if isinstance(block, Paragraph):
+            return {"kind": "paragraph", "text": block.text, "style": block.kind, "tags": tags}
+        return {"kind": "code", "text": block.text.rstrip("\n"), "language": block.language, "title": block.title,
+                "tags": tags}  # fmt: skip
 
-    def _chart(self, chart: Chart) -> View:
+    def _make_chart(self, chart: Chart) -> View:
         points = sum(len(series.x) for series in chart.series)
-        step = max(1, math.ceil(points / FIGURES))
+        step = max(1, math.ceil(points / MAX_TABLE_POINTS))
         return {
             "kind": "chart", "id": chart.id, "title": chart.title, "caption": chart.caption,
-            "label": spoken(chart), "data": for_script(figure(chart, self.looks.of(chart))), "step": step,
+            "label": make_label(chart), "data": dump_json(make_figure(chart, self.styles.of(chart))), "step": step,
             "heads": [chart.x.title, chart.y.title], "limits": any(series.low for series in chart.series),
             "notes": any(any(series.notes) for series in chart.series),
-            "series": [_figures(chart, series, step) for series in chart.series],
+            "series": [_make_series(chart, series, step) for series in chart.series],
         }  # fmt: skip
 
-    def _table(self, table: Table) -> View:
-        right = [column in table.numeric for column in table.columns]
+    def _make_table(self, table: Table) -> View:
+        numeric = [column in table.numeric for column in table.columns]
         return {
             "kind": "table", "id": table.id, "title": table.title, "caption": table.caption,
-            "columns": list(zip(table.columns, right, strict=True)),
+            "columns": list(zip(table.columns, numeric, strict=True)),
             "rows": [
-                {"tags": filtered(row.tags),
-                 "cells": [self._cell(cell, number) for cell, number in zip(row.cells, right, strict=True)]}
+                {"tags": select_filter_tags(row.tags),
+                 "cells": [self._make_cell(cell, right) for cell, right in zip(row.cells, numeric, strict=True)]}
                 for row in table.rows
             ],
         }  # fmt: skip
 
-    def _cell(self, cell: Cell, right: bool) -> View:
+    def _make_cell(self, cell: Cell, right: bool) -> View:
         value = None if cell.value is None or str(cell.value) == cell.text else str(cell.value)
-        link = relative(cell.link, self.home, self.beside) if cell.link else None
+        link = make_relative_link(cell.link, self.home, self.folder) if cell.link else None
         return {"text": cell.text, "value": value, "link": link, "right": right}
 
 
-def choices(sections: Iterable[Section]) -> dict[str, list[str]]:
-    """What can be filtered: of each dimension its values in order, where there are two or more."""
-    found: dict[str, set[str]] = {name: set() for name in DIMENSIONS}
-    for tags in (tags for section in sections for block in section.blocks for tags in _tags(block)):
-        for name, value in filtered(tags).items():
-            found[name].add(value)
-    return {name: sorted(values) for name, values in found.items() if len(values) > 1}
+def dump_json(data: Any) -> Markup:
+    """Return JSON that can neither end the script that contains it nor begin a comment, in ASCII."""
+    return htmlsafe_json_dumps(data, json.dumps, separators=(",", ":"), allow_nan=False)
 
 
-def filtered(tags: Mapping[str, str]) -> dict[str, str]:
-    return {name: str(tags[name]) for name in DIMENSIONS if tags.get(name)}
+def list_filters(sections: Iterable[Section]) -> dict[str, list[str]]:
+    """Return the sorted values of each tag that has two or more."""
+    values: dict[str, set[str]] = {name: set() for name in TAG_COLUMNS}
+    for tags in (tags for section in sections for block in section.blocks for tags in _list_tags(block)):
+        for name, value in select_filter_tags(tags).items():
+            values[name].add(value)
+    return {name: sorted(each) for name, each in values.items() if len(each) > 1}
 
 
-def spoken(chart: Chart) -> str:
-    """What a screen reader says instead of the drawing; the figures are in the table below it."""
+def select_filter_tags(tags: Mapping[str, str]) -> dict[str, str]:
+    return {name: str(tags[name]) for name in TAG_COLUMNS if tags.get(name)}
+
+
+def make_label(chart: Chart) -> str:
+    """Return what a screen reader says instead of the drawing; the figures are in the table below it."""
     names = list(dict.fromkeys(series.name for series in chart.series))
-    listed = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+    more = f" and {len(names) - MAX_LABEL_NAMES} more" if len(names) > MAX_LABEL_NAMES else ""
+    listed = ", ".join(names[:MAX_LABEL_NAMES]) + more
     return f"{chart.title}: {chart.y.title} against {chart.x.title}, {listed}. The figures are in the table below."
 
 
-def folder_of(path: Path) -> Path:
-    """Where a report of `path`, a folder or a file of a result, is at home."""
-    return path if path.is_dir() else path.parent
-
-
-def shown(number: float | str | None, axis: Axis) -> str:
+def format_number(number: float | str | None, axis: Axis) -> str:
     if number is None or isinstance(number, str):
         return number or ""
     return f"{100 * number:.5g} %" if axis.percent else f"{number:.6g}"
 
 
-def _figures(chart: Chart, series: Series, step: int) -> View:
-    kept = range(0, len(series.x), step)
-    return {"name": series.name, "tags": filtered(series.tags),
-            "rows": [[shown(series.x[k], chart.x), shown(series.y[k], chart.y), shown(_at(series.low, k), chart.y),
-                      shown(_at(series.high, k), chart.y), series.notes[k] if k < len(series.notes) else "",
-                      filtered(series.point_tags[k]) if k < len(series.point_tags) else {}]
-                     for k in kept]}  # fmt: skip
+def _make_series(chart: Chart, series: Series, step: int) -> View:
+    rows = []
+    for k in range(0, len(series.x), step):
+        limits = (format_number(_get_limit(limits, k), chart.y) for limits in (series.low, series.high))
+        note = series.notes[k] if k < len(series.notes) else ""
+        tags = select_filter_tags(series.point_tags[k]) if k < len(series.point_tags) else {}
+        rows.append([format_number(series.x[k], chart.x), format_number(series.y[k], chart.y), *limits, note, tags])
+    return {"name": series.name, "tags": select_filter_tags(series.tags), "rows": rows}
 
 
-def _at(limits: Sequence[Number], number: int) -> Number:
+def _get_limit(limits: Sequence[Number], number: int) -> Number:
     return limits[number] if number < len(limits) else None
 
 
-def _code(code: Code) -> View:
-    return {"kind": "code", "text": code.text.rstrip("\n"), "language": code.language, "title": code.title,
-            "tags": filtered(code.tags)}  # fmt: skip
-
-
-def _tags(block: Block) -> list[Mapping[str, str]]:
+def _list_tags(block: Block) -> list[Mapping[str, str]]:
     if isinstance(block, Chart):
         return [tags for series in block.series for tags in (series.tags, *series.point_tags)]
     if isinstance(block, Table):

@@ -1,4 +1,7 @@
-"""The sections of a report, in the order in which people ask. Each module has section(evidence) -> Section | None."""
+"""The sections of a report, in the order in which readers ask. Each module has section(report_data) -> Section | None.
+
+Modules with more than one section name them `<section>_section`.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,20 @@ import importlib
 from collections.abc import Iterator
 
 from scalebench.report.document import Section
-from scalebench.report.report_data import Evidence
+from scalebench.report.report_data import ReportData
 
-ORDER = (
+SECTIONS = (
     "problems:unfinished_section answer:section scaling:section strategies:section attribution:section sync:section "
     "usage:section memory:section training:epochs_section training:section batch_size:section "
-    "devices_or_batch:section data_or_model:section training:learning_section usage:clocks_section "
+    "devices_or_batch:section data_or_model:section training:losses_section usage:clocks_section "
     "pipeline_stages:section operations:section published:section machines:section problems:section"
 ).split()
 
 
-def sections(evidence: Evidence) -> Iterator[Section]:
-    """Those that have something to tell."""
-    for entry in ORDER:
-        module, _, function = entry.partition(":")
-        section = getattr(importlib.import_module(f"scalebench.report.sections.{module}"), function)(evidence)
-        if section is not None:
-            yield section
+def make_sections(report_data: ReportData) -> Iterator[Section]:
+    """Yield the sections that have something to show."""
+    for name in SECTIONS:
+        module, function = name.split(":")
+        made = getattr(importlib.import_module(f"scalebench.report.sections.{module}"), function)(report_data)
+        if made is not None:
+            yield made

@@ -1,46 +1,160 @@
-"""The section `attribution` of a report: where the lost efficiency went. Layer 3."""
+"""The section `attribution` of a report, where the lost efficiency went, and the attributed runs behind it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from scalebench.analysis.attribution.causes import AttributedRun, Cause, find_causes
+from scalebench.analysis.attribution import pool_by_configuration
+from scalebench.analysis.attribution.causes import find_causes
+from scalebench.analysis.attribution.causes.cause import AttributedRun, Cause
 from scalebench.analysis.attribution.components import LOSS_PARTS
-from scalebench.analysis.scaling_curves import Curve
+from scalebench.analysis.attribution.lost_efficiency import Attribution, Part, attribute_run
+from scalebench.analysis.attribution.reference_runs import ReferenceRunFinder, samples_per_device
+from scalebench.analysis.scaling_curves import Curve, plain_row
 from scalebench.core import units
-from scalebench.report import attribution_cases
-from scalebench.report.document import Axis, Block, Cell, Chart, Group, Row, Section, Series, Table, Words, groups
-from scalebench.report.report_data import DETAILED, Evidence
+from scalebench.core.result import Result, read_result
+from scalebench.core.run_folder import RESULT_FILE
+from scalebench.core.stats.estimates import Estimate
+from scalebench.report.document import (
+    Axis,
+    Block,
+    Cell,
+    Chart,
+    CurveGroup,
+    Paragraph,
+    Row,
+    Section,
+    Series,
+    Table,
+    format_duration,
+    group_curves,
+)
+from scalebench.report.report_data import MAX_DETAILED_RUNS, ReportData
 
-MOST_BARS = 40  # of a chart
-Bar = tuple[Curve, int, AttributedRun]  # a configuration at one number of devices
-NAMED = {
+if TYPE_CHECKING:
+    import pandas as pd
+
+MAX_BARS = 40  # of a chart
+Bar = tuple[Curve, int, AttributedRun]  # a configuration at one device count
+PART_MEANINGS = {
     "batch": "smaller batches",
     "overhead": "the strategy's overhead on one device",
     "contention": "devices that slow each other down",
     "data": "loading",
-    "imbalance": "waiting for the slowest",
-    "transfer": "exposed transfer",
+    "imbalance": "imbalance, the wait for the slowest",
+    "transfer": "exposed communication",
     "drift": "what changed between figures and probes",
 }
 
 
-def section(evidence: Evidence) -> Section | None:
-    """None where no run has a baseline that it is not itself."""
-    cases = attribution_cases.cases(evidence)
-    found, left = groups(evidence.curves, lambda members: any(_bars(members, cases)))
-    if not found:
+class AttributionRecords:
+    """All rows of a frame, and the records that an attribution needs, which `read` returns by their run_id."""
+
+    def __init__(self, frame: pd.DataFrame, read: Callable[[str], Result]) -> None:
+        self._read = read
+        self._rows = {str(row["run_id"]): row for row in map(plain_row, frame.to_dict("records"))}
+        self._one_device: dict[tuple[str, int], list[str]] = {}  # (model, batch) -> successful runs on one device
+        for run_id, row in self._rows.items():
+            if row["gpus"] == 1 and row["status"] == "ok":
+                self._one_device.setdefault((row["model"], row["global_batch"]), []).append(run_id)
+
+    def read_baselines(self, results: Iterable[Result]) -> ReferenceRunFinder:
+        """Read all rows that may be a baseline of `results`: those that the frame names, and in strong scaling the
+        runs of the same model at the local batch."""
+        run_ids: dict[str, None] = {}
+        for result in results:
+            row, scale = self._rows[result.run_id], result.scale
+            candidates = [row["baseline_bare_id"], row["baseline_self_id"]]
+            if scale.scaling == "strong" and samples_per_device(result).is_integer():
+                at_local_batch = self._one_device.get((row["model"], int(samples_per_device(result))), [])
+                strategies = (scale.strategy, scale.baseline_bare)
+                candidates += [name for name in at_local_batch if self._rows[name]["strategy"] in strategies]
+            run_ids |= dict.fromkeys(name for name in candidates if name in self._rows)
+        return ReferenceRunFinder([self._read(name) for name in run_ids])
+
+    def attribute(self, result: Result) -> AttributedRun | None:
+        """Attribute the lost efficiency of a single repeat; None if it has no baseline."""
+        references = self.read_baselines([result]).find(result)
+        parts = attribute_run(result, references)
+        if parts is None:
+            return None
+        rows = list(self._rows.values())
+        return AttributedRun(parts, result, references, rows)
+
+
+def make_attribution_records(frame: pd.DataFrame) -> AttributionRecords:
+    """Make them for a frame whose records are in the folders that its rows name."""
+    paths = dict(zip(frame["run_id"], frame["path"], strict=True))
+    return AttributionRecords(frame, lambda run_id: read_result(Path(str(paths[run_id])) / RESULT_FILE))
+
+
+def attribute_runs(report_data: ReportData) -> dict[str, AttributedRun]:
+    """Attribute the runs shown in detail, with baselines among all rows; by run_id of the pooled row.
+
+    Runs without a baseline are left out.
+    """
+    status = dict(zip(report_data.frame["run_id"], report_data.frame["status"], strict=True))
+    results = [report_data.result(run_id) for run_id in report_data.detailed_run_ids if status[run_id] == "ok"]
+    candidates = AttributionRecords(report_data.frame, report_data.result).read_baselines(results)
+    rows = [plain_row(row) for row in report_data.pooled.to_dict("records")]
+    references = {result.run_id: candidates.find(result) for result in results}
+    attributions = [(result, attribute_run(result, references[result.run_id])) for result in results]
+    results_by_id = {result.run_id: result for result in results}
+    cases = {}
+    for parts in pool_by_configuration([(result, parts) for result, parts in attributions if parts is not None]):
+        run_id = parts.run_id
+        cases[run_id] = AttributedRun(parts, results_by_id[run_id], references[run_id], rows)
+    return cases
+
+
+def format_share(share: Estimate) -> str:
+    """Return `12.3 % [10.1, 14.4]`, points of efficiency."""
+    if not share.has_limits:
+        return units.format_percent(share.value)
+    return f"{units.format_percent(share.value)} [{100 * share.low:z.1f}, {100 * share.high:z.1f}]"
+
+
+def format_part_name(part: Part) -> str:
+    """Return `contention + data` if the two could not be measured apart."""
+    return " + ".join(part.names)
+
+
+def make_run_table(parts: Attribution) -> Table:
+    """Make the table of one run's parts for the terminal, with the reasons why some could not be measured apart."""
+    rows = []
+    for part in parts.parts:
+        step_s = format_duration(part.step_s.value, *part.step_s.limits)
+        rows.append([format_part_name(part), step_s, format_share(part.share), ""])
+        reasons = dict.fromkeys(parts.missing[name] for name in part.names if name in parts.missing)
+        rows += [["", "", "", reason] for reason in reasons]
+    against = "against the bare baseline" if parts.against == "bare" else "against the strategy itself on one device"
+    lost_s = units.format_seconds(parts.step_s - parts.ideal_s)
+    rows += [[""] * 4, ["total loss", lost_s, format_share(parts.lost), against]]
+    columns = ("part", "of a step (95 %)", "of ideal throughput (95 %)", "remark")
+    made = [Row([Cell(text) for text in row]) for row in rows]
+    return Table("attribution", "Where the lost efficiency went", columns, made, frozenset(columns[1:3]))
+
+
+def section(report_data: ReportData) -> Section | None:
+    """Return None if no run has a baseline other than itself."""
+    cases = attribute_runs(report_data)
+    groups, left_out = group_curves(report_data.curves, lambda members: any(_list_bars(members, cases)))
+    if not groups:
         return None
-    blocks: list[Block] = [*left]
-    if len(evidence.frame) > len(evidence.detailed):
-        blocks.append(Words(f"There are more than {DETAILED} runs: told is the first launch of each configuration."))
-    for group in found:
-        bars = list(_bars(group.curves, cases))
-        blocks += [*group.words, *_chart(group, bars), _table(group, bars), *_untold(bars), *_causes(bars)]
+    blocks: list[Block] = [*left_out]
+    if len(report_data.frame) > len(report_data.detailed_run_ids):
+        text = f"There are more than {MAX_DETAILED_RUNS} runs: the first repeat of each configuration is shown."
+        blocks.append(Paragraph(text))
+    for group in groups:
+        bars = list(_list_bars(group.curves, cases))
+        blocks += [*group.paragraphs, *_make_chart(group, bars), _make_table(group, bars)]
+        blocks += [*_explain_unmeasured(bars), *_describe_causes(bars)]
     return Section("attribution", "Where the lost efficiency went", blocks)
 
 
-def _bars(curves: list[Curve], cases: Mapping[str, AttributedRun]) -> Iterator[Bar]:
+def _list_bars(curves: list[Curve], cases: Mapping[str, AttributedRun]) -> Iterator[Bar]:
     for curve in curves:
         for row in curve.rows:
             case = cases.get(str(row["run_id"]))
@@ -48,111 +162,111 @@ def _bars(curves: list[Curve], cases: Mapping[str, AttributedRun]) -> Iterator[B
                 yield curve, int(row["gpus"]), case
 
 
-def _chart(group: Group, bars: list[Bar]) -> Iterator[Block]:
-    """Bars of ideal throughput: what is kept of it, and the parts that are lost upon that."""
+def _make_chart(group: CurveGroup, bars: list[Bar]) -> Iterator[Block]:
+    """Make bars of ideal throughput: the share that is kept, with the lost parts stacked on it."""
     kept = bars
-    if len(bars) > MOST_BARS:
-        last = {id(curve): gpus for curve, gpus, _ in bars}
-        kept = [bar for bar in bars if last[id(bar[0])] == bar[1]][:MOST_BARS]
-        yield Words(f"{len(bars)} bars are more than a chart can show: these are of the most devices of each curve.")
+    if len(bars) > MAX_BARS:
+        largest = {id(curve): gpus for curve, gpus, _ in bars}
+        kept = [bar for bar in bars if largest[id(bar[0])] == bar[1]][:MAX_BARS]
+        text = f"{len(bars)} bars are more than a chart can show: these are of the most devices of each curve."
+        yield Paragraph(text)
     names = [f"{curve.name} x {gpus}" for curve, gpus, _ in kept]
-    parts = {attribution_cases.name_of(part): part.names for _, _, case in kept for part in case.attribution.parts}
+    parts = {format_part_name(part): part.names for _, _, case in kept for part in case.attribution.parts}
     efficiency = [1 - case.attribution.lost.value for _, _, case in kept]
-    tags = [curve.tags for curve, _, _ in kept]
-    drawn = [Series("kept", names, efficiency, tags=group.tags, point_tags=tags)]
+    point_tags = [curve.tags for curve, _, _ in kept]
+    series = [Series("kept", names, efficiency, tags=group.tags, point_tags=point_tags)]
     for label in sorted(parts, key=lambda label: [LOSS_PARTS.index(name) for name in parts[label]]):
-        mine = [
-            {attribution_cases.name_of(part): part.share for part in case.attribution.parts}.get(label)
-            for _, _, case in kept
+        shares = [
+            {format_part_name(part): part.share for part in case.attribution.parts}.get(label) for _, _, case in kept
         ]
-        drawn.append(
-            Series(
-                label,
-                names,
-                [None if one is None else one.value for one in mine],
-                [None if one is None else one.limits[0] for one in mine],
-                [None if one is None else one.limits[1] for one in mine],
-                group.tags,
-                point_tags=tags,
-            )
-        )
+        values = [None if share is None else share.value for share in shares]
+        low, high = ([None if share is None else share.limits[k] for share in shares] for k in (0, 1))
+        series.append(Series(label, names, values, low, high, group.tags, point_tags=point_tags))
     yield Chart(
-        group.id("attribution"),
+        group.make_id("attribution"),
         f"Where the lost efficiency went: {group.title}",
         Axis("strategy and devices"),
         Axis("share of ideal throughput", percent=True),
-        drawn,
+        series,
         "stacked",
         f"Ideal is the bare baseline on one device times the devices, at the full batch. {_legend(parts.values())} "
-        "Parts below zero gain.",
+        "Parts below zero are gains.",
     )
 
 
 def _legend(groups: Iterable[tuple[str, ...]]) -> str:
-    there = {name for names in groups for name in names}
-    told = [name for name in LOSS_PARTS if name in there]
-    return "; ".join(f"{name}: {NAMED[name]}" for name in told) + "."
+    present = {name for names in groups for name in names}
+    return "; ".join(f"{name}: {PART_MEANINGS[name]}" for name in LOSS_PARTS if name in present) + "."
 
 
-def _table(group: Group, bars: list[Bar]) -> Table:
-    shown = [name for name in LOSS_PARTS if any(case.attribution.part(name) for _, _, case in bars)]
-    columns = ["strategy", "devices", "launches", "ideal update", "update", "lost", *shown]
+def _make_table(group: CurveGroup, bars: list[Bar]) -> Table:
+    parts = [name for name in LOSS_PARTS if any(case.attribution.part(name) for _, _, case in bars)]
+    columns = ["strategy", "devices", "repeats", "ideal step", "step", "lost", *parts]
     rows = []
     for curve, gpus, case in bars:
-        one = case.attribution
-        head = [Cell(curve.name, curve.name), Cell(str(gpus), gpus), Cell(str(one.repeats), one.repeats)]
-        head += [Cell(units.format_seconds(value), value) for value in (one.ideal_s, one.step_s)]
-        against = "" if one.against == "bare" else f" against {one.against}"
-        head.append(Cell(attribution_cases.percent(one.lost) + against, one.lost.value))
-        rows.append(Row([*head, *(_cell(case, name) for name in shown)], curve.tags))
+        run = case.attribution
+        head = [Cell(curve.name, curve.name), Cell(str(gpus), gpus), Cell(str(run.repeats), run.repeats)]
+        head += [Cell(units.format_seconds(value), value) for value in (run.ideal_s, run.step_s)]
+        against = "" if run.against == "bare" else f" against {run.against}"
+        head.append(Cell(format_share(run.lost) + against, run.lost.value))
+        rows.append(Row([*head, *(_make_part_cell(case, name) for name in parts)], curve.tags))
     over = {case.attribution.repeats > 1 for _, _, case in bars}
     intervals = {
-        frozenset({False}): "over blocks of one launch",
-        frozenset({True}): "over launches, three and more",
-    }.get(frozenset(over), "over launches where there are three and more, else over blocks of one")
-    return Table(
-        group.id("attribution-parts"),
-        f"Parts of the lost efficiency: {group.title}",
-        columns,
-        rows,
-        frozenset(columns[1:]),
-        f"Shares of ideal throughput, 95 % intervals {intervals}. The parts add up to what is lost; seconds are of one "
-        "update. A part within another's figure could not be told from it.",
+        frozenset({False}): "over blocks of one repeat",
+        frozenset({True}): "over repeats, three and more",
+    }.get(frozenset(over), "over repeats if there are three and more, else over blocks of one")
+    caption = (
+        f"Shares of ideal throughput, 95 % intervals {intervals}. The parts add up to the loss; seconds are of one "
+        "step. A part shown as contained in another one could not be measured apart from it."
     )
+    title = f"Parts of the lost efficiency: {group.title}"
+    return Table(group.make_id("attribution-parts"), title, columns, rows, frozenset(columns[1:]), caption)
 
 
-def _cell(case: AttributedRun, name: str) -> Cell:
+def _make_part_cell(case: AttributedRun, name: str) -> Cell:
     part = case.attribution.part(name)
     if part is None:
         return Cell("")
     if part.names[0] != name:
         return Cell(f"in {part.names[0]}")
-    return Cell(attribution_cases.percent(part.share), part.share.value)
+    return Cell(format_share(part.share), part.share.value)
 
 
-def _untold(bars: list[Bar]) -> Iterator[Words]:
-    """Why parts could not be told, and which run would."""
-    found: dict[tuple[str, str], list[str]] = {}
+def _explain_unmeasured(bars: list[Bar]) -> Iterator[Paragraph]:
+    """Say why parts could not be measured apart, and which run would do it."""
+    runs_of: dict[tuple[str, str], list[str]] = {}
     for curve, gpus, case in bars:
-        for reason, names in attribution_cases.untold(case.attribution).items():
-            found.setdefault((" and ".join(names), reason), []).append(f"{curve.name} x {gpus}")
-    for (names, reason), runs in found.items():
-        yield Words(f"Not told apart, {names} of {', '.join(runs)}: {reason}.", "warning")
+        for reason, names in find_unmeasured_parts(case.attribution).items():
+            runs_of.setdefault((" and ".join(names), reason), []).append(f"{curve.name} x {gpus}")
+    for (parts, reason), runs in runs_of.items():
+        yield Paragraph(f"Not measured apart, {parts} of {', '.join(runs)}: {reason}.", "warning")
 
 
-def _causes(bars: list[Bar]) -> Iterator[Words]:
-    """Of each curve each cause once, by the run whose figures are told: the one of most devices."""
-    found: dict[tuple[int, str, str], list[tuple[Curve, int, Cause]]] = {}
+def find_unmeasured_parts(run: Attribution) -> dict[str, list[str]]:
+    """Return the possible parts that have no figure of their own, by the reason."""
+    possible = {name for part in run.parts for name in part.names}
+    if run.against != "bare":
+        possible.add("overhead")
+    by_reason: dict[str, list[str]] = {}
+    for name in LOSS_PARTS:
+        reason = run.missing.get(name)
+        if reason is not None and name in possible:
+            by_reason.setdefault(reason, []).append(name)
+    return by_reason
+
+
+def _describe_causes(bars: list[Bar]) -> Iterator[Paragraph]:
+    """Describe each cause once for each curve, with the figures of its run on the most devices."""
+    causes: dict[tuple[int, str, str], list[tuple[Curve, int, Cause]]] = {}
     for curve, gpus, case in bars:
         for cause in find_causes(case):
-            found.setdefault((id(curve), cause.part, cause.cause), []).append((curve, gpus, cause))
-    if found:
-        yield Words("What usually makes such parts large, and what the figures of these runs support; none is proven:")
-    for runs in found.values():
-        curve, gpus, cause = runs[-1]
-        also = ", ".join(str(count) for _, count, _ in runs[:-1])
-        yield Words(
-            f"{curve.name} on {gpus} {'device' if gpus == 1 else 'devices'}{f' (also {also})' if also else ''}, "
-            f"{cause.sentence()}",
-            tags=curve.tags,
+            causes.setdefault((id(curve), cause.part, cause.cause), []).append((curve, gpus, cause))
+    if causes:
+        yield Paragraph(
+            "What usually makes such parts large, and what the figures of these runs support; none is proven:"
         )
+    for runs in causes.values():
+        curve, gpus, cause = runs[-1]
+        also = f" (also {', '.join(str(count) for _, count, _ in runs[:-1])})" if runs[:-1] else ""
+        devices = "device" if gpus == 1 else "devices"
+        yield Paragraph(f"{curve.name} on {gpus} {devices}{also}, {cause.sentence()}", tags=curve.tags)

@@ -1,191 +1,203 @@
-"""The section `batch_or_devices` of a report: more devices or a larger batch, and what fewer exchanges save.
-Layer 3."""
+"""The section `devices_or_batch` of a report: more devices or a larger batch, and what fewer synchronizations save."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from scalebench.analysis.batch_size import BATCH, make_batch_curves
-from scalebench.analysis.devices_or_batch import DevicesOrBatch, BatchGain, compare_devices_with_batch, list_batch_gains
+from scalebench.analysis.devices_or_batch import BatchGain, DevicesOrBatch, compare_devices_with_batch, list_batch_gains
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.analysis.time_to_target import TrainingOutcome, summarize_trainings
 from scalebench.core import units
 from scalebench.core.stats.estimates import Estimate
-from scalebench.report import tables
 from scalebench.report.document import (
-    MOST_ROWS,
+    MAX_ROWS,
     THROUGHPUT,
     Axis,
     Block,
     Cell,
     Chart,
-    Group,
+    CurveGroup,
+    Paragraph,
     Row,
     Section,
-    Series,
     Table,
-    Words,
-    bands,
-    cell,
-    groups,
-    sentences,
-    series,
-    tags,
+    format_cell,
+    format_duration,
+    get_tags,
+    group_curves,
+    join_sentences,
+    make_cell,
+    make_series,
 )
-from scalebench.report.report_data import Evidence
+from scalebench.report.flag_text import describe_curve_intervals
+from scalebench.report.report_data import ReportData
+from scalebench.report.tables import format_ratio, format_seconds, format_throughput
 
-ID = "batch-or-devices"
-CHOICES = (
-    "N devices of b samples beside one device of N * b: as many samples in an update, and as many updates an epoch",
-    "ratio: throughput of N devices over that of one; sooner: seconds of training that one device takes to the target "
-    "over those of N devices; above 1 the devices win. Both with 95 % limits",
-    "to target: seconds of training, of several seeds their geometric mean; empty where one of them never got there",
+SECTION_ID = "devices-or-batch"
+CHOICES_CAPTION = (
+    "N devices of b samples beside one device of N * b: as many samples in a step, and as many steps per epoch",
+    "ratio: throughput of N devices over that of one; time ratio: seconds of training that one device takes to the "
+    "target over those of N devices; above 1 the devices win. Both with 95 % limits",
+    "to target: seconds of training, of several seeds their geometric mean; empty if one of them never reached it",
 )
-GAINS = (
-    "predicted: exposed sync of an update times the updates of an epoch, before minus after: what fewer exchanges save",
+GAINS_CAPTION = (
+    "predicted: exposed sync of a step times the steps of an epoch, before minus after: what synchronizing less often "
+    "saves",
     "measured: the epoch before minus after. The rest is how much better a device works with a larger batch",
-    "95 % limits; empty where probes were not made or an epoch is not known",
+    "95 % limits; empty if no probes were made or an epoch is unknown",
 )
 
 
-def section(evidence: Evidence) -> Section | None:
-    """None where nothing was measured both ways, nor two batches on several devices."""
-    found = compare_devices_with_batch(evidence.curves, summarize_trainings(evidence.frame))
-    drawn, words = groups(make_batch_curves(evidence.curves))
-    fewer = [(curve, gain) for group in drawn for curve in group.curves for gain in list_batch_gains(curve)]
-    if not found and not fewer:
+def section(report_data: ReportData) -> Section | None:
+    """Return None if nothing was measured both ways, and no strategy with two batches on several devices."""
+    pairs = compare_devices_with_batch(report_data.curves, summarize_trainings(report_data.frame))
+    groups, left_out = group_curves(make_batch_curves(report_data.curves))
+    steps = [(curve, gain) for group in groups for curve in group.curves for gain in list_batch_gains(curve)]
+    if not pairs and not steps:
         return None
-    blocks: list[Block] = [*_answers(found)]
-    if found:
-        blocks += [*words, *(chart for group in drawn for chart in _chart(group, found)), *_choices(found)]
-    blocks += [_gains(fewer)] if fewer else []
-    return Section(ID, "More devices or a larger batch", blocks)
+    blocks: list[Block] = [*_make_answers(pairs)]
+    if pairs:
+        blocks += [*left_out, *(chart for group in groups for chart in _make_chart(group, pairs))]
+        blocks += _make_choice_blocks(pairs)
+    blocks += [_make_gain_table(steps)] if steps else []
+    return Section(SECTION_ID, "More devices or a larger batch", blocks)
 
 
-def _answers(found: Sequence[DevicesOrBatch]) -> Iterator[Words]:
-    """Of the largest number of devices of each strategy, where it stands beside its own kind: what wins."""
-    best: dict[tuple[str, ...], DevicesOrBatch] = {}
-    for choice in found:
-        key = (*tags(choice.many_devices).values(), str(choice.same_strategy))
-        kept = best.get(key)
+def _make_answers(pairs: Sequence[DevicesOrBatch]) -> Iterator[Paragraph]:
+    """Say what wins at the largest device count of each strategy, against the same strategy if possible."""
+    largest: dict[tuple[str, ...], DevicesOrBatch] = {}
+    for choice in pairs:
+        key = (*get_tags(choice.many).values(), str(choice.own))
+        kept = largest.get(key)
         if kept is None or _size(choice) > _size(kept):
-            best[key] = choice
-    for choice in [one for key, one in best.items() if one.same_strategy or (*key[:-1], "True") not in best]:
-        yield Words(_answer(choice), "answer", tags(choice.many_devices))
+            largest[key] = choice
+    for key, choice in largest.items():
+        if choice.own or (*key[:-1], "True") not in largest:
+            yield Paragraph(_describe_choice(choice), "answer", get_tags(choice.many))
 
 
 def _size(choice: DevicesOrBatch) -> tuple[int, int]:
-    return choice.many_devices["gpus"], choice.many_devices["global_batch"]
+    return choice.many["gpus"], choice.many["global_batch"]
 
 
-def _answer(choice: DevicesOrBatch) -> str:
-    many, one, ratio = choice.many_devices, choice.one_device, choice.throughput
+def _describe_choice(choice: DevicesOrBatch) -> str:
+    many, single, ratio = choice.many, choice.one, choice.throughput
     devices = f"{many['gpus']} devices of {many[BATCH]:,} samples ({many['strategy']})"
-    alone = f"one of {one[BATCH]:,} ({one['strategy']})"
-    if _undecided(ratio):
-        said = f"{devices} and {alone}: no difference in throughput is resolved"
+    one_device = f"one of {single[BATCH]:,} ({single['strategy']})"
+    if _is_unresolved(ratio):
+        text = f"{devices} and {one_device}: no difference in throughput is resolved"
     else:
-        said = f"{devices} have {ratio.value:.2f} times the throughput of {alone}"
-    if choice.time_ratio is not None and not _undecided(choice.time_ratio):
-        said += f", and are at the target in {1 / choice.time_ratio.value:.2f} times its time"
-    return f"{said}."
+        text = f"{devices} have {ratio.value:.2f} times the throughput of {one_device}"
+    if choice.sooner is not None and not _is_unresolved(choice.sooner):
+        text += f", and reach the target in {1 / choice.sooner.value:.2f} times its time"
+    return f"{text}."
 
 
-def _undecided(ratio: Estimate) -> bool:
+def _is_unresolved(ratio: Estimate) -> bool:
     return ratio.has_limits and ratio.low <= 1 <= ratio.high
 
 
-def _chart(group: Group, found: Sequence[DevicesOrBatch]) -> Iterator[Chart]:
-    """Throughput over the samples of an update, of the curves that stand beside each other somewhere."""
-    shown = {choice.many_devices["run_id"] for choice in found} | {choice.one_device["run_id"] for choice in found}
-    kept = [curve for curve in group.curves if any(row["run_id"] in shown for row in curve.rows)]
-    drawn = [one for curve in kept if (one := _line(curve)) is not None]
-    if len(drawn) > 1:
-        x = Axis("global batch", log=True, ticks=sorted({float(x) for one in drawn for x in one.x}))
-        what = "samples/s over all devices; more is better. Above each other: the same batch on more or fewer devices"
+def _make_chart(group: CurveGroup, pairs: Sequence[DevicesOrBatch]) -> Iterator[Chart]:
+    """Draw throughput over the samples of a step, of the curves that appear in a pair."""
+    run_ids = {choice.many["run_id"] for choice in pairs} | {choice.one["run_id"] for choice in pairs}
+    kept = [curve for curve in group.curves if any(row["run_id"] in run_ids for row in curve.rows)]
+    series = (
+        make_series(curve.name, curve.tags, curve.rows, "global_batch", THROUGHPUT, "throughput") for curve in kept
+    )
+    lines = [line for line in series if line is not None]
+    if len(lines) > 1:
+        x = Axis("global batch", log=True, ticks=sorted({float(x) for line in lines for x in line.x}))
+        about = "samples/s over all devices; more is better. Above each other: the same batch on more or fewer devices"
         title = f"Throughput over the global batch: {group.title}"
-        caption = sentences(what, bands(kept))
-        yield Chart(group.id(ID, "throughput"), title, x, Axis("samples/s"), drawn, "lines", caption)
+        caption = join_sentences(about, describe_curve_intervals(kept))
+        yield Chart(group.make_id(SECTION_ID, "throughput"), title, x, Axis("samples/s"), lines, "lines", caption)
 
 
-def _line(curve: Curve) -> Series | None:
-    return series(curve.name, curve.tags, curve.rows, "global_batch", THROUGHPUT, "throughput")
+def _make_choice_blocks(pairs: Sequence[DevicesOrBatch]) -> Iterator[Block]:
+    targets = any(choice.trainings is not None for choice in pairs)
+    columns = ["model", "strategy", "gpus", "batch per device", "samples/s", "one device", "its batch", "its samples/s",
+               "ratio (95 %)"]  # fmt: skip
+    columns += ["to target", "one device to target", "time ratio (95 %)"] if targets else []
+    rows = [Row([*_throughput_cells(choice), *(_target_cells(choice) if targets else [])], get_tags(choice.many))
+            for choice in pairs]  # fmt: skip
+    numeric = frozenset(columns) - {"model", "strategy", "one device"}
+    title, caption = "N devices or N times the batch", join_sentences(*CHOICES_CAPTION[: 3 if targets else 2])
+    yield Table(f"{SECTION_ID}-choices", title, columns, rows[:MAX_ROWS], numeric, caption)
+    if len(rows) > MAX_ROWS:
+        yield Paragraph(f"{MAX_ROWS} of {len(rows)} pairs are shown.")
 
 
-def _choices(found: Sequence[DevicesOrBatch]) -> Iterator[Block]:
-    aimed = any(choice.trainings is not None for choice in found)
-    heads = ["model", "strategy", "gpus", "batch per device", "samples/s", "one device", "its batch", "its samples/s"]
-    heads += ["ratio (95 %)", *(["to target", "one device to target", "sooner (95 %)"] if aimed else [])]
-    rows = [Row([*_work(choice), *(_aim(choice) if aimed else [])], tags(choice.many_devices)) for choice in found]
-    numeric = frozenset(heads) - {"model", "strategy", "one device"}
-    title, caption = "N devices or N times the batch", sentences(*CHOICES[: 3 if aimed else 2])
-    yield Table(f"{ID}-choices", title, heads, rows[:MOST_ROWS], numeric, caption)
-    if len(rows) > MOST_ROWS:
-        yield Words(f"{MOST_ROWS} of {len(rows)} pairs are shown.")
-
-
-def _work(choice: DevicesOrBatch) -> list[Cell]:
-    many, one = choice.many_devices, choice.one_device
+def _throughput_cells(choice: DevicesOrBatch) -> list[Cell]:
+    many, single = choice.many, choice.one
     return [
-        cell(many["model"]),
-        cell(many["strategy"]),
-        cell(str(many["gpus"]), many["gpus"]),
-        cell(f"{many[BATCH]:,}", many[BATCH]),
-        cell(tables.throughput(dict(many)), many[THROUGHPUT]),
-        cell(one["strategy"]),
-        cell(f"{one[BATCH]:,}", one[BATCH]),
-        cell(tables.throughput(dict(one)), one[THROUGHPUT]),
-        _ratio(choice.throughput),
+        make_cell(many["model"]),
+        make_cell(many["strategy"]),
+        make_cell(str(many["gpus"]), many["gpus"]),
+        make_cell(f"{many[BATCH]:,}", many[BATCH]),
+        make_cell(format_throughput(many), many[THROUGHPUT]),
+        make_cell(single["strategy"]),
+        make_cell(f"{single[BATCH]:,}", single[BATCH]),
+        make_cell(format_throughput(single), single[THROUGHPUT]),
+        _ratio_cell(choice.throughput),
     ]
 
 
-def _aim(choice: DevicesOrBatch) -> list[Cell]:
+def _target_cells(choice: DevicesOrBatch) -> list[Cell]:
     if choice.trainings is None:
         return [Cell("")] * 3
-    return [*map(_target, choice.trainings), _ratio(choice.time_ratio)]
+    return [*map(_time_cell, choice.trainings), _ratio_cell(choice.sooner)]
 
 
-def _target(found: TrainingOutcome) -> Cell:
-    """`12.3 s`, `12.3 s (5 seeds)`, `2 of 3 seeds reached it`, `never`."""
-    seconds, _ = found.figures["time_to_target_s"]
-    if found.reached < found.seeds or seconds is None:
-        return Cell("never" if found.seeds == 1 else f"{found.reached} of {found.seeds} seeds reached it")
-    return cell(tables.seconds(seconds) + (f" ({found.seeds} seeds)" if found.seeds > 1 else ""), seconds)
+def _time_cell(training: TrainingOutcome) -> Cell:
+    """Make `12.3 s`, `12.3 s (5 seeds)`, `2 of 3 seeds reached it` or `never`."""
+    seconds, _ = training.figures["time_to_target_s"]
+    if training.reached < training.seeds or seconds is None:
+        return Cell("never" if training.seeds == 1 else f"{training.reached} of {training.seeds} seeds reached it")
+    seeds = f" ({training.seeds} seeds)" if training.seeds > 1 else ""
+    return make_cell(format_seconds(seconds) + seeds, seconds)
 
 
-def _ratio(figure: Estimate | None) -> Cell:
-    if figure is None:
-        return Cell("")
-    low, high = figure.limits
-    shown = {"ratio": figure.value, "ratio_low": low, "ratio_high": high}
-    return cell(tables.ratio(shown, "ratio"), figure.value)
+def _ratio_cell(ratio: Estimate | None) -> Cell:
+    return Cell("") if ratio is None else make_cell(format_ratio(ratio.value, *ratio.limits), ratio.value)
 
 
-def _gains(fewer: Sequence[tuple[Curve, BatchGain]]) -> Table:
-    heads = ["batch per device", "updates an epoch", "predicted gain (95 %)", "measured gain (95 %)", "predicted of it"]
-    rows = [Row([cell(curve.tags["model"]), cell(curve.name), *_gain(gain)], curve.tags) for curve, gain in fewer]
-    columns = ["model", "strategy", *heads]
-    title = "Fewer exchanges: predicted and measured"
-    return Table(f"{ID}-gains", title, columns, rows[:MOST_ROWS], frozenset(heads), sentences(*GAINS))
+def _make_gain_table(steps: Sequence[tuple[Curve, BatchGain]]) -> Table:
+    numeric = [
+        "batch per device",
+        "steps per epoch",
+        "predicted gain (95 %)",
+        "measured gain (95 %)",
+        "predicted of it",
+    ]
+    rows = [
+        Row([make_cell(curve.tags["model"]), make_cell(curve.name), *_gain_cells(gain)], curve.tags)
+        for curve, gain in steps
+    ]
+    columns = ["model", "strategy", *numeric]
+    title = "Fewer synchronizations: predicted and measured"
+    return Table(
+        f"{SECTION_ID}-gains", title, columns, rows[:MAX_ROWS], frozenset(numeric), join_sentences(*GAINS_CAPTION)
+    )
 
 
-def _gain(gain: BatchGain) -> list[Cell]:
+def _gain_cells(gain: BatchGain) -> list[Cell]:
     return [
-        cell(_change(gain, BATCH), gain.after[BATCH]),
-        cell(_change(gain, "steps_per_epoch"), gain.after["steps_per_epoch"]),
-        _seconds(gain.predicted),
-        _seconds(gain.measured),
-        Cell("") if gain.share is None else cell(units.format_percent(gain.share), gain.share),
+        make_cell(_format_change(gain, BATCH), gain.after[BATCH]),
+        make_cell(_format_change(gain, "steps_per_epoch"), gain.after["steps_per_epoch"]),
+        _seconds_cell(gain.predicted),
+        _seconds_cell(gain.measured),
+        format_cell(gain.share, units.format_percent),
     ]
 
 
-def _change(gain: BatchGain, column: str) -> str:
-    """`75 to 150`"""
+def _format_change(gain: BatchGain, column: str) -> str:
+    """Return `75 to 150`."""
     before, after = gain.before[column], gain.after[column]
     return "" if before is None or after is None else f"{before:,} to {after:,}"
 
 
-def _seconds(figure: Estimate | None) -> Cell:
-    if figure is None:
+def _seconds_cell(seconds: Estimate | None) -> Cell:
+    if seconds is None:
         return Cell("")
-    return cell(units.format_duration(figure), figure.value)
+    return make_cell(format_duration(seconds.value, *seconds.limits), seconds.value)

@@ -1,7 +1,5 @@
-"""The section `problems` of a report: runs that failed, files that cannot be read, flags, and what to do. Layer 3.
-
-Sweeps that are still going on, or were cut short: what this report does not know yet. Layer 3.
-"""
+"""The section `problems` of a report, failed runs, unreadable files, flags and what to do about them, and the section
+`unfinished`, sweeps that are still running or were interrupted."""
 
 from __future__ import annotations
 
@@ -14,188 +12,189 @@ from pathlib import Path
 
 from scalebench.core.errors import InputError
 from scalebench.core.sweep_file import SWEEP_FILE, PlannedRun, SweepRecord, join_labels, read_sweep
-from scalebench.report import flag_text, report_data
-from scalebench.report.document import MOST_ROWS, Block, Cell, Code, Row, Section, Table, Words, tags
-from scalebench.report.flag_text import UNSTEADY, text
-from scalebench.report.report_data import Evidence, inside, link, tail, unfinished
+from scalebench.report.document import MAX_ROWS, Block, Cell, Code, Paragraph, Row, Section, Table, get_tags
+from scalebench.report.flag_text import ADVICE, format_flag, get_advice, list_flags, to_text
+from scalebench.report.report_data import (
+    ReportData,
+    find_run_file,
+    find_unfinished_runs,
+    name_runs,
+    read_log_tail,
+    select_run_columns,
+)
+from scalebench.report.report_data import Row as RunRow
 
-MOST_LOGS = 20
+MAX_LOGS = 20
+MAX_LABELS = 20
 
 
-def section(evidence: Evidence) -> Section | None:
-    """None where all went well and nothing is flagged."""
-    blocks = [*_failed(evidence), *_unreadable(evidence), *_without_a_row(evidence), *_unsupported(evidence)]
-    blocks += _flags(evidence)
+def section(report_data: ReportData) -> Section | None:
+    """Return None if all runs were successful and nothing is flagged."""
+    parts = (_list_failed, _list_unreadable, _list_unfinished, _list_unsupported, _list_flags)
+    blocks = [block for make in parts for block in make(report_data)]
     return Section("problems", "Problems and warnings", blocks) if blocks else None
 
 
-def _failed(evidence: Evidence) -> Iterator[Block]:
-    """Rows with their reasons, and the ends of their logs: one of each reason first."""
-    rows, count = _with_status(evidence, lambda status: status not in ("ok", "unsupported"))
+def _list_failed(report_data: ReportData) -> Iterator[Block]:
+    """List the failed runs with their reasons, and the ends of their logs, one of each reason first."""
+    rows, count = _select_status(report_data, lambda status: status not in ("ok", "unsupported"))
     if not rows:
         return
-    names = report_data.names(rows)
-    cells = [
-        [names[row["run_id"]], text(row["status"]), text(row["reason"]), link(evidence, Path(text(row["path"])))]
+    names = name_runs(rows)
+    texts = [
+        [names[row["run_id"]], to_text(row["status"]), to_text(row["reason"]),
+         report_data.make_link(Path(to_text(row["path"])))]
         for row in rows
-    ]
-    columns = ("run", "status", "reason", "folder")
-    yield _table("failed", "Runs that did not go well", columns, [*zip(cells, rows, strict=True)], count)
-    by_reason: dict[str, list[report_data.Row]] = {}
-    for row in rows:
-        by_reason.setdefault(text(row["reason"]), []).append(row)
-    in_turn = sorted((turn, number) for members in by_reason.values() for turn, number in _turns(members, rows))
-    for _, number in in_turn[:MOST_LOGS]:
-        yield _log(evidence, rows[number], names[rows[number]["run_id"]])
-    if count > MOST_LOGS:
-        yield Words(f"The ends of {MOST_LOGS} of {count:,} logs are shown, of different reasons first.")
+    ]  # fmt: skip
+    yield _make_run_table("failed", "Failed runs", ("run", "status", "reason", "folder"), texts, rows, count)
+    seen: Counter[str] = Counter()
+    turns = []  # (number of earlier runs with the same reason, position)
+    for position, row in enumerate(rows):
+        turns.append((seen[to_text(row["reason"])], position))
+        seen[to_text(row["reason"])] += 1
+    for _, position in sorted(turns)[:MAX_LOGS]:
+        yield _make_log_block(report_data, rows[position], names[rows[position]["run_id"]])
+    if count > MAX_LOGS:
+        yield Paragraph(f"The ends of {MAX_LOGS} of {count:,} logs are shown, of different reasons first.")
 
 
-def _turns(members: list[report_data.Row], rows: list[report_data.Row]) -> list[tuple[int, int]]:
-    """(how many of the same reason stand before it, place among all rows)."""
-    place = {row["run_id"]: number for number, row in enumerate(rows)}
-    return [(turn, place[row["run_id"]]) for turn, row in enumerate(members)]
-
-
-def _log(evidence: Evidence, row: report_data.Row, name: str) -> Block:
-    log = evidence.result(row["run_id"]).log
+def _make_log_block(report_data: ReportData, row: RunRow, name: str) -> Block:
+    log, tags = report_data.result(row["run_id"]).log, get_tags(row)
     if log is None:
-        return Words(f"{name}: its record names no log.", tags=tags(row))
-    path = inside(evidence.folder(row["run_id"]), log)
+        return Paragraph(f"{name}: its record names no log.", tags=tags)
+    path = find_run_file(report_data.folder(row["run_id"]), log)
     if path is None:
-        return Words(f"{name}: its folder has no log {log}.", tags=tags(row))
+        return Paragraph(f"{name}: its folder has no log {log}.", tags=tags)
     try:
-        end = tail(path)
+        text = read_log_tail(path)
     except OSError as error:
-        return Words(f"{name}: {log} cannot be read: {error.strerror}.", tags=tags(row))
-    if not end.strip():
-        return Words(f"{name}: {log} is empty.", tags=tags(row))
-    return Code(end, "log", f"{name}: the end of {log}", tags(row))
+        return Paragraph(f"{name}: {log} cannot be read: {error.strerror}.", tags=tags)
+    if not text.strip():
+        return Paragraph(f"{name}: {log} is empty.", tags=tags)
+    return Code(text, "log", f"{name}: the end of {log}", tags)
 
 
-def _unreadable(evidence: Evidence) -> Iterator[Block]:
-    found = evidence.unreadable
-    rows = [Row([Cell(str(path), str(path)), Cell(why, why)]) for path, why in found[:MOST_ROWS]]
+def _list_unreadable(report_data: ReportData) -> Iterator[Block]:
+    files = report_data.unreadable
+    rows = [Row([Cell(str(path), str(path)), Cell(reason, reason)]) for path, reason in files[:MAX_ROWS]]
     if rows:
-        yield Table("unreadable", "Files that could not be read", ("file", "why"), rows, caption=_shown(len(found)))
+        title, caption = "Files that could not be read", _describe_cut(len(files))
+        yield Table("unreadable", title, ("file", "reason"), rows, caption=caption)
 
 
-def _without_a_row(evidence: Evidence) -> Iterator[Block]:
-    found = unfinished(evidence.paths)
-    rows, count = [], 0
-    for one in islice(found, MOST_ROWS):
-        known = [str(one.folder), one.tags.get("strategy", ""), one.gpus, one.phase, one.last_sign]
-        rows.append(Row([Cell(word, word or None) for word in known], one.tags))
-    count = len(rows) + sum(1 for _ in found)
+def _list_unfinished(report_data: ReportData) -> Iterator[Block]:
+    runs = find_unfinished_runs(report_data.paths)
+    rows = []
+    for run in islice(runs, MAX_ROWS):
+        texts = [str(run.folder), run.tags.get("strategy", ""), run.gpus, run.phase, run.last_sign]
+        rows.append(Row([Cell(text, text or None) for text in texts], run.tags))
+    count = len(rows) + sum(1 for _ in runs)
     if rows:
         columns = ("folder", "strategy", "devices", "phase", "last sign (UTC)")
-        caption = "They have no result: they are going on, or were ended before they could write one. " + _shown(count)
-        yield Table("running", "Running or interrupted", columns, rows, frozenset({"devices"}), caption.strip())
+        caption = "They have no result: they are still running, or ended before they could write one."
+        caption = f"{caption} {_describe_cut(count)}".strip()
+        yield Table("running", "Running or interrupted", columns, rows, frozenset({"devices"}), caption)
 
 
-def _unsupported(evidence: Evidence) -> Iterator[Block]:
-    rows, count = _with_status(evidence, lambda status: status == "unsupported")
+def _list_unsupported(report_data: ReportData) -> Iterator[Block]:
+    rows, count = _select_status(report_data, lambda status: status == "unsupported")
     if rows:
-        names = report_data.names(rows)
-        cells = [[names[row["run_id"]], text(row["reason"])] for row in rows]
-        title = "JobRequest for, and impossible there"
-        yield _table("unsupported", title, ("run", "reason"), [*zip(cells, rows, strict=True)], count)
+        names = name_runs(rows)
+        texts = [[names[row["run_id"]], to_text(row["reason"])] for row in rows]
+        yield _make_run_table("unsupported", "Unsupported runs", ("run", "reason"), texts, rows, count)
 
 
-def _flags(evidence: Evidence) -> Iterator[Block]:
-    """What each flag means, and which rows have it; launches of one configuration are one row."""
-    frame = evidence.pooled
+def _list_flags(report_data: ReportData) -> Iterator[Block]:
+    """Say what each flag means, and which rows have it; the repeats of a configuration are one row."""
+    frame = report_data.pooled
     pairs = zip(frame["flags"], frame["steady"], strict=True)
-    flags = [_of(text(told), text(steady) == "False") for told, steady in pairs]
-    counts = Counter(flag for found in flags for flag in found)
+    flags = [list_flags(to_text(names), to_text(steady) == "False") for names, steady in pairs]
+    counts = Counter(flag for names in flags for flag in names)
     if not counts:
         return
-    known = [flag for flag in flag_text.ADVICE if flag in counts]
+    documented = [flag for flag in ADVICE if flag in counts]
     rows = []
-    for flag in [*known, *sorted(set(counts) - set(known))]:
-        words, advice = flag_text.words(flag), flag_text.advice(flag)
-        rows.append(Row([Cell(words, flag), Cell(f"{counts[flag]:,}", counts[flag]), Cell(advice, advice)]))
-    numeric = frozenset({"rows"})
-    yield Table("warnings", "Warnings", ("warning", "rows", "what it means, and what to do"), rows, numeric)
-    flagged = [number for number, found in enumerate(flags) if found]
-    shown = report_data.plain(frame.iloc[flagged[:MOST_ROWS]].to_dict("records"))
-    names = report_data.names(shown)
-    said = [", ".join(map(flag_text.words, flags[number])) for number in flagged]
-    cells = [[names[row["run_id"]], words] for row, words in zip(shown, said, strict=False)]
-    title = "Rows with warnings"
-    yield _table("flagged", title, ("run", "warnings"), [*zip(cells, shown, strict=True)], len(flagged))
+    for flag in [*documented, *sorted(set(counts) - set(documented))]:
+        text, advice = format_flag(flag), get_advice(flag)
+        rows.append(Row([Cell(text, flag), Cell(f"{counts[flag]:,}", counts[flag]), Cell(advice, advice)]))
+    columns = ("warning", "rows", "what it means, and what to do")
+    yield Table("warnings", "Warnings", columns, rows, frozenset({"rows"}))
+    flagged = [position for position, names in enumerate(flags) if names]
+    shown = select_run_columns(frame.iloc[flagged[:MAX_ROWS]].to_dict("records"))
+    names = name_runs(shown)
+    texts = [
+        [names[row["run_id"]], ", ".join(map(format_flag, flags[position]))]
+        for row, position in zip(shown, flagged, strict=False)
+    ]
+    yield _make_run_table("flagged", "Rows with warnings", ("run", "warnings"), texts, shown, len(flagged))
 
 
-def _of(flags: str, unsteady: bool) -> list[str]:
-    found = flags.split()
-    return [*found, flag_text.NOT_STEADY] if unsteady and not set(found) & set(UNSTEADY) else found
+def _select_status(report_data: ReportData, wanted: Callable[[str], bool]) -> tuple[list[RunRow], int]:
+    """Return the first rows with a wanted status, and how many there are."""
+    frame = report_data.frame.drop_duplicates("run_id")
+    chosen = frame[[wanted(to_text(status)) for status in frame["status"]]]
+    return select_run_columns(chosen.head(MAX_ROWS).to_dict("records")), len(chosen)
 
 
-def _with_status(evidence: Evidence, wanted: Callable[[str], bool]) -> tuple[list[report_data.Row], int]:
-    """(the first of the rows with such a status, how many there are)."""
-    frame = evidence.frame.drop_duplicates("run_id")
-    chosen = frame[[wanted(text(status)) for status in frame["status"]]]
-    return report_data.plain(chosen.head(MOST_ROWS).to_dict("records")), len(chosen)
-
-
-def _table(
-    id_: str, title: str, columns: tuple[str, ...], rows: list[tuple[list[str], report_data.Row]], count: int
+def _make_run_table(
+    id_: str, title: str, columns: tuple[str, ...], texts: list[list[str]], rows: list[RunRow], count: int
 ) -> Table:
-    made = [Row([Cell(word, word or None) for word in words], tags(row)) for words, row in rows]
-    return Table(id_, title, columns, made, caption=_shown(count))
+    made = [
+        Row([Cell(text, text or None) for text in cells], get_tags(row)) for cells, row in zip(texts, rows, strict=True)
+    ]
+    return Table(id_, title, columns, made, caption=_describe_cut(count))
 
 
-def _shown(count: int) -> str:
-    return f"The first {MOST_ROWS} of {count:,}." if count > MOST_ROWS else ""
+def _describe_cut(count: int) -> str:
+    return f"The first {MAX_ROWS} of {count:,}." if count > MAX_ROWS else ""
 
 
-MOST_LABELS = 20
+def unfinished_section(report_data: ReportData) -> Section | None:
+    """Return None if every sweep ended with all of its runs."""
+    blocks = [block for folder in _find_sweeps(report_data) for block in make_sweep_blocks(folder)]
+    return Section("unfinished", "Incomplete sweeps", blocks) if blocks else None
 
 
-def unfinished_section(evidence: Evidence) -> Section | None:
-    found = [block for folder in sweeps(evidence) for block in blocks(folder)]
-    return Section("unfinished", "Not all of it is there", found) if found else None
+def _find_sweeps(report_data: ReportData) -> list[Path]:
+    """List the folders with a sweep.json among the report's folders and those directly below."""
+    folders = [path if path.is_dir() else path.parent for path in report_data.paths]
+    files = (path for folder in folders for path in [*folder.glob(SWEEP_FILE), *folder.glob(f"*/{SWEEP_FILE}")])
+    return sorted({path.parent for path in files})
 
 
-def sweeps(evidence: Evidence) -> list[Path]:
-    """Folders with a sweep.json: those that were given, and those of the runs."""
-    given = [path if path.is_dir() else path.parent for path in evidence.paths]
-    below = {path.parent for folder in given for path in [*folder.glob(SWEEP_FILE), *folder.glob(f"*/{SWEEP_FILE}")]}
-    return sorted(below)
-
-
-def blocks(folder: Path) -> Iterator[Block]:
+def make_sweep_blocks(folder: Path) -> Iterator[Block]:
     try:
         record = read_sweep(folder)
     except InputError as error:
-        yield Words(str(error), "warning")
+        yield Paragraph(str(error), "warning")
         return
     if record is None:
         return
     missing = [] if record.ended else record.missing(folder)
     if missing:
-        yield Words(_state(folder, record, missing), "warning")
+        yield Paragraph(_describe_state(folder, record, missing), "warning")
     if record.left_out:
-        yield Words(
+        yield Paragraph(
             f"{folder}: sweep.max_minutes={record.max_minutes:g} left out {len(record.left_out)} of "
-            f"{len(record.runs)} runs, those that say least: {join_labels(record.left_out, MOST_LABELS)}.",
+            f"{len(record.runs)} runs, the least informative ones: {join_labels(record.left_out, MAX_LABELS)}.",
             "warning",
         )
     if (missing and record.is_alive(platform.node()) is not True) or record.left_out:
-        yield Code(command(record), "sh", "to go on with it; what went well is kept")
+        yield Code(make_resume_command(record), "sh", "Continue it; successful runs are kept")
 
 
-def command(record: SweepRecord) -> str:
-    """The same words again, with resume=true and without the limit."""
+def make_resume_command(record: SweepRecord) -> str:
+    """Return the sweep's command with resume=true and without its time limit."""
     words = [word for word in record.words if not word.startswith(("resume=", "sweep.max_minutes="))]
     return f"python -m scalebench {shlex.join([*words, 'resume=true'])}"
 
 
-def _state(folder: Path, record: SweepRecord, missing: list[PlannedRun]) -> str:
+def _describe_state(folder: Path, record: SweepRecord, missing: list[PlannedRun]) -> str:
     alive = record.is_alive(platform.node())
-    state = {True: "is still going on", False: "was cut short", None: f"may still go on ({record.hostname} would know)"}
+    unknown = f"may still go on ({record.hostname} would know)"
+    state = {True: "is still going on", False: "was cut short", None: unknown}[alive]
     planned = len(record.runs) - len(record.left_out)
     return (
-        f"{folder}: this sweep {state[alive]}: {planned - len(missing)} of {planned} runs have ended. To come: "
-        f"{join_labels(missing, MOST_LABELS)}."
+        f"{folder}: this sweep {state}: {planned - len(missing)} of {planned} runs have ended. To come: "
+        f"{join_labels(missing, MAX_LABELS)}."
     )

@@ -1,245 +1,264 @@
-"""The section `published` of a report: figures of published studies beside those measured here. Layer 3.
+"""The section `published` of a report: figures of published studies beside those measured here.
 
-They are shown beside each other and nowhere put together: no interval, slope or ranking knows of a published figure.
-
-Tables of published rows, alone and beside measured ones; the two are told apart in every column. Layer 3.
+They are only shown side by side: no interval, slope or ranking uses a published figure. The terminal shows the table of
+each study.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from scalebench.analysis.published import Study, load_study
-from scalebench.analysis.scaling_curves import Curve, format_batch, plain_rows, fit_slope
-from scalebench.report import tables
+from scalebench.analysis import published
+from scalebench.analysis.published import Study
+from scalebench.analysis.scaling_curves import Curve, fit_slope, format_batch, plain_row
 from scalebench.report.document import (
     THROUGHPUT,
     Axis,
     Block,
     Cell,
+    Cells,
     Chart,
-    Group,
+    CurveGroup,
+    Paragraph,
     Row,
     Section,
     Series,
     Table,
-    Words,
-    bands,
-    cell,
-    devices_axis,
-    groups,
-    lines,
-    sentences,
+    group_curves,
+    join_sentences,
+    make_cell,
+    make_devices_axis,
+    make_line_series,
 )
-from scalebench.report.report_data import Evidence
+from scalebench.report.flag_text import describe_curve_intervals
+from scalebench.report.report_data import ReportData
+from scalebench.report.tables import format_percent_column, format_ratio, format_ratio_column, format_throughput
 
-Cells = Mapping[str, Any]  # of one row, None for null
-SHARES = ("share", "efficiency", "of_tf_cnn", "bandwidth", "cores")  # quantities that are shares
+if TYPE_CHECKING:
+    import pandas as pd
+
+INTRODUCTION = "Published figures are shown beside measured ones; nothing in this report is computed from them."
+SHARE_QUANTITIES = ("share", "efficiency", "of_tf_cnn", "bandwidth", "cores")  # parts of the names of shares
+LABELS = ("model", "strategy", "method", "settings", "hardware", "gpus", "scaling")
 FIGURES = (THROUGHPUT, "step_s", "speedup", "efficiency", "slope", "value")
 HEADS = {THROUGHPUT: "samples/s", "step_s": "a step", "value": "other"}
-SAME = ("model", "strategy")  # and the number of devices
-BESIDE = (
+SOURCE_COLUMN = "where"  # in which table of the study; only the page has room for it
+MATCHING = ("model", "strategy")  # and the number of devices
+COMPARED = (
     "model, strategy, devices, scaling published, scaling here, hardware published, hardware here, batch published, "
     "batch here, samples/s published, samples/s here, speedup published, speedup here, efficiency published, "
     "efficiency here, remarks"
 ).split(", ")
 
 
-def beside(study: Study, rows: Sequence[Cells], measured: Sequence[Cells]) -> Iterator[Table]:
-    """Published rows of a model, strategy and number of devices that was measured here, each with every such row."""
+def section(report_data: ReportData) -> Section | None:
+    """Return None if no study was named."""
+    if report_data.published is None or report_data.published.empty:
+        return None
+    rows = [plain_row(row) for row in report_data.published.to_dict("records")]
+    blocks: list[Block] = [Paragraph(INTRODUCTION)]
+    for name in dict.fromkeys(row["study"] for row in rows):
+        of_study = [row for row in rows if row["study"] == name]
+        blocks += _make_study_blocks(published.load_study(name), of_study, report_data)
+    return Section("published", "Published figures", blocks)
+
+
+def _make_study_blocks(study: Study, rows: list[dict[str, Any]], report_data: ReportData) -> Iterator[Block]:
+    machines = "; ".join(f"{name}: {text}" for name, text in study.machines.items())
+    yield Paragraph(join_sentences(study.title, f"source: {study.source}", machines, *study.notes))
+    successful = report_data.pooled[report_data.pooled["status"] == "ok"]
+    yield from _make_comparison(study, rows, [plain_row(row) for row in successful.to_dict("records")])
+    groups, left_out = group_curves(report_data.curves)
+    yield from left_out
+    for group in groups:
+        yield from _make_efficiency_chart(study, rows, group)
+    yield from _make_slope_comparison(study, rows, report_data.curves)
+    yield make_study_table(study, rows)
+
+
+def _make_efficiency_chart(study: Study, rows: Sequence[Cells], group: CurveGroup) -> Iterator[Chart]:
+    """Draw the published points of a group's strategies, only for the same scaling: a curve of weak scaling says
+    nothing about one of strong."""
+    strategies = {curve.tags["strategy"] for curve in group.curves}
+    matching = [
+        row for row in rows
+        if row["strategy"] in strategies and all(row[name] == group.shared[name] for name in ("model", "scaling"))
+        and row["gpus"] and row["efficiency"] is not None
+    ]  # fmt: skip
+    matched = {row["strategy"] for row in matching}
+    measured = make_line_series(
+        [curve for curve in group.curves if curve.tags["strategy"] in matched], f"efficiency_{study.against}"
+    )
+    if not matching or not measured:
+        return
+    curves = [curve for curve in group.curves if curve.tags["strategy"] in matched]
+    lines = [*measured, *_make_published_series(matching)]
+    gpus = make_devices_axis(lines).ticks or []
+    lines.append(Series("ideal", gpus, [1.0] * len(gpus), style="ideal"))
+    caption = join_sentences(
+        f"{group.shared['scaling']} scaling here and there",
+        f"efficiency here is against {study.against}, there as published",
+        "open marks are published, on other hardware",
+        describe_curve_intervals(curves),
+        _cite(study),
+    )
+    title, y = f"{study.title}: efficiency, {group.title}", Axis("efficiency", percent=True)
+    yield Chart(group.make_id("published", study.name), title, make_devices_axis(lines), y, lines, "lines", caption)
+
+
+def _make_published_series(rows: Sequence[Cells]) -> list[Series]:
+    """Make a series for each table, machine, strategy, batch and setting of a study."""
+    groups: dict[tuple[Any, ...], list[Cells]] = {}
+    for row in rows:
+        key = (row["table"], row["strategy"], row["hardware"], _format_batch(row), row["settings"])
+        groups.setdefault(key, []).append(row)
+    series = []
+    for (_, strategy, hardware, batch, settings), members in groups.items():
+        parts = (f"{strategy} published", hardware, f"batch {batch}" if batch else "", settings)
+        ordered = sorted(members, key=lambda row: row["gpus"])
+        x, y = [float(row["gpus"]) for row in ordered], [row["efficiency"] for row in ordered]
+        tags, notes = {"model": members[0]["model"], "strategy": strategy}, [row["source"] for row in ordered]
+        series.append(Series(", ".join(filter(None, parts)), x, y, tags=tags, style="published", notes=notes))
+    return series
+
+
+def _make_comparison(study: Study, rows: Sequence[Cells], measured: Sequence[Cells]) -> Iterator[Table]:
+    """Make the table of published rows whose model, strategy and device count were measured here, each beside every
+    such measured row."""
     made = [
-        Row(_both(study, row, mine), {name: mine[name] for name in ("model", "strategy")})
+        Row(_comparison_cells(study, row, own_row), {name: own_row[name] for name in MATCHING})
         for row in rows
-        for mine in measured
-        if _figures(row) and row["gpus"] == mine["gpus"] and all(row[name] == mine[name] for name in SAME)
+        for own_row in measured
+        if any(row[name] is not None for name in (THROUGHPUT, "speedup", "efficiency"))
+        and all(row[name] == own_row[name] for name in (*MATCHING, "gpus"))
     ]
     if made:
-        numeric = frozenset(
-            head for head in BESIDE if head.split()[0] in ("devices", "samples/s", "speedup", "efficiency")
-        )
+        numeric_heads = ("devices", "samples/s", "speedup", "efficiency")
+        numeric = frozenset(head for head in COMPARED if head.split()[0] in numeric_heads)
         about = f"speedup and efficiency here are against {study.against}, with 95 % intervals"
-        title = f"{study.title}: beside what was measured here"
-        yield Table(
-            f"published-{study.name}-beside".replace("_", "-"),
-            title,
-            BESIDE,
-            made,
-            numeric,
-            sentences(about, cite(study)),
-        )
+        title, caption = f"{study.title}: beside what was measured here", join_sentences(about, _cite(study))
+        yield Table(_make_id(study, "beside"), title, COMPARED, made, numeric, caption)
 
 
-def slopes(study: Study, rows: Sequence[Cells], curves: Sequence[Curve]) -> Iterator[Table]:
-    """Fitted speedup per device there and here."""
+def _comparison_cells(study: Study, row: Cells, measured: Cells) -> list[Cell]:
+    made = [make_cell(row["model"]), make_cell(row["strategy"]), make_cell(str(row["gpus"]), row["gpus"])]
+    made += [make_cell(each[name] or "") for name in ("scaling", "hardware") for each in (row, measured)]
+    made += [make_cell(_format_batch(row)), make_cell(format_batch(measured))]
+    made += [_figure_cell(row, THROUGHPUT), make_cell(format_throughput(measured), measured[THROUGHPUT])]
+    for name, show in (("speedup", format_ratio_column), ("efficiency", format_percent_column)):
+        column = f"{name}_{study.against}"
+        made += [_figure_cell(row, name), make_cell(show(measured, column), measured[column])]
+    return [*made, make_cell(_make_remark(row))]
+
+
+def _make_slope_comparison(study: Study, rows: Sequence[Cells], curves: Sequence[Curve]) -> Iterator[Table]:
+    """Make the table of the fitted speedup per device, published and measured."""
     made = []
     for row in rows:
         for curve in curves if row["slope"] is not None else ():
             fitted = fit_slope(curve, study.against)
-            if fitted is None or any(row[name] != curve.tags[name] for name in SAME):
+            if fitted is None or any(row[name] != curve.tags[name] for name in MATCHING):
                 continue
-            here = {"slope": fitted.value, "slope_low": fitted.low, "slope_high": fitted.high}
-            over = ", ".join(f"{gpus}" for gpus, _ in fitted.points)
-            cells = [
-                *(cell(row[name] or "") for name in (*SAME, "scaling")), cell(curve.group["scaling"]),
-                cell(row["hardware"] or ""), cell(curve.group["hardware"]), figure(row, "slope"),
-                cell(tables.ratio(here, "slope"), fitted.value), cell(over), cell(row["remark"] or ""),
+            gpus = ", ".join(f"{count}" for count, _ in fitted.points)
+            made_cells = [
+                *(make_cell(row[name] or "") for name in (*MATCHING, "scaling")), make_cell(curve.group["scaling"]),
+                make_cell(row["hardware"] or ""), make_cell(curve.group["hardware"]), _figure_cell(row, "slope"),
+                make_cell(format_ratio(fitted.value, fitted.low, fitted.high), fitted.value), make_cell(gpus),
+                make_cell(row["remark"] or ""),
             ]  # fmt: skip
-            made.append(Row(cells, {name: curve.tags[name] for name in SAME}))
+            made.append(Row(made_cells, {name: curve.tags[name] for name in MATCHING}))
     if made:
-        heads = [*SAME, "scaling published", "scaling here", "hardware published", "hardware here", "slope published",
-                 "slope here", "over devices", "remarks"]  # fmt: skip
-        title = f"{study.title}: slopes beside those measured here"
-        yield Table(f"published-{study.name}-slopes".replace("_", "-"), title, heads, made,
-                    frozenset({"slope published", "slope here"}), cite(study))  # fmt: skip
+        columns = [*MATCHING, "scaling published", "scaling here", "hardware published", "hardware here",
+                   "slope published", "slope here", "over devices", "remarks"]  # fmt: skip
+        title, numeric = f"{study.title}: slopes beside those measured here", frozenset(columns[6:8])
+        yield Table(_make_id(study, "slopes"), title, columns, made, numeric, _cite(study))
 
 
-def alone(study: Study, rows: Sequence[Cells]) -> Table:
-    """Everything that these rows tell; columns in which none has anything are left out."""
-    told = [
-        name for name in ("model", "strategy", "method", "settings", "hardware", "gpus", "scaling") if _any(rows, name)
-    ]
-    figures = [name for name in FIGURES if _any(rows, name)]
-    heads = [
-        "table",
-        *told,
-        *["batch"][: any(map(batch, rows))],
-        *(HEADS.get(name, name) for name in figures),
-        "remarks",
-        "where",
-    ]
+def make_terminal_tables(frame: pd.DataFrame, names: Sequence[str]) -> list[Table]:
+    """Make a table for each study, without networks that `frame` does not have, unless it has none of the study's.
+
+    Raises InputError for an unknown study.
+    """
+    models = {str(model) for model in frame["model"].dropna()}
+    all_rows = [plain_row(row) for row in published.load_published(names).to_dict("records")]
+    tables = []
+    for name in dict.fromkeys(names):
+        rows = [row for row in all_rows if row["study"] == name]
+        matching = [row for row in rows if row["model"] is None or row["model"] in models]
+        if not any(row["model"] in models for row in matching):
+            matching = rows
+        table = make_study_table(published.load_study(name), matching)
+        shown = [number for number, column in enumerate(table.columns) if column != SOURCE_COLUMN]
+        count = len(rows) - len(matching)
+        left_out = f" Left out are {count} rows of other networks." if count else ""
+        tables.append(replace(
+            table,
+            columns=[table.columns[number] for number in shown],
+            rows=[Row([row.cells[number] for number in shown]) for row in table.rows],
+            caption=table.caption + left_out,
+        ))  # fmt: skip
+    return tables
+
+
+def make_study_table(study: Study, rows: Sequence[Cells]) -> Table:
+    """Make the table of everything that these rows hold, without empty columns."""
+
+    def has_any(name: str) -> bool:
+        return any(row[name] is not None for row in rows)
+
+    labels = list(filter(has_any, LABELS))
+    figures = list(filter(has_any, FIGURES))
+    has_batch = any(map(_format_batch, rows))
+    heads = [HEADS.get(name, name) for name in figures]
+    columns = ["table", *labels, *(["batch"] if has_batch else []), *heads, "remarks", SOURCE_COLUMN]
     made = []
     for row in rows:
-        cells = [cell(row["table"].replace("_", " ")), *(_text(row, name) for name in told)]
-        cells += [cell(batch(row))] if "batch" in heads else []
-        cells += [*(figure(row, name) for name in figures), cell(_remark(row)), cell(row["source"])]
-        made.append(Row(cells, {name: row[name] for name in SAME if row[name]}))
-    numeric = frozenset({"gpus", *(HEADS.get(name, name) for name in figures)})
-    named = f"published-{study.name}".replace("_", "-")
-    return Table(named, f"{study.title}: as published", heads, made, numeric, cite(study))
+        made_cells = [make_cell(row["table"].replace("_", " ")), *(_label_cell(row, name) for name in labels)]
+        made_cells += [make_cell(_format_batch(row))] if has_batch else []
+        made_cells += [_figure_cell(row, name) for name in figures]
+        made_cells += [make_cell(_make_remark(row)), make_cell(row["source"])]
+        made.append(Row(made_cells, {name: row[name] for name in MATCHING if row[name]}))
+    numeric = frozenset({"gpus", *heads})
+    return Table(_make_id(study), f"{study.title}: as published", columns, made, numeric, _cite(study))
 
 
-def cite(study: Study) -> str:
+def _make_id(study: Study, *words: str) -> str:
+    return "-".join(("published", study.name, *words)).replace("_", "-")
+
+
+def _cite(study: Study) -> str:
     return f"Source: {study.source}."
 
 
-def batch(row: Cells) -> str:
-    """`75 per device`, of strong scaling `32 in all`; empty where the study does not say."""
-    known = row["global_batch"] if row["scaling"] == "strong" else row["batch_per_device"]
-    return "" if known is None else format_batch({**row, "scaling": row["scaling"] or "weak"})
+def _format_batch(row: Cells) -> str:
+    """Return `75 per device`, in strong scaling `32 in all`; empty if the study does not say."""
+    size = row["global_batch"] if row["scaling"] == "strong" else row["batch_per_device"]
+    return "" if size is None else format_batch({**row, "scaling": row["scaling"] or "weak"})
 
 
-def figure(row: Cells, name: str) -> Cell:
-    """As the study has it: no digit more."""
+def _figure_cell(row: Cells, name: str) -> Cell:
+    """Make a cell with the digits of the study and no more."""
     value = row[name]
     if value is None:
         return Cell("")
     if name == "value":
-        share = any(word in row["quantity"] for word in SHARES)
-        return cell(
-            f"{row['quantity'].replace('_', ' ')}: {f'{100 * value:.4g} %' if share else f'{value:,.9g}'}", value
-        )
+        share = any(word in row["quantity"] for word in SHARE_QUANTITIES)
+        text = f"{100 * value:.4g} %" if share else f"{value:,.9g}"
+        return make_cell(f"{row['quantity'].replace('_', ' ')}: {text}", value)
     if name == "efficiency":
-        return cell(f"{100 * value:.2f} %", value)
+        return make_cell(f"{100 * value:.2f} %", value)
     if name == "step_s":
-        return cell(f"{1000 * value:.4g} ms", value)
-    return cell(f"{value:,.6g}" if name == THROUGHPUT else f"{value:.3f}".rstrip("0").rstrip("."), value)
+        return make_cell(f"{1000 * value:.4g} ms", value)
+    return make_cell(f"{value:,.6g}" if name == THROUGHPUT else f"{value:.3f}".rstrip("0").rstrip("."), value)
 
 
-def _both(study: Study, row: Cells, mine: Cells) -> list[Cell]:
-    compared = [("speedup", tables.ratio), ("efficiency", tables.percent)]
-    found = [cell(row["model"]), cell(row["strategy"]), cell(str(row["gpus"]), row["gpus"])]
-    found += [cell(row["scaling"] or ""), cell(mine["scaling"]), cell(row["hardware"] or ""), cell(mine["hardware"])]
-    found += [cell(batch(row)), cell(format_batch(mine))]
-    found += [figure(row, THROUGHPUT), cell(tables.throughput(dict(mine)), mine[THROUGHPUT])]
-    for name, show in compared:
-        column = f"{name}_{study.against}"
-        found += [figure(row, name), cell(show(dict(mine), column), mine[column])]
-    return [*found, cell(_remark(row))]
-
-
-def _remark(row: Cells) -> str:
-    ours = f"ours: {', '.join(row['derived'].split()).replace('_', ' ')}" if row["derived"] else ""
-    return "; ".join(filter(None, (row["settings"] or "", row["remark"] or "", ours)))
-
-
-def _figures(row: Cells) -> bool:
-    return any(row[name] is not None for name in (THROUGHPUT, "speedup", "efficiency"))
-
-
-def _any(rows: Sequence[Cells], name: str) -> bool:
-    return any(row[name] is not None for row in rows)
-
-
-def _text(row: Cells, name: str) -> Cell:
+def _label_cell(row: Cells, name: str) -> Cell:
     value = row[name]
-    return cell("" if value is None else str(value), value if isinstance(value, int) else None)
+    return make_cell("" if value is None else str(value), value if isinstance(value, int) else None)
 
 
-APART = "Published figures are shown beside measured ones; nothing in this report is worked out of them."
-
-
-def section(evidence: Evidence) -> Section | None:
-    """None where no study was asked for."""
-    if evidence.published is None or evidence.published.empty:
-        return None
-    rows = plain_rows(evidence.published)
-    blocks: list[Block] = [Words(APART)]
-    for name in dict.fromkeys(row["study"] for row in rows):
-        blocks += _study(load_study(name), [row for row in rows if row["study"] == name], evidence)
-    return Section("published", "Published figures", blocks)
-
-
-def _study(about: Study, rows: list[dict[str, Any]], evidence: Evidence) -> Iterator[Block]:
-    machines = [f"{name}: {words}" for name, words in about.machines.items()]
-    yield Words(sentences(about.title, f"source: {about.source}", "; ".join(machines), *about.notes))
-    measured = plain_rows(evidence.pooled[evidence.pooled["status"] == "ok"])
-    yield from beside(about, rows, measured)
-    found, words = groups(evidence.curves)
-    yield from words
-    for group in found:
-        yield from _efficiency(about, rows, group)
-    yield from slopes(about, rows, evidence.curves)
-    yield alone(about, rows)
-
-
-def _efficiency(about: Study, rows: Sequence[Mapping[str, Any]], group: Group) -> Iterator[Chart]:
-    """Published points of the strategies of a group, in its scaling alone: a curve of weak scaling says nothing about
-    one of strong."""
-    strategies = {curve.tags["strategy"] for curve in group.curves}
-    same = [
-        row for row in rows
-        if row["strategy"] in strategies and row["model"] == group.shared["model"]
-        and row["scaling"] == group.shared["scaling"] and row["gpus"] and row["efficiency"] is not None
-    ]  # fmt: skip
-    there = _published(same)
-    here = [curve for curve in group.curves if curve.tags["strategy"] in {row["strategy"] for row in same}]
-    drawn = lines(here, f"efficiency_{about.against}")
-    if not there or not drawn:
-        return
-    made = [*drawn, *there]
-    ideal = devices_axis(made).ticks or []
-    made.append(Series("ideal", ideal, [1.0] * len(ideal), style="ideal"))
-    said = f"{group.shared['scaling']} scaling here and there"
-    base = f"efficiency here is against {about.against}, there as published"
-    caption = sentences(said, base, "open marks are published, on other hardware", bands(here), cite(about))
-    yield Chart(
-        group.id("published", about.name), f"{about.title}: efficiency, {group.title}", devices_axis(made),
-        Axis("efficiency", percent=True), made, "lines", caption,
-    )  # fmt: skip
-
-
-def _published(rows: Sequence[Mapping[str, Any]]) -> list[Series]:
-    """A series for each table, machine, strategy, batch and setting of a study."""
-    found: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        words = (row["strategy"], row["hardware"], batch(row), row["settings"])
-        found.setdefault((row["table"], *words), []).append(row)
-    made = []
-    for (_, strategy, hardware, size, settings), members in found.items():
-        name = ", ".join(filter(None, (f"{strategy} published", hardware, f"batch {size}" if size else "", settings)))
-        ordered = sorted(members, key=lambda row: row["gpus"])
-        x, y = [float(row["gpus"]) for row in ordered], [row["efficiency"] for row in ordered]
-        tags = {"model": members[0]["model"], "strategy": strategy}
-        made.append(Series(name, x, y, tags=tags, style="published", notes=[row["source"] for row in ordered]))
-    return made
+def _make_remark(row: Cells) -> str:
+    derived = f"ours: {', '.join(row['derived'].split()).replace('_', ' ')}" if row["derived"] else ""
+    return "; ".join(filter(None, (row["settings"] or "", row["remark"] or "", derived)))

@@ -1,16 +1,17 @@
-"""The section `scaling` of a report: throughput, speedup and efficiency over devices, and what the curves come to.
-Layer 3.
-
-Tables of what scaling curves come to: their slopes, the devices that keep an efficiency, the jumps between nodes.
-Layer 3.
-"""
+"""The section `scaling` of a report: throughput, speedup and efficiency over devices, slopes and node boundaries."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from scalebench.analysis.scaling_curves import Curve, NodeBoundary, ScalingLimit, Slope, find_node_boundaries, find_scaling_limit, fit_slope
-from scalebench.report import tables
+from scalebench.analysis.scaling_curves import (
+    NodeBoundary,
+    ScalingLimit,
+    Slope,
+    find_node_boundaries,
+    find_scaling_limit,
+    fit_slope,
+)
 from scalebench.report.document import (
     DEVICES,
     THROUGHPUT,
@@ -19,183 +20,179 @@ from scalebench.report.document import (
     Cell,
     Cells,
     Chart,
-    Group,
+    CurveGroup,
     Row,
     Section,
     Series,
     Table,
-    bands,
-    cell,
-    devices_axis,
-    groups,
-    lines,
-    sentences,
+    group_curves,
+    join_sentences,
+    make_cell,
+    make_devices_axis,
+    make_line_series,
 )
-from scalebench.report.report_data import Evidence
+from scalebench.report.flag_text import describe_curve_intervals
+from scalebench.report.report_data import ReportData
+from scalebench.report.tables import format_percent, format_ratio
 
-SLOPE = (
-    "slope is the fitted speedup per device: ordinary least squares, with an intercept, over the numbers of devices "
-    "that are named; its 95 % limits are those of the regression, and two points have none"
-)
-JUMP = (
-    "throughput per device after over before another node begins, with its 95 % interval; part of it is what as many "
-    "more devices would have cost on one node"
-)
-REMARKS = {True: "", False: "no difference resolved", None: "no interval"}
-
-
-def slope_table(group: Group, kinds: Mapping[str, str], wanted: float) -> Table:
-    """A row for each curve; `kinds` are what speedups are against (bare, self, given) and its words for a head."""
-    share = f"keeps {100 * wanted:g} %"
-    heads = [f"{name}, {words}" for words in kinds.values() for name in ("slope", f"over {DEVICES}", share)]
-    rows = [
-        Row([cell(curve.name), *(one for kind in kinds for one in _fitted(curve, kind, wanted))], curve.tags)
-        for curve in group.curves
-    ]
-    kept = (
-        f"{share}: the most {DEVICES} up to which efficiency is no less, by the figures and, in brackets, by the lower"
-    )
-    caption = sentences(SLOPE, f"{kept} limits of their intervals")
-    numeric = frozenset(name for name in heads if not name.startswith("over"))
-    title = f"Slopes: {group.title}"
-    return Table(group.id("scaling", "slopes"), title, ["strategy", *heads], rows, numeric, caption)
-
-
-def jump_tables(group: Group, kind: str, words: str) -> Iterator[Table]:
-    """Where curves go on to another node; none where all are on one. `words` tell what `kind` is."""
-    rows = [Row([cell(curve.name), *_jump(jump)], curve.tags) for curve in group.curves for jump in find_node_boundaries(curve, kind)]
-    if rows:
-        heads = ["strategy", DEVICES, "nodes", "efficiency before", "after", "ratio", "remarks"]
-        title, caption = f"Node boundaries: {group.title}", sentences(f"efficiency {words}", f"ratio: {JUMP}")
-        yield Table(group.id("scaling", "nodes"), title, heads, rows, frozenset(heads[3:6]), caption)
-
-
-def _fitted(curve: Curve, kind: str, wanted: float) -> list[Cell]:
-    return [*_slope(fit_slope(curve, kind)), _keeps(find_scaling_limit(curve, wanted, kind))]
-
-
-def _slope(fitted: Slope | None) -> list[Cell]:
-    if fitted is None:
-        return [Cell(""), Cell("")]
-    shown = tables.ratio({"slope": fitted.value, "slope_low": fitted.low, "slope_high": fitted.high}, "slope")
-    return [cell(shown, fitted.value), cell(", ".join(str(gpus) for gpus, _ in fitted.points))]
-
-
-def _keeps(kept: ScalingLimit) -> Cell:
-    """`4 [2]`; `none` where not even the fewest devices do, empty where no efficiency is known."""
-    if kept.largest_measured is None:
-        return Cell("")
-    again = f"; again {', '.join(map(str, kept.regained_gpus))}" if kept.regained_gpus else ""
-    return cell(f"{kept.gpus or 'none'} [{kept.certain_gpus or 'none'}]{again}", kept.gpus or 0)
-
-
-def _jump(jump: NodeBoundary) -> list[Cell]:
-    ratio = {"ratio": jump.ratio, "ratio_low": jump.low, "ratio_high": jump.high}
-    return [
-        cell(" to ".join(map(str, jump.gpus))),
-        cell(" to ".join(map(str, jump.nodes))),
-        *map(_share, (jump.before, jump.after)),
-        cell(tables.ratio(ratio, "ratio"), jump.ratio),
-        cell(REMARKS[jump.resolved]),
-    ]
-
-
-def _share(efficiency: float | None) -> Cell:
-    shown = tables.percent({"share": efficiency, "share_low": None, "share_high": None}, "share")
-    return cell(shown, efficiency)
-
-
-DIFFERS = 0.05  # of the speedup; below it, curves against self would lie upon those against bare
-ABOUT = {
+MIN_DIFFERENCE = 0.05  # of the speedup; below it, curves against self would coincide with those against bare
+BASELINES = {
     "bare": "against one device without a wrapper, the strategy's bare baseline",
     "self": "against the same strategy on one device",
 }
+SLOPE_CAPTION = (
+    "slope is the fitted speedup per device: ordinary least squares, with an intercept, over the numbers of devices "
+    "that are listed; its 95 % limits are those of the regression, and two points have none"
+)
+JUMP_CAPTION = (
+    "ratio: throughput per device after over before another node begins, with its 95 % interval; part of it is what as "
+    "many more devices would have cost on one node"
+)
+JUMP_REMARKS = {True: "", False: "no difference resolved", None: "no interval"}
 
 
-def section(evidence: Evidence) -> Section | None:
-    """None where nothing was measured on several devices."""
-    found, words = groups(evidence.curves, lambda members: max(map(_most, members)) > 1)
-    blocks: list[Block] = [*words]
-    for group in found:
+def section(report_data: ReportData) -> Section | None:
+    """Return None if nothing was measured on several devices."""
+    groups, left_out = group_curves(report_data.curves, lambda members: max(max(curve.gpus) for curve in members) > 1)
+    blocks: list[Block] = [*left_out]
+    for group in groups:
         rows = [row for curve in group.curves for row in curve.rows]
-        kinds = _kinds(rows, evidence.given)
-        blocks += [*group.words, _throughput(group, evidence)]
-        for kind, about in kinds.items():
-            blocks += _compared(group, kind, about)
-        if kinds:
-            heads = {kind: str(evidence.given) if kind == "given" else kind for kind in kinds}
-            blocks.append(slope_table(group, heads, evidence.wanted_efficiency))
-        kind = next(iter(kinds), "bare")
-        blocks += jump_tables(group, kind, kinds.get(kind, ABOUT[kind]))
-    return Section("scaling", "Scaling", blocks) if found else None
+        baselines = _describe_baselines(rows, report_data.baseline_name)
+        blocks += [*group.paragraphs, _make_throughput_chart(group, report_data)]
+        for kind, about in baselines.items():
+            blocks += _make_relative_charts(group, kind, about)
+        if baselines:
+            heads = {kind: str(report_data.baseline_name) if kind == "given" else kind for kind in baselines}
+            blocks.append(_make_slope_table(group, heads, report_data.min_efficiency))
+        kind = next(iter(baselines), "bare")
+        blocks += _make_jump_table(group, kind, baselines.get(kind, BASELINES[kind]))
+    return Section("scaling", "Scaling", blocks) if groups else None
 
 
-def _most(curve: Curve) -> int:
-    return max(curve.gpus)
+def _describe_baselines(rows: Sequence[Cells], baseline_name: str | None) -> dict[str, str]:
+    """Describe the baselines to compare with: self only if it differs from bare, the named one if there is one."""
+    kinds = [kind for kind in BASELINES if any(row[f"speedup_{kind}"] is not None for row in rows)]
+    if kinds == ["bare", "self"] and not any(map(_speedups_differ, rows)):
+        kinds = ["bare"]
+    baselines = {kind: BASELINES[kind] for kind in kinds}
+    if baseline_name is not None and any(row.get("speedup_given") is not None for row in rows):
+        baselines["given"] = f"against {baseline_name}, the named baseline"
+    return baselines
 
 
-def _kinds(rows: Sequence[Cells], given: str | None) -> dict[str, str]:
-    """What to compare with, in words: self only where it tells something else than bare, given where it was named."""
-    known = [kind for kind in ABOUT if any(row[f"speedup_{kind}"] is not None for row in rows)]
-    if known == ["bare", "self"] and not any(map(_differ, rows)):
-        known = ["bare"]
-    kinds = {kind: ABOUT[kind] for kind in known}
-    if given is not None and any(row.get("speedup_given") is not None for row in rows):
-        kinds["given"] = f"against {given}, the given baseline"
-    return kinds
+def _speedups_differ(row: Cells) -> bool:
+    over_bare, over_self = row["speedup_bare"], row["speedup_self"]
+    return over_self is not None and (over_bare is None or abs(over_self / over_bare - 1) > MIN_DIFFERENCE)
 
 
-def _differ(row: Cells) -> bool:
-    bare, own = row["speedup_bare"], row["speedup_self"]
-    return own is not None and (bare is None or abs(own / bare - 1) > DIFFERS)
-
-
-def _throughput(group: Group, evidence: Evidence) -> Chart:
-    drawn = lines(group.curves, THROUGHPUT, "throughput")
-    ideals = [_ideal(group, drawn, f"ideal of {name}", rate) for name, rate in _bare_rates(group, evidence).items()]
-    what = "samples/s over all devices in steady state, more is better"
+def _make_throughput_chart(group: CurveGroup, report_data: ReportData) -> Chart:
+    lines = make_line_series(group.curves, THROUGHPUT, "throughput")
+    rates = _find_bare_rates(group, report_data)
+    ideals = [_make_ideal(group, lines, f"ideal of {name}", rate) for name, rate in rates.items()]
+    about = "samples/s over all devices in steady state, more is better"
     ideal = "ideal is what the bare baseline, of several the fastest, would give without any loss" if ideals else ""
-    title, caption = f"Throughput: {group.title}", sentences(what, ideal, bands(group.curves))
-    axes = devices_axis(drawn), Axis("samples/s")
-    return Chart(group.id("scaling", "throughput"), title, *axes, [*drawn, *ideals], "lines", caption)
+    title = f"Throughput: {group.title}"
+    caption = join_sentences(about, ideal, describe_curve_intervals(group.curves))
+    axes = make_devices_axis(lines), Axis("samples/s")
+    return Chart(group.make_id("scaling", "throughput"), title, *axes, [*lines, *ideals], "lines", caption)
 
 
-def _bare_rates(group: Group, evidence: Evidence) -> dict[str, float]:
-    """Samples/s of each bare strategy that these curves are compared with, such as torch's and TensorFlow's."""
-    wanted = {row["baseline_bare_id"] for curve in group.curves for row in curve.rows} - {None}
-    frame, fastest = evidence.pooled, dict[str, float]()
-    for row in frame[frame["run_id"].isin(wanted) & frame[THROUGHPUT].notna()].to_dict("records"):
+def _find_bare_rates(group: CurveGroup, report_data: ReportData) -> dict[str, float]:
+    """Return the samples/s of each bare strategy that these curves are compared with, such as PyTorch's."""
+    run_ids = {row["baseline_bare_id"] for curve in group.curves for row in curve.rows} - {None}
+    frame, fastest = report_data.pooled, dict[str, float]()
+    for row in frame[frame["run_id"].isin(run_ids) & frame[THROUGHPUT].notna()].to_dict("records"):
         name = str(row["strategy"])
         fastest[name] = max(fastest.get(name, 0.0), float(row[THROUGHPUT]))
     return fastest
 
 
-def _compared(group: Group, kind: str, about: str) -> Iterator[Chart]:
-    band = bands(group.curves)
+def _make_relative_charts(group: CurveGroup, kind: str, about: str) -> Iterator[Chart]:
+    """Make the charts of speedup and efficiency against a baseline."""
+    intervals = describe_curve_intervals(group.curves)
     title = f"{about.partition(', ')[0]}: {group.title}"
-    drawn = lines(group.curves, f"speedup_{kind}")
-    ideal = _ideal(group, drawn, "ideal", _ideal_speedup(group, kind))
-    caption = sentences(f"throughput over the baseline's, {about}; more is better", band)
-    axes = devices_axis(drawn), Axis("speedup")
-    yield Chart(group.id("scaling", "speedup", kind), f"Speedup {title}", *axes, [*drawn, ideal], "lines", caption)
-    drawn = lines(group.curves, f"efficiency_{kind}")
-    ideal = _ideal(group, drawn, "ideal", 1.0, share=True)
-    caption = sentences(f"speedup over what so many devices could make it, {about}; more is better", band)
-    axes = devices_axis(drawn), Axis("efficiency", percent=True)
-    yield Chart(
-        group.id("scaling", "efficiency", kind), f"Efficiency {title}", *axes, [*drawn, ideal], "lines", caption
-    )
+    lines = make_line_series(group.curves, f"speedup_{kind}")
+    ideal = _make_ideal(group, lines, "ideal", _get_ideal_speedup(group, kind))
+    caption = join_sentences(f"throughput over the baseline's, {about}; more is better", intervals)
+    axes, chart_id = (make_devices_axis(lines), Axis("speedup")), group.make_id("scaling", "speedup", kind)
+    yield Chart(chart_id, f"Speedup {title}", *axes, [*lines, ideal], "lines", caption)
+    lines = make_line_series(group.curves, f"efficiency_{kind}")
+    ideal = _make_ideal(group, lines, "ideal", 1.0, level=True)
+    caption = join_sentences(f"speedup over the ideal one of so many devices, {about}; more is better", intervals)
+    axes = make_devices_axis(lines), Axis("efficiency", percent=True)
+    chart_id = group.make_id("scaling", "efficiency", kind)
+    yield Chart(chart_id, f"Efficiency {title}", *axes, [*lines, ideal], "lines", caption)
 
 
-def _ideal_speedup(group: Group, kind: str) -> float:
-    """Of one device: 1, and less where the given baseline had several."""
+def _get_ideal_speedup(group: CurveGroup, kind: str) -> float:
+    """Return the ideal speedup of one device: 1, and less if the named baseline had several devices."""
     if kind != "given":
         return 1.0
     rows = [row for curve in group.curves for row in curve.rows if row[f"efficiency_{kind}"]]
     return next((row[f"speedup_{kind}"] / row[f"efficiency_{kind}"] / row["gpus"] for row in rows), 1.0)
 
 
-def _ideal(group: Group, drawn: list[Series], name: str, each: float, share: bool = False) -> Series:
-    """A line of `each` per device, or a level of it."""
-    places = list(devices_axis(drawn).ticks or [])
-    return Series(name, places, [each * (1 if share else x) for x in places], tags=group.tags, style="ideal")
+def _make_ideal(group: CurveGroup, lines: list[Series], name: str, value: float, level: bool = False) -> Series:
+    """Make a line of `value` per device, or a horizontal line at `value`."""
+    gpus = list(make_devices_axis(lines).ticks or [])
+    return Series(name, gpus, [value * (1 if level else x) for x in gpus], tags=group.tags, style="ideal")
+
+
+def _make_slope_table(group: CurveGroup, baselines: Mapping[str, str], min_efficiency: float) -> Table:
+    """Make a row for each curve; `baselines` maps what speedups are against (bare, self, given) to a label."""
+    keeps_head = f"keeps {100 * min_efficiency:g} %"
+    columns = [f"{name}, {label}" for label in baselines.values() for name in ("slope", f"over {DEVICES}", keeps_head)]
+    rows = []
+    for curve in group.curves:
+        cells = [make_cell(curve.name)]
+        for kind in baselines:
+            cells += [
+                *_slope_cells(fit_slope(curve, kind)),
+                _keeps_cell(find_scaling_limit(curve, min_efficiency, kind)),
+            ]
+        rows.append(Row(cells, curve.tags))
+    kept = (
+        f"{keeps_head}: the most {DEVICES} up to which efficiency is no less, by the figures and, in brackets, by the "
+        "lower limits of their intervals"
+    )
+    numeric = frozenset(name for name in columns if not name.startswith("over"))
+    title, caption = f"Slopes: {group.title}", join_sentences(SLOPE_CAPTION, kept)
+    return Table(group.make_id("scaling", "slopes"), title, ["strategy", *columns], rows, numeric, caption)
+
+
+def _slope_cells(fitted: Slope | None) -> list[Cell]:
+    if fitted is None:
+        return [Cell(""), Cell("")]
+    gpus = ", ".join(str(count) for count, _ in fitted.points)
+    return [make_cell(format_ratio(fitted.value, fitted.low, fitted.high), fitted.value), make_cell(gpus)]
+
+
+def _keeps_cell(kept: ScalingLimit) -> Cell:
+    """Make `4 [2]`; `none` if not even the fewest devices keep the efficiency, empty if no efficiency is known."""
+    if kept.largest_measured is None:
+        return Cell("")
+    again = f"; again {', '.join(map(str, kept.regained_gpus))}" if kept.regained_gpus else ""
+    return make_cell(f"{kept.gpus or 'none'} [{kept.certain_gpus or 'none'}]{again}", kept.gpus or 0)
+
+
+def _make_jump_table(group: CurveGroup, kind: str, about: str) -> Iterator[Table]:
+    """Make a row for each node boundary of a curve; `about` describes the baseline `kind`."""
+    rows = [
+        Row([make_cell(curve.name), *_jump_cells(jump)], curve.tags)
+        for curve in group.curves
+        for jump in find_node_boundaries(curve, kind)
+    ]
+    if rows:
+        columns = ["strategy", DEVICES, "nodes", "efficiency before", "after", "ratio", "remarks"]
+        title, caption = f"Node boundaries: {group.title}", join_sentences(f"efficiency {about}", JUMP_CAPTION)
+        yield Table(group.make_id("scaling", "nodes"), title, columns, rows, frozenset(columns[3:6]), caption)
+
+
+def _jump_cells(jump: NodeBoundary) -> list[Cell]:
+    return [
+        make_cell(" to ".join(map(str, jump.gpus))),
+        make_cell(" to ".join(map(str, jump.nodes))),
+        *(make_cell(format_percent(efficiency), efficiency) for efficiency in (jump.before, jump.after)),
+        make_cell(format_ratio(jump.ratio, jump.low, jump.high), jump.ratio),
+        make_cell(JUMP_REMARKS[jump.resolved]),
+    ]

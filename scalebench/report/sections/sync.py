@@ -1,7 +1,5 @@
-"""The section `sync` of a report: what the exchange of gradients costs an update and an epoch. Layer 3.
-
-Collective operations and bandwidths for people: terminal tables, and who overtakes whom in words. Layer 3.
-"""
+"""The section `sync` of a report, what gradient synchronization costs a step and an epoch, and the terminal's tables of
+collective operations and bandwidth."""
 
 from __future__ import annotations
 
@@ -9,216 +7,208 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.table import Table as RichTable
-from rich.text import Text
-
-from scalebench.analysis import step_breakdown
-from scalebench.analysis.collectives import compare_operations
+from scalebench.analysis import step_breakdown as probed
 from scalebench.analysis.identity import OPERATION_COLUMNS
 from scalebench.analysis.repeats import MIN_REPEATS
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.core import units
 from scalebench.core.result import COLLECTIVES
 from scalebench.core.units import format_binary_bytes
-from scalebench.report import update_breakdown as breakdown
 from scalebench.report.document import (
     DEVICES,
     Axis,
     Block,
+    Cell,
     Cells,
     Chart,
-    Group,
+    CurveGroup,
+    Paragraph,
     Row,
     Section,
     Table,
-    Words,
-    bars,
-    cell,
-    duration,
-    groups,
-    series,
+    format_cell,
+    format_duration_column,
+    group_curves,
+    join_sentences,
+    make_bar_series,
+    make_cell,
+    make_series,
 )
-from scalebench.report.document import sentences as document_sentences
-from scalebench.report.report_data import Evidence
+from scalebench.report.report_data import ReportData
+from scalebench.report.step_breakdown import TOO_FEW_BLOCKS, join_reasons
 
 if TYPE_CHECKING:
     import pandas as pd
 
 # Column, its name, what it is.
 FIGURES = (
-    ("sync_exposed_s", "exposed sync", "what the exchange adds to an update, straggler wait included; less is better"),
-    ("sync_isolated_s", "isolated sync", "the exchange of an update alone, nothing to hide behind; less is better"),
-    ("imbalance_s", "straggler wait", "how long the median device waits for the slowest one; less is better"),
-)
-SHARES = {
-    "collective_step_share": "the wall time of an update",
+    ("sync_exposed_s", "exposed sync",
+     "what gradient synchronization adds to a step, imbalance included; less is better"),
+    ("sync_isolated_s", "isolated sync",
+     "gradient synchronization of a step alone, with nothing to overlap; less is better"),
+    ("imbalance_s", "imbalance", "how long the median device waits for the slowest one; less is better"),
+)  # fmt: skip
+PROFILE_SHARES = {
+    "collective_step_share": "the wall time of a step",
     "collective_kernel_share": "the time of all operations",
 }
-NO_COMPARISON = (
+BACKENDS_DIFFER = (
     "Shares of collective operations do not compare between backends: each shows them where they run, and some wait "
-    "within them. A backend can fill most of all operations' time and little of the update's. What backends cost "
-    "compares by exposed sync."
+    "within them. A backend can fill most of all operations' time and little of the step's. Compare the cost of "
+    "backends by exposed sync."
 )
-UNPROBED = "no probes were made (measure.probes=true makes them)"
-
-
-def section(evidence: Evidence) -> Section | None:
-    """None where no run was on several devices."""
-    found, words = groups(evidence.curves, lambda members: any(_exchanging(one) for one in members))
-    blocks: list[Block] = [*words]
-    for group in found:
-        blocks += [*group.words, *_charts(group), *_table(group, evidence)]
-    return Section("sync", "Synchronisation", blocks) if found else None
-
-
-def _exchanging(curve: Curve) -> list[dict[str, Any]]:
-    return [row for row in curve.rows if row["gpus"] > 1]
-
-
-def _charts(group: Group) -> Iterator[Block]:
-    for column, name, what in FIGURES:
-        caption = document_sentences(what, _intervals(group))
-        yield from _bars(group, column, name.capitalize(), Axis("seconds of an update"), caption)
-    yield from _per_epoch(group)
-    shares: list[Block] = []
-    for column, of in SHARES.items():
-        caption = document_sentences(f"what they take of {of} under the profiler; less is better, within one backend")
-        shares += _bars(group, column, f"Collective operations, of {of}", Axis("share", percent=True), caption)
-    yield from [*shares, Words(NO_COMPARISON, "warning", group.tags)] if shares else []
-
-
-def _bars(group: Group, column: str, title: str, axis: Axis, caption: str) -> Iterator[Chart]:
-    if drawn := bars([replace(curve, rows=_exchanging(curve)) for curve in group.curves], column):
-        head = f"{title}: {group.title}"
-        yield Chart(group.id("sync", column), head, Axis(DEVICES), axis, drawn, "bars", caption)
-
-
-def _intervals(group: Group) -> str:
-    """What those of the probes are over; these are never throughput's."""
-    launches = sorted({row["repeats"] for curve in group.curves for row in _exchanging(curve)})
-    over = ["over blocks of the probes of one launch"] if launches[0] == 1 else []
-    over += [f"over {count} launches" for count in launches if count >= MIN_REPEATS]
-    return f"intervals: 95 %, {' or '.join(over)}" if over else ""
-
-
-def _per_epoch(group: Group) -> Iterator[Chart]:
-    """More devices make fewer updates of an epoch, each with a dearer exchange: which of the two wins?"""
-    column, drawn = "sync_per_epoch_s", []
-    for curve in group.curves:
-        rows = [row for row in _exchanging(curve) if row["steps_per_epoch"] is not None and row[column] is not None]
-        notes = [f"{row['gpus']} devices, {_count(row['syncs_per_epoch'])} messages an epoch" for row in rows]
-        one = series(curve.name, curve.tags, rows, "steps_per_epoch", column, column, notes)
-        drawn += [] if one is None else [one]
-    if drawn:
-        caption = document_sentences(
-            "exposed sync of all updates of an epoch over their number, one point for each number of devices; less is "
-            "better. More devices make fewer updates: where a curve falls to the left, that saves more than the dearer "
-            "exchanges cost"
-        )
-        x, y = Axis("updates an epoch"), Axis("seconds an epoch")
-        yield Chart(group.id("sync", "epoch"), f"Sync of an epoch: {group.title}", x, y, drawn, "lines", caption)
-
-
-def _table(group: Group, evidence: Evidence) -> Iterator[Table]:
-    head = ["strategy", "gpus", *(name for _, name, _ in FIGURES), "sync per epoch", "updates per epoch", "messages"]
-    detailed = set(evidence.detailed)
-    rows = []
-    for curve in group.curves:
-        for row in _exchanging(curve):
-            why = _reasons(row, evidence) if row["run_id"] in detailed else ""
-            epoch_s = row["sync_per_epoch_s"]
-            figures = [cell(duration(row, column), row[column]) for column, _, _ in FIGURES]
-            figures += [cell("" if epoch_s is None else units.format_seconds(epoch_s), epoch_s)]
-            figures += [cell(_count(row[name]), row[name]) for name in ("steps_per_epoch", "syncs_per_epoch")]
-            rows.append(Row([cell(curve.name), cell(str(row["gpus"]), row["gpus"]), *figures, cell(why)], curve.tags))
-    caption = document_sentences(
-        "messages are those of an epoch", "not measured is empty, and the last column says why"
-    )
-    title = f"Synchronisation: {group.title}"
-    yield Table(group.id("sync", "table"), title, [*head, "remarks"], rows, frozenset(head[1:]), caption)
-
-
-def _reasons(row: Cells, evidence: Evidence) -> str:
-    """Why figures of this row are missing, as its first launch says."""
-    missing = [(column, name) for column, name, _ in FIGURES if row[column] is None]
-    if not missing:
-        return ""
-    result = evidence.result(str(row["run_id"]))
-    if all(rank.probes is None for rank in result.ranks):
-        return UNPROBED
-    reasons, by_reason = step_breakdown.unmeasured_reasons(result), dict[str, list[str]]()
-    for column, name in missing:
-        by_reason.setdefault(reasons.get(step_breakdown.REASON_KEYS[column], breakdown.NO_REASON), []).append(name)
-    return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items())
-
-
-def _count(value: int | None) -> str:
-    return "" if value is None else f"{value:,}"
-
-
+NO_PROBES = "no probes were made (measure.probes=true makes them)"
+EPOCH_CAPTION = (
+    "exposed sync of all steps of an epoch over their number, one point for each number of devices; less is better. "
+    "More devices make fewer steps: where a curve falls to the left, that saves more than the more expensive "
+    "synchronization costs"
+)
 GIGA = 1e9
 
 
-def tables(frame: pd.DataFrame) -> list[RichTable]:
-    """Of scalebench.collectives: one for each operation and number of devices, sizes down, strategies across."""
+def section(report_data: ReportData) -> Section | None:
+    """Return None if no run used several devices."""
+    groups, left_out = group_curves(report_data.curves, lambda members: any(map(_rows_with_sync, members)))
+    blocks: list[Block] = [*left_out]
+    for group in groups:
+        blocks += [*group.paragraphs, *_make_charts(group), _make_table(group, report_data)]
+    return Section("sync", "Gradient synchronization", blocks) if groups else None
+
+
+def _rows_with_sync(curve: Curve) -> list[dict[str, Any]]:
+    return [row for row in curve.rows if row["gpus"] > 1]
+
+
+def _make_charts(group: CurveGroup) -> Iterator[Block]:
+    for column, name, about in FIGURES:
+        caption = join_sentences(about, _describe_probe_intervals(group))
+        yield from _make_bars(group, column, name.capitalize(), Axis("seconds of a step"), caption)
+    yield from _make_epoch_chart(group)
+    shares: list[Block] = []
+    for column, of in PROFILE_SHARES.items():
+        caption = join_sentences(f"their share of {of} under the profiler; less is better, within one backend")
+        axis = Axis("share", percent=True)
+        shares += _make_bars(group, column, f"Collective operations, share of {of}", axis, caption)
+    yield from [*shares, Paragraph(BACKENDS_DIFFER, "warning", group.tags)] if shares else []
+
+
+def _make_bars(group: CurveGroup, column: str, title: str, axis: Axis, caption: str) -> Iterator[Chart]:
+    if bars := make_bar_series([replace(curve, rows=_rows_with_sync(curve)) for curve in group.curves], column):
+        title = f"{title}: {group.title}"
+        yield Chart(group.make_id("sync", column), title, Axis(DEVICES), axis, bars, "bars", caption)
+
+
+def _describe_probe_intervals(group: CurveGroup) -> str:
+    """Say what the intervals of the probes are taken over, which are not those of throughput."""
+    repeats = sorted({row["repeats"] for curve in group.curves for row in _rows_with_sync(curve)})
+    over = ["over blocks of the probes of one repeat"] if repeats[0] == 1 else []
+    over += [f"over {count} repeats" for count in repeats if count >= MIN_REPEATS]
+    return f"intervals: 95 %, {' or '.join(over)}" if over else ""
+
+
+def _make_epoch_chart(group: CurveGroup) -> Iterator[Chart]:
+    """Show whether fewer steps per epoch save more than the more expensive synchronization of more devices costs."""
+    column, lines = "sync_per_epoch_s", []
+    for curve in group.curves:
+        rows = [row for row in _rows_with_sync(curve) if None not in (row["steps_per_epoch"], row[column])]
+        notes = [f"{row['gpus']} devices, {_format_count(row['syncs_per_epoch'])} messages an epoch"
+                 for row in rows]  # fmt: skip
+        line = make_series(curve.name, curve.tags, rows, "steps_per_epoch", column, column, notes)
+        lines += [] if line is None else [line]
+    if lines:
+        x, y, title = Axis("steps per epoch"), Axis("seconds per epoch"), f"Sync of an epoch: {group.title}"
+        yield Chart(group.make_id("sync", "epoch"), title, x, y, lines, "lines", join_sentences(EPOCH_CAPTION))
+
+
+def _make_table(group: CurveGroup, report_data: ReportData) -> Table:
+    columns = ["strategy", "gpus", *(name for _, name, _ in FIGURES), "sync per epoch", "steps per epoch", "messages"]
+    detailed = set(report_data.detailed_run_ids)
+    rows = []
+    for curve in group.curves:
+        for row in _rows_with_sync(curve):
+            cells = [make_cell(curve.name), make_cell(str(row["gpus"]), row["gpus"])]
+            cells += [make_cell(format_duration_column(row, column), row[column]) for column, _, _ in FIGURES]
+            cells += [format_cell(row["sync_per_epoch_s"], units.format_seconds)]
+            cells += [make_cell(_format_count(row[name]), row[name])
+                      for name in ("steps_per_epoch", "syncs_per_epoch")]  # fmt: skip
+            remarks = _describe_missing(row, report_data) if row["run_id"] in detailed else ""
+            rows.append(Row([*cells, make_cell(remarks)], curve.tags))
+    caption = join_sentences("messages are those of an epoch", "cells without a measurement are empty, and the last "
+                             "column says why")  # fmt: skip
+    title = f"Gradient synchronization: {group.title}"
+    return Table(group.make_id("sync", "table"), title, [*columns, "remarks"], rows, frozenset(columns[1:]), caption)
+
+
+def _describe_missing(row: Cells, report_data: ReportData) -> str:
+    """Say why figures of this row are missing, according to its first repeat."""
+    missing = [(column, name) for column, name, _ in FIGURES if row[column] is None]
+    if not missing:
+        return ""
+    result = report_data.result(str(row["run_id"]))
+    if all(rank.probes is None for rank in result.ranks):
+        return NO_PROBES
+    reasons = probed.unmeasured_reasons(result)
+    return join_reasons((name, reasons.get(probed.REASON_KEYS[column], TOO_FEW_BLOCKS)) for column, name in missing)
+
+
+def _format_count(value: int | None) -> str:
+    return "" if value is None else f"{value:,}"
+
+
+def make_collective_tables(frame: pd.DataFrame) -> list[Table]:
+    """Make the tables of scalebench.collectives: one for each operation and device count, with a row for each size and
+    columns for each strategy."""
     order = {name: number for number, name in enumerate(COLLECTIVES)}
     groups = sorted(frame.groupby(OPERATION_COLUMNS), key=lambda group: (*group[0][:-1], order.get(group[0][-1], 0)))
-    return [_collectives_table(dict(zip(OPERATION_COLUMNS, key, strict=True)), rows) for key, rows in groups]
+    return [_make_collective_table(dict(zip(OPERATION_COLUMNS, key, strict=True)), rows) for key, rows in groups]
 
 
-def sentences(frame: pd.DataFrame) -> list[str]:
-    """One for each two strategies and operation: who is faster, and from which size on."""
-    return [comparison.sentence() for comparison in compare_operations(frame)]
-
-
-def bandwidth_table(frame: pd.DataFrame) -> RichTable:
-    """Of scalebench.bandwidth: one row for each transfer."""
-    table = RichTable(title=Text("bandwidth"), title_justify="left", box=box.SIMPLE_HEAD)
-    for name in ("strategy", "gpus", "transfer", "ranks", "size", "GB/s (95 %)"):
-        table.add_column(name, justify="right" if name in ("gpus", "size", "GB/s (95 %)") else "left")
-    for row in frame.to_dict("records"):
-        rate = _with_limits(row["bytes_per_s"] / GIGA, row["bytes_per_s_low"], row["bytes_per_s_high"])
-        size = format_binary_bytes(row["size_bytes"])
-        table.add_row(*map(Text, (row["strategy"], str(row["gpus"]), row["kind"], _ranks(row), size, rate)))
-    return table
-
-
-def _collectives_table(key: dict[str, Any], rows: pd.DataFrame) -> RichTable:
-    over = f" on {key['nodes']} nodes" if key["nodes"] > 1 else ""
-    title = f"{key['name']} on {key['gpus']} devices{over} ({key['framework']}, {key['hardware']})"
-    table = RichTable(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("size", justify="right")
+def _make_collective_table(key: dict[str, Any], rows: pd.DataFrame) -> Table:
+    nodes = f" on {key['nodes']} nodes" if key["nodes"] > 1 else ""
+    title = f"{key['name']} on {key['gpus']} devices{nodes} ({key['framework']}, {key['hardware']})"
     strategies = sorted(rows["strategy"].unique())
-    for strategy in strategies:
-        table.add_column(f"{strategy} (95 %)", justify="right")
-        table.add_column("busbw", justify="right")
-    for size, same in rows.groupby("size_bytes"):
+    columns = ["size", *(name for strategy in strategies for name in (f"{strategy} (95 %)", "busbw"))]
+    made = []
+    for size, same_size in rows.groupby("size_bytes"):
         cells = [format_binary_bytes(size)]
         for strategy in strategies:
-            mine = same[same["strategy"] == strategy]
-            cells += _cells(mine) if len(mine) else ["", ""]
-        table.add_row(*map(Text, cells))
-    return table
+            cells += _format_operation(same_size[same_size["strategy"] == strategy])
+        made.append(Row([Cell(text) for text in cells]))
+    return Table("collectives", title, columns, made, frozenset(columns))
 
 
-def _cells(rows: pd.DataFrame) -> list[str]:
-    """Time and bus bandwidth, means over the runs, between the lowest and the highest of their limits."""
-    taken, low, high = rows["time_s"].mean(), rows["time_low"].min(), rows["time_high"].max()
-    busbw = rows["busbw_bytes_per_s"].mean()
-    return [f"{time_words(taken)} ± {100 * (high - low) / 2 / taken:.0f} %", rate_words(busbw)]
+def _format_operation(rows: pd.DataFrame) -> list[str]:
+    """Format time and bus bandwidth, means over the runs, with limits from the lowest to the highest of theirs."""
+    if rows.empty:
+        return ["", ""]
+    time_s, low_s, high_s = rows["time_s"].mean(), rows["time_low"].min(), rows["time_high"].max()
+    busbw = format_rate(rows["busbw_bytes_per_s"].mean())
+    return [f"{format_time(time_s)} ± {100 * (high_s - low_s) / 2 / time_s:.0f} %", busbw]
 
 
-def time_words(taken_s: float) -> str:
-    """`12.3 µs`"""
+def make_bandwidth_table(frame: pd.DataFrame) -> Table:
+    """Make the table of scalebench.bandwidth, with a row for each transfer."""
+    columns = ("strategy", "gpus", "transfer", "ranks", "size", "GB/s (95 %)")
+    rows = []
+    for row in frame.to_dict("records"):
+        rate, low, high = (row[f"bytes_per_s{end}"] for end in ("", "_low", "_high"))
+        limits = "" if _is_null(high) else f" [{low / GIGA:.3g}, {high / GIGA:.3g}]"
+        size = format_binary_bytes(row["size_bytes"])
+        texts = (row["strategy"], str(row["gpus"]), row["kind"], _format_ranks(row), size, f"{rate / GIGA:.3g}{limits}")
+        rows.append(Row([Cell(text) for text in texts]))
+    return Table("bandwidth", "bandwidth", columns, rows, frozenset({"gpus", "size", "GB/s (95 %)"}))
+
+
+def format_time(time_s: float) -> str:
+    """Return `12.3 µs`."""
     for factor, unit in ((1e6, "µs"), (1e3, "ms")):
-        if taken_s * factor < 1000:
-            return f"{taken_s * factor:.3g} {unit}"
-    return f"{taken_s:.3g} s"
+        if time_s * factor < 1000:
+            return f"{time_s * factor:.3g} {unit}"
+    return f"{time_s:.3g} s"
 
 
-def rate_words(bytes_per_s: float) -> str:
-    """`12.3 MB/s`, in powers of ten, as links are given."""
+def format_rate(bytes_per_s: float) -> str:
+    """Return `12.3 MB/s`, in powers of ten, as link rates are stated."""
     for unit in ("B/s", "kB/s", "MB/s"):
         if bytes_per_s < 1000:
             return f"{bytes_per_s:.3g} {unit}"
@@ -226,17 +216,13 @@ def rate_words(bytes_per_s: float) -> str:
     return f"{bytes_per_s:.3g} GB/s"
 
 
-def _with_limits(rate: float, low: Any, high: Any) -> str:
-    return f"{rate:.3g}" if _unknown(high) else f"{rate:.3g} [{low / GIGA:.3g}, {high / GIGA:.3g}]"
-
-
-def _ranks(row: dict[str, Any]) -> str:
-    if _unknown(row["source"]):
+def _format_ranks(row: dict[str, Any]) -> str:
+    if _is_null(row["source"]):
         return "all"
     if row["source"] == row["target"]:
         return str(row["source"])
     return f"{row['source']} {'<->' if 'both_ways' in row['kind'] else '->'} {row['target']}"
 
 
-def _unknown(value: Any) -> bool:
+def _is_null(value: Any) -> bool:
     return str(value) in ("<NA>", "nan", "None")

@@ -1,348 +1,366 @@
-"""The section `training` of a report: how good models became over epochs and over seconds, and when they reached their
-target. Layer 3.
-
-The section `epochs` of a report: what an epoch, and getting to the target, takes of time, devices and energy.
-Layer 3.
-
-The section `learning` of a report: losses over updates, epochs and seconds, and what validation says. Layer 3.
-"""
+"""The sections about training: `training`, how good models became and when they reached their target; `epochs`, what an
+epoch and the target take of time, devices and energy; `learning`, the loss during training."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.analysis.time_to_target import TrainingOutcome, summarize_trainings
 from scalebench.core import units
 from scalebench.core.result import LOWER_IS_BETTER
-from scalebench.report import report_data, tables, training_tables
-from scalebench.report import training_tables as training_table
 from scalebench.report.document import (
-    MOST_CURVES,
+    MAX_CURVES,
     Axis,
     Block,
     Cell,
     Cells,
     Chart,
-    Group,
+    CurveGroup,
+    Paragraph,
     Row,
     Section,
     Series,
     Table,
-    Words,
-    bands,
-    cell,
-    devices_axis,
-    duration,
-    groups,
-    lines,
-    sentences,
-    tags,
-    thin,
-    with_epoch_limits,
+    add_epoch_limits,
+    downsample,
+    format_cell,
+    format_duration_column,
+    get_tags,
+    group_curves,
+    join_sentences,
+    make_cell,
+    make_devices_axis,
+    make_line_series,
 )
-from scalebench.report.flag_text import number, text
-from scalebench.report.report_data import Evidence
-from scalebench.report.training_tables import Learning, learning
+from scalebench.report.flag_text import describe_curve_intervals, to_number, to_text
+from scalebench.report.report_data import (
+    ReportData,
+    describe_left_out_runs,
+    list_detailed_runs,
+    name_runs,
+    select_first_repeats,
+)
+from scalebench.report.report_data import Row as RunRow
+from scalebench.report.tables import format_seconds
+from scalebench.report.training_tables import (
+    MAX_CURVE_POINTS,
+    LossSeries,
+    TrainingCurves,
+    compute_losses,
+    describe_direction,
+    describe_training,
+    get_epochs,
+    get_train_s,
+    make_curve_series,
+    make_gap_getter,
+    make_train_getter,
+    make_training_table,
+    make_validation_getter,
+    name_trainings,
+    sort_by_time_to_target,
+)
 
-MOST_GROUPS = 8
-MOST_SEEDS = 10  # of a line
-DECADE = 10.0  # from the least to the largest figure, above which an axis is logarithmic
-SEVERAL = (
+MAX_TRAINING_GROUPS = 8
+MAX_SEEDS = 10  # of a line
+DECADE = 10.0  # ratio of the largest to the smallest figure above which an axis is logarithmic
+SEEDS_CAPTION = (
     "Lines are means over seeds as far as all seeds went, bands 95 % intervals over three seeds or more; of seeds that "
-    "were evaluated after other numbers of updates, the first one. "
+    "were evaluated after different numbers of steps, the first one. "
 )
-POINTS = "Taken at the points of the training, between two updates and outside its clock. "
-
-
-def section(evidence: Evidence) -> Section | None:
-    """None where no run trained to a stop and ended well."""
-    groups: dict[tuple[str, ...], list[TrainingOutcome]] = {}
-    found = [one for one in summarize_trainings(evidence.frame) if one.runs]
-    for one in found:
-        key = tuple(text(one.first_run[name]) for name in ("model", "dataset", "metric_name", "hardware", "machine"))
-        groups.setdefault(key, []).append(one)
-    if not groups:
-        return None
-    machines = len({key[3:] for key in groups}) > 1
-    blocks: list[Block] = []
-    for index, (key, members) in enumerate(list(groups.items())[:MOST_GROUPS], 1):
-        where = f", hardware {key[3]} ({key[4]})" if machines else ""
-        blocks += _group(evidence, index, f"{key[0]} on {key[1]}{where}", members)
-    if len(groups) > MOST_GROUPS:
-        blocks.append(Words(f"Shown are {MOST_GROUPS} of {len(groups)} groups of a model, a data set and a machine."))
-    return Section("training", "Training: accuracy and time to target", blocks)
-
-
-def _group(evidence: Evidence, number: int, title: str, found: Sequence[TrainingOutcome]) -> Iterator[Block]:
-    named = training_table.names(found)
-    yield from _answers(found, named)
-    drawn = [_drawn(evidence, one, named[one.first_run["training_id"]]) for one in found[:MOST_CURVES]]
-    yield from _charts(number, title, text(found[0].first_run["metric_name"]), drawn, _targets(found))
-    if len(drawn) < len(found):
-        yield Words(f"{len(drawn)} of {len(found)} trainings of {title} are drawn.")
-    yield training_table.table(f"training-{number}-ends", f"What came of training: {title}", found, named)
-
-
-def _answers(found: Sequence[TrainingOutcome], named: dict[str, str]) -> Iterator[Words]:
-    """For each target which training got to it first."""
-    for target in _targets(found):
-        aimed = [one for one in found if one.target == target]
-        first = training_table.soonest(aimed)
-        if first:
-            said = training_table.sentence(first[0], named[first[0].first_run["training_id"]])
-            yield Words(f"Soonest at the target: {said}.", tags=tags(first[0].first_run))
-        if missed := sum(one.reached < one.seeds for one in aimed):
-            metric = text(aimed[0].first_run["metric_name"])
-            with_seeds = " with every seed" if any(one.seeds > 1 for one in aimed) else ""
-            yield Words(f"{missed} of {len(aimed)} trainings did not reach {metric} {target:g}{with_seeds}.")
-
-
-def _targets(found: Sequence[TrainingOutcome]) -> list[float]:
-    return sorted({one.target for one in found if one.target is not None})
-
-
-def _drawn(evidence: Evidence, one: TrainingOutcome, name: str) -> training_tables.Drawn:
-    rows = one.by_seed[:MOST_SEEDS]
-    curves = [evidence.result(row["run_id"]).quality.curve for row in rows]
-    return training_tables.Drawn(name, tags(one.first_run), curves)
-
-
-def _charts(
-    number: int, title: str, metric: str, drawn: Sequence[training_tables.Drawn], targets: Sequence[float]
-) -> Iterator[Chart]:
-    several = SEVERAL if any(len(one.curves) > 1 for one in drawn) else ""
-    better = f"{metric}, {training_table.goodness(metric)}. "
-    told = (
-        ("epochs", "Validation", training_tables.validation(metric), training_tables.epochs, f"Validation {better}", targets),
-        ("seconds", "Validation", training_tables.validation(metric), training_tables.seconds, f"Validation {better}", targets),
-        ("trained", "Samples trained on", training_tables.on_trained(metric), training_tables.epochs, f"Of as many samples that were "
-         f"trained on, with dropout off: {better}", ()),
-        ("gap", "Generalisation gap", training_tables.gap(metric), training_tables.epochs, f"How much worse {metric} is on validation "
-         f"samples than on samples that were trained on; above 0 is worse. ", ()),
-    )  # fmt: skip
-    for kind, head, of, over, about, levels in told:
-        series = [one for each in drawn if (one := training_tables.series(each, of, over)) is not None]
-        if series:
-            x = Axis("seconds of training" if over is training_tables.seconds else "epochs")
-            y = Axis(metric, log=_log(metric, series) and kind != "gap", from_zero=False)
-            lines = [*series, *_levels(metric, levels, series, drawn[0].tags["model"])]
-            name = f"{head}, {metric} over {x.title}: {title}"
-            yield Chart(f"training-{number}-{kind}", name, x, y, lines, "lines", f"{about}{POINTS}{several}".strip())
-
-
-def _log(metric: str, series: Sequence[Series]) -> bool:
-    """Whether these errors go over more than a decade."""
-    known = [y for one in series for y in one.y if y is not None]
-    return metric.startswith(LOWER_IS_BETTER) and min(known) > 0 and max(known) > DECADE * min(known)
-
-
-def _levels(metric: str, targets: Sequence[float], series: Sequence[Series], model: str) -> Iterator[Series]:
-    """The targets as lines across."""
-    places = [float(x) for one in series for x in one.x]
-    for target in targets:
-        ends = [min(places), max(places)] if max(places) > min(places) else [min(places)]
-        name = f"target {metric} {target:g}"
-        yield Series(name, ends, [target] * len(ends), tags={"model": model}, style="ideal")
-
-
+POINTS_CAPTION = "Taken at the evaluations of the training, between two steps and outside its clock. "
 # Column, head of the table, title of the chart (none: too few rows have it), unit.
 COSTS = (
-    ("device_hours_per_epoch", "device-hours an epoch", "Devices' time of an epoch", "device-hours"),
-    ("energy_j_per_epoch", "energy an epoch", "Energy of an epoch", "joules"),
+    ("device_hours_per_epoch", "device-hours per epoch", "Devices' time of an epoch", "device-hours"),
+    ("energy_j_per_epoch", "energy per epoch", "Energy of an epoch", "joules"),
     ("time_to_target_s", "time to target", "", "seconds"),
     ("device_hours_to_target", "device-hours to target", "", "device-hours"),
     ("energy_j_to_target", "energy to target", "", "joules"),
 )
+LOSS_CAPTION = (
+    "Training loss, mean over each block of steps and all ranks, drawn at the block's end, warm-up included. "
+    "Of several repeats of a configuration, the first one. "
+    f"Where there are more than {MAX_CURVE_POINTS} blocks, the lowest and the highest of each stretch are drawn."
+)
+LOSS_COLUMNS = ("run", "steps", "epochs", "seconds of training", "training loss at the end", "validation")
 
 
-def epochs_section(evidence: Evidence) -> Section | None:
-    """None where no epoch's time is known."""
-    found, words = groups(_across_hardware(evidence.curves), lambda members: any(map(_known, members)))
-    blocks: list[Block] = [*words]
-    for group in found:
-        blocks += [*group.words, *_epochs_charts(group), _table(group)]
-    return Section("epochs", "Epochs: time, devices and energy", blocks) if found else None
+def section(report_data: ReportData) -> Section | None:
+    """Return None if no run trained to a stop successfully."""
+    groups: dict[tuple[str, ...], list[TrainingOutcome]] = {}
+    for training in summarize_trainings(report_data.frame):
+        if training.launches:
+            names = ("model", "dataset", "metric_name", "hardware", "machine")
+            groups.setdefault(tuple(to_text(training.first[name]) for name in names), []).append(training)
+    if not groups:
+        return None
+    machines = len({key[3:] for key in groups}) > 1
+    blocks: list[Block] = []
+    for number, (key, members) in enumerate(list(groups.items())[:MAX_TRAINING_GROUPS], 1):
+        where = f", hardware {key[3]} ({key[4]})" if machines else ""
+        blocks += _make_training_blocks(report_data, number, f"{key[0]} on {key[1]}{where}", members)
+    if len(groups) > MAX_TRAINING_GROUPS:
+        text = f"Shown are {MAX_TRAINING_GROUPS} of {len(groups)} groups of a model, a data set and a machine."
+        blocks.append(Paragraph(text))
+    return Section("training", "Training: accuracy and time to target", blocks)
 
 
-def _known(curve: Curve) -> bool:
-    return any(row["epoch_s"] is not None for row in curve.rows)
+def _make_training_blocks(
+    report_data: ReportData, number: int, title: str, trainings: Sequence[TrainingOutcome]
+) -> Iterator[Block]:
+    names = name_trainings(trainings)
+    targets = sorted({training.target for training in trainings if training.target is not None})
+    for target in targets:
+        yield from _answer_target([training for training in trainings if training.target == target], names)
+    drawn = [
+        _read_curves(report_data, training, names[training.first["training_id"]]) for training in trainings[:MAX_CURVES]
+    ]
+    yield from _make_training_charts(number, title, to_text(trainings[0].first["metric_name"]), drawn, targets)
+    if len(drawn) < len(trainings):
+        yield Paragraph(f"{len(drawn)} of {len(trainings)} trainings of {title} are drawn.")
+    yield make_training_table(f"training-{number}-ends", f"Results of training: {title}", trainings, names)
 
 
-def _across_hardware(found: Sequence[Curve]) -> list[Curve]:
-    """Seconds may stand beside each other where speedups may not: curves of several machines as one group, each with
-    the name of its own."""
+def _answer_target(trainings: Sequence[TrainingOutcome], names: Mapping[str, str]) -> Iterator[Paragraph]:
+    """Say which training reached a target first, and how many did not."""
+    soonest = sort_by_time_to_target(trainings)
+    if soonest:
+        first = soonest[0].first
+        text = describe_training(soonest[0], names[first["training_id"]])
+        yield Paragraph(f"First to reach the target: {text}.", tags=get_tags(first))
+    if missed := sum(training.reached < training.seeds for training in trainings):
+        metric = f"{to_text(trainings[0].first['metric_name'])} {trainings[0].target:g}"
+        with_seeds = " with every seed" if any(training.seeds > 1 for training in trainings) else ""
+        yield Paragraph(f"{missed} of {len(trainings)} trainings did not reach {metric}{with_seeds}.")
+
+
+def _read_curves(report_data: ReportData, training: TrainingOutcome, name: str) -> TrainingCurves:
+    rows = training.by_seed[:MAX_SEEDS]
+    curves = [report_data.result(row["run_id"]).quality.curve for row in rows]
+    return TrainingCurves(name, get_tags(training.first), curves)
+
+
+def _make_training_charts(
+    number: int, title: str, metric: str, drawn: Sequence[TrainingCurves], targets: Sequence[float]
+) -> Iterator[Chart]:
+    seeds = SEEDS_CAPTION if any(len(curves.curves) > 1 for curves in drawn) else ""
+    better = f"{metric}, {describe_direction(metric)}. "
+    validation = make_validation_getter(metric)
+    charts = (
+        ("epochs", "Validation", validation, get_epochs, f"Validation {better}", targets),
+        ("seconds", "Validation", validation, get_train_s, f"Validation {better}", targets),
+        ("trained", "Training samples", make_train_getter(metric), get_epochs,
+         f"On as many training samples, with dropout off: {better}", ()),
+        ("gap", "Generalisation gap", make_gap_getter(metric), get_epochs,
+         f"How much worse {metric} is on validation samples than on training samples; above 0 is worse. ", ()),
+    )  # fmt: skip
+    for kind, heading, get_y, get_x, about, levels in charts:
+        series = [line for curves in drawn if (line := make_curve_series(curves, get_y, get_x)) is not None]
+        if series:
+            x = Axis("seconds of training" if get_x is get_train_s else "epochs")
+            y = Axis(metric, log=_spans_decade(metric, series) and kind != "gap", from_zero=False)
+            lines = [*series, *_make_target_lines(metric, levels, series, drawn[0].tags["model"])]
+            name, caption = f"{heading}, {metric} over {x.title}: {title}", f"{about}{POINTS_CAPTION}{seeds}".strip()
+            yield Chart(f"training-{number}-{kind}", name, x, y, lines, "lines", caption)
+
+
+def _spans_decade(metric: str, series: Sequence[Series]) -> bool:
+    """Return whether these are errors over more than a decade."""
+    values = [y for line in series for y in line.y if y is not None]
+    return metric.startswith(LOWER_IS_BETTER) and min(values) > 0 and max(values) > DECADE * min(values)
+
+
+def _make_target_lines(metric: str, targets: Sequence[float], series: Sequence[Series], model: str) -> Iterator[Series]:
+    """Make the targets horizontal lines."""
+    x = [float(place) for line in series for place in line.x]
+    for target in targets:
+        ends = [min(x), max(x)] if max(x) > min(x) else [min(x)]
+        name = f"target {metric} {target:g}"
+        yield Series(name, ends, [target] * len(ends), tags={"model": model}, style="ideal")
+
+
+def epochs_section(report_data: ReportData) -> Section | None:
+    """Return None if no epoch time is known."""
+    groups, left_out = group_curves(
+        _merge_hardware(report_data.curves),
+        lambda members: any(row["epoch_s"] is not None for curve in members for row in curve.rows),
+    )
+    blocks: list[Block] = [*left_out]
+    for group in groups:
+        blocks += [*group.paragraphs, *_make_epoch_charts(group), _make_epoch_table(group)]
+    return Section("epochs", "Epochs: time, devices and energy", blocks) if groups else None
+
+
+def _merge_hardware(curves: Sequence[Curve]) -> list[Curve]:
+    """Put the curves of several machines into one group, each named after its own machine: seconds compare across
+    hardware where speedups do not."""
     hardware: dict[tuple[str, ...], list[str]] = {}
-    for curve in found:
-        hardware.setdefault(_elsewhere(curve), []).append(curve.group["hardware"])
-    made = []
-    for curve in found:
-        machines = list(dict.fromkeys(hardware[_elsewhere(curve)]))
+    for curve in curves:
+        hardware.setdefault(_key_without_hardware(curve), []).append(curve.group["hardware"])
+    merged = []
+    for curve in curves:
+        machines = list(dict.fromkeys(hardware[_key_without_hardware(curve)]))
         name = f"{curve.name} on {curve.group['hardware']}" if len(machines) > 1 else curve.name
-        rows = [with_epoch_limits(row) for row in curve.rows]
-        made.append(replace(curve, name=name, group={**curve.group, "hardware": ", ".join(machines)}, rows=rows))
-    return made
+        rows = [add_epoch_limits(row) for row in curve.rows]
+        merged.append(replace(curve, name=name, group={**curve.group, "hardware": ", ".join(machines)}, rows=rows))
+    return merged
 
 
-def _elsewhere(curve: Curve) -> tuple[str, ...]:
-    """What it shares with the same work on another machine."""
+def _key_without_hardware(curve: Curve) -> tuple[str, ...]:
     return tuple(text for name, text in curve.group.items() if name != "hardware")
 
 
-def _epochs_charts(group: Group) -> Iterator[Chart]:
-    what = "seconds that all samples of the training set take at the measured throughput; less is better"
+def _make_epoch_charts(group: CurveGroup) -> Iterator[Chart]:
+    about = "seconds that all samples of the training set take at the measured throughput; less is better"
     several = len({curve.tags["hardware"] for curve in group.curves}) > 1
     more = "machines share this chart, since it is in seconds, and each curve names its own" if several else ""
-    yield from _chart(group, "epoch_s", "Epoch", "seconds an epoch", sentences(what, more, bands(group.curves)))
-    for column, head, title, unit in COSTS:
+    caption = join_sentences(about, more, describe_curve_intervals(group.curves))
+    yield from _make_epoch_chart(group, "epoch_s", "Epoch", "seconds per epoch", caption)
+    for column, heading, title, unit in COSTS:
         if title:
-            yield from _chart(group, column, title, f"{unit} an epoch", sentences(f"{head}, less is better"))
+            caption = join_sentences(f"{heading}, less is better")
+            yield from _make_epoch_chart(group, column, title, f"{unit} per epoch", caption)
 
 
-def _chart(group: Group, column: str, title: str, axis: str, caption: str) -> Iterator[Chart]:
-    if drawn := lines(group.curves, column):
-        axes = devices_axis(drawn), Axis(axis)
-        yield Chart(group.id("epochs", column), f"{title}: {group.title}", *axes, drawn, "lines", caption)
+def _make_epoch_chart(group: CurveGroup, column: str, title: str, axis: str, caption: str) -> Iterator[Chart]:
+    if lines := make_line_series(group.curves, column):
+        axes = make_devices_axis(lines), Axis(axis)
+        yield Chart(group.make_id("epochs", column), f"{title}: {group.title}", *axes, lines, "lines", caption)
 
 
-def _table(group: Group) -> Table:
-    rows = [row for curve in group.curves for row in curve.rows]
+def _make_epoch_table(group: CurveGroup) -> Table:
+    rows = [(curve, row) for curve in group.curves for row in curve.rows]
     costs = [
-        (column, head, unit) for column, head, _, unit in COSTS if any(row.get(column) is not None for row in rows)
-    ]
-    heads = ["gpus", "epoch (95 %)", "updates an epoch", *(head for _, head, _ in costs)]
+        (column, heading, unit) for column, heading, _, unit in COSTS
+        if any(row.get(column) is not None for _, row in rows)
+    ]  # fmt: skip
+    columns = ["gpus", "epoch (95 %)", "steps per epoch", *(heading for _, heading, _ in costs)]
     made = [
-        Row([cell(curve.name), *_times(row), *(_cost(row, column, unit) for column, _, unit in costs)], curve.tags)
-        for curve in group.curves
-        for row in curve.rows
-    ]
-    caption = sentences("less is better in all of them, but of updates", "not measured is empty", bands(group.curves))
+        Row([make_cell(curve.name), *_epoch_cells(row), *(_cost_cell(row, column, unit) for column, _, unit in costs)],
+            curve.tags)
+        for curve, row in rows
+    ]  # fmt: skip
+    caption = join_sentences(
+        "less is better in all of them, except for steps", "cells without a measurement are empty",
+        describe_curve_intervals(group.curves),
+    )  # fmt: skip
     title = f"Epochs: {group.title}"
-    return Table(group.id("epochs", "table"), title, ["strategy", *heads], made, frozenset(heads), caption)
+    return Table(group.make_id("epochs", "table"), title, ["strategy", *columns], made, frozenset(columns), caption)
 
 
-def _times(row: Cells) -> list[Cell]:
-    updates = row["steps_per_epoch"]
+def _epoch_cells(row: Cells) -> list[Cell]:
     return [
-        cell(str(row["gpus"]), row["gpus"]),
-        cell(duration(row, "epoch_s"), row["epoch_s"]),
-        Cell("") if updates is None else cell(f"{updates:,}", updates),
+        make_cell(str(row["gpus"]), row["gpus"]),
+        make_cell(format_duration_column(row, "epoch_s"), row["epoch_s"]),
+        format_cell(row["steps_per_epoch"], "{:,}".format),
     ]
 
 
-def _cost(row: Cells, column: str, unit: str) -> Cell:
-    value = number(row.get(column))
-    if value is None:
-        return Cell("")
-    shown = {"joules": f"{units.format_number(value)} J", "seconds": tables.seconds(value), "device-hours": _hours(value)}
-    return cell(shown[unit], value)
+def _cost_cell(row: Cells, column: str, unit: str) -> Cell:
+    shows = {
+        "joules": lambda value: f"{units.format_number(value)} J",
+        "seconds": format_seconds,
+        "device-hours": _format_hours,
+    }
+    return format_cell(to_number(row.get(column)), shows[unit])
 
 
-def _hours(value: float) -> str:
+def _format_joules(value: float) -> str:
+    return f"{units.format_number(value)} J"
+
+
+def _format_hours(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
-MOST_POINTS = 300  # of a line
-LEARNING_MOST_GROUPS = 8
-CAPTION = (
-    "Training loss, mean over each block of updates and all ranks, drawn at the block's end; warm-up is in it. "
-    "Of several launches of a configuration, the first one. "
-    f"Where there are more than {MOST_POINTS} blocks, the lowest and the highest of each stretch are drawn."
-)
-COLUMNS = ("run", "updates", "epochs", "seconds of training", "training loss at the end", "validation")
+COST_FORMATS = {"joules": _format_joules, "seconds": format_seconds, "device-hours": _format_hours}
 
 
-def learning_section(evidence: Evidence) -> Section | None:
-    """None where no run has a loss."""
-    firsts = set(evidence.pooled["run_id"])  # launches of one configuration and seed learn alike
-    rows = [row for row in report_data.detailed(evidence) if row["run_id"] in firsts and row["final_loss"] is not None]
-    rows = [row for row in rows if row["status"] == "ok"]
-    groups: dict[tuple[str, str], list[report_data.Row]] = {}
-    for row in rows:
-        groups.setdefault((text(row["model"]), text(row["dataset"])), []).append(row)
+def losses_section(report_data: ReportData) -> Section | None:
+    """Return None if no run has a loss."""
+    firsts = set(report_data.pooled["run_id"])  # repeats of one configuration and seed learn the same
+    groups: dict[tuple[str, str], list[RunRow]] = {}
+    for row in list_detailed_runs(report_data):
+        if row["run_id"] in firsts and row["final_loss"] is not None and row["status"] == "ok":
+            groups.setdefault((to_text(row["model"]), to_text(row["dataset"])), []).append(row)
     if not groups:
         return None
     blocks: list[Block] = []
-    for index, (group, members) in enumerate(list(groups.items())[:LEARNING_MOST_GROUPS]):
-        blocks += _learning_group(evidence, index, " on ".join(group), members)
-    if len(groups) > LEARNING_MOST_GROUPS:
-        blocks.append(Words(f"Shown are {LEARNING_MOST_GROUPS} of {len(groups)} pairs of a model and a data set."))
-    if said := report_data.left_out(evidence):
-        blocks.append(Words(said))
-    return Section("learning", "Loss while training", blocks, folded=True)
+    for number, (group, members) in enumerate(list(groups.items())[:MAX_TRAINING_GROUPS]):
+        blocks += _make_loss_blocks(report_data, number, " on ".join(group), members)
+    if len(groups) > MAX_TRAINING_GROUPS:
+        blocks.append(Paragraph(f"Shown are {MAX_TRAINING_GROUPS} of {len(groups)} pairs of a model and a data set."))
+    if text := describe_left_out_runs(report_data):
+        blocks.append(Paragraph(text))
+    return Section("learning", "Loss during training", blocks, folded=True)
 
 
-def _learning_group(evidence: Evidence, number: int, title: str, rows: list[report_data.Row]) -> Iterator[Block]:
-    drawn = report_data.first_launches(rows, MOST_CURVES)
-    names = report_data.names(rows)
-    found = {row["run_id"]: learning(evidence.result(row["run_id"])) for row in drawn}
-    epoch = {row["run_id"]: evidence.result(row["run_id"]).workload.train_samples for row in drawn}
+def _make_loss_blocks(report_data: ReportData, number: int, title: str, rows: list[RunRow]) -> Iterator[Block]:
+    drawn = select_first_repeats(rows, MAX_CURVES)
+    names = name_runs(rows)
+    losses = {row["run_id"]: compute_losses(report_data.result(row["run_id"])) for row in drawn}
+    epoch_samples = {row["run_id"]: report_data.result(row["run_id"]).workload.train_samples for row in drawn}
 
-    def chart(kind: str, axis: str, over: Callable[[str, Learning], Sequence[float]]) -> Chart:
+    def make_chart(kind: str, axis: str, get_x: Callable[[str, LossSeries], Sequence[float]]) -> Chart:
         series = []
         for row in drawn:
-            own = found[row["run_id"]]
-            points = thin(own.points(over(row["run_id"], own)), MOST_POINTS)
-            series.append(Series(names[row["run_id"]], [x for x, _ in points], [y for _, y in points], tags=tags(row)))
-        loss = Axis("training loss", from_zero=False)
-        return Chart(
-            f"learning-{number}-{kind}", f"Loss over {axis}: {title}", Axis(axis), loss, series, caption=CAPTION
-        )
+            run_id = row["run_id"]
+            points = downsample(losses[run_id].make_points(get_x(run_id, losses[run_id])), MAX_CURVE_POINTS)
+            series.append(Series(names[run_id], [x for x, _ in points], [y for _, y in points], tags=get_tags(row)))
+        y = Axis("training loss", from_zero=False)
+        heading = f"Loss over {axis}: {title}"
+        return Chart(f"learning-{number}-{kind}", heading, Axis(axis), y, series, caption=LOSS_CAPTION)
 
-    yield chart("updates", "updates", lambda _, own: own.updates)
-    if all(epoch.values()):
-        yield chart("epochs", "epochs", lambda run_id, own: [seen / (epoch[run_id] or 1) for seen in own.samples])
+    yield make_chart("steps", "steps", lambda _, run: run.steps)
+    if all(epoch_samples.values()):
+        yield make_chart("epochs", "epochs", lambda run_id, run: [
+            samples / (epoch_samples[run_id] or 1) for samples in run.samples
+        ])  # fmt: skip
     else:
-        yield chart("samples", "samples", lambda _, own: own.samples)
-    yield chart("seconds", "seconds of training", lambda _, own: own.seconds)
-    yield _learning_table(number, title, drawn, names, found, epoch)
+        yield make_chart("samples", "samples", lambda _, run: run.samples)
+    yield make_chart("seconds", "seconds of training", lambda _, run: run.seconds)
+    yield _make_loss_table(number, title, drawn, names, losses, epoch_samples)
     if len(drawn) < len(rows):
-        yield Words(f"{len(drawn)} of {len(rows)} configurations of {title} are drawn.")
+        yield Paragraph(f"{len(drawn)} of {len(rows)} configurations of {title} are drawn.")
 
 
-def _learning_table(
+def _make_loss_table(
     number: int,
     title: str,
-    rows: list[report_data.Row],
+    rows: list[RunRow],
     names: dict[str, str],
-    found: dict[str, Learning],
-    epoch: dict[str, int | None],
+    losses: dict[str, LossSeries],
+    epoch_samples: dict[str, int | None],
 ) -> Table:
     made = []
     for row in rows:
-        own, of_epoch = found[row["run_id"]], epoch[row["run_id"]]
-        epochs = own.samples[-1] / of_epoch if of_epoch else None
-        metric = f"{text(row['metric_name'])} {row['metric']:.4g}" if row["metric"] is not None else ""
+        name, run, samples = names[row["run_id"]], losses[row["run_id"]], epoch_samples[row["run_id"]]
+        metric = f"{to_text(row['metric_name'])} {row['metric']:.4g}" if row["metric"] is not None else ""
         cells = [
-            Cell(names[row["run_id"]], names[row["run_id"]]),
-            Cell(f"{own.updates[-1]:,}", own.updates[-1]),
-            Cell("" if epochs is None else f"{epochs:.3g}", epochs),
-            Cell(units.format_seconds(own.seconds[-1]), own.seconds[-1]),
+            Cell(name, name),
+            Cell(f"{run.steps[-1]:,}", run.steps[-1]),
+            format_cell(run.samples[-1] / samples if samples else None, "{:.3g}".format),
+            Cell(units.format_seconds(run.seconds[-1]), run.seconds[-1]),
             Cell(f"{row['final_loss']:.4g}", row["final_loss"]),
             Cell(metric, row["metric"]),
         ]
-        made.append(Row(cells, tags(row)))
-    return Table(
-        f"learning-{number}-ends",
-        f"Where training ended: {title}",
-        COLUMNS,
-        made,
-        frozenset(COLUMNS[1:]),
-        _about([row["stopped_by"] is not None for row in rows]),
-    )
+        made.append(Row(cells, get_tags(row)))
+    caption = _describe_lengths([row["stopped_by"] is not None for row in rows])
+    heading = f"Where training ended: {title}"
+    return Table(f"learning-{number}-ends", heading, LOSS_COLUMNS, made, frozenset(LOSS_COLUMNS[1:]), caption)
 
 
-def _about(to_stop: list[bool]) -> str:
-    """How long these runs are: whether each trained to a stop."""
+def _describe_lengths(to_stop: list[bool]) -> str:
+    """Say how long these runs are, from whether each trained to a stop."""
     measured = (
         "as long as their figures take to measure, not as long as training would be: a lower loss at the end may only "
-        "mean more updates. Their validation figure is taken once, after the last measured block."
+        "mean more steps. Their validation figure is taken once, after the last measured block."
     )
     stopped = (
-        "as long as train.stop says. Their seconds are without the first update, which compiles, and the validation "
+        "as long as train.stop says. Their seconds are without the first step, which compiles, and the validation "
         "figure is that of the last point of the curve, which the section on training draws. The loss at the end is "
-        "that of the last whole block."
+        "that of the last full block."
     )
     if all(to_stop):
         return f"Runs are {stopped}"

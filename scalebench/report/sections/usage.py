@@ -1,16 +1,19 @@
-"""The section `usage` of a report: what runs used of devices, processors and network, side by side. Layer 3.
-
-The section `clocks` of a report: GPUs, cores and memory over the time of single runs. Layer 3.
-"""
+"""The section `usage` of a report, what runs used of devices, processors and network, and the section `clocks`, the
+same over the time of single runs."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.core import units
-from scalebench.report import report_data, tables, usage_text
+from scalebench.core.result import Result
+from scalebench.measure.monitor.summary import measured_window
+from scalebench.measure.monitor.time_series import TimeSeries as MonitorSeries
+from scalebench.measure.monitor.time_series import TimeWindow, read_series
 from scalebench.report.document import (
     DEVICES,
     THROUGHPUT,
@@ -18,138 +21,273 @@ from scalebench.report.document import (
     Block,
     Cells,
     Chart,
-    Group,
+    CurveGroup,
+    Paragraph,
+    Points,
     Section,
-    Words,
-    bars,
-    groups,
-    sentences,
-    tags,
+    Series,
+    Tags,
+    downsample,
+    get_tags,
+    group_curves,
+    join_sentences,
+    make_bar_series,
 )
-from scalebench.report.flag_text import text
-from scalebench.report.report_data import Evidence
+from scalebench.report.flag_text import format_flag, to_text
+from scalebench.report.report_data import (
+    ReportData,
+    Row,
+    describe_left_out_runs,
+    find_run_file,
+    list_detailed_runs,
+    name_runs,
+)
+from scalebench.report.tables import format_throughput
 
-SHARE = Axis("share of the time", percent=True)
-AT_EQUAL = "less is better where throughput is the same"
+TIME_SHARE = Axis("share of the time", percent=True)
+AT_EQUAL_THROUGHPUT = "less is better at equal throughput"
 # Column, title, axis, what it is and which way is good.
 FIGURES = (
-    ("gpu_util_mean", "GPU utilisation", SHARE,
+    ("gpu_util_mean", "GPU utilisation", TIME_SHARE,
      "share of the time in which some kernel ran, mean of the devices; busier is not faster: a kernel may wait"),
-    ("gpu_power_w_mean", "Power", Axis("watts"), f"of all devices together; {AT_EQUAL}"),
+    ("gpu_power_w_mean", "Power", Axis("watts"), f"of all devices together; {AT_EQUAL_THROUGHPUT}"),
     ("peak_memory_bytes", "Device memory", Axis("bytes"),
      "peak of the fullest device; less leaves room for a larger batch"),
     ("sm_clock_mhz_mean", "GPU clock", Axis("MHz"), "of the cores, mean over time and devices; higher is better"),
     ("sm_clock_mhz_min", "Lowest GPU clock", Axis("MHz"), "of the cores, in any sample; higher is better"),
     ("mem_clock_mhz_min", "Lowest memory clock", Axis("MHz"), "of device memory, in any sample; higher is better"),
-    ("cpu_util_mean", "CPU utilisation", SHARE,
-     "of the cores that the run may use, whoever used them; busier is not faster: a loop may wait"),
+    ("cpu_util_mean", "CPU utilisation", TIME_SHARE,
+     "of the cores that the run may use, by all programs; busier is not faster: a loop may wait"),
     ("rss_peak_bytes", "Memory of a rank", Axis("bytes"), "largest resident memory of any rank; less is better"),
-    ("net_sent_bytes_per_s", "Network, sent", Axis("bytes/s"), f"all interfaces but the loopback; {AT_EQUAL}"),
-    ("net_received_bytes_per_s", "Network, received", Axis("bytes/s"), f"all interfaces but the loopback; {AT_EQUAL}"),
+    ("net_sent_bytes_per_s", "Network, sent", Axis("bytes/s"),
+     f"all interfaces except the loopback; {AT_EQUAL_THROUGHPUT}"),
+    ("net_received_bytes_per_s", "Network, received", Axis("bytes/s"),
+     f"all interfaces except the loopback; {AT_EQUAL_THROUGHPUT}"),
 )  # fmt: skip
 UTILISATIONS = {"gpu_util_mean": "GPU", "cpu_util_mean": "CPU"}
-RISES = 0.05  # of all time; less may be chance
+MIN_RISE = 0.05  # of all time; less may be chance
+
+MAX_MONITORED_RUNS = 8  # a run has up to seven charts
+MAX_FLAGGED_RUNS = 5  # so that some are left for runs without flags
+# Flags that a series explains; the first ones are about the clocks themselves.
+CLOCK_FLAGS = ("throttled", "unequal_clocks", "hot_at_start", "foreign_process", "busy_machine")
+MAX_MONITOR_POINTS = 200  # of a line
+MAX_PROCESSES = 16
+MAX_SERIES_BYTES = 2**28  # of a file: a day of eight GPUs is a third of it
+GIGA = 1e9
+SAMPLES_NOTE = (
+    "Before 0 is warm-up. Of many samples the lowest and highest of each stretch are drawn, so that dips stay visible."
+)
 
 
-def section(evidence: Evidence) -> Section | None:
-    """None where the monitor saw nothing."""
-    found, words = groups(evidence.curves, lambda members: any(map(_seen, members)))
-    blocks: list[Block] = [*words]
-    for group in found:
-        blocks += [*group.words, *_charts(group), *(words for curve in group.curves for words in _waits(curve))]
-    return Section("usage", "Usage of devices, processors and network", blocks) if found else None
+def section(report_data: ReportData) -> Section | None:
+    """Return None if the monitor measured nothing."""
+    groups, left_out = group_curves(report_data.curves, lambda members: any(map(_has_figures, members)))
+    blocks: list[Block] = [*left_out]
+    for group in groups:
+        waits = (paragraph for curve in group.curves for paragraph in _find_waits(curve))
+        blocks += [*group.paragraphs, *_make_charts(group), *waits]
+    return Section("usage", "Usage of devices, processors and network", blocks) if groups else None
 
 
-def _seen(curve: Curve) -> bool:
+def _has_figures(curve: Curve) -> bool:
     return any(row[column] is not None for row in curve.rows for column, *_ in FIGURES)
 
 
-def _charts(group: Group) -> Iterator[Chart]:
-    for column, title, axis, what in FIGURES:
-        drawn = bars(group.curves, column)
-        if any(y for one in drawn for y in one.y):  # bars of 0, as of a network that nobody uses, cannot be seen
-            caption = sentences(what, "measured while blocks were timed, without intervals")
-            head = f"{title}: {group.title}"
-            yield Chart(group.id("usage", column), head, Axis(DEVICES), axis, drawn, "bars", caption)
+def _make_charts(group: CurveGroup) -> Iterator[Chart]:
+    for column, title, axis, about in FIGURES:
+        bars = make_bar_series(group.curves, column)
+        if any(y for bar in bars for y in bar.y):  # bars of 0, as of an unused network, cannot be seen
+            caption = join_sentences(about, "measured while blocks were timed, without intervals")
+            title = f"{title}: {group.title}"
+            yield Chart(group.make_id("usage", column), title, Axis(DEVICES), axis, bars, "bars", caption)
 
 
-def _waits(curve: Curve) -> Iterator[Words]:
-    """Where devices or processors are busier with more devices and nothing comes of it."""
+def _find_waits(curve: Curve) -> Iterator[Paragraph]:
+    """Warn if devices or processors are busier with more devices while throughput does not rise."""
     for column, name in UTILISATIONS.items():
-        known = [row for row in curve.rows if row[column] is not None]
-        for fewer, more in itertools.pairwise(known):
-            if more[column] - fewer[column] > RISES and not _faster(fewer, more):
-                yield Words(_sentence(curve.name, name, column, fewer, more), "warning", curve.tags)
+        rows = [row for row in curve.rows if row[column] is not None]
+        for fewer, more in itertools.pairwise(rows):
+            if more[column] - fewer[column] > MIN_RISE and not _is_faster(fewer, more):
+                yield Paragraph(_describe_wait(curve.name, name, column, fewer, more), "warning", curve.tags)
 
 
-def _faster(fewer: Cells, more: Cells) -> bool:
-    """Whether throughput rises by what noise does not explain; by the figures alone where there is no interval."""
+def _is_faster(fewer: Cells, more: Cells) -> bool:
+    """Return whether throughput rises beyond noise; by the figures alone if there is no interval."""
     low, high = more["throughput_low"], fewer["throughput_high"]
     return bool(more[THROUGHPUT] > fewer[THROUGHPUT] if low is None or high is None else low > high)
 
 
-def _sentence(curve: str, name: str, column: str, fewer: Cells, more: Cells) -> str:
-    said = f"{curve}: from {fewer['gpus']} to {more['gpus']} devices {name} utilisation rises from"
-    said += f" {units.format_percent(fewer[column])} to {units.format_percent(more[column])}, but throughput does not: from"
-    said += f" {tables.throughput(dict(fewer))} to {tables.throughput(dict(more))} samples/s."
+def _describe_wait(curve: str, name: str, column: str, fewer: Cells, more: Cells) -> str:
+    text = f"{curve}: from {fewer['gpus']} to {more['gpus']} devices {name} utilisation rises from"
+    text += (
+        f" {units.format_percent(fewer[column])} to {units.format_percent(more[column])}, but throughput does not: from"
+    )
+    text += f" {format_throughput(fewer)} to {format_throughput(more)} samples/s."
     power = [row["gpu_power_w_mean"] for row in (fewer, more)]
     if name == "GPU" and None not in power:
-        each = [f"{units.format_number(watts / row['gpus'])} W" for watts, row in zip(power, (fewer, more), strict=True)]
-        said += f" Power of a device: {each[0]}, then {each[1]}."
-    return f"{said} Time in which a backend waits within a kernel or in a loop counts as busy."
+        each = [
+            f"{units.format_number(watts / row['gpus'])} W" for watts, row in zip(power, (fewer, more), strict=True)
+        ]
+        text += f" Power of a device: {each[0]}, then {each[1]}."
+    return f"{text} Time in which a backend waits within a kernel or in a loop counts as busy."
 
 
-MOST_RUNS = 8  # a run has up to seven charts
-MOST_FLAGGED = 5  # so that some stay for the runs that went as they should
-# What a series shows; the first ones are of the clocks themselves.
-FLAGS = ("throttled", "unequal_clocks", "hot_at_start", "foreign_process", "busy_machine")
-
-
-def clocks_section(evidence: Evidence) -> Section | None:
-    """None where no run was monitored, or could have been."""
-    rows = {row["run_id"]: row for row in report_data.detailed(evidence) if row["status"] == "ok"}
-    wanted = _wanted(evidence, rows)
+def clocks_section(report_data: ReportData) -> Section | None:
+    """Return None if no run was monitored, or could have been."""
+    rows = {row["run_id"]: row for row in list_detailed_runs(report_data) if row["status"] == "ok"}
+    wanted = _select_runs(report_data, rows)
     if not wanted:
         return None
-    names = report_data.names(list(rows.values()))
+    names = name_runs(list(rows.values()))
     blocks: list[Block] = []
     missing: dict[str, list[str]] = {}  # reason -> runs
-    told = 0
+    drawn = 0
     for run_id in wanted:
-        if told == MOST_RUNS:
+        if drawn == MAX_MONITORED_RUNS:
             break
-        row, result = rows[run_id], evidence.result(run_id)
+        row, name = rows[run_id], names[run_id]
         try:
-            charts = usage_text.charts(result, evidence.folder(run_id), f"clocks-{told}", names[run_id], tags(row))
-        except usage_text.NoSeries as why:
-            missing.setdefault(str(why), []).append(names[run_id])
+            charts = make_monitor_charts(
+                report_data.result(run_id), report_data.folder(run_id), f"clocks-{drawn}", name, get_tags(row)
+            )
+        except NoSeries as reason:
+            missing.setdefault(str(reason), []).append(name)
             continue
-        told += 1
-        blocks += [Words(_heading(names[run_id], row), tags=tags(row)), *charts]
-    blocks += [Words(f"No series of {_listed(whose)}: {why}.") for why, whose in missing.items()]
-    left = len(wanted) - told - sum(map(len, missing.values()))
+        drawn += 1
+        flags = [format_flag(flag) for flag in to_text(row["flags"]).split() if flag in CLOCK_FLAGS]
+        blocks += [Paragraph(f"{name}: {', '.join(flags)}" if flags else name, tags=get_tags(row)), *charts]
+    blocks += [Paragraph(f"No series of {_join_names(runs)}: {reason}.") for reason, runs in missing.items()]
+    left = len(wanted) - drawn - sum(map(len, missing.values()))
     if left > 0:
-        blocks.append(Words(f"{left} more runs with a flag, or of the most devices of a curve, are not drawn here."))
-    if said := report_data.left_out(evidence):
-        blocks.append(Words(said))
+        text = f"{left} more runs with a flag, or of the most devices of a curve, are not drawn here."
+        blocks.append(Paragraph(text))
+    if text := describe_left_out_runs(report_data):
+        blocks.append(Paragraph(text))
     return Section("clocks", "Clocks, power and processors while a run was measured", blocks, folded=True)
 
 
-def _wanted(evidence: Evidence, rows: dict[str, report_data.Row]) -> list[str]:
-    """Runs with a flag that a series explains, some of them first, and those of the most devices of each curve."""
-    flagged = {run_id: [FLAGS.index(flag) for flag in text(row["flags"]).split() if flag in FLAGS]
+def _select_runs(report_data: ReportData, rows: dict[str, Row]) -> list[str]:
+    """List the runs with a flag that a series explains, some of them first, and the largest run of each curve."""
+    flagged = {run_id: [CLOCK_FLAGS.index(flag) for flag in to_text(row["flags"]).split() if flag in CLOCK_FLAGS]
                for run_id, row in rows.items()}  # fmt: skip
     first = sorted((run_id for run_id in rows if flagged[run_id]), key=lambda run_id: min(flagged[run_id]))
-    largest = [str(curve.rows[-1]["run_id"]) for curve in evidence.curves]
-    some, rest = first[:MOST_FLAGGED], first[MOST_FLAGGED:]
+    largest = [str(curve.rows[-1]["run_id"]) for curve in report_data.curves]
+    some, rest = first[:MAX_FLAGGED_RUNS], first[MAX_FLAGGED_RUNS:]
     return list(dict.fromkeys(run_id for run_id in [*some, *largest, *rest] if run_id in rows))
 
 
-def _heading(name: str, row: report_data.Row) -> str:
-    flags = [flag.replace("_", " ") for flag in text(row["flags"]).split() if flag in FLAGS]
-    return f"{name}: {', '.join(flags)}" if flags else name
+def _join_names(names: list[str], count: int = 5) -> str:
+    more = f" and {len(names) - count} more" if len(names) > count else ""
+    return f"{'; '.join(names[:count])}{more}"
 
 
-def _listed(names: list[str], most: int = 5) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{'; '.join(names[:most])}{more}"
+class NoSeries(Exception):
+    """There is nothing to draw; the message says why."""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    id: str
+    title: str
+    name: str  # in the monitor's series
+    axis: Axis
+
+
+GPU_QUANTITIES = (
+    Quantity("sm-clock", "SM clock", "sm_clock_mhz", Axis("SM clock (MHz)", from_zero=False)),
+    Quantity("memory-clock", "memory clock", "mem_clock_mhz", Axis("memory clock (MHz)", from_zero=False)),
+    Quantity("power", "power", "power_w", Axis("power (W)")),
+    Quantity("temperature", "temperature", "temperature_c", Axis("temperature (degrees C)", from_zero=False)),
+    Quantity("utilisation", "utilisation", "util_share", Axis("share of the time in which a kernel ran", percent=True)),
+)
+TIME_AXIS = Axis("seconds from the start of the measured phase", from_zero=False)
+Lines = tuple[Quantity, dict[str, Points], str]  # what is drawn, its lines by name, the caption
+
+
+def make_monitor_charts(result: Result, folder: Path, chart_id: str, name: str, tags: Tags) -> list[Chart]:
+    """Make charts of a run's monitor series from the first step to the end of the measured phase; if its GPUs were hot
+    at the start, from the monitor's first sample on. Raises NoSeries if there is nothing to draw."""
+    series = _read_series(result, folder)
+    first = next((rank for rank in result.ranks if rank.rank == 0), None)
+    window = measured_window(first)
+    if first is None or window is None:
+        raise NoSeries("its measured phase has no beginning or no end")
+    begin_s = 0.0 if "hot_at_start" in result.flags else first.marks_s.get("warmup", window.begin_s)
+    shown = TimeWindow(begin_s, window.end_s)
+    # The other nodes have their own series, by their own clocks.
+    nodes = f" Of node 0; there are {result.scale.nodes} nodes." if result.scale.nodes > 1 else ""
+    drawn = [*_gpu_lines(series, shown, window.begin_s, result), *_process_lines(series, shown, window.begin_s)]
+    if not drawn:
+        raise NoSeries("its series has nothing of the measured phase")
+    charts = []
+    for quantity, lines, caption in drawn:
+        made = [Series(line, *_split(points), tags=tags) for line, points in lines.items()]
+        chart = Chart(f"{chart_id}-{quantity.id}", f"{quantity.title}: {name}", TIME_AXIS, quantity.axis, made,
+                      caption=caption + nodes)  # fmt: skip
+        charts.append(chart)
+    return charts
+
+
+def _split(points: Points) -> tuple[list[float], list[float]]:
+    return [x for x, _ in points], [y for _, y in points]
+
+
+def _read_series(result: Result, folder: Path) -> MonitorSeries:
+    if result.monitor.file is None:
+        raise NoSeries(result.monitor.reason or "it was not monitored")
+    path = find_run_file(folder, result.monitor.file)
+    if path is None:
+        raise NoSeries(f"there is no {result.monitor.file} in its folder")
+    if path.stat().st_size > MAX_SERIES_BYTES:
+        raise NoSeries(f"{path.name} is too large to be drawn")
+    try:
+        return read_series(path)
+    except Exception as error:  # a file of that name may be anything
+        raise NoSeries(f"{path.name} cannot be read: {' '.join(str(error).split())[:200]}") from error
+
+
+def _gpu_lines(series: MonitorSeries, shown: TimeWindow, zero_s: float, result: Result) -> Iterator[Lines]:
+    for quantity in GPU_QUANTITIES:
+        lines = {}
+        for device in (device for device in result.monitor.devices if not device.node):
+            points = _select_points(series, f"gpu{device.index}", quantity.name, shown)
+            if points:
+                lines[f"GPU {device.index}"] = _shift_and_downsample(points, zero_s)
+        if lines:
+            yield quantity, lines, SAMPLES_NOTE
+
+
+def _process_lines(series: MonitorSeries, shown: TimeWindow, zero_s: float) -> Iterator[Lines]:
+    cores = {"all programs": _compute_rates(_select_points(series, "cpu", "busy_s", shown)),
+             "this run": _compute_rates(_select_points(series, "ours", "cpu_s", shown))}  # fmt: skip
+    if any(cores.values()):
+        limit = next(iter(series.values("cpu", "cores")), None)
+        note = f"Of the {limit:g} cores that the run may use. " if limit is not None else ""
+        quantity = Quantity("cores", "busy processor cores", "", Axis("cores' worth of time"))
+        lines = {name: _shift_and_downsample(points, zero_s) for name, points in cores.items() if points}
+        yield quantity, lines, note + SAMPLES_NOTE
+    ranks = sorted(series.sources("process:"), key=lambda source: (len(source), source))
+    lines = {}
+    for source in ranks[:MAX_PROCESSES]:
+        points = [(at_s, value / GIGA) for at_s, value in _select_points(series, source, "rss_bytes", shown)]
+        if points:
+            lines[f"rank {source.removeprefix('process:')}"] = _shift_and_downsample(points, zero_s)
+    if lines:
+        note = f"{MAX_PROCESSES} of {len(ranks)} ranks. " if len(ranks) > MAX_PROCESSES else ""
+        yield Quantity("memory", "resident memory", "", Axis("resident memory (GB)")), lines, note + SAMPLES_NOTE
+
+
+def _select_points(series: MonitorSeries, source: str, quantity: str, shown: TimeWindow) -> Points:
+    times_s, values = series.times_s(source, quantity, shown), series.values(source, quantity, shown)
+    return list(zip(times_s, values, strict=True))
+
+
+def _compute_rates(counts: Points) -> Points:
+    """Return the growth of a counter per second, at the end of each interval; none where it was reset."""
+    rates = [(b, (y - x) / (b - a)) for (a, x), (b, y) in itertools.pairwise(counts) if b > a]
+    return [(at_s, rate) for at_s, rate in rates if rate >= 0]
+
+
+def _shift_and_downsample(points: Points, zero_s: float) -> Points:
+    return [(at_s - zero_s, value) for at_s, value in downsample(points, MAX_MONITOR_POINTS)]

@@ -124,7 +124,9 @@ def _check_name(dataset: DatasetSpec) -> None:
         raise InputError(
             f"dataset={CUSTOM} has samples of your own: set dataset.builder=MODULE:FUNCTION, which makes them"
         )
-    raise InputError(unknown_name_message("dataset", dataset.name, [*DATASETS, *user_function.plugin_datasets(), CUSTOM]))
+    raise InputError(
+        unknown_name_message("dataset", dataset.name, [*DATASETS, *user_function.plugin_datasets(), CUSTOM])
+    )
 
 
 def _native_shape(config: Config) -> SampleShape:

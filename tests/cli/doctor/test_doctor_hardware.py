@@ -60,7 +60,7 @@ def test_processors_nodes_and_limits() -> None:
     assert found["NUMA node 0"] == "CPUs 0-2, 64 GiB, GPU 0-1"
     assert found["NUMA node 1"] == "CPUs 5"
     assert found["limits"] == "1.5 CPUs' worth of time, 1.5 GiB of memory"
-    assert rows(numa=NODES, cpus_allowed=[0])["NUMA node 1"] == "no CPU of ours"
+    assert rows(numa=NODES, cpus_allowed=[0])["NUMA node 1"] == "no CPU for this process"
     assert "NUMA node 0" not in rows(numa=NODES[:1])
 
 

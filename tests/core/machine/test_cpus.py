@@ -64,6 +64,11 @@ def test_governors_frequencies_sockets_and_threads(root: Path) -> None:
 
 def test_what_the_kernel_does_not_tell_is_none(root: Path) -> None:
     put(root, "sys/devices/system/cpu/cpu0/topology/physical_package_id", "-1\n")  # so say some virtual machines
-    found = processors.cpu_governors([0]), processors.max_frequency_mhz([0]), processors.count_sockets(), processors.has_smt()
+    found = (
+        processors.cpu_governors([0]),
+        processors.max_frequency_mhz([0]),
+        processors.count_sockets(),
+        processors.has_smt(),
+    )
     assert found == (None, None, None, None)
     assert processors.numa_nodes() == []

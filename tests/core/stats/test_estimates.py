@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from scalebench.core.stats import estimates
-from scalebench.core.stats.estimates import Estimate, estimate_throughput, precise_enough, divide_estimates
+from scalebench.core.stats.estimates import Estimate, divide_estimates, estimate_throughput, precise_enough
 
 TRUE_S = 0.01  # seconds per sample in every simulation
 SAMPLES = 50
@@ -122,7 +122,11 @@ def test_interval_of_equal_batches_is_the_textbook_one() -> None:
 
 
 def test_neighbours_that_resemble_each_other_widen_an_interval() -> None:
-    assert estimates.autocorrelation_inflation([1.0, 2.0]) == estimates.autocorrelation_inflation([1.0, 3.0, 1.0, 3.0]) == 1
+    assert (
+        estimates.autocorrelation_inflation([1.0, 2.0])
+        == estimates.autocorrelation_inflation([1.0, 3.0, 1.0, 3.0])
+        == 1
+    )
     # Of an autoregressive series of 0.5 the mean varies three times as much as of an independent one.
     runs = autoregressive_s(200, 4096, phi=0.5, spread=0.1, seed=9)
     assert np.mean([estimates.autocorrelation_inflation(run) for run in runs]) == pytest.approx(3, rel=0.02)
@@ -189,7 +193,9 @@ def test_missing_limits_are_infinite_not_negative() -> None:
     assert wild is not None and wild.high == wild.relative_half_width() == math.inf and wild.low > 0
     exact = Estimate(1.0, 1.0, 1.0)
     assert divide_estimates(wild, exact).high == math.inf and divide_estimates(exact, wild).low == 0
-    assert estimates.sum_estimates([wild, exact]).high == math.inf and estimates.scale_estimate(wild, 2).high == math.inf
+    assert (
+        estimates.sum_estimates([wild, exact]).high == math.inf and estimates.scale_estimate(wild, 2).high == math.inf
+    )
     assert Estimate(0.0, -1.0, 1.0).relative_half_width() == math.inf
     assert divide_estimates(Estimate(1.0, 0.0, 1.0), exact).low == 0
     unknown = Estimate(1.0, 1e-300, 1e300)

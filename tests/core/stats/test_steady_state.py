@@ -135,7 +135,9 @@ def test_blocks_that_are_still_warm_up_do_not_count() -> None:
     assert len(throughput.count_blocks(few.ranks, 0.01).seconds) == 20, "of what would be left nothing could be said"
     assert throughput.find_drift(few, 0.01) == ["drifts"]
     late = record(ranks=[rank(0, [0.2] * 20 + [0.1] * 44)])
-    assert len(throughput.count_blocks(late.ranks, 0.01).seconds) == 64, "that is no warm-up, but a machine that changed"
+    assert len(throughput.count_blocks(late.ranks, 0.01).seconds) == 64, (
+        "that is no warm-up, but a machine that changed"
+    )
     assert throughput.find_drift(late, 0.01) == ["drifts"]
     assert "warmup_left" not in throughput.evaluate_blocks(late).flags
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,11 +13,12 @@ from typing import Any
 import pytest
 
 import scalebench
-from scalebench.report.document import Axis, Cell, Chart, Code, Row, Section, Series, Table, Words
+from scalebench.report.document import Axis, Cell, Chart, Code, Paragraph, Row, Section, Series, Table
 from scalebench.report.html.page import write
-from scalebench.report.report_data import Evidence, gather
+from scalebench.report.html.render import dump_json
+from scalebench.report.report_data import ReportData, load_report_data
 from tests.builders import sweeps
-from tests.report.builders import sections
+from tests.report.html.made_up import sections
 
 NASTY = (
     "\"'><img src=x onerror=alert(1)></script></style></pre><script>window.ran=1</script> javascript:alert(1) "
@@ -40,9 +42,9 @@ class Tags(HTMLParser):
 
 
 @pytest.fixture
-def evidence(tmp_path: Path) -> Evidence:
+def evidence(tmp_path: Path) -> ReportData:
     sweeps.sweep(tmp_path / "sweep", gpus=(1, 2))
-    return gather([tmp_path / "sweep"])
+    return load_report_data([tmp_path / "sweep"])
 
 
 def nasty_sections(text: str = NASTY) -> list[Section]:
@@ -52,10 +54,10 @@ def nasty_sections(text: str = NASTY) -> list[Section]:
     chart = Chart("c", text, Axis(text), Axis(text), [series], "bars", text)
     cells = [Row([Cell(text, text, text)], tags), Row([Cell("b")], {"strategy": "b"})]
     table = Table("t", text, [text], cells, caption=text)
-    return [Section("s", text, [chart, table, Words(text, tags=tags), Code(text, "log", text, tags)])]
+    return [Section("s", text, [chart, table, Paragraph(text, tags=tags), Code(text, "log", text, tags)])]
 
 
-def test_a_page_asks_nobody_for_anything(evidence: Evidence, tmp_path: Path) -> None:
+def test_a_page_asks_nobody_for_anything(evidence: ReportData, tmp_path: Path) -> None:
     page = write(evidence, tmp_path / "report.html", sections(evidence.frame))
     text = page.read_text(encoding="utf-8")
     tags = Tags(text)
@@ -70,7 +72,7 @@ def test_a_page_asks_nobody_for_anything(evidence: Evidence, tmp_path: Path) -> 
     assert hashes == digests and len(hashes) == 2
 
 
-def test_everything_from_a_result_is_text(evidence: Evidence, tmp_path: Path) -> None:
+def test_everything_from_a_result_is_text(evidence: ReportData, tmp_path: Path) -> None:
     plain, nasty = (write(evidence, tmp_path / name, nasty_sections()) for name in ("a.html", "b.html"))
     tags = Tags(nasty.read_text(encoding="utf-8"))
     assert plain.read_bytes() == nasty.read_bytes()
@@ -79,7 +81,9 @@ def test_everything_from_a_result_is_text(evidence: Evidence, tmp_path: Path) ->
     assert [str(a["href"])[:2] for a in tags.all("a") if not str(a["href"]).startswith("#")] == ["./"]
 
 
-def test_options_of_filters_are_there_once_and_only_where_there_is_a_choice(evidence: Evidence, tmp_path: Path) -> None:
+def test_options_of_filters_are_there_once_and_only_where_there_is_a_choice(
+    evidence: ReportData, tmp_path: Path
+) -> None:
     tags = Tags(write(evidence, tmp_path / "report.html", sections(evidence.frame)).read_text(encoding="utf-8"))
     boxes = [(box["name"], box["value"]) for box in tags.all("input")]
     assert boxes == [("strategy", name) for name in ("bare_torch", "ddp_gloo", "horovod_gloo")] + [
@@ -88,7 +92,7 @@ def test_options_of_filters_are_there_once_and_only_where_there_is_a_choice(evid
     ]
 
 
-def test_figures_of_the_tables_are_the_frames(evidence: Evidence, tmp_path: Path) -> None:
+def test_figures_of_the_tables_are_the_frames(evidence: ReportData, tmp_path: Path) -> None:
     page = write(evidence, tmp_path / "report.html", sections(evidence.frame))
     values = [
         float(x) for x in re.findall(r'<td class="right" data-value="([\d.]+)"', page.read_text(encoding="utf-8"))
@@ -97,20 +101,20 @@ def test_figures_of_the_tables_are_the_frames(evidence: Evidence, tmp_path: Path
     assert set(map(float, frame["throughput_samples_per_s"])) <= set(values)
 
 
-def test_words_without_a_chart_need_no_plotly(evidence: Evidence, tmp_path: Path) -> None:
-    page = write(evidence, tmp_path / "report.html", [Section("s", "S", [Words("nothing more")])])
+def test_words_without_a_chart_need_no_plotly(evidence: ReportData, tmp_path: Path) -> None:
+    page = write(evidence, tmp_path / "report.html", [Section("s", "S", [Paragraph("nothing more")])])
     assert page.stat().st_size < 100_000
 
 
 def test_only_failed_runs_and_files_that_nobody_can_read(tmp_path: Path) -> None:
     sweeps.write(tmp_path / "sweep", [sweeps.failed(reason=NASTY)])
-    evidence = gather([tmp_path / "sweep"])
+    evidence = load_report_data([tmp_path / "sweep"])
     evidence.unreadable.append((tmp_path / "x", "half a file"))
     text = write(evidence, tmp_path / "report.html").read_text(encoding="utf-8")
     assert "<b>1</b> failed" in text and "<b>1</b> not readable" in text and "<img" not in text
 
 
-def test_a_page_is_replaced_as_a_whole(evidence: Evidence, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_is_replaced_as_a_whole(evidence: ReportData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "new" / "report.html"
     write(evidence, page, [])
     before = page.read_bytes()
@@ -125,14 +129,28 @@ def test_a_page_is_replaced_as_a_whole(evidence: Evidence, tmp_path: Path, monke
     assert page.read_bytes() == before and list(page.parent.iterdir()) == [page]
 
 
-def test_a_chart_of_many_points_shows_some_in_its_table(evidence: Evidence, tmp_path: Path) -> None:
+def test_a_chart_of_many_points_shows_some_in_its_table(evidence: ReportData, tmp_path: Path) -> None:
     long = Chart("c", "C", Axis("s"), Axis("MHz"), [Series("a", list(map(float, range(1000))), [1.0] * 1000)])
     text = write(evidence, tmp_path / "report.html", [Section("s", "S", [long])]).read_text(encoding="utf-8")
     assert "1 point of 3" in text and text.count("<tr><td>") == 334
 
 
-def test_links_lead_to_the_runs_wherever_the_page_is(evidence: Evidence, tmp_path: Path) -> None:
+def test_links_lead_to_the_runs_wherever_the_page_is(evidence: ReportData, tmp_path: Path) -> None:
     linked = [Section("s", "S", [Table("t", "T", ["run"], [Row([Cell("0", link="0/result.json")])])])]
     for page in (tmp_path / "sweep" / "report.html", tmp_path / "elsewhere" / "deep" / "report.html"):
         (link,) = re.findall(r'<td><a href="([^"]+)"', write(evidence, page, linked).read_text(encoding="utf-8"))
         assert (page.parent / link).resolve() == (tmp_path / "sweep" / "0" / "result.json").resolve()
+
+
+SCRIPT_ENDS = "</script><script>alert(1)</script><!-- &amp; \u2028 \u2029 ü \ud800"
+
+
+def test_json_in_a_script_has_no_sign_that_html_knows_and_reads_back() -> None:
+    text = dump_json({"name": SCRIPT_ENDS, "y": [None, 0.5]})
+    assert not set("<>&\u2028\u2029") & set(text)
+    assert json.loads(text) == {"name": SCRIPT_ENDS, "y": [None, 0.5]}
+
+
+def test_what_is_no_number_is_no_json() -> None:
+    with pytest.raises(ValueError):
+        dump_json([float("nan")])

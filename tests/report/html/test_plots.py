@@ -1,22 +1,25 @@
-"""Charts as figures of plotly: the frame's figures, bands, gaps, axes."""
+"""Charts as figures of plotly, and their line styles and colours."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import re
 from typing import Any
 
 import plotly.graph_objects as go
 import pytest
 
 from scalebench.report.document import Axis, Chart, Series
-from scalebench.report.html.plots import Looks, figure
+from scalebench.report.html.page import read_asset
+from scalebench.report.html.plots import COLOUR_COUNT, ChartStyles, make_figure
 
 
 def drawn(*series: Series, **changes: Any) -> dict[str, Any]:
     """The figure of one chart, which plotly's own checks have seen."""
     chart = Chart("c", "C", Axis("devices"), Axis("speedup"), series)
     chart = dataclasses.replace(chart, **changes)
-    made = figure(chart, Looks([chart]).of(chart))
+    made = make_figure(chart, ChartStyles([chart]).of(chart))
     go.Figure(made)
     return made
 
@@ -111,3 +114,109 @@ def test_names_notes_and_titles_are_text() -> None:
 def test_infinity_and_nan_are_not_drawn() -> None:
     (line,) = role(drawn(Series("a", [1, 2, 3], [float("nan"), float("inf"), 0.1234567891234])), "line")
     assert line["y"] == [None, None, 0.123456789]
+
+
+def chart(*names: str, tagged: bool = True) -> Chart:
+    series = [Series(name, [1], [1], tags={"strategy": name} if tagged else {}) for name in names]
+    return Chart("c", "C", Axis("x"), Axis("y"), series)
+
+
+def test_a_strategy_keeps_its_look_over_all_charts() -> None:
+    first, second = chart("a", "b", "c"), chart("c", "a")
+    looks = ChartStyles([first, second])
+    a, b, c = looks.of(first)
+    assert list(looks.of(second)) == [c, a]
+    assert len({a.slot, b.slot, c.slot}) == len({a.dash, b.dash, c.dash}) == len({a.symbol, b.symbol, c.symbol}) == 3
+
+
+def test_lines_of_one_strategy_share_a_colour_and_nothing_else() -> None:
+    twice = chart("a", "a", "b")
+    one, two, _ = ChartStyles([twice]).of(twice)
+    assert one.slot == two.slot and one.dash != two.dash and one.symbol != two.symbol and one.pattern != two.pattern
+
+
+def test_more_strategies_than_colours_can_be_told_apart() -> None:
+    many = chart(*map(str, range(24)))
+    looks = ChartStyles([many]).of(many)
+    assert {look.slot for look in looks} == set(range(COLOUR_COUNT))
+    assert len({(look.slot, look.dash, look.symbol) for look in looks}) == 24
+    assert len({(look.slot, look.pattern) for look in looks}) == 24
+
+
+def test_parts_of_one_strategy_have_colours_of_their_own() -> None:
+    parts = [Series(name, [1], [1], tags={"strategy": "a"}) for name in ("forward", "backward")]
+    for kind in ("lines", "bars"):
+        one = dataclasses.replace(chart(), series=parts, kind=kind)
+        assert [look.slot for look in ChartStyles([chart("a", "b"), one]).of(one)] == [0, 1]
+    other = Series("forward", [1], [1], tags={"strategy": "b"})
+    stack = dataclasses.replace(chart(), series=[*parts, other], kind="stacked")
+    assert [look.slot for look in ChartStyles([stack]).of(stack)] == [0, 1, 0]
+
+
+def test_parts_have_colours_of_their_own_and_the_ideal_line_none() -> None:
+    lines, parts = chart("a", "b"), chart("data", "transfer", tagged=False)
+    ideal = Chart("i", "I", Axis("x"), Axis("y"), [Series("ideal", [1], [1], style="ideal"), *lines.series])
+    looks = ChartStyles([ideal, parts])
+    assert [look.slot for look in looks.of(ideal)] == [None, 0, 1]
+    assert [look.slot for look in looks.of(parts)] == [0, 1]
+
+
+TEXT = [
+    *(("ink", ground) for ground in ("paper", "card", "accent-soft")),
+    *(("muted", ground) for ground in ("paper", "card", "accent-soft")),
+    *(("accent", ground) for ground in ("paper", "card", "accent-soft")),
+    *(("good", "card"), ("bad", "card"), ("warn", "warn-soft")),
+]
+DARK = r':root\[data-theme="dark"\] {(.*?)}'
+# What people without cones for green see: Machado, Oliveira, Fernandes 2009, deuteranomaly of severity 1.
+WITHOUT_GREEN = ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881))
+
+
+def linear(colour: str) -> list[float]:
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    return [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+
+
+def luminance(colour: str) -> float:
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear(colour), strict=True))
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG 2.2, 1.4.3."""
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.fixture(params=["light", "dark"])
+def theme(request: pytest.FixtureRequest) -> dict[str, str]:
+    text = read_asset("page.css")
+    found = re.search(r":root {(.*?)}" if request.param == "light" else DARK, text, flags=re.DOTALL)
+    assert found
+    return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", found[1]))
+
+
+def test_the_measure_itself() -> None:
+    assert contrast("#000000", "#ffffff") == pytest.approx(21) and contrast("#777777", "#ffffff") < 4.5
+
+
+def test_text_can_be_read(theme: dict[str, str]) -> None:
+    low = {pair: contrast(theme[pair[0]], theme[pair[1]]) for pair in TEXT}
+    assert {pair: round(value, 2) for pair, value in low.items() if value < 4.5} == {}
+
+
+def test_lines_can_be_seen(theme: dict[str, str]) -> None:
+    found = {f"c{number}": contrast(theme[f"c{number}"], theme["card"]) for number in range(COLOUR_COUNT)}
+    assert {name: round(value, 2) for name, value in found.items() if value < 3} == {}
+
+
+def test_no_two_colours_are_one_to_those_who_do_not_see_green(theme: dict[str, str]) -> None:
+    seen = {}
+    for number in range(COLOUR_COUNT):
+        colour = linear(theme[f"c{number}"])
+        mixed = [sum(a * b for a, b in zip(line, colour, strict=True)) for line in WITHOUT_GREEN]
+        seen[number] = [max(0.0, part) ** (1 / 2.2) for part in mixed]
+    apart = {
+        pair: sum((a - b) ** 2 for a, b in zip(seen[pair[0]], seen[pair[1]], strict=True)) ** 0.5
+        for pair in itertools.combinations(range(COLOUR_COUNT), 2)
+    }
+    assert {pair: round(value, 2) for pair, value in apart.items() if value < 0.1} == {}

@@ -87,9 +87,7 @@ def test_nobody_is_asked_where_nothing_was_submitted(tmp_path: Path) -> None:
 def test_without_an_answer_nothing_is_submitted_twice(tmp_path: Path) -> None:
     scheduler = Scheduler(deaf={"squeue"})
     (folder,) = killed(tmp_path, [runs()], scheduler)
-    with pytest.raises(
-        InputError, match=rf"it is unknown whether job 101 of {folder} still runs \(squeue: .*\); try"
-    ):
+    with pytest.raises(InputError, match=rf"it is unknown whether job 101 of {folder} still runs \(squeue: .*\); try"):
         find(tmp_path, scheduler)
 
 

@@ -193,7 +193,9 @@ def test_exchange_is_switched_while_fit_runs(
 ) -> None:
     """Between two updates, any number of times, and each way is traced once, by each of two replicas."""
     fit, traced, apart, step = None, [], [], FitModel.train_step
-    monkeypatch.setattr(FitModel, "train_step", lambda model, data: traced.append(fit.syncs_gradients) or step(model, data))
+    monkeypatch.setattr(
+        FitModel, "train_step", lambda model, data: traced.append(fit.syncs_gradients) or step(model, data)
+    )
     fit = strategy(*MIRRORED, FIT, "train.optimizer=sgd", "train.learning_rate=0.1")
     plan = iter([True, False, True, True, False, False, True, False, True])
 

@@ -57,7 +57,10 @@ def test_each_piece_runs_to_its_end_and_no_further(strategy: Any, source: Callab
         assert calls["Conv2D"] + calls["FusedConv2D"] == CONVOLUTIONS * STRATEGIES[name]
         assert calls["Conv2DBackpropFilter"] == CONVOLUTIONS * STRATEGIES[name] * back
         assert calls["CollectiveReduceV2"] == calls["AddN"] == calls["AssignSubVariableOp"] == 0
-    assert [function.experimental_get_tracing_count() for function in one._per_device_step._functions.values()] == [1, 1]
+    assert [function.experimental_get_tracing_count() for function in one._per_device_step._functions.values()] == [
+        1,
+        1,
+    ]
     for now, then in zip(weights(one), before, strict=True):
         np.testing.assert_array_equal(now, then)
     if name in ONE_COPY:
@@ -96,7 +99,9 @@ def test_the_slow_device_is_seen(strategy: Any, monkeypatch: pytest.MonkeyPatch,
         spans = slice(0, cut), slice(cut, None)
         vars(one).pop("_per_device_step", None)
         if name == "mirrored":
-            parts = [batches.copy_to_device((inputs[of], targets[of]), on) for of, on in zip(spans, DEVICES, strict=True)]
+            parts = [
+                batches.copy_to_device((inputs[of], targets[of]), on) for of, on in zip(spans, DEVICES, strict=True)
+            ]
             batch = batches.TfBatch(tuple(parts), 450, tf.constant(450.0))
         else:
             monkeypatch.setattr(one, "_slice", lambda whole, spans=spans: [whole[of] for of in spans])

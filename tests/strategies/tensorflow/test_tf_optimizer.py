@@ -106,7 +106,9 @@ def test_the_learning_rate_of_one_that_scales_the_loss() -> None:
 def test_losses_are_per_sample() -> None:
     rng = np.random.default_rng(0)
     outputs, targets = rng.normal(size=(5, 3)).astype(np.float32), rng.normal(size=(5, 3)).astype(np.float32)
-    np.testing.assert_allclose(training.loss_function("mse")(outputs, targets), np.square(outputs - targets).mean(1), rtol=1e-6)
+    np.testing.assert_allclose(
+        training.loss_function("mse")(outputs, targets), np.square(outputs - targets).mean(1), rtol=1e-6
+    )
     labels = np.array([0, 2, 1, 1, 0])
     wanted = np.log(np.exp(outputs).sum(1)) - outputs[np.arange(5), labels]
     np.testing.assert_allclose(training.loss_function("cross_entropy")(outputs, labels), wanted, rtol=1e-5)

@@ -51,7 +51,9 @@ def test_of_update(compute_dtype: str, data_format: str, gpu: Callable[[tuple[in
     function = traced(compute_dtype, data_format)
     assert observed.precision_and_layout(function, "/CPU:0", fixed_layout=False) == wanted
     assert observed.precision_and_layout(function, GPU, fixed_layout=True)["data_format"] == data_format
-    assert "data_format" not in observed.precision_and_layout(function, GPU, fixed_layout=False)  # TensorFlow may have turned it
+    assert "data_format" not in observed.precision_and_layout(
+        function, GPU, fixed_layout=False
+    )  # TensorFlow may have turned it
 
 
 def test_of_curves_there_is_no_layout() -> None:

@@ -38,7 +38,9 @@ def space(begun_ns: int = BEGUN_NS, from_ns: int = 0) -> bytes:
 
 def test_lines_with_their_operations() -> None:
     found = [
-        (line.name, line.device, event.name, event.operation) for line in profiling.parse_xspace(space()) for event in line.events
+        (line.name, line.device, event.name, event.operation)
+        for line in profiling.parse_xspace(space())
+        for event in line.events
     ]
     assert found == [
         ("tf_Compute/1", "cpu", "call/a:AddN", "call/a:AddN"),

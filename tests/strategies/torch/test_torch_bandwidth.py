@@ -24,7 +24,9 @@ class Named(TorchGroup):
         return values
 
 
-def here(rank: int, ranks: int = 3, kind: str = "cpu", backend: str = "gloo", nodes: tuple[int, ...] = ()) -> TransferRank:
+def here(
+    rank: int, ranks: int = 3, kind: str = "cpu", backend: str = "gloo", nodes: tuple[int, ...] = ()
+) -> TransferRank:
     spec = spec_of("ddp_gloo", ranks)
     spec.device = kind
     for place, node in zip(spec.places, nodes, strict=False):

@@ -260,7 +260,10 @@ def test_faults_in_training(strategy: Any, source: Callable[..., Source], name: 
 def test_faults_of_others_are_their_own() -> None:
     with pytest.raises(RuntimeError, match=r"^connection closed$"), attribute_errors_to_user(ModelSpec(torch="a:b")):
         raise RuntimeError("connection closed")
-    with pytest.raises(InputError, match=r"^a mistake$"), attribute_errors_to_user(ModelSpec(torch="a:b"), anywhere=True):
+    with (
+        pytest.raises(InputError, match=r"^a mistake$"),
+        attribute_errors_to_user(ModelSpec(torch="a:b"), anywhere=True),
+    ):
         raise InputError("a mistake")
     with pytest.raises(PluginError, match="a:b"), attribute_errors_to_user(ModelSpec(torch="a:b"), anywhere=True):
         raise RuntimeError("connection closed")

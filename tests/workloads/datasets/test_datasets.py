@@ -192,7 +192,9 @@ def fill(tmp_path: Path, model: dict[str, Any], name: str, **dataset: Any) -> Mo
     """Return a user's model, filled from the samples of that dataset."""
     (tmp_path / "mine.py").write_text("def build(): ...\n")
     own = ModelSpec(**{"name": "custom", "torch": "mine:build", "loss": "auto", "metric": "auto", **model})
-    return datasets.fill_from_samples(Config(model=user_code.identify_model(own), dataset=DatasetSpec(name, **dataset))).model
+    return datasets.fill_from_samples(
+        Config(model=user_code.identify_model(own), dataset=DatasetSpec(name, **dataset))
+    ).model
 
 
 NATIVE_SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[list[int], list[int], int]]] = {

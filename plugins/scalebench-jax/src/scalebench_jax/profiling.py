@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from scalebench.plugin_api import ProfiledOperation, Profile
+from scalebench.plugin_api import Profile, ProfiledOperation
 from scalebench_jax.evidence import NCCL
 from scalebench_jax.xplane import Event, Line, Recording
 

@@ -54,14 +54,14 @@ def main(options: argparse.Namespace) -> int:
     return 0
 
 
-def list_machine_rows(here: Machine) -> list[machine_text.Row]:
+def list_machine_rows(here: Machine) -> list[machine_text.FactRow]:
     """List the machine's facts, and the command that compares the connections of its GPUs."""
-    return [*machine_text.facts(here), *machine_text.pairs(here), *machine_text.comparing(here)]
+    return [*machine_text.list_facts(here), *machine_text.list_gpu_pairs(here), *machine_text.suggest_comparison(here)]
 
 
 def make_link_table(here: Machine) -> Table | None:
     """Return the matrix of connections between GPUs; None where it is unknown."""
-    matrix = machine_text.links(here)
+    matrix = machine_text.make_link_matrix(here)
     if matrix is None:
         return None
     table = Table("links", *(f"GPU {number}" for number in range(len(matrix))), box=box.SIMPLE_HEAD)

@@ -148,7 +148,7 @@ def check_node(hardware: HardwareSpec, here: Machine, in_job: bool = False) -> l
     memory, actual = hardware.memory_bytes, here.memory_bytes
     results.append(check_value("memory_bytes", format_size(memory), format_size(actual), is_near(memory, actual)))
     return [
-        *found,
+        *results,
         *(line for line in (_check_interface(hardware), _check_node_copy_folder(hardware)) if line.expected != "null"),
     ]
 

@@ -2,13 +2,13 @@
 
 const NARROW = 560; // pixels
 const CONFIG = { displayModeBar: false, responsive: true, doubleClick: "reset" };
-const AHEAD = "600px"; // of the window, where drawing begins
+const AHEAD = "600px"; // distance from the window at which drawing begins
 const near = new Set();
 const waiting = new Set();
 const whenIdle = window.requestIdleCallback || ((task) => setTimeout(task, 1));
 let plots = [];
 
-function colours() {
+function readColours() {
   const style = getComputedStyle(document.documentElement);
   const read = (name) => style.getPropertyValue(name).trim();
   return {
@@ -21,8 +21,8 @@ function faded(colour, share) {
   return colour + Math.round(share * 255).toString(16).padStart(2, "0");
 }
 
-// Points that have tags of their own: without those that are filtered out.
-function chosen(trace) {
+// Removes the points that are filtered out, if points have tags of their own.
+function removeHiddenPoints(trace) {
   const { points } = trace.meta;
   if (!points) {
     return trace;
@@ -37,19 +37,19 @@ function chosen(trace) {
   return trace;
 }
 
-// Of an axis of words, those that a bar stands at.
-function categories(figure) {
+// The categories of a text axis that have a bar.
+function shownCategories(figure) {
   const { categoryarray } = figure.layout.xaxis;
   if (!categoryarray || !figure.data.some((trace) => trace.meta.points)) {
     return {};
   }
-  const there = new Set(figure.data.flatMap((trace) => trace.x));
-  return { categoryarray: categoryarray.filter((name) => there.has(name)) };
+  const present = new Set(figure.data.flatMap((trace) => trace.x));
+  return { categoryarray: categoryarray.filter((name) => present.has(name)) };
 }
 
-function dressed(trace, look) {
+function setColours(trace, palette) {
   const { slot, role, tags } = trace.meta;
-  const colour = slot === null ? look.ideal : look.slots[slot];
+  const colour = slot === null ? palette.ideal : palette.slots[slot];
   trace.visible = isShown(tags);
   if (role === "band") {
     trace.fillcolor = faded(colour, 0.18);
@@ -57,48 +57,48 @@ function dressed(trace, look) {
   }
   trace.marker = { ...trace.marker, color: colour };
   if (role === "bar") {
-    trace.marker.line = { color: look.paper, width: 1 };
-    trace.marker.pattern = trace.marker.pattern && { ...trace.marker.pattern, fgcolor: look.paper };
+    trace.marker.line = { color: palette.paper, width: 1 };
+    trace.marker.pattern = trace.marker.pattern && { ...trace.marker.pattern, fgcolor: palette.paper };
   } else if (trace.line) {
     trace.line.color = colour;
   }
   if (trace.error_y) {
-    trace.error_y.color = role === "bar" ? look.ink : colour;
+    trace.error_y.color = role === "bar" ? palette.ink : colour;
   }
   return trace;
 }
 
-// Lines of the legend: plotly gives each entry the width of the longest.
+// The number of lines of the legend: plotly gives each entry the width of the longest.
 function legendLines(data, width) {
   const names = data.filter((trace) => trace.visible && trace.showlegend !== false).map((trace) => trace.name.length);
   const across = Math.max(1, Math.floor((width - 30) / (Math.max(0, ...names) * 7 + 50)));
   return Math.ceil(names.length / across);
 }
 
-// Room for names below the bars, which plotly slants where they are too long to stand beside each other.
+// Room for the names below the bars, which plotly slants if they are too long.
 function slantedHeight(axis, width) {
   const names = (axis.categoryarray || []).map((name) => String(name).length);
   const longest = Math.max(0, ...names);
   return longest * 7 * names.length > width - 60 ? Math.min(5 * longest, 140) : 0;
 }
 
-function layoutOf(figure, look, width) {
-  const axis = (given) => ({
-    gridcolor: look.grid, linecolor: look.grid, zerolinecolor: look.zero, automargin: true, ...given,
-    title: { ...given.title, font: { size: 13 }, standoff: 8 },
+function layoutOf(figure, palette, width) {
+  const axis = (options) => ({
+    gridcolor: palette.grid, linecolor: palette.grid, zerolinecolor: palette.zero, automargin: true, ...options,
+    title: { ...options.title, font: { size: 13 }, standoff: 8 },
   });
   const below = 20 * legendLines(figure.data, width) + slantedHeight(figure.layout.xaxis, width);
   return {
     ...figure.layout,
     xaxis: axis({ showgrid: figure.layout.xaxis.type !== "category", ...figure.layout.xaxis }),
     yaxis: axis(figure.layout.yaxis),
-    font: { family: "system-ui, sans-serif", size: 12, color: look.ink },
-    paper_bgcolor: look.paper, plot_bgcolor: look.paper,
+    font: { family: "system-ui, sans-serif", size: 12, color: palette.ink },
+    paper_bgcolor: palette.paper, plot_bgcolor: palette.paper,
     margin: { l: 48, r: 12, t: 12, b: 40 },
     height: Math.min(330 + below, 900), width,
     showlegend: true,
     legend: { orientation: "h", xref: "container", x: 0, xanchor: "left", yref: "container", y: 0, yanchor: "bottom" },
-    hoverlabel: { align: "left", bgcolor: look.paper, font: { color: look.ink, size: 12 }, bordercolor: look.zero },
+    hoverlabel: { align: "left", bgcolor: palette.paper, font: { color: palette.ink, size: 12 }, bordercolor: palette.zero },
     dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom", // a finger scrolls the page
     bargap: 0.25,
   };
@@ -106,15 +106,15 @@ function layoutOf(figure, look, width) {
 
 function drawChart(plot) {
   const figure = JSON.parse(plot.nextElementSibling.textContent);
-  const look = colours();
-  figure.data.forEach((trace) => dressed(chosen(trace), look));
-  Object.assign(figure.layout.xaxis, categories(figure));
+  const palette = readColours();
+  figure.data.forEach((trace) => setColours(removeHiddenPoints(trace), palette));
+  Object.assign(figure.layout.xaxis, shownCategories(figure));
   const width = plot.clientWidth;
-  Plotly.react(plot, figure.data, layoutOf(figure, look, width), CONFIG);
+  Plotly.react(plot, figure.data, layoutOf(figure, palette, width), CONFIG);
   plot.dataset.drawn = "";
 }
 
-// Those out of sight are drawn anew when they come back.
+// Charts outside the window are drawn again when they come back.
 function refreshCharts() {
   for (const plot of plots) {
     delete plot.dataset.drawn;
@@ -124,7 +124,7 @@ function refreshCharts() {
   }
 }
 
-// One at a time, between two frames, so that the page scrolls smoothly meanwhile.
+// Draws one chart at a time, between two frames, so that the page scrolls smoothly.
 function drawNext() {
   const [plot] = waiting;
   if (!plot) {
@@ -137,7 +137,7 @@ function drawNext() {
   whenIdle(drawNext, { timeout: 200 });
 }
 
-function moved(entries) {
+function visibilityChanged(entries) {
   const idle = waiting.size === 0;
   for (const { target, isIntersecting } of entries) {
     if (isIntersecting) {
@@ -154,7 +154,7 @@ function moved(entries) {
 
 function watchCharts() {
   plots = [...document.querySelectorAll(".plot")];
-  const watcher = new IntersectionObserver(moved, { rootMargin: AHEAD });
+  const watcher = new IntersectionObserver(visibilityChanged, { rootMargin: AHEAD });
   plots.forEach((plot) => watcher.observe(plot));
   let width = innerWidth;
   addEventListener("resize", () => {
@@ -165,9 +165,9 @@ function watchCharts() {
   });
 }
 
-// Paper is white, and has all of them, also in sections that are folded.
+// Paper is white, and shows all charts, also in folded sections.
 function beforePrint() {
-  document.querySelectorAll("details.fold").forEach((one) => { one.open = true; });
+  document.querySelectorAll("details.fold").forEach((fold) => { fold.open = true; });
   document.documentElement.dataset.screen = theme();
   setTheme("light");
   plots.filter((plot) => plot.clientWidth > 0).forEach(drawChart);

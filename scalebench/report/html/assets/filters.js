@@ -1,9 +1,9 @@
-// Filters: what is unchecked is hidden, in tables, words and charts alike. The address keeps it: a link shares the view.
+// Filters: what is unchecked is hidden in tables, paragraphs and charts. The address keeps it, so a link shares the view.
 
 const DIMENSIONS = ["model", "strategy", "hardware"];
 const hidden = Object.fromEntries(DIMENSIONS.map((name) => [name, new Set()]));
 
-// A thing without a tag is of all of them.
+// Without a tag, something is always shown.
 function isShown(tags) {
   return DIMENSIONS.every((name) => !tags[name] || !hidden[name].has(tags[name]));
 }
@@ -12,12 +12,12 @@ function boxes(name) {
   return [...document.querySelectorAll(`#filters fieldset[data-filter="${name}"] input`)];
 }
 
-// "#scaling&hide.strategy=ddp_gloo": the place in the page, and what is not shown of each dimension.
+// "#scaling&hide.strategy=ddp_gloo": the place in the page, and the hidden values of each dimension.
 function readAddress() {
   const [place, ...rest] = location.hash.slice(1).split("&");
-  const given = new URLSearchParams(rest.join("&"));
+  const options = new URLSearchParams(rest.join("&"));
   for (const name of DIMENSIONS) {
-    const values = new Set(given.getAll(`hide.${name}`));
+    const values = new Set(options.getAll(`hide.${name}`));
     boxes(name).forEach((box) => { box.checked = !values.has(box.value); });
   }
   return place;
@@ -40,19 +40,19 @@ function applyFilters() {
   for (const name of DIMENSIONS) {
     hidden[name] = new Set(boxes(name).filter((box) => !box.checked).map((box) => box.value));
   }
-  document.querySelectorAll("[data-tagged]").forEach((one) => { one.hidden = !isShown(one.dataset); });
+  document.querySelectorAll("[data-tagged]").forEach((block) => { block.hidden = !isShown(block.dataset); });
   for (const table of document.querySelectorAll(".table")) {
     const rows = [...table.querySelectorAll("tbody tr")];
     table.querySelector(".empty").hidden = rows.length === 0 || rows.some((row) => !row.hidden);
   }
   refreshCharts();
-  tellShown();
+  countShown();
 }
 
-function tellShown() {
+function countShown() {
   const rows = [...document.querySelectorAll(".table tbody tr")];
   const curves = [...document.querySelectorAll(".figures tbody")];
-  const count = (all) => `${all.filter((one) => !one.hidden).length} of ${all.length}`;
+  const count = (all) => `${all.filter((row) => !row.hidden).length} of ${all.length}`;
   const parts = [];
   if (rows.length) parts.push(`${count(rows)} rows shown`);
   if (curves.length) parts.push(`${count(curves)} curves and bars`);
@@ -77,6 +77,6 @@ function watchFilters() {
   panel.hidden = false;
   panel.addEventListener("change", filtersChanged);
   panel.addEventListener("submit", (event) => event.preventDefault());
-  panel.querySelectorAll("[data-all]").forEach((one) => one.addEventListener("click", () => checkAll(one.dataset.all, true)));
-  panel.querySelectorAll("[data-none]").forEach((one) => one.addEventListener("click", () => checkAll(one.dataset.none, false)));
+  panel.querySelectorAll("[data-all]").forEach((button) => button.addEventListener("click", () => checkAll(button.dataset.all, true)));
+  panel.querySelectorAll("[data-none]").forEach((button) => button.addEventListener("click", () => checkAll(button.dataset.none, false)));
 }

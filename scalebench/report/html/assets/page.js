@@ -1,4 +1,4 @@
-// The rest: places, copying, and what begins when the page is there.
+// Links within the page, copying, and what starts when the page is loaded.
 
 function goTo(place) {
   const target = place && document.getElementById(place);
@@ -13,7 +13,7 @@ function goTo(place) {
   target.focus({ preventScroll: true });
 }
 
-// A link to a place keeps the filters, which stand in the address too.
+// A link to a place keeps the filters, which are also in the address.
 function placeClicked(event) {
   const place = event.currentTarget.hash.slice(1);
   event.preventDefault();
@@ -27,7 +27,7 @@ async function copyText(button) {
     await navigator.clipboard.writeText(code.textContent);
     button.textContent = "Copied";
   } catch {
-    getSelection().selectAllChildren(code); // not allowed here: what is chosen can be copied by hand
+    getSelection().selectAllChildren(code); // not allowed here: the selection can be copied by hand
     button.textContent = "Selected";
   }
   setTimeout(() => { button.textContent = "Copy"; }, 2000);
@@ -47,9 +47,9 @@ function start() {
   setTheme(theme());
   foldOnNarrow();
   document.querySelectorAll("table.sortable").forEach(makeSortable);
-  document.querySelectorAll("[data-copy]").forEach((one) => {
-    one.hidden = false;
-    one.addEventListener("click", () => copyText(one));
+  document.querySelectorAll("[data-copy]").forEach((copyButton) => {
+    copyButton.hidden = false;
+    copyButton.addEventListener("click", () => copyText(copyButton));
   });
   document.querySelectorAll("a[href^='#']").forEach((link) => link.addEventListener("click", placeClicked));
   watchFilters();

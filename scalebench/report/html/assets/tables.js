@@ -1,11 +1,11 @@
-// Tables: a click on the head of a column sorts by it, a second one the other way round.
+// Tables: a click on the head of a column sorts by it, a second one in reverse.
 
 function valueOf(row, column) {
   const cell = row.cells[column];
   return cell.dataset.value ?? cell.textContent.trim();
 }
 
-function compared(a, b) {
+function compareValues(a, b) {
   const [x, y] = [Number(a), Number(b)];
   return Number.isNaN(x) || Number.isNaN(y) ? a.localeCompare(b, undefined, { numeric: true }) : x - y;
 }
@@ -14,8 +14,8 @@ function sortTable(table, column, direction) {
   const body = table.tBodies[0];
   const rows = [...body.rows].map((row) => [valueOf(row, column), row]);
   const filled = rows.filter(([value]) => value !== "");
-  filled.sort(([a], [b]) => direction * compared(a, b));
-  const empty = rows.filter(([value]) => value === ""); // not measured: neither least nor most
+  filled.sort(([a], [b]) => direction * compareValues(a, b));
+  const empty = rows.filter(([value]) => value === ""); // not measured: neither smallest nor largest
   body.append(...[...filled, ...empty].map(([, row]) => row));
 }
 

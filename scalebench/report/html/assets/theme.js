@@ -1,20 +1,20 @@
-// Light or dark: as the system has it, until the button says otherwise.
+// Light or dark: as the system is set, until the button is used.
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
-function remembered() {
+function storedTheme() {
   try {
     return localStorage.getItem("scalebench-theme");
   } catch {
-    return null; // a browser may refuse it to files
+    return null; // a browser may deny it to files
   }
 }
 
-function remember(theme) {
+function storeTheme(theme) {
   try {
     localStorage.setItem("scalebench-theme", theme);
   } catch {
-    // then it holds for this view
+    // then it lasts until the page is closed
   }
 }
 
@@ -32,15 +32,15 @@ function theme() {
 
 function toggleTheme() {
   setTheme(theme() === "dark" ? "light" : "dark");
-  remember(theme());
+  storeTheme(theme());
   refreshCharts();
 }
 
 function followSystem() {
-  if (!remembered()) {
+  if (!storedTheme()) {
     setTheme(dark.matches ? "dark" : "light");
     refreshCharts();
   }
 }
 
-setTheme(remembered() || (dark.matches ? "dark" : "light")); // before anything is painted
+setTheme(storedTheme() || (dark.matches ? "dark" : "light")); // before anything is painted

@@ -1,0 +1,228 @@
+"""The parts of a step: of one run with reasons and remarks, and over strategies and devices. docs/measuring.md has the
+formulas."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from scalebench.analysis import step_breakdown as probed
+from scalebench.analysis import throughput as analysis
+from scalebench.analysis.scaling_curves import Curve, format_group_title, group_curves
+from scalebench.core import units
+from scalebench.core.result import Result
+from scalebench.core.stats.estimates import Estimate, scale_estimate, sum_estimates
+from scalebench.report.document import (
+    MAX_CURVES,
+    MAX_ROWS,
+    Axis,
+    Block,
+    Cell,
+    Cells,
+    Chart,
+    Paragraph,
+    Row,
+    Series,
+    Table,
+    format_cell,
+    format_duration_column,
+)
+from scalebench.report.flag_text import to_text
+from scalebench.report.report_data import ReportData
+
+TOO_FEW_BLOCKS = "too few blocks for a figure"
+NO_MESSAGES = "the gradient messages of a step are not known"
+UNRESOLVED = "cannot be distinguished from 0"
+
+
+@dataclass(frozen=True)
+class StepPart:
+    """A part of a step, or a figure that was measured beside its parts."""
+
+    name: str
+    measure: Callable[[Result], Estimate | None]
+    reasons: tuple[str, ...]  # quantities of the probes; the first that has a reason says why the figure is missing
+    remark: str = ""
+
+
+DATA = StepPart("data loading", probed.data_loading, ("data",))
+FORWARD = StepPart("forward", probed.forward_pass, ("forward",))
+BACKWARD = StepPart("backward", probed.backward_pass, ("backward", "forward"))
+OPTIMIZER = StepPart("optimizer", probed.optimizer_step, ("optimizer", "backward"))
+EXPOSED_SYNC = StepPart(
+    "exposed sync", probed.exposed_sync, ("exposed",), "what gradient synchronization adds to a step"
+)
+# The parts of a step by their column of the frame, in the order in which they happen.
+STEP_PARTS = {
+    "data_s": DATA,
+    "forward_s": FORWARD,
+    "backward_s": BACKWARD,
+    "optimizer_s": OPTIMIZER,
+    "sync_exposed_s": EXPOSED_SYNC,
+}
+OTHER_FIGURES = (
+    StepPart("imbalance", probed.imbalance, ("imbalance",),
+             "wait of the median device for the slowest; in exposed sync"),
+    StepPart("isolated sync", probed.isolated_sync, ("isolated",),
+             "gradient synchronization alone, with nothing to overlap"),
+    StepPart("host-to-device copy", probed.host_to_device_copy, ("copy",), "of a batch, alone; hidden if batches are prefetched"),
+)  # fmt: skip
+REST = "not in any of these"
+BREAKDOWN_COLUMNS = ("part", "time (95 %)", "of a step", "remark")
+COLUMNS = ("run", "devices", "a step", *(part.name for part in STEP_PARTS.values()), REST, "not measured")
+CAPTION = (
+    "Seconds of one step. Exposed sync is what gradient synchronization adds to a step, including the wait for the "
+    "slowest device but not what overlaps with the backward pass. The rest is the step less the parts that were "
+    "measured, below zero if they add up to more within noise."
+)
+
+
+def make_run_breakdown(result: Result) -> Table:
+    """Make the table of the parts of a step with their shares, and of what was measured beside them."""
+    step_s, step, reasons = analysis.step_s(result), step_interval(result), probed.unmeasured_reasons(result)
+
+    def make_row(name: str, interval: Estimate | None, remark: str) -> Row:
+        share = units.format_percent(interval.value / step_s) if interval is not None and step_s else ""
+        return _make_row(name, "-" if interval is None else units.format_duration(interval), share, remark)
+
+    def make_part_row(part: StepPart) -> Row:
+        interval = part.measure(result)
+        remark = _find_reason(part, reasons) if interval is None else _add_unresolved(part.remark, interval)
+        return make_row(part.name, interval, remark)
+
+    rows = [
+        make_row("a step", step, "as measured, nothing switched off"),
+        *map(make_part_row, STEP_PARTS.values()),
+        make_row(REST, *compute_rest(result, step)),
+        _make_row("", "", "", ""),
+        *map(make_part_row, OTHER_FIGURES),
+        *_per_epoch_rows(result, reasons),
+    ]
+    return Table("step", "Where the time of a step goes", BREAKDOWN_COLUMNS, rows, frozenset(BREAKDOWN_COLUMNS[1:3]))
+
+
+def step_interval(result: Result) -> Estimate | None:
+    """Return the seconds of a step. Its limits are those of throughput, inverted; devices that do not step together
+    have no common step that could have limits."""
+    step_s, (_, interval) = analysis.step_s(result), analysis.throughput(result)
+    if step_s is None:
+        return None
+    if interval is None or not result.scale.lockstep or not interval.low > 0:
+        return Estimate(step_s, step_s, step_s)
+    return Estimate(step_s, step_s * interval.value / interval.high, step_s * interval.value / interval.low)
+
+
+def compute_rest(result: Result, step: Estimate | None) -> tuple[Estimate | None, str]:
+    """Return the step time that no part explains, with a remark. It is negative within noise if the parts are all
+    there is."""
+    figures = {part.name: part.measure(result) for part in STEP_PARTS.values()}
+    negated = [Estimate(-figure.value, -figure.high, -figure.low) for figure in figures.values() if figure is not None]
+    if step is None or not negated:
+        return None, "no part was measured"
+    synchronizes = result.scale.gpus > 1 and result.scale.lockstep
+    missing = [name for name, figure in figures.items() if figure is None]
+    missing = [name for name in missing if synchronizes or name != EXPOSED_SYNC.name]
+    rest = sum_estimates([step, *negated])
+    return rest, f"contains {', '.join(missing)}, not measured" if missing else _add_unresolved("", rest)
+
+
+def _add_unresolved(remark: str, interval: Estimate) -> str:
+    return "; ".join(filter(None, [remark, UNRESOLVED if interval.low <= 0 <= interval.high else ""]))
+
+
+def _find_reason(part: StepPart, reasons: Mapping[str, str]) -> str:
+    return next((reasons[name] for name in part.reasons if name in reasons), TOO_FEW_BLOCKS)
+
+
+def _per_epoch_rows(result: Result, reasons: Mapping[str, str]) -> Iterator[Row]:
+    steps, exposed, messages = (
+        result.workload.steps_per_epoch,
+        probed.exposed_sync(result),
+        len(result.sync.message_bytes),
+    )
+    unknown = "the steps of an epoch are not known"
+    if exposed is None or not steps:
+        yield _make_row("sync per epoch", "-", "", _find_reason(EXPOSED_SYNC, reasons) if steps else unknown)
+    else:
+        yield _make_row(
+            "sync per epoch", units.format_duration(scale_estimate(exposed, steps)), "", f"exposed, of {steps:,} steps"
+        )
+    if not messages or not steps:
+        why = reasons.get("isolated", NO_MESSAGES) if steps else unknown
+        yield _make_row("gradient messages per epoch", "-", "", why)
+    else:
+        yield _make_row("gradient messages per epoch", f"{messages * steps:,}", "", f"{messages:,} a step")
+
+
+def _make_row(*texts: str) -> Row:
+    return Row([Cell(text) for text in texts])
+
+
+def make_blocks(report_data: ReportData, curves: Sequence[Curve]) -> list[Block]:
+    """Make a table for each group of curves, and a stacked chart for each curve; a paragraph if no part is known."""
+    filtered = [(curve, [row for row in curve.rows if compute_rest_s(row) is not None]) for curve in curves]
+    measured = [Curve(curve.name, curve.group, curve.tags, rows) for curve, rows in filtered if rows]
+    if not measured:
+        return [
+            Paragraph("Where the time of a step goes was not measured: these runs have no probes (measure.probes).")
+        ]
+    blocks: list[Block] = [
+        _make_table(report_data, number, format_group_title(group), members)
+        for number, (group, members) in enumerate(group_curves(measured))
+    ]
+    blocks += [_make_chart(number, curve) for number, curve in enumerate(measured[:MAX_CURVES])]
+    if len(measured) > MAX_CURVES:
+        blocks.append(Paragraph(f"{MAX_CURVES} of {len(measured)} curves are drawn; the frame has the parts of all."))
+    return blocks
+
+
+def compute_rest_s(row: Cells) -> float | None:
+    """Return the step time of a row less its known parts; None if no part is known."""
+    parts = [row[name] for name in STEP_PARTS if row[name] is not None]
+    return row["step_s"] - math.fsum(parts) if parts and row["step_s"] is not None else None
+
+
+def _make_chart(number: int, curve: Curve) -> Chart:
+    columns = {part.name: [row[name] for row in curve.rows] for name, part in STEP_PARTS.items()}
+    columns[REST] = [compute_rest_s(row) for row in curve.rows]
+    gpus = [str(count) for count in curve.gpus]
+    series = [Series(name, gpus, values, tags=curve.tags) for name, values in columns.items()]
+    title = f"Where the time of a step goes: {curve.name}, {format_group_title(curve.group)}"
+    return Chart(f"step-{number}", title, Axis("devices"), Axis("seconds of a step"), series, "stacked", CAPTION)
+
+
+def _make_table(report_data: ReportData, number: int, title: str, curves: Sequence[Curve]) -> Table:
+    detailed = set(report_data.detailed_run_ids)
+    all_rows = [(curve, row) for curve in curves for row in curve.rows]
+    rows = [
+        Row(
+            [
+                Cell(curve.name, curve.name),
+                Cell(str(row["gpus"]), row["gpus"]),
+                Cell(units.format_seconds(row["step_s"]), row["step_s"]),
+                *(Cell(format_duration_column(row, name), row[name]) for name in STEP_PARTS),
+                format_cell(compute_rest_s(row), units.format_seconds),
+                Cell(_describe_missing(report_data, row) if to_text(row["run_id"]) in detailed else ""),
+            ],
+            curve.tags,
+        )
+        for curve, row in all_rows[:MAX_ROWS]
+    ]
+    more = f" {MAX_ROWS} of {len(all_rows)} rows." if len(all_rows) > MAX_ROWS else ""
+    title = f"Where the time of a step goes: {title}"
+    return Table(f"step-parts-{number}", title, COLUMNS, rows, frozenset(COLUMNS[1:-1]), CAPTION + more)
+
+
+def _describe_missing(report_data: ReportData, row: Cells) -> str:
+    names = [name for name in STEP_PARTS if row[name] is None]
+    reasons = probed.unmeasured_reasons(report_data.result(row["run_id"])) if names else {}
+    return join_reasons((STEP_PARTS[name].name, _find_reason(STEP_PARTS[name], reasons)) for name in names)
+
+
+def join_reasons(reasons: Iterable[tuple[str, str]]) -> str:
+    """Join (name, reason) pairs so that each reason stands once, after all names that have it."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in reasons:
+        by_reason.setdefault(reason, []).append(name)
+    return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items())

@@ -1,0 +1,144 @@
+"""Checks lines of recipes, in a process of its own: `python -m tests.report.recipe_runner < lines.json`.
+
+Standard input is {name: [code, whether to run it]}. Prints a line for each that is wrong. Each is run in a child of
+its own, for TensorFlow's devices can be set up once in a process.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import json
+import os
+import sys
+import traceback
+import types
+from typing import Any
+
+GIVEN = {
+    "torch": """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loss = torch.nn.functional.mse_loss
+batches = [(torch.ones(4, 3), torch.ones(4, 1))] * 40
+""",
+    "pytorch_lightning": """
+import pytorch_lightning
+class Module(pytorch_lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.model = model
+    def training_step(self, batch, batch_idx):
+        return loss(self.model(batch[0]), batch[1])
+    def configure_optimizers(self):
+        return optimizer
+module = Module()
+batches = torch.utils.data.DataLoader([(torch.ones(3), torch.ones(1))] * 160, batch_size=4)
+""",
+    "tensorflow": """
+import tensorflow, keras
+def build_model():
+    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+def make_optimizer():
+    return keras.optimizers.SGD(0.1)
+def loss(targets, outputs):
+    return tensorflow.reduce_mean((targets - outputs) ** 2)
+samples = tensorflow.data.Dataset.from_tensors((tensorflow.ones((3,)), tensorflow.ones((1,)))).repeat(160)
+batches = samples.batch(4)
+""",
+}
+LEARNT = {
+    "torch": "after = float(loss(model(torch.ones(4, 3)), torch.ones(4, 1)))\nassert after < 1e-3, after",
+    "tensorflow": "after = float(loss(tensorflow.ones((4, 1)), model(tensorflow.ones((4, 3)))))\n"
+    "assert after < 1e-3, after",
+}
+
+
+def unknown_names(code: str) -> list[str]:
+    """Names of modules, and keywords of what is called, that the installed frameworks do not have."""
+    tree, spaces, wrong = ast.parse(code), {}, []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                importlib.import_module(alias.name)
+                spaces[alias.asname or alias.name.split(".")[0]] = importlib.import_module(
+                    alias.name if alias.asname else alias.name.split(".")[0]
+                )
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                spaces[alias.name] = getattr(importlib.import_module(node.module or ""), alias.name)
+    for node in ast.walk(tree):
+        try:
+            found = _value(node.func if isinstance(node, ast.Call) else node, spaces)
+        except AttributeError as error:
+            wrong.append(f"line {getattr(node, 'lineno', 0)}: {error}")
+            continue
+        if isinstance(node, ast.Call) and found is not None:
+            wrong += [f"{ast.unparse(node.func)} takes no {word}" for word in _unknown_keywords(found, node)]
+    return wrong
+
+
+def _value(node: ast.AST, spaces: dict[str, Any]) -> Any:
+    if isinstance(node, ast.Name):
+        return spaces.get(node.id)
+    if not isinstance(node, ast.Attribute):
+        return None
+    owner = _value(node.value, spaces)
+    return getattr(owner, node.attr) if isinstance(owner, (types.ModuleType, type)) else None
+
+
+def _unknown_keywords(found: Any, node: ast.Call) -> list[str]:
+    try:
+        known = inspect.signature(found).parameters
+    except ValueError:  # of something written in C, which does not tell
+        return []
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
+        return []
+    return [word.arg for word in node.keywords if word.arg is not None and word.arg not in known]
+
+
+def ran(code: str) -> str | None:
+    """What went wrong when it ran; None: it ran, and the model learnt."""
+    kind = "tensorflow" if "tensorflow" in code else "torch"
+    parts = [kind, "pytorch_lightning"] if "pytorch_lightning" in code else [kind]
+    space: dict[str, Any] = {}
+    # TensorFlow's devices, and its group of workers, come before anything that starts its runtime, such as data.
+    before, code = _split(code) if kind == "tensorflow" else ("", code)
+    try:
+        for lines in (before, *(GIVEN[part] for part in parts), code, LEARNT[kind]):
+            exec(lines, space)
+    except BaseException:
+        return traceback.format_exc(limit=-3)
+    return None
+
+
+def _split(code: str) -> tuple[str, str]:
+    """Before and from the statement that builds the model."""
+    lines = code.split("\n")
+    at = next(node.lineno - 1 for node in ast.parse(code).body if "build_model" in ast.unparse(node))
+    return "\n".join(lines[:at]), "\n".join(lines[at:])
+
+
+def main() -> int:
+    cases: dict[str, list[Any]] = json.load(sys.stdin)
+    for name, (code, wanted) in cases.items():
+        for wrong in unknown_names(code):
+            print(f"{name}: {wrong}", flush=True)
+        if not wanted:
+            continue
+        child = os.fork()
+        if child == 0:
+            wrong_run = ran(code)
+            if wrong_run is not None:
+                print(f"{name}: {wrong_run}", flush=True)
+            os._exit(0 if wrong_run is None else 1)
+        if os.waitpid(child, 0)[1] != 0:
+            print(f"{name} did not run", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,214 @@
+"""The sections problems and unfinished."""
+
+from __future__ import annotations
+
+import json
+import platform
+from pathlib import Path
+
+import pytest
+
+from scalebench.core.spec import write_spec
+from scalebench.core.sweep_file import SWEEP_FILE, PlannedRun, SweepRecord, new_sweep_record, write_sweep
+from scalebench.report.document import Code, Paragraph, Section, Table
+from scalebench.report.report_data import load_report_data
+from scalebench.report.sections import problems
+from tests.builders.runs import simulated_spec
+from tests.builders.sweeps import failed, run, sweep, write
+
+SCRIPT = "<script>alert(1)</script>"
+
+
+def told(folder: Path) -> Section:
+    found = problems.section(load_report_data([folder]))
+    assert found is not None and not found.folded
+    return found
+
+
+def tables(section: Section) -> dict[str, Table]:
+    return {block.id: block for block in section.blocks if isinstance(block, Table)}
+
+
+def texts(table: Table) -> list[list[str]]:
+    return [[cell.text for cell in row.cells] for row in table.rows]
+
+
+def logs(section: Section) -> list[Code]:
+    return [block for block in section.blocks if isinstance(block, Code)]
+
+
+def test_without_problems_there_is_no_such_section(tmp_path: Path) -> None:
+    write(tmp_path, [run("ddp_gloo", 2, noise=0.0001)])
+    found = problems.section(load_report_data([tmp_path]))
+    assert found is None or set(tables(found)) <= {"warnings", "flagged"}
+
+
+def test_failed_runs_with_reason_and_the_end_of_their_log(tmp_path: Path) -> None:
+    write(tmp_path, [failed(reason=SCRIPT), failed(gpus=4, status="oom", reason="out of memory")])
+    (tmp_path / "0" / "rank0.log").write_text("".join(f"line {n}\n" for n in range(100)) + SCRIPT)
+    section = told(tmp_path)
+    assert texts(tables(section)["failed"]) == [
+        ["ddp_gloo on 8 devices", "failed", SCRIPT, "0"], ["ddp_gloo on 4 devices", "oom", "out of memory", "1"],
+    ]  # fmt: skip
+    (log,) = logs(section)
+    assert log.language == "log" and log.text.splitlines() == [*(f"line {n}" for n in range(71, 100)), SCRIPT]
+    assert log.title == "ddp_gloo on 8 devices: the end of rank0.log" and log.tags["strategy"] == "ddp_gloo"
+    assert Paragraph("ddp_gloo on 4 devices: its folder has no log rank0.log.", tags=log.tags) in section.blocks
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "sub/../../secret", "secret-link"])
+def test_no_log_outside_of_the_run_is_read(tmp_path: Path, name: str) -> None:
+    write(tmp_path / "s", [failed(log=name)])
+    (tmp_path / "s" / "secret").write_text("secret")
+    (tmp_path / "s" / "0" / "secret-link").symlink_to(tmp_path / "s" / "secret")
+    section = told(tmp_path / "s")
+    assert logs(section) == [] and f"its folder has no log {name}." in str(section.blocks)
+
+
+def test_logs_that_say_nothing(tmp_path: Path) -> None:
+    write(tmp_path, [failed(), failed(gpus=4, log=None), failed(gpus=2)])
+    (tmp_path / "0" / "rank0.log").write_text("\n \n")
+    (tmp_path / "2" / "rank0.log").write_bytes(bytes(range(256)))
+    section = told(tmp_path)
+    said = [block.text for block in section.blocks if isinstance(block, Paragraph)]
+    assert said == ["ddp_gloo on 8 devices: rank0.log is empty.", "ddp_gloo on 4 devices: its record names no log."]
+    assert "ABC" in logs(section)[0].text and "\0" not in logs(section)[0].text
+
+
+def test_of_many_logs_those_of_different_reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(problems, "MAX_LOGS", 2)
+    write(tmp_path, [failed(gpus=gpus, reason="one" if gpus < 4 else "two") for gpus in (1, 2, 3, 4)])
+    for number in range(4):
+        (tmp_path / str(number) / "rank0.log").write_text("said")
+    section = told(tmp_path)
+    assert [log.title.partition(":")[0] for log in logs(section)] == ["ddp_gloo on 1 device", "ddp_gloo on 4 devices"]
+    assert "The ends of 2 of 4 logs" in str(section.blocks)
+    assert len(tables(section)["failed"].rows) == 4
+
+
+def test_unsupported_runs_are_no_failures(tmp_path: Path) -> None:
+    write(tmp_path, [failed(status="unsupported", reason="needs GPUs")])
+    section = told(tmp_path)
+    assert list(tables(section)) == ["unsupported"] and not logs(section)
+    assert texts(tables(section)["unsupported"]) == [["ddp_gloo on 8 devices", "needs GPUs"]]
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    sweep(tmp_path, ["ddp_gloo"], gpus=(1,))
+    evidence = load_report_data([tmp_path])
+    evidence.unreadable = [(Path("1/result.json"), f"no JSON {SCRIPT}")]
+    section = problems.section(evidence)
+    assert section is not None
+    assert texts(tables(section)["unreadable"]) == [["1/result.json", f"no JSON {SCRIPT}"]]
+
+
+def test_runs_without_a_row(tmp_path: Path) -> None:
+    sweep(tmp_path, ["ddp_gloo"], gpus=(1,))
+    (tmp_path / "7").mkdir()
+    write_spec(simulated_spec(2), tmp_path / "7")
+    progress = {"rank": 0, "pid": 1, "phase": "measure", "at_s": 1_800_000_000.0}
+    (tmp_path / "7" / "progress0.json").write_text(json.dumps(progress))
+    table = tables(told(tmp_path))["running"]
+    assert texts(table) == [[str(tmp_path / "7"), "simulated", "2", "measure", "2027-01-15 08:00:00"]]
+    assert table.rows[0].tags["strategy"] == "simulated"
+
+
+def test_flags_with_what_to_do_and_the_rows_that_have_them(tmp_path: Path) -> None:
+    write(tmp_path, [
+        run("ddp_gloo", 1, flags=["throttled", "of_tomorrow"]),
+        run("ddp_gloo", 2, flags=["throttled"]),
+        run("horovod_gloo", 1, flags=["oversubscribed"]),
+    ])  # fmt: skip
+    section = told(tmp_path)
+    found = {row[0]: row[1:] for row in texts(tables(section)["warnings"])}
+    assert list(found)[:2] == ["oversubscribed", "throttled"] and list(found)[-1] == "of tomorrow"
+    assert found["throttled"][0] == "2" and "power limit" in found["throttled"][1]
+    assert "does not know this flag" in found["of tomorrow"][1]
+    rows = dict(texts(tables(section)["flagged"]))
+    assert rows["ddp_gloo on 1 device"] == "throttled, of tomorrow"
+    assert rows["horovod_gloo on 1 device"] == "oversubscribed"
+    assert tables(section)["flagged"].rows[2].tags["strategy"] == "horovod_gloo"
+
+
+def test_a_row_that_is_not_steady_is_a_warning_of_its_own(tmp_path: Path) -> None:
+    sweep(tmp_path, ["ddp_gloo"], gpus=(1, 2))
+    evidence = load_report_data([tmp_path])
+    evidence.pooled["flags"], evidence.pooled["steady"] = ["busy_machine drifts", None], False
+    section = problems.section(evidence)
+    assert section is not None
+    assert texts(tables(section)["flagged"]) == [
+        ["ddp_gloo on 1 device", "busy machine, drifts"], ["ddp_gloo on 2 devices", "not steady"],
+    ]  # fmt: skip
+
+
+def test_long_tables_say_what_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(problems, "MAX_ROWS", 1)
+    write(tmp_path, [failed(gpus=gpus) for gpus in (1, 2)] + [run("ddp_gloo", n, flags=["swapping"]) for n in (1, 2)])
+    for number in (7, 8):
+        (tmp_path / str(number)).mkdir()
+        write_spec(simulated_spec(2), tmp_path / str(number))
+    found = tables(told(tmp_path))
+    for name in ("failed", "flagged", "running"):
+        assert len(found[name].rows) == 1 and "The first 1 of 2." in found[name].caption, name
+    assert found["warnings"].rows[0].cells[1].value == 2
+
+
+def made(folder: Path, runs: int = 6, **changes: object) -> SweepRecord:
+    """Two strategies at 1 and 2 devices, and a bare one: five of `runs` rows."""
+    sweep(folder, gpus=(1, 2))
+    record = new_sweep_record(["--multirun", "strategy=a b", "resume=true"], "", platform.node(), None)
+    record.runs = [PlannedRun(number, f"run {number}", "", 0) for number in range(runs)]
+    for name, value in changes.items():
+        setattr(record, name, value)
+    write_sweep(record, folder)
+    return record
+
+
+def sweep_texts(folder: Path) -> list[str]:
+    found = problems.unfinished_section(load_report_data([folder]))
+    return [block.text for block in found.blocks if isinstance(block, Paragraph | Code)] if found else []
+
+
+def test_a_whole_sweep_and_single_runs_have_no_such_section(tmp_path: Path) -> None:
+    made(tmp_path / "s", runs=5)
+    assert sweep_texts(tmp_path / "s") == []
+    sweep(tmp_path / "t", gpus=(1,))
+    assert sweep_texts(tmp_path / "t") == []
+    made(tmp_path / "u", ended=True)
+    assert sweep_texts(tmp_path / "u") == [], "a run that left no row at all is told as a failure when it happens"
+
+
+def test_one_that_goes_on_says_so_and_needs_no_command(tmp_path: Path) -> None:
+    made(tmp_path)
+    assert sweep_texts(tmp_path) == [
+        f"{tmp_path}: this sweep is still going on: 5 of 6 runs have ended. To come: run 5."
+    ]
+
+
+def test_one_that_was_cut_short_tells_how_to_go_on(tmp_path: Path) -> None:
+    made(tmp_path / "s", pid=2**22 + 1)
+    first, command = sweep_texts(tmp_path)  # also from the folder above
+    assert "this sweep was cut short: 5 of 6 runs have ended" in first
+    assert command == "python -m scalebench --multirun 'strategy=a b' resume=true"
+
+
+def test_one_of_another_machine_may_go_on(tmp_path: Path) -> None:
+    made(tmp_path, hostname="elsewhere")
+    assert "may still go on (elsewhere would know)" in sweep_texts(tmp_path)[0]
+
+
+def test_what_was_left_out_is_named(tmp_path: Path) -> None:
+    record = made(tmp_path, runs=40, ended=True, max_minutes=2.5, words=["sweep=demo", "sweep.max_minutes=2.5"])
+    for planned in record.runs[5:]:
+        planned.left_out = True
+    write_sweep(record, tmp_path)
+    first, command = sweep_texts(tmp_path)
+    assert "sweep.max_minutes=2.5 left out 35 of 40 runs, the least informative ones: run 5, run 6" in first
+    assert first.endswith("run 24 and 15 more.")
+    assert command == "python -m scalebench sweep=demo resume=true"
+
+
+def test_a_record_that_cannot_be_read_is_a_warning(tmp_path: Path) -> None:
+    made(tmp_path)
+    (tmp_path / SWEEP_FILE).write_text("{")
+    assert "is no record of a sweep" in sweep_texts(tmp_path)[0]

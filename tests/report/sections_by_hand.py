@@ -1,0 +1,94 @@
+"""A small report with every kind of block, for the renderers."""
+
+from __future__ import annotations
+
+from scalebench.report.document import Axis, Cell, Chart, Code, Paragraph, Row, Section, Series, Table
+
+TAGS = {"model": "mlp", "strategy": "ddp_gloo", "hardware": "local"}
+EVIL = [
+    "<script>alert(1)</script>",
+    "![x](http://evil.example/a.png)",
+    "[a](javascript:alert(1))",
+    "a|b\nc\rd",
+    "`code` ``` ~~~",
+    "# head",
+    "- list",
+    "1. one",
+    "http://evil.example www.evil.example a@evil.example mailto:a@b",
+    "~~x~~ **b** _i_ __x__",
+    "[ref]: http://evil.example",
+    "&lt;script&gt; &#60;b&#62;",
+    "$x^2$ \\",
+    "a\\|b",
+    "<!-- x",
+    "===",
+    "--- | ---",
+    "\x1b[31mred\x07\ud800",
+    "\t<img src=x onerror=alert(1)>",
+]
+
+
+def lines() -> Chart:
+    gpus = [1.0, 2.0, 4.0]
+    return Chart(
+        "scaling-efficiency",
+        "Efficiency",
+        Axis("devices", ticks=gpus),
+        Axis("efficiency", percent=True),
+        [
+            Series("ideal", gpus, [1, 1, 1], style="ideal"),
+            Series("ddp_gloo", gpus, [0.95, 0.9, None], [0.94, 0.88, None], [0.96, 0.92, None], TAGS),
+            Series("horovod_gloo", [1.0, 4.0], [0.9, 0.701], tags={**TAGS, "strategy": "horovod_gloo"}),
+            Series("the study's", [2.0], [0.5], style="published"),
+        ],
+        caption="Bands are 95 % intervals over 3 launches.",
+    )
+
+
+def stacked() -> Chart:
+    parts = [
+        Series("transfer", ["1", "2"], [0.1, 0.3]),
+        Series("drift", ["1", "2"], [-0.02, 0.01], [-0.05, 0], [0, 0.02]),
+    ]
+    return Chart("parts", "Lost efficiency", Axis("devices"), Axis("share", percent=True), parts, "stacked")
+
+
+def long() -> Chart:
+    """Two clocks with times of their own, hundreds of points."""
+    found = [Series(f"gpu{k}", [i + k / 2 for i in range(500)], [1400.0 - i % 7 for i in range(500)]) for k in (0, 1)]
+    return Chart("clocks", "Clocks", Axis("s"), Axis("MHz", from_zero=False), found)
+
+
+def report() -> list[Section]:
+    rows = [
+        Row([Cell("ddp_gloo"), Cell("12,345 ± 0.8 %", 12345.0), Cell("log", link="1/rank 0 (b).log")], TAGS),
+        Row([Cell("horovod_gloo"), Cell("", None), Cell("no <NCCL> | here")]),
+    ]
+    table = Table(
+        "t", "Table", ["strategy", "samples/s", "remarks"], rows, frozenset({"samples/s"}), "Its caption."
+    )  # fmt: skip
+    codes = [Code("python -m scalebench gpus=2", "sh", "Again"), Code("a\n````\nb", "log", "<tail>")]
+    answer = [Paragraph("ddp_gloo, tied with [nobody].", "answer"), Paragraph("Plain."), Paragraph("", "plain")]
+    return [
+        Section("answer", "Answer", answer),
+        Section("scaling", "Scaling", [lines(), table, stacked()]),
+        Section("clocks", "Clocks & more", [Paragraph("A machine that throttles.", "warning")]),
+        Section("problems", "Problems", codes, folded=True),
+    ]
+
+
+def bars(text: str) -> list[Series]:
+    return [Series(text, [text], [1.0]), Series(text, ["2"], [2.0])]
+
+
+def hostile() -> list[Section]:
+    """EVIL in every text that may come from results."""
+    blocks = []
+    for text in EVIL:
+        blocks += [
+            Paragraph(text), Paragraph(text, "answer"), Paragraph(text, "warning"),
+            Code(text, "log", text), Code(text, "sh", text),
+            Table("t", text, [text, "b"], [Row([Cell(text, link=text), Cell(text)])], caption=text),
+            Chart("c", text, Axis(text), Axis(text), bars(text), "bars", text),
+        ]  # fmt: skip
+    return [Section("problems", text, blocks) for text in EVIL[:2]]

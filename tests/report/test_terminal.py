@@ -1,0 +1,247 @@
+"""The terminal's tables, and its details of one run."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console as RichConsole
+
+from scalebench.analysis.load import survey
+from scalebench.core.result import MonitorRecord, RankRecord, Result, write_result
+from scalebench.report.document import Cell, Row, Table
+from scalebench.report.sections.data_or_model import make_terminal_blocks
+from scalebench.report.terminal import (
+    USAGE_ROWS,
+    list_headline,
+    list_training_facts,
+    list_usage,
+    make_details,
+    make_rich_table,
+)
+from scalebench.sweeps.console import Console
+from tests.builders import sweeps
+from tests.builders.runs import rank, record
+from tests.builders.sweeps import training
+from tests.report.probed_run import probed_run, probes
+from tests.report.sections.test_data_or_model import pairs
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def shown(capsys: pytest.CaptureFixture[str], result: Result) -> list[str]:
+    """Lines in a pipe, stripped at their end."""
+    folder = Path("run")
+    folder.mkdir(exist_ok=True)
+    write_result(result, folder)
+    Console().details(folder)
+    return [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+
+
+def warm_up(result: Result) -> str:
+    return dict(list_headline(result))["warm-up"]
+
+
+def test_all_of_a_run_that_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    monitor = MonitorRecord(
+        "monitor.parquet", cpu_util_mean=0.9, cpu_util_ours_mean=0.85, rss_bytes_max=10**9, throttle_reasons=[]
+    )
+    slower = probes(local_step_s=[[0.0066, 0.0069, 0.0066, 0.0069]])
+    lines = shown(capsys, probed_run(probes(), slower, monitor=monitor, trace="trace.json.gz"))
+    assert "\n".join(lines) + "\n" == (GOLDEN / "details.txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("status", ["failed", "oom", "unsupported"])
+def test_a_run_that_is_not_ok_has_no_details(capsys: pytest.CaptureFixture[str], status: str) -> None:
+    assert shown(capsys, record(status=status, block_s=None)) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [(None, "an older version wrote the record"), (False, "measure.probes=false"), (True, "a rank has no probes")],
+)
+def test_without_probes_the_rest_is_told(capsys: pytest.CaptureFixture[str], asked: bool | None, why: str) -> None:
+    result = probed_run(probes(), None)
+    result.spec["measure"]["probes"] = asked
+    if asked is None:
+        del result.spec["measure"]["probes"]
+    lines = shown(capsys, result)
+    assert f"where the time of a step goes was not measured: {why}" in lines
+    assert any("samples/s" in line for line in lines) and not any("forward" in line for line in lines)
+
+
+def test_the_interval_says_what_it_is_over() -> None:
+    result = probed_run(None, None)
+    assert (
+        dict(list_headline(result))["throughput"] == "2,000 samples/s [1,989, 2,011], 95 % over blocks of this repeat"
+    )
+    few = record(ranks=[rank(0, [0.1, 0.1])])
+    told = dict(list_headline(few))
+    assert told["throughput"] == "200 samples/s, too few blocks for an interval"
+    assert told["steady"] == "unknown, too few blocks"
+
+
+def test_warm_up_is_found_or_not_or_of_a_fixed_length() -> None:
+    result = probed_run(None, None)
+    assert warm_up(result) == "over after 3 steps, 800 ms; 23 steps and 1.00 s were left out"
+    result.ranks[0].steady_after_steps = None
+    assert warm_up(result) == "its end was not found within 23 steps; 23 steps and 1.00 s were left out"
+    del result.spec["measure"]["warmup_max_steps"]
+    result.ranks[0].warmup_block_steps = 2
+    assert warm_up(result) == "46 steps and 1.00 s were left out"
+
+
+def test_a_series_that_drifts_is_not_steady() -> None:
+    drifting = [0.1 * (1 + block / 50 + 0.001 * (-1) ** block) for block in range(64)]
+    assert dict(list_headline(record(ranks=[rank(0, drifting)])))["steady"] in ("no: drifts", "no: warmup left, drifts")
+    assert dict(list_headline(record()))["steady"] == "yes, no drift detected"
+
+
+def test_a_trace_that_was_not_merged_is_where_its_rank_left_it(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = shown(capsys, probed_run(probes(), probes(trace="trace1.json.gz"), trace="trace.json.gz"))
+    told = [line.split() for line in lines if "trace" in line]
+    assert [words[:2] for words in told] == [["trace", "run/trace.json.gz"], ["trace", "of"]]
+    assert told[1] == ["trace", "of", "rank", "1", "run/trace1.json.gz,", "not", "merged"]
+
+
+def test_what_the_monitor_could_not_see_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    result = dataclasses.replace(
+        probed_run(probes(), probes()), monitor=MonitorRecord(reason="[red]no[/red] NVML here")
+    )
+    (line,) = [line for line in shown(capsys, result) if "not measured" in line]
+    assert line.split(maxsplit=2)[2] == "[red]no[/red] NVML here"
+
+
+def test_lines_are_neither_broken_nor_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    none = probes(profile=None, reasons={"profile": "[b]no[/b] " * 40 + "profile"})
+    assert f"top operations: - ({'[b]no[/b] ' * 40}profile)" in shown(capsys, probed_run(none, none))
+
+
+def test_length_level_target_and_evaluation() -> None:
+    assert list_training_facts(training()) == [
+        (
+            "training",
+            "3 epochs, 150 steps, 6.00 s and 700 ms for the first step, which compiles; stopped by target",
+        ),
+        ("validation", "mse 0.1, 0.05 worse than on training samples"),
+        ("target", "mse 0.15 after 6.00 s of training, 3 epochs"),
+        ("evaluation", "3 points, 750 ms, outside the training's seconds"),
+    ]
+
+
+def test_a_target_that_was_not_reached() -> None:
+    told = dict(list_training_facts(training(values=[0.9, 0.2])))
+    assert told["target"] == "mse 0.15 was not reached" and told["training"].endswith("stopped by epochs")
+
+
+def test_the_target_may_be_an_accuracy() -> None:
+    told = dict(list_training_facts(training(values=[0.2, 0.9, 0.8], target=0.9, metric="accuracy")))
+    assert told["target"] == "accuracy 0.9 after 4.00 s of training, 2 epochs"
+    assert told["validation"] == "accuracy 0.8, 0.4 better than on training samples"
+
+
+def test_nothing_that_was_not_evaluated() -> None:
+    made = training(target=None, values=[0.5])
+    made.quality.curve[0].train_metrics = {}
+    assert dict(list_training_facts(made))["validation"] == "mse 0.5" and "target" not in dict(
+        list_training_facts(made)
+    )
+    made.quality.curve[0].metrics = {}
+    made.quality.metric_name = None
+    assert [name for name, _ in list_training_facts(made)] == ["training", "evaluation"]
+
+
+def test_a_run_of_its_throughput_has_none_of_it() -> None:
+    assert list_training_facts(record("ddp")) == []
+
+
+def test_the_details_have_it() -> None:
+    (facts, *_) = [part for part in make_details(training(), Path("x")) if not isinstance(part, str)]
+    assert {"throughput", "training", "target"} <= set(map(str, facts.columns[0].cells))
+
+
+def of(monitor: MonitorRecord, ranks: list[RankRecord] | None = None) -> dict[str, str]:
+    return dict(list_usage(record(monitor=monitor, ranks=ranks or [rank(0, [0.1])])))
+
+
+def test_nothing_measured_is_nothing_said() -> None:
+    assert of(MonitorRecord()) == {}
+
+
+def test_all_figures_have_their_words_and_units() -> None:
+    monitor = MonitorRecord(
+        cpu_util_mean=0.9, cpu_util_ours_mean=0.75, cpu_cores_others_mean=0.25, rss_bytes_max=2_500_000_000,
+        rss_anon_bytes_max=10**9, swap_in_bytes=0, swap_out_bytes=4096, gpu_util_mean=0.5, gpu_power_w_mean=612.3,
+        energy_j=1.5, gpu_temperature_c_max=71.0, sm_clock_mhz_mean=1410.0, sm_clock_mhz_min=1395.0,
+        throttle_reasons=["sw_power_cap", "hw_slowdown"], net_sent_bytes_per_s=125e6, disk_read_bytes_per_s=0.0,
+    )  # fmt: skip
+    assert of(monitor) == {
+        "processor cores": "90.0 % of those the run may use were busy, 75.0 % with the run's processes, "
+        "other programs took 0.25 cores' worth",
+        "memory at most": "2.50 GB, all ranks together, 1.00 GB without mapped files",
+        "swapped": "0 B in, 4.10 kB out",
+        "GPUs": "busy 50.0 % of the time, 612 W, all together, 1.50 J, 71.0 degrees C at most",
+        "GPU clocks": "cores 1,410 MHz, at least 1,395, held back by sw_power_cap hw_slowdown",
+        "network": "125 MB/s sent",
+        "disks": "0 B/s read",
+    }
+
+
+def test_clocks_that_nothing_held_back() -> None:
+    assert of(MonitorRecord(throttle_reasons=[])) == {"GPU clocks": "not throttled"}
+
+
+def test_every_row_names_fields_of_the_record() -> None:
+    named = [name for parts in USAGE_ROWS.values() for name, _ in parts]
+    known = {field.name for field in dataclasses.fields(MonitorRecord)}
+    assert set(named) <= known and len(named) == len(set(named))
+    assert known - set(named) == {"file", "reason", "energy_from", "devices"}
+
+
+@pytest.mark.parametrize("second", [None, 3 * 10**8])
+def test_peaks_are_those_of_the_largest_rank_if_all_are_known(second: int | None) -> None:
+    ranks = [
+        rank(0, [0.1], rss_peak_bytes=5 * 10**8, rss_anon_peak_bytes=2 * 10**8, peak_memory_bytes=[10**9, 2 * 10**9]),
+        rank(1, [0.1], rss_peak_bytes=6 * 10**8, rss_anon_peak_bytes=second, peak_memory_bytes=[None]),
+    ]
+    own = "" if second is None else ", 300 MB without mapped files"
+    assert of(MonitorRecord(), ranks) == {"memory of a rank at most": f"600 MB{own}"}
+
+
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        (306_882, "1.23 MB of weights, gradients and optimizer's state, 8.0 B a parameter"),
+        (None, None),
+    ],
+)
+def test_state_is_that_of_the_fullest_device_if_all_are_known(second: int | None, said: str | None) -> None:
+    """Of 153,441 parameters."""
+    ranks = [rank(0, [0.1], state_bytes=[1_227_528]), rank(1, [0.1], state_bytes=[second])]
+    assert of(MonitorRecord(), ranks).get("state of a device") == said
+    assert "state of a device" not in of(MonitorRecord(), [ranks[0], rank(1, [0.1])])
+
+
+def test_text_is_no_markup_and_numbers_stand_to_the_right() -> None:
+    out = RichConsole(file=io.StringIO(), width=60, color_system=None)
+    rows = [Row([Cell("[bold]x"), Cell("1")]), Row([Cell("y"), Cell("1,000")])]
+    out.print(make_rich_table(Table("id", "", ["name", "count"], rows, frozenset(["count"])), "of [red]them"))
+    shown = out.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert shown[0].rstrip() == "of [red]them"
+    assert [line.strip() for line in shown if "x" in line or "y" in line] == ["[bold]x      1", "y        1,000"]
+
+
+def test_a_sweep_that_tried_both_ends_with_the_winners(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweeps.write(tmp_path, pairs())
+    Console().table([tmp_path])
+    out = capsys.readouterr().out
+    assert "Data or model parallelism: predicted and measured" in out and "Bytes of a step" in out
+    assert "mlp on 2 devices: pipeline should win at 8, data should win at 64; model won at 8 and 64;" in out
+    assert "the kind that should win did, or is tied with it, in 1 of 2\n" in out
+
+
+def test_others_say_nothing_of_it(tmp_path: Path) -> None:
+    sweeps.sweep(tmp_path)
+    assert list(make_terminal_blocks(survey([tmp_path]).pooled)) == []
