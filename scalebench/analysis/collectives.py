@@ -1,9 +1,8 @@
-"""Collective operations on load: time, algbw and busbw by size, and where one strategy overtakes another. Layer 1.
+"""Frames of measured collective operations (time, algbw and busbw by size, and the size from which one strategy
+overtakes another) and of bandwidths between devices, and between devices and host memory.
 
-Source of algbw and busbw: doc/PERFORMANCE.md of nccl-tests; of gather and scatter, which it leaves out, their
-GetBw functions there.
-
-Bandwidth on load: bytes per second between devices, and between them and host memory. Layer 1.
+Source of algbw and busbw: doc/PERFORMANCE.md of nccl-tests; for gather and scatter, which it omits, their GetBw
+functions.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ COLLECTIVE_COUNTS = ("gpus", "nodes", "repeat", "size_bytes")
 
 
 def load_collectives(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> pd.DataFrame:
-    """One row for each run, operation and size below `path`, as `collectives`; InputError as scalebench.load."""
+    """Return make_collective_table for all runs at or below `path`; raises InputError as scalebench.load does."""
     paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
     return make_collective_table([read_result(file) for file in find_results(paths)])
 
 
 def make_collective_table(results: Iterable[Result]) -> pd.DataFrame:
-    """One row for each run, operation and size of message.
+    """Return one row for each run, operation and message size.
 
-    `time_s` is of one operation: in each block that of the slowest rank, the mean over the blocks, and its 95 %
-    interval over them. Bandwidths are in bytes/s. Runs without collectives leave no row.
+    `time_s` is the time of one operation: in each block that of the slowest rank, then the mean over blocks with its 95
+    % interval. Bandwidths are in bytes/s. Runs without collectives have no row.
     """
     import pandas as pd
 
@@ -58,14 +57,14 @@ def _collective_rows(result: Result) -> list[dict[str, Any]]:
         return []
     scale, rows = result.scale, []
     for same in zip(*of_ranks, strict=True):
-        taken = operation_s([one.block_s for one in same], same[0].repeats)
-        algbw, busbw = bandwidths(same[0], scale.gpus, taken.value)
+        time_s = operation_s([operation.block_s for operation in same], same[0].repeats)
+        algbw, busbw = bandwidths(same[0], scale.gpus, time_s.value)
         rows.append(
             {
                 "run_id": result.run_id, "strategy": scale.strategy, "framework": scale.framework,
                 "backend_used": scale.backend_used, "hardware": scale.hardware, "gpus": scale.gpus,
                 "nodes": scale.nodes, "repeat": scale.repeat, "name": same[0].name, "size_bytes": same[0].size_bytes,
-                "time_s": taken.value, "time_low": taken.low, "time_high": taken.high,
+                "time_s": time_s.value, "time_low": time_s.low, "time_high": time_s.high,
                 "algbw_bytes_per_s": algbw, "busbw_bytes_per_s": busbw,
             }
         )  # fmt: skip
@@ -73,7 +72,8 @@ def _collective_rows(result: Result) -> list[dict[str, Any]]:
 
 
 def operation_s(block_s_of_ranks: Sequence[Sequence[float]], repeats: int) -> estimates.Estimate:
-    """Seconds of one operation: in each block those of the slowest rank. ValueError for fewer than two blocks."""
+    """Return the seconds of one operation, those of the slowest rank in each block. Raises ValueError for fewer than
+    two blocks."""
     slowest = np.array(block_s_of_ranks, dtype=np.float64).max(axis=0) / repeats
     interval = estimates.estimate_mean(slowest, batches=max(2, len(slowest)))
     if interval is None:
@@ -82,14 +82,14 @@ def operation_s(block_s_of_ranks: Sequence[Sequence[float]], repeats: int) -> es
 
 
 def bandwidths(collective: CollectiveRecord, ranks: int, time_s: float) -> tuple[float, float]:
-    """(algbw, busbw) in bytes/s: size / time, and that times what makes it comparable with a link's own bandwidth,
-    whatever the number of ranks."""
+    """Return (algbw, busbw) in bytes/s: size / time, and that times a factor that makes it comparable with the
+    bandwidth of a link for any number of ranks."""
     algbw = collective.size_bytes / time_s
     return algbw, algbw * bus_factor(collective.name, ranks)
 
 
 def bus_factor(name: str, ranks: int) -> float:
-    """busbw / algbw."""
+    """Return busbw / algbw of an operation."""
     if name in ("reduce", "broadcast"):
         return 1.0
     return (2.0 if name == "all_reduce" else 1.0) * (ranks - 1) / ranks
@@ -97,10 +97,10 @@ def bus_factor(name: str, ranks: int) -> float:
 
 @dataclass
 class Crossover:
-    """A size from which on another strategy is the faster one."""
+    """The message size above which another strategy is faster."""
 
-    size_bytes: float  # by a line through the logarithms of size and of the ratio of times
-    low_bytes: int  # measured sizes around it, at which the difference is resolved
+    size_bytes: float  # on a line through the logarithms of size and of the ratio of times
+    low_bytes: int  # the nearest measured sizes at which the difference is resolved
     high_bytes: int
 
 
@@ -114,19 +114,19 @@ class OperationComparison:
     hardware: str
     nodes: int
     strategies: tuple[str, str]
-    fastest: list[str] = field(default_factory=list)  # in order of size; between them lie the crossings
-    crossings: list[Crossover] = field(default_factory=list)
+    fastest: list[str] = field(default_factory=list)  # in order of size, one more than crossovers
+    crossovers: list[Crossover] = field(default_factory=list)
     resolved: int = 0  # sizes at which the intervals do not overlap
     sizes: list[int] = field(default_factory=list)  # measured with both
 
     def sentence(self) -> str:
-        """`all_reduce on 2 devices: horovod_mpi is faster below 64 KiB, ddp_gloo above`"""
+        """Return `all_reduce on 2 devices: horovod_mpi is faster below 64 KiB, ddp_gloo above`."""
         over = f" on {self.nodes} nodes" if self.nodes > 1 else ""
         head = f"{self.name} on {self.gpus} devices{over}"
         within = f"{format_binary_bytes(self.sizes[0])} to {format_binary_bytes(self.sizes[-1])}"
         if not self.fastest:
             return f"{head}: no difference between {' and '.join(self.strategies)} is resolved from {within}"
-        if not self.crossings:
+        if not self.crossovers:
             (first,) = self.fastest
             other = self.strategies[self.strategies[0] == first]
             count = len(self.sizes)
@@ -134,39 +134,39 @@ class OperationComparison:
                 return f"{head}: {first} is faster than {other} at all {count} sizes; never overtaken within {within}"
             where = f"at {self.resolved} of {count} sizes, the others unresolved"
             return f"{head}: {first} is faster than {other} {where}; nowhere seen overtaken within {within}"
-        at = [self._where(crossing) for crossing in self.crossings]
+        at = [self._format_size(crossover) for crossover in self.crossovers]
         parts = [f"{self.fastest[0]} is faster below {at[0]}"]
         parts += [f"{who} from there to {end}" for who, end in zip(self.fastest[1:-1], at[1:], strict=True)]
         return f"{head}: {', '.join(parts)}, {self.fastest[-1]} above"
 
-    def _where(self, crossing: Crossover) -> str:
-        """With the sizes around it where between them there are others, which do not tell."""
-        at = format_binary_bytes(crossing.size_bytes)
-        if self.sizes.index(crossing.high_bytes) - self.sizes.index(crossing.low_bytes) == 1:
+    def _format_size(self, crossover: Crossover) -> str:
+        """Return the size, with its resolved neighbours if there are unresolved sizes between them."""
+        at = format_binary_bytes(crossover.size_bytes)
+        if self.sizes.index(crossover.high_bytes) - self.sizes.index(crossover.low_bytes) == 1:
             return at
-        return f"{at} ({format_binary_bytes(crossing.low_bytes)} to {format_binary_bytes(crossing.high_bytes)})"
+        return f"{at} ({format_binary_bytes(crossover.low_bytes)} to {format_binary_bytes(crossover.high_bytes)})"
 
 
 def compare_operations(frame: pd.DataFrame) -> list[OperationComparison]:
-    """Each two strategies of one framework that did the same operation on as many devices of the same hardware.
+    """Compare each two strategies of one framework that ran the same operation on as many devices of the same hardware.
 
-    Of several runs of a strategy the mean counts, between the lowest and the highest of their limits. Sizes at which
-    the two intervals overlap decide nothing.
+    Several runs of a strategy count with their mean, between the lowest and the highest of their limits. Sizes at which
+    the two intervals overlap are unresolved.
     """
-    found = []
+    comparisons = []
     order = {name: number for number, name in enumerate(COLLECTIVES)}
     groups = sorted(frame.groupby(OPERATION_COLUMNS), key=lambda group: (*group[0][:-1], order.get(group[0][-1], 0)))
     for (framework, hardware, gpus, nodes, name), rows in groups:
-        times = {str(who): _times_by_size(mine) for who, mine in rows.groupby("strategy")}
+        times = {str(strategy): _times_by_size(own_rows) for strategy, own_rows in rows.groupby("strategy")}
         for pair in itertools.combinations(sorted(times), 2):
             comparison = OperationComparison(str(name), int(gpus), str(framework), str(hardware), int(nodes), pair)
             find_crossovers(comparison, times[pair[0]], times[pair[1]])
-            found += [comparison] if comparison.sizes else []
-    return found
+            comparisons += [comparison] if comparison.sizes else []
+    return comparisons
 
 
 def _times_by_size(rows: pd.DataFrame) -> dict[int, estimates.Estimate]:
-    """Time by size, over the runs of a strategy."""
+    """Return the times of a strategy by size, over its runs."""
     merged = rows.groupby("size_bytes").agg({"time_s": "mean", "time_low": "min", "time_high": "max"})
     return {int(size): estimates.Estimate(*map(float, row)) for size, *row in merged.itertuples()}
 
@@ -174,9 +174,9 @@ def _times_by_size(rows: pd.DataFrame) -> dict[int, estimates.Estimate]:
 def find_crossovers(
     into: OperationComparison, first: dict[int, estimates.Estimate], second: dict[int, estimates.Estimate]
 ) -> None:
-    """Fill in who is faster where; `first` and `second` are seconds by size, of into.strategies."""
+    """Fill in which strategy is faster at which sizes; `first` and `second` are seconds by size, of into.strategies."""
     into.sizes = sorted(first.keys() & second.keys())
-    since = 0  # the last size so far whose difference is resolved
+    last_resolved = 0  # place of the last size so far whose difference is resolved
     for number, size in enumerate(into.sizes):
         a, b = first[size], second[size]
         if a.low <= b.high and b.low <= a.high:
@@ -184,17 +184,17 @@ def find_crossovers(
         into.resolved += 1
         faster = into.strategies[a.value > b.value]
         if into.fastest and into.fastest[-1] != faster:
-            between = into.sizes[since : number + 1]
+            between = into.sizes[last_resolved : number + 1]
             ratios = [first[s].value / second[s].value for s in between]
-            into.crossings.append(Crossover(interpolate_crossover_bytes(between, ratios), between[0], between[-1]))
+            into.crossovers.append(Crossover(interpolate_crossover_bytes(between, ratios), between[0], between[-1]))
         if not into.fastest or into.fastest[-1] != faster:
             into.fastest.append(faster)
-        since = number
+        last_resolved = number
 
 
 def interpolate_crossover_bytes(sizes: Sequence[int], ratios: Sequence[float]) -> float:
-    """Where the least-squares line through (log size, log ratio) passes 0, within the sizes; of two points that is
-    interpolation. The first and the last ratio lie on different sides of 1."""
+    """Return where the least-squares line through (log size, log ratio) passes 0, within the sizes; between two points
+    that is interpolation. The first and the last ratio are on different sides of 1."""
     x, y = np.log(np.array(sizes, dtype=np.float64)), np.log(np.array(ratios, dtype=np.float64))
     slope, start = np.polyfit(x - x[0], y, 1)
     share = -start / slope if slope else 0.0
@@ -210,16 +210,16 @@ BANDWIDTH_COUNTS = ("gpus", "nodes", "repeat", "source", "target", "size_bytes",
 
 
 def load_bandwidth(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> pd.DataFrame:
-    """One row for each run and transfer below `path`, as `transfers`; InputError as scalebench.load."""
+    """Return make_bandwidth_table for all runs at or below `path`; raises InputError as scalebench.load does."""
     paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
     return make_bandwidth_table([read_result(file) for file in find_results(paths)])
 
 
 def make_bandwidth_table(results: Iterable[Result]) -> pd.DataFrame:
-    """One row for each run and transfer; source and target are ranks, null where all take part at once.
+    """Return one row for each run and transfer; source and target are ranks, null if all ranks take part at once.
 
-    `bytes_per_s` is of all that moves at once, in both directions and for all devices; its 95 % interval is over the
-    blocks, in each of which the slowest rank's time counts. A limit that the blocks do not give is null.
+    `bytes_per_s` counts all bytes that move at the same time, in both directions and for all devices; its 95 % interval
+    is over blocks, in each of which the slowest rank's time counts. A limit that the blocks do not give is null.
     """
     import pandas as pd
 
@@ -234,23 +234,23 @@ def _bandwidth_rows(result: Result) -> list[dict[str, Any]]:
         return []
     scale, rows = result.scale, []
     for same in zip(*of_ranks, strict=True):
-        one = same[0]
-        taken = operation_s([part.block_s for part in same], one.repeats)
-        moved = count_moved_bytes(one, scale.processes)
+        first = same[0]
+        time_s = operation_s([transfer.block_s for transfer in same], first.repeats)
+        moved = count_moved_bytes(first, scale.processes)
         rows.append(
             {
                 "run_id": result.run_id, "strategy": scale.strategy, "backend_used": scale.backend_used,
                 "hardware": scale.hardware, "gpus": scale.gpus, "nodes": scale.nodes, "repeat": scale.repeat,
-                "kind": one.kind, "source": one.source, "target": one.target, "size_bytes": one.size_bytes,
-                "moved_bytes": moved, "time_s": taken.value, "bytes_per_s": moved / taken.value,
-                "bytes_per_s_low": moved / taken.high, "bytes_per_s_high": moved / taken.low if taken.low else None,
+                "kind": first.kind, "source": first.source, "target": first.target, "size_bytes": first.size_bytes,
+                "moved_bytes": moved, "time_s": time_s.value, "bytes_per_s": moved / time_s.value,
+                "bytes_per_s_low": moved / time_s.high, "bytes_per_s_high": moved / time_s.low if time_s.low else None,
             }
         )  # fmt: skip
     return rows
 
 
 def count_moved_bytes(transfer: TransferRecord, ranks: int) -> int:
-    """By one of it, over all ranks and directions; a copy within host memory counts once."""
+    """Count the bytes of one transfer over all ranks and directions; a copy within host memory counts once."""
     directions = 2 if "both_ways" in transfer.kind else 1
     devices = ranks if transfer.source is None else 1
     return transfer.size_bytes * directions * devices

@@ -1,9 +1,9 @@
-"""How much of a model's state a device keeps under each strategy, and which runs were out of memory. Layer 1.
+"""How much of a model's state a device keeps under each strategy, and which runs were out of memory.
 
-A device that keeps a whole model has, in float32, 4 bytes of weights and 4 of gradients for each parameter, and the
+A device that keeps a full model has, in float32, 4 bytes of weights and 4 of gradients for each parameter, and the
 optimizer's state, 8 with Adam: 16 bytes (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion
-Parameter Models", section 3.1, count as many for mixed precision, where Adam keeps weights in float32 too). That is
-what to expect; the figures here are those that strategies told (`Strategy.state_bytes`).
+Parameter Models", section 3.1, count as many for mixed precision, where Adam keeps weights in float32 too). That is the
+expectation; the figures here are those reported by strategies (`Strategy.state_bytes`).
 """
 
 from __future__ import annotations
@@ -13,95 +13,95 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from scalebench.analysis.identity import MEMORY_COLUMNS
+from scalebench.analysis.identity import MEMORY_COLUMNS, Key
 from scalebench.analysis.scaling_curves import estimate_of, format_batch, plain_rows
 from scalebench.core.stats.estimates import Estimate, divide_estimates
 
 if TYPE_CHECKING:
     import pandas as pd
 
-MEMORY_FIGURES = ("state_bytes", "peak_memory_bytes", "max_batch_per_device")  # one of them makes a model worth telling
+MEMORY_FIGURES = ("state_bytes", "peak_memory_bytes", "max_batch_per_device")  # a model needs one of them to be listed
 RATE = "throughput_samples_per_s"
-MIN_FULL_SHARE = 0.99  # of the state of a whole model; what is less lacks more than odd ends
+MIN_FULL_SHARE = 0.99  # of a full model's state; less than this means that the state is sharded
 
 Row = Mapping[str, Any]  # cells of the pooled frame, None for null
 
 
 @dataclass(frozen=True)
 class ShardingCost:
-    """What keeping less of the model costs: the fastest that does over the fastest that keeps all of it."""
+    """The cost of keeping less of the model: the fastest strategy that does over the fastest that keeps all of it."""
 
-    less: Row
-    whole: Row
+    sharded: Row
+    full: Row
     ratio: float  # of their samples/s
     interval: Estimate | None
 
 
 @dataclass(frozen=True)
 class ModelMemory:
-    """Rows of one model, data set, hardware and optimizer, those that were out of memory with them."""
+    """Rows of one model, data set, hardware and optimizer, including those that were out of memory."""
 
     rows: list[Row]
 
     @cached_property
     def _references(self) -> dict[tuple[Any, ...], Row]:
-        """By size of the model and framework: the bare baseline of any row, else the row on one device that keeps
-        most. What several devices keep, each of them may keep a part of."""
+        """By size of the model and framework: the bare baseline of any row, else the row on one device that keeps most.
+        Rows on several devices are no references, since each device may keep a part only."""
         baselines = {row["baseline_bare_id"] for row in self.rows}
-        whole = [row for row in self.rows if row["gpus"] == 1 or row["run_id"] in baselines]
-        found: dict[tuple[Any, ...], Row] = {}
-        for row in sorted(whole, key=lambda row: (row["run_id"] in baselines, row["state_bytes"] or 0)):
+        candidates = [row for row in self.rows if row["gpus"] == 1 or row["run_id"] in baselines]
+        references: dict[Key, Row] = {}
+        for row in sorted(candidates, key=lambda row: (row["run_id"] in baselines, row["state_bytes"] or 0)):
             if row["state_bytes"] is not None:
-                found[_size_key(row)] = row
-        return found
+                references[_size_key(row)] = row
+        return references
 
     def reference(self, row: Row) -> Row | None:
-        """What a row's state is measured by; None where it has none, or no other row is there to compare it with."""
-        found = self._references.get(_size_key(row)) if row["state_bytes"] is not None else None
-        return found if found is not None and found["state_bytes"] > 0 else None
+        """Return the row to compare the state of a row with; None if one of them has no state."""
+        reference = self._references.get(_size_key(row)) if row["state_bytes"] is not None else None
+        return reference if reference is not None and reference["state_bytes"] > 0 else None
 
     def share(self, row: Row) -> float | None:
-        """State of the fullest device of a row over that of its reference."""
-        found = self.reference(row)
-        return None if found is None else float(row["state_bytes"] / found["state_bytes"])
+        """Return the state of a row's fullest device over that of its reference."""
+        reference = self.reference(row)
+        return None if reference is None else float(row["state_bytes"] / reference["state_bytes"])
 
     def keeps_less(self, row: Row) -> bool:
+        """Return whether no device of a row keeps the full state."""
         share = self.share(row)
         return share is not None and share < MIN_FULL_SHARE
 
     @property
-    def out(self) -> list[Row]:
-        """Rows that were out of memory."""
+    def out_of_memory(self) -> list[Row]:
         return [row for row in self.rows if row["status"] == "oom"]
 
-    def equals(self) -> list[list[Row]]:
-        """Rows that compete: of as many devices, the same batch and precision, in the order in which they come."""
-        found: dict[tuple[Any, ...], list[Row]] = {}
+    def competing_rows(self) -> list[list[Row]]:
+        """Return lists of rows with equal devices, batch and precision, in their order."""
+        by_key: dict[Key, list[Row]] = {}
         for row in self.rows:
             if row["max_batch_per_device"] is None:
-                found.setdefault((row["gpus"], row["scaling"], format_batch(row), row["precision"]), []).append(row)
-        return list(found.values())
+                by_key.setdefault((row["gpus"], row["scaling"], format_batch(row), row["precision"]), []).append(row)
+        return list(by_key.values())
 
-    def price(self, competing: Iterable[Row]) -> ShardingCost | None:
-        """None where not both kinds are among them."""
-        known = [row for row in competing if row["status"] == "ok" and row[RATE] and self.share(row) is not None]
-        less = [row for row in known if self.keeps_less(row)]
-        whole = [row for row in known if not self.keeps_less(row)]
-        if not less or not whole:
+    def sharding_cost(self, competing: Iterable[Row]) -> ShardingCost | None:
+        """Compare the fastest rows that keep less and that keep all; None unless there are both."""
+        measured = [row for row in competing if row["status"] == "ok" and row[RATE] and self.share(row) is not None]
+        sharding = [row for row in measured if self.keeps_less(row)]
+        replicating = [row for row in measured if not self.keeps_less(row)]
+        if not sharding or not replicating:
             return None
-        fast, full = (max(rows, key=lambda row: float(row[RATE])) for rows in (less, whole))
-        mine, base = (estimate_of(row, RATE, "throughput") for row in (fast, full))
-        limits = None if mine is None or base is None else divide_estimates(mine, base)
-        return ShardingCost(fast, full, fast[RATE] / full[RATE], limits)
+        sharded, full = (max(rows, key=lambda row: float(row[RATE])) for rows in (sharding, replicating))
+        rate, full_rate = (estimate_of(row, RATE, "throughput") for row in (sharded, full))
+        limits = None if rate is None or full_rate is None else divide_estimates(rate, full_rate)
+        return ShardingCost(sharded, full, sharded[RATE] / full[RATE], limits)
 
 
 def group_by_model(pooled: pd.DataFrame) -> list[ModelMemory]:
-    """Rows that are ok or were out of memory, in the order of the frame; of models of which something is known."""
-    found: dict[tuple[Any, ...], list[Row]] = {}
+    """Group the rows that are ok or were out of memory, in the order of the frame, if one has a memory figure."""
+    by_key: dict[Key, list[Row]] = {}
     for row in plain_rows(pooled):
         if row["status"] in ("ok", "oom"):
-            found.setdefault(tuple(row[name] for name in MEMORY_COLUMNS), []).append(row)
-    return [ModelMemory(rows) for rows in found.values() if any(map(_has_memory_figure, rows))]
+            by_key.setdefault(tuple(row[name] for name in MEMORY_COLUMNS), []).append(row)
+    return [ModelMemory(rows) for rows in by_key.values() if any(map(_has_memory_figure, rows))]
 
 
 def _has_memory_figure(row: Row) -> bool:
@@ -114,9 +114,9 @@ def bytes_per_parameter(row: Row) -> float | None:
 
 
 def format_strategy(row: Row) -> str:
-    """`ddp_gloo`, with what was chosen of its options: `ddp_gloo bucket_cap_mb=1.0`."""
+    """Return the strategy with its changed options: `ddp_gloo bucket_cap_mb=1.0`."""
     return f"{row['strategy']} {row['options']}" if row["options"] else str(row["strategy"])
 
 
-def _size_key(row: Row) -> tuple[Any, ...]:
+def _size_key(row: Row) -> Key:
     return row["model_params"], row["framework"]

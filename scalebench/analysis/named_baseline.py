@@ -51,8 +51,8 @@ def resolve_named_baseline(baseline: PathLike, runs: Sequence[RunSummary]) -> Na
         )
     if measured and not any(is_comparable(other, run) for other in same_samples):
         raise InputError(
-            f"baseline {baseline} has {_format_batch(run)}, none of the rows has the same; speedups are between runs of "
-            "one batch per device in weak scaling, of one global batch in strong scaling"
+            f"baseline {baseline} has {_format_batch(run)}, none of the rows has the same; speedups are between runs "
+            "of one batch per device in weak scaling, of one global batch in strong scaling"
         )
     return NamedBaseline(run)
 

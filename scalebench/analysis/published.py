@@ -1,8 +1,8 @@
-"""Tables of the studies that scalebench repeats, as rows beside which measured ones can be shown. Layer 1.
+"""Tables of published studies that scalebench repeats, as rows to show beside measured ones.
 
-They stand in published_data/, a CSV for the figures and a YAML for where they are from. An empty cell is what the study
-does not say; `derived` names the cells that are ours: worked out of others, or known from its scripts. No measured
-statistics know of these rows.
+published_data/ has a CSV with the figures of each study and a YAML with their sources. An empty cell is not stated by
+the study; `derived` names the cells that are ours: computed from others, or taken from its scripts. These rows are part
+of no statistics on measured ones.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ PUBLISHED_COLUMNS = (
 
 @dataclass(frozen=True)
 class Study:
-    """`against`: self or bare, the baseline here that is nearest to what its speedups are against; `machines`: hardware
-    name -> what it is."""
+    """A published study. `against` is our baseline that is nearest to the study's own, self or bare; `machines`
+    describes its hardware by name."""
 
     name: str
     title: str
@@ -42,13 +42,13 @@ class Study:
 
 
 def list_studies() -> list[tuple[str, str]]:
-    """(name, title) of each study."""
+    """Return (name, title) of each study."""
     return [(name, load_study(name).title) for name in _study_names()]
 
 
 @cache
 def load_study(name: str) -> Study:
-    """Where its rows are from. InputError for a name that is none, with the nearest one."""
+    """Return the source of a study's rows. Raises InputError for an unknown name, with the nearest one."""
     from omegaconf import OmegaConf
 
     if name not in _study_names():
@@ -58,22 +58,22 @@ def load_study(name: str) -> Study:
 
 
 def load_published(names: Sequence[str]) -> pd.DataFrame:
-    """All rows of these studies, in their order; columns as COLUMNS, null where the study does not say.
+    """Return all rows of these studies, in their order, with PUBLISHED_COLUMNS; null where the study does not say.
 
-    `speedup` is against one GPU of the same kind and method unless `remark` says otherwise, `efficiency` a share,
-    `slope` speedup per GPU, `value` whatever `quantity` names, `settings` what else was set, in scalebench's words.
-    InputError for an unknown name.
+    `speedup` is against one GPU of the same kind and method unless `remark` says otherwise, `efficiency` is a share,
+    `slope` speedup per GPU, `value` the figure that `quantity` names, `settings` has further settings in scalebench's
+    terms. Raises InputError for an unknown name.
     """
     import pandas as pd
 
     chosen = [load_study(name).name for name in dict.fromkeys(names)]
-    found = [{"study": name, **row} for name in chosen for row in _read_csv(name)]
+    rows = [{"study": name, **row} for name in chosen for row in _read_csv(name)]
     kinds = (
         dict.fromkeys(PUBLISHED_COLUMNS, "string")
         | dict.fromkeys(PUBLISHED_COUNTS, "Int64")
         | dict.fromkeys(PUBLISHED_FIGURES, "Float64")
     )
-    return pd.DataFrame(found, columns=PUBLISHED_COLUMNS).astype(kinds)
+    return pd.DataFrame(rows, columns=PUBLISHED_COLUMNS).astype(kinds)
 
 
 def _study_names() -> list[str]:

@@ -1,8 +1,8 @@
-"""The best strategy for each number of devices, and how sure that is. Layer 1.
+"""The best strategy for each number of devices, and how certain that is.
 
-Rivals are the curves of one group (model, data set, hardware, scaling, batch) at one device count, of whatever
-framework, that read their data the same way and train in the same precision. Strategies that do not train together,
-which are controls, are no rivals where there are others.
+Rivals are the curves of one group (model, data set, hardware, scaling, batch) on one number of devices, of any
+framework, that read their data the same way and train in the same precision. Strategies that do not train together are
+controls, which are no rivals if there are others.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Verdict = Literal["slower", "tied", "no interval"]
 
 @dataclass(frozen=True)
 class Rival:
-    """One that is not the best: the best's throughput over its own, with limits that hold for all rivals at once."""
+    """A strategy that is not the best; `ratio` is the best's throughput over its own, with simultaneous limits."""
 
     name: str
     row: dict[str, Any]
@@ -40,14 +40,15 @@ class Rival:
 
     @property
     def verdict(self) -> Verdict:
-        """`slower` where the interval lies above 1; `no interval` where it cannot be told."""
+        """`slower` if the interval is above 1, `tied` if it includes 1."""
         return "no interval" if self.low is None else "slower" if self.low > 1 else "tied"
 
-    def words(self) -> str:
-        """`ddp_gloo (1.31 [1.25, 1.37])`"""
-        return f"{self.name} ({self.figure()})"
+    def label(self) -> str:
+        """Return `ddp_gloo (1.31 [1.25, 1.37])`."""
+        return f"{self.name} ({self.format_ratio()})"
 
-    def figure(self) -> str:
+    def format_ratio(self) -> str:
+        """Return `1.31 [1.25, 1.37]`."""
         limits = "" if self.low is None or self.high is None else f" [{self.low:.2f}, {self.high:.2f}]"
         return f"{self.ratio:.2f}{limits}"
 
@@ -57,31 +58,31 @@ class Ranking:
     """Who is the fastest on `gpus` devices. `rivals` are in the order of throughput; `row` and theirs are cells of the
     pooled frame."""
 
-    group: dict[str, str]  # of the curves, and precision and feed where those of the group differ in them
+    group: dict[str, str]  # of the curves, and precision and feed if the curves of the group differ in them
     gpus: int
     best: str  # name of the curve
     row: dict[str, Any]
     rivals: list[Rival]
-    test: str  # its name; empty where there is nothing to compare
+    test: str  # describes the statistical test; empty if there is nothing to compare
 
     @property
     def tied(self) -> list[Rival]:
         return [rival for rival in self.rivals if rival.verdict == "tied"]
 
     @property
-    def untold(self) -> list[Rival]:
-        """Those of which nothing can be said, for want of an interval of theirs or of the best."""
+    def undecided(self) -> list[Rival]:
+        """Rivals that cannot be compared, since they or the best have no interval."""
         return [rival for rival in self.rivals if rival.verdict == "no interval"]
 
     @property
     def certainty(self) -> Literal["best", "tied", "not sure", "alone"]:
-        """`not sure` where an interval is missing and nobody is tied; `alone` without rivals."""
+        """`not sure` if an interval is missing and no rival is tied; `alone` without rivals."""
         if not self.rivals:
             return "alone"
-        return "tied" if self.tied else "not sure" if self.untold else "best"
+        return "tied" if self.tied else "not sure" if self.undecided else "best"
 
     def sentence(self) -> str:
-        """`at 2 devices: mirrored, 40,828 samples/s, 1.31 [1.25, 1.37] times as fast as the next (ddp_gloo)`"""
+        """Return `at 2 devices: mirrored, 40,828 samples/s, 1.31 [1.25, 1.37] times as fast as the next (ddp_gloo)`."""
         value = self.row["throughput_samples_per_s"]
         digits = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
         head = f"at {self.gpus} device{'s' * (self.gpus > 1)}: {self.best}, {digits} samples/s"
@@ -89,30 +90,32 @@ class Ranking:
             return f"{head}; nothing else was measured there"
         parts = [head]
         if self.tied:
-            parts.append(f"tied within noise with {join_with_and([rival.words() for rival in self.tied])}")
-        if self.untold:
-            parts.append(f"no interval, so not sure against {join_with_and([rival.words() for rival in self.untold])}")
+            parts.append(f"tied within noise with {join_with_and([rival.label() for rival in self.tied])}")
+        if self.undecided:
+            parts.append(
+                f"no interval, so not sure against {join_with_and([rival.label() for rival in self.undecided])}"
+            )
         first = next((rival for rival in self.rivals if rival.verdict == "slower"), None)
         if first is not None:
             who = "the next" if first is self.rivals[0] else "the first that is slower beyond noise"
-            parts.append(f"{first.figure()} times as fast as {who} ({first.name})")
+            parts.append(f"{first.format_ratio()} times as fast as {who} ({first.name})")
         return ", ".join(parts)
 
 
 def rank(pooled: pd.DataFrame) -> list[Ranking]:
-    """One ranking for each group and device count, in the order of the frame and of devices.
+    """Return one ranking for each group and number of devices, in the order of the frame and of devices.
 
-    The best is the one of the largest throughput; the first in the frame where two are equal. Each other one is
-    compared with it by the ratio of throughputs. Standard errors of their logarithms come from the widths of the 95 %
-    intervals, Student's t with repeats - 1 degrees of freedom over launches and 15 over blocks (stats.BATCHES); those
-    of a ratio are Welch's. The k - 1 intervals hold at once (Bonferroni: each at 1 - 0.05 / (k - 1)), and one that
-    lies above 1 is `slower`. So "X is the best" is wrong in at most 2.5 % of all rankings, however many strategies
-    there are and although X was chosen by these same figures: for another to be the best in truth, X must beat that
-    one by more than noise. And the best in truth is X or among those that are tied, in as many.
+    The best has the largest throughput; of two equal ones it is the first in the frame. Each other strategy is compared
+    with it by the ratio of throughputs. Standard errors of their logarithms come from the widths of the 95 % intervals,
+    Student's t with repeats - 1 degrees of freedom over repeats and 15 over blocks (estimates.BATCHES); those of a
+    ratio are Welch's. The k - 1 intervals hold simultaneously (Bonferroni: each at 1 - 0.05 / (k - 1)), and a rival
+    with an interval above 1 is `slower`. So "X is the best" is wrong in at most 2.5 % of all rankings, however many
+    strategies there are and although X was chosen by these same figures: for another to be the true best, X must beat
+    that one by more than noise. And in as many rankings the true best is X or one of those that are tied.
 
-    Launches count as independent: where repeats were interleaved and the machine's level moves them all alike, ties
-    are told that paired figures (the speedups) might resolve. Intervals over the blocks of single launches do not hold
-    what differs between launches, and then neither does the certainty.
+    Repeats count as independent: where they were interleaved and the drift of the machine moves them all together,
+    there are ties that paired figures (the speedups) might resolve. Intervals over the blocks of single runs do not
+    include what differs between repeats, and neither does the certainty then.
 
     Sources: Hsu 1981, "Simultaneous confidence intervals for all distances from the 'best'" and Hsu 1996, "Multiple
     Comparisons: Theory and Methods", chapter 4 (comparisons with the best need no more than those with one control);
@@ -124,7 +127,7 @@ def rank(pooled: pd.DataFrame) -> list[Ranking]:
 
 
 def rank_curves(all_curves: Iterable[Curve]) -> list[Ranking]:
-    """`rank` of the frame that these curves are of."""
+    """Rank the curves of a pooled frame, as `rank` describes."""
     found = []
     for _, members in group_curves(all_curves):
         for group, contest in _split_into_contests(members):
@@ -135,7 +138,7 @@ def rank_curves(all_curves: Iterable[Curve]) -> list[Ranking]:
 
 
 def _split_into_contests(members: Sequence[Curve]) -> list[tuple[dict[str, str], list[Curve]]]:
-    """Curves that may be ranked against each other, with what tells them from the other contests of their group."""
+    """Return the curves of a group that may be ranked against each other, with the settings that distinguish them."""
     differing = [name for name in INPUT_COLUMNS if len({curve.rows[0][name] for curve in members}) > 1]
     found: dict[tuple[str, ...], list[Curve]] = {}
     for curve in members:
@@ -153,7 +156,7 @@ def _without_controls(members: list[Curve]) -> list[Curve]:
 
 @functools.lru_cache
 def is_control(strategy: str) -> bool:
-    """Whether its YAML says that it trains nothing, or replicas that never hear of each other."""
+    """Return whether a strategy trains nothing by its YAML, or replicas that never synchronize."""
     from omegaconf import OmegaConf
 
     path = config_files.list_options("strategy").get(strategy)
@@ -162,7 +165,7 @@ def is_control(strategy: str) -> bool:
 
 
 def rank_rows(group: dict[str, str], gpus: int, rows: Sequence[tuple[str, dict[str, Any]]]) -> Ranking:
-    """The ranking of these (name, cells), at least one, as rank() says."""
+    """Rank these (name, cells), at least one, as `rank` describes."""
     ordered = sorted(rows, key=lambda pair: -pair[1]["throughput_samples_per_s"])
     (name, best), others = ordered[0], ordered[1:]
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(others))
@@ -177,22 +180,22 @@ def rank_rows(group: dict[str, str], gpus: int, rows: Sequence[tuple[str, dict[s
 
 
 def throughput_ratio(a: dict[str, Any], b: dict[str, Any], confidence: float) -> Estimate | None:
-    """Throughput of row `a` over that of row `b`, between limits at this confidence, as rank() says; None where either
-    has no whole interval, or it is of unknown make."""
+    """Return the throughput of row `a` over that of row `b` with limits at this confidence, as `rank` describes; None
+    if one of the rows has no complete interval, or one over neither blocks nor repeats."""
     error_a, error_b = log_standard_error(a), log_standard_error(b)
     if error_a is None or error_b is None:
         return None
-    (mine, mine_freedom), (theirs, their_freedom) = error_a, error_b
-    both = mine**2 + theirs**2
-    freedom = math.inf if both == 0 else both**2 / (mine**4 / mine_freedom + theirs**4 / their_freedom)
-    reach = 0.0 if both == 0 else student_t(freedom, confidence) * math.sqrt(both)
+    (deviation_a, freedom_a), (deviation_b, freedom_b) = error_a, error_b
+    variance = deviation_a**2 + deviation_b**2
+    freedom = math.inf if variance == 0 else variance**2 / (deviation_a**4 / freedom_a + deviation_b**4 / freedom_b)
+    reach = 0.0 if variance == 0 else student_t(freedom, confidence) * math.sqrt(variance)
     value = _rate(a) / _rate(b)
     # Beyond 700, exp would overflow; nothing measured has such a limit.
     return Estimate(value, value * math.exp(-reach), value * math.exp(reach)) if reach < 700 else None
 
 
 def log_standard_error(row: dict[str, Any]) -> tuple[float, int] | None:
-    """(standard error of the logarithm of throughput, its degrees of freedom), from half the width of its interval."""
+    """Return (standard error of log throughput, its degrees of freedom), from the width of its interval."""
     low, high = row["throughput_low"], row["throughput_high"]
     freedom = {"blocks": BATCHES - 1, "repeats": (row.get("repeats") or 1) - 1}.get(row["interval_over"], 0)
     if low is None or high is None or low <= 0 or freedom < 1:
@@ -205,6 +208,6 @@ def _rate(row: dict[str, Any]) -> float:
     return rate
 
 
-def join_with_and(words: Sequence[str]) -> str:
-    """`a, b and c`"""
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+def join_with_and(names: Sequence[str]) -> str:
+    """Return `a, b and c`."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

@@ -169,7 +169,7 @@ def _cost_cells(result: Result, epoch_s: float | None) -> dict[str, float | None
 def speedup_cells(
     kind: str, devices: float, speedup: float | None, interval: Estimate | None
 ) -> dict[str, float | None]:
-    """Return the columns of a speedup and of its efficiency; `devices` is their ratio to the devices of the baseline."""
+    """Return the columns of a speedup and its efficiency; `devices` is the ratio to the devices of the baseline."""
     share = throughput.scale_to_efficiency(interval, devices)
     return {
         **interval_cells(f"speedup_{kind}", f"speedup_{kind}", speedup, interval),

@@ -102,7 +102,7 @@ def estimate_of(row: Mapping[str, Any], name: str, stem: str | None = None) -> E
 
 
 def format_batch(row: Mapping[str, Any]) -> str:
-    """Return the batch that is constant over devices: `75 per device` in weak scaling, `150 in all` in strong scaling."""
+    """Return the batch that is constant over devices: `75 per device` in weak scaling, `150 in all` in strong."""
     return f"{row['global_batch']} in all" if row["scaling"] == "strong" else f"{row['batch_per_device']} per device"
 
 

@@ -80,7 +80,7 @@ def find_drift(result: Result, target: Any) -> list[str] | None:
 
 
 def wanted_half_width(result: Result) -> Any:
-    """Return the relative half-width of the interval that was configured; None where an old or foreign spec has none."""
+    """Return the configured relative half-width of the interval; None where an old or foreign spec has none."""
     return result.spec.get("measure", {}).get("target")
 
 
@@ -159,7 +159,7 @@ def _drift(groups: Sequence[CountedBlocks]) -> list[str] | None:
 def list_flags(
     result: Result, interval: Estimate | None, target: Any, groups: Sequence[CountedBlocks] = ()
 ) -> list[str]:
-    """Return what a reader of the row must know: flags of the record, a missing or wide interval, an unsteady series."""
+    """Return the flags of a row: those of the record, a missing or wide interval, an unsteady series."""
     flags = list(result.flags)
     if result.status == "ok":
         if interval is None or not math.isfinite(interval.high):

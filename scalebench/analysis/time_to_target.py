@@ -31,7 +31,8 @@ LEVEL_COLUMNS = ("metric", "best_metric", "train_metric", "generalisation_gap")
 SPEEDUP_COLUMNS = ("speedup_target_bare", "speedup_bare", "speedup_target_self", "speedup_self")
 TRAINING_COLUMNS = (
     "training_id model dataset hardware machine scaling strategy gpus batch_per_device global_batch optimizer "
-    "learning_rate learning_rate_rule base_batch weight_decay accumulate train_options options precision metric_name target"
+    "learning_rate learning_rate_rule base_batch weight_decay accumulate train_options options precision "
+    "metric_name target"
 ).split()
 TRAINING_TABLE_COLUMNS = [
     *TRAINING_COLUMNS,
@@ -132,7 +133,7 @@ def mean_of_factors(values: Sequence[float]) -> Figure:
 
 
 def mean_of_levels(values: Sequence[float]) -> Figure:
-    """Return (mean, its 95 % interval by Student's t) of figures that may be negative; no interval of fewer than three."""
+    """Return (mean, 95 % interval by Student's t) of figures that may be negative; no interval of fewer than three."""
     count, mean = len(values), math.fsum(values) / len(values)
     if count < MIN_REPEATS:
         return mean, None

@@ -1,4 +1,4 @@
-"""The columns of a training that runs until a stop (a target, epochs, steps or seconds), and of how its steps are made."""
+"""The columns of trainings to a stop (a target, epochs, steps or seconds), and of the settings of every training."""
 
 from __future__ import annotations
 

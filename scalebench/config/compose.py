@@ -212,7 +212,8 @@ class CachingLoader(ConfigLoaderImpl):
         with flag_override(composed, "no_deepcopy_set_nodes", True):
             for default in defaults[length:]:
                 loaded = self._load_single_config(default, repo).config
-                if loaded._is_typed():  # Hydra removes the defaults list of a dataclass only after all is merged
+                # Hydra removes the defaults list of a dataclass only after all is merged.
+                if isinstance(loaded, DictConfig) and loaded._is_typed():
                     return super()._compose_config_from_defaults_list(defaults, repo)
                 composed.merge_with(loaded)
         return composed

@@ -67,7 +67,7 @@ def check_config(config: Config) -> None:
     check_values(config.strategy)
     check_fields(config)
     validate.check_environment(config.hardware)
-    resources.check_slurm_options(config.hardware)
+    resources.check_slurm_options(config.hardware.slurm)
     validate.check_training(config)
     _check_remote_hardware(config.hardware)
     if not 0 <= config.dataset.validation_share < 1:

@@ -122,9 +122,12 @@ class SlurmSpec:
     lines: list[str] = field(default_factory=list)  # further options of sbatch, such as --mail-type=END
     setup: list[str] = field(default_factory=list)  # shell lines before the run: module load, source
     srun: list[str] = field(default_factory=list)  # further options of the srun that starts the ranks
-    mpi: str = "mpirun"  # what starts MPI ranks: mpirun, or a value of srun --mpi: pmix, pmi2
+    # What starts MPI ranks: mpirun, or srun with this value of --mpi.
+    mpi: str = choice_field(
+        "mpirun", "pmix", "pmix_v2", "pmix_v3", "pmix_v4", "pmix_v5", "pmi2", "openmpi", "cray_shasta"
+    )
     container: str | None = None  # image that the ranks run in
-    container_runtime: str = "apptainer"  # apptainer | pyxis
+    container_runtime: str = choice_field("apptainer", "pyxis")
     container_mounts: list[str] = field(default_factory=list)  # FROM:TO, besides the folders of the run and its data
     container_python: str = "python3"  # in the image, where scalebench is installed
     bin: str | None = None  # folder of sbatch, squeue and the others; null: they are on the PATH

@@ -23,8 +23,8 @@ from scalebench.analysis.comparison import (
     Contrast,
     Pair,
 )
-from scalebench.analysis.comparison.pairing import Row
-from scalebench.analysis.comparison.unmatched import Unpaired
+from scalebench.analysis.comparison.pairing import ComparisonRow
+from scalebench.analysis.comparison.unmatched import UnmatchedRow
 from scalebench.core.stats.estimates import Estimate
 from scalebench.core.units import format_number
 
@@ -103,8 +103,8 @@ def list_sentences(comparison: Comparison) -> list[str]:
         lines.append(f"note: {BLOCKS_NOTE}")
     if any(pair.verdict == NO_INTERVAL for pair in comparison.pairs):
         lines.append("note: no interval, no verdict: three repeats on one side give one (measure.repeats=3)")
-    unpaired = [f"{row.side} {format_label(row.label)}: {row.reason}" for row in comparison.unpaired]
-    lines += _limit_lines(unpaired, "rows")
+    unmatched = [f"{row.side} {format_label(row.label)}: {row.reason}" for row in comparison.unmatched]
+    lines += _limit_lines(unmatched, "rows")
     return [*lines, describe_verdict(comparison)]
 
 
@@ -134,7 +134,7 @@ def describe_verdict(comparison: Comparison) -> str:
     if comparison.status == NOT_COMPARABLE:
         return f"not comparable: {comparison.refusal}"
     if comparison.status == FAILED_RUN:
-        failed = [row for row in comparison.unpaired if row.failed]
+        failed = [row for row in comparison.unmatched if row.failed]
         example = f"{format_label(failed[0].label)}: {failed[0].reason}"
         return f"failed run: {_count_things(failed, 'run')} failed, such as {example}"
     if comparison.status == REGRESSION:
@@ -194,13 +194,13 @@ def make_json(comparison: Comparison, exit_code: int) -> str:
         "threshold": comparison.threshold,
         "refusal": comparison.refusal,
         "contrasts": [_contrast_tree(contrast) for contrast in comparison.contrasts],
-        "unpaired": [_unpaired_tree(row) for row in comparison.unpaired],
+        "unpaired": [_unmatched_tree(row) for row in comparison.unmatched],
         "notes": comparison.notes,
     }
     return json.dumps(tree, indent=1, allow_nan=False) + "\n"
 
 
-def _unpaired_tree(row: Unpaired) -> dict[str, Any]:
+def _unmatched_tree(row: UnmatchedRow) -> dict[str, Any]:
     return {
         "side": row.side,
         "row": row.label,
@@ -240,8 +240,8 @@ def _pair_tree(pair: Pair) -> dict[str, Any]:
     }
 
 
-def _row_tree(row: Row) -> dict[str, Any]:
-    return {"run_ids": [launch.run_id for launch in row.measured], "throughput_samples_per_s": row.rate}
+def _row_tree(row: ComparisonRow) -> dict[str, Any]:
+    return {"run_ids": [run.run_id for run in row.measured], "throughput_samples_per_s": row.rate}
 
 
 def _limit_fields(name: str, interval: Estimate | None) -> dict[str, float | None]:
@@ -264,7 +264,7 @@ def make_junit(comparison: Comparison, exit_code: int) -> str:
                 _add_child(case, "failure", text, "regression")
             else:
                 ET.SubElement(case, "system-out").text = _replace_unprintable(text)
-    for row in comparison.unpaired:
+    for row in comparison.unmatched:
         case = _add_case(suite, f"{format_label(row.label)}: {row.side} {row.run_id}".rstrip())
         failed = row.failed and comparison.threshold is not None
         _add_child(case, "error" if failed else "skipped", row.reason, "failed run" if failed else None)

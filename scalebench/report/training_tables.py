@@ -49,13 +49,13 @@ GetY = Callable[[CurvePoint], float | None]
 
 def name_trainings(trainings: Sequence[TrainingOutcome]) -> dict[str, str]:
     """Map each training_id to a unique name: `ddp_gloo on 2 devices, batch per device 75`."""
-    names = name_runs(select_run_columns([training.first for training in trainings]))
-    return {training.first["training_id"]: names[training.first["run_id"]] for training in trainings}
+    names = name_runs(select_run_columns([training.first_run for training in trainings]))
+    return {training.first_run["training_id"]: names[training.first_run["run_id"]] for training in trainings}
 
 
 def make_training_table(id_: str, title: str, trainings: Sequence[TrainingOutcome], names: Mapping[str, str]) -> Table:
     """Make a table with a row for each training, over its seeds."""
-    metric = to_text(trainings[0].first["metric_name"]) or "metric"
+    metric = to_text(trainings[0].first_run["metric_name"]) or "metric"
     kinds = [kind for kind in BASELINES
              if any(training.figures[f"speedup_{kind}"][0] is not None for training in trainings)]  # fmt: skip
     targets = any(training.target is not None for training in trainings)
@@ -70,7 +70,7 @@ def make_training_table(id_: str, title: str, trainings: Sequence[TrainingOutcom
         cells = [*_setting_cells(training, names), *_end_cells(training), *(_target_cells(training) if targets else [])]
         cells += [_figure_cell(training.figures[column], format_ratio) for column in ratios.values()]
         cells.append(make_cell(", ".join(training.stopped_by)))
-        rows.append(Row(cells, get_tags(training.first)))
+        rows.append(Row(cells, get_tags(training.first_run)))
     return Table(id_, title, columns, rows, frozenset(columns[1:-1]) - {"rule", "reached"}, CAPTION)
 
 
@@ -84,7 +84,7 @@ def list_terminal_sentences(frame: pd.DataFrame) -> list[str]:
     ]
     names = name_trainings(trainings)
     texts = [
-        describe_training(training, names[training.first["training_id"]])
+        describe_training(training, names[training.first_run["training_id"]])
         for training in sorted(trainings, key=_time_to_target_key)
     ]
     more = len(texts) - MAX_TERMINAL_SENTENCES
@@ -94,7 +94,7 @@ def list_terminal_sentences(frame: pd.DataFrame) -> list[str]:
 def describe_training(training: TrainingOutcome, name: str) -> str:
     """Return `ddp_gloo on 2 devices: mse 0.0005 after 12.3 s of training [11.9, 12.7], 4.2 epochs; 3 of 5 seeds reached
     it`."""
-    metric = f"{to_text(training.first['metric_name']) or 'metric'} {training.target:g}"
+    metric = f"{to_text(training.first_run['metric_name']) or 'metric'} {training.target:g}"
     failed = f", {training.failed} failed" if training.failed else ""
     several = training.seeds > 1
     if not training.reached:
@@ -127,7 +127,7 @@ def _count_reached(training: TrainingOutcome) -> str:
 
 
 def _setting_cells(training: TrainingOutcome, names: Mapping[str, str]) -> list[Cell]:
-    row = training.first
+    row = training.first_run
     rule = to_text(row["learning_rate_rule"])
     base = f" from {row['base_batch']:,}" if row["base_batch"] is not None and rule != "none" else ""
     return [

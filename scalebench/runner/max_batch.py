@@ -51,7 +51,7 @@ def search_unsupported_reason(spec: RunSpec) -> str | None:
     if searches and config.scaling == "strong":
         return "measure.search=max_batch is for a batch per device, and scaling=strong keeps the global one"
     if searches and config.strategy.launcher == "by_hand":
-        return "measure.search=max_batch starts its ranks many times, and strategy.launcher=by_hand by hand each time"
+        return "measure.search=max_batch starts its ranks many times; with strategy.launcher=by_hand a person starts them"
     if searches and limit is None and config.hardware.hosts:
         return "the memory of other hosts is unknown here; set measure.memory_limit_bytes, for each process"
     return memory_limit.limit_unsupported_reason() if spec.device == "cpu" and (searches or limit is not None) else None
@@ -183,7 +183,7 @@ class BatchSearch:
     def _answer(self, batch: int | None, maximum: int, minimum: int) -> RunOutcome:
         if batch is None:
             within = (
-                "" if self.answer.limit_bytes is None else f" within {self.answer.limit_bytes / 1e9:.3g} GB a process"
+                "" if self.answer.limit_bytes is None else f" within {self.answer.limit_bytes / 1e9:.3g} GB per process"
             )
             few = "one sample" if minimum == 1 else f"{minimum} samples, one for each part of train.accumulate"
             last = self._outcomes[minimum]

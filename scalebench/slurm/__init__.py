@@ -1,1 +1,1 @@
-"""SLURM: what a run asks of it, how it is submitted, and what became of it. Layer 2."""
+"""SLURM: its commands, the resources of a job, its submission, and its state until the end."""

@@ -1,4 +1,4 @@
-"""The commands of SLURM: run with a limit, their errors in one line and in their own words. Layer 2."""
+"""The commands of SLURM, run with a time limit, with their errors in one line of their own words."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-COMMAND_TIMEOUT_S = 20.0  # a controller that does not answer takes a tool 9 to 18 s to say so
-MAX_MESSAGE_CHARACTERS = 300  # characters of an error
-# A user's defaults for squeue and sacct would hide jobs, or rename what is to be read.
+COMMAND_TIMEOUT_S = 20.0  # a command reports a controller that does not answer after 9 to 18 s
+MAX_MESSAGE_CHARACTERS = 300
+# Not passed on: a user's defaults for squeue and sacct would hide jobs or change the format.
 QUERY_VARIABLES = re.compile(r"(SQUEUE|SACCT|SCONTROL)_|SLURM_TIME_FORMAT$|LC_ALL$")
 MESSAGE_PREFIX = re.compile(
     r"^(?:/\S*/)?(?:sbatch|squeue|sacct|scancel|scontrol|srun|salloc|sinfo): (?:(?:error|fatal): )?|"
@@ -26,7 +26,7 @@ UNREACHABLE_MESSAGE = re.compile(
     r"Transport endpoint|No route to host|Resource temporarily unavailable",
     re.IGNORECASE,
 )
-# What no other day will change. A limit on submitted jobs passes, and so does what is "not available now".
+# Reasons that waiting does not change, unlike a limit on submitted jobs or what is "not available now".
 REFUSED_MESSAGE = re.compile(
     r"Invalid (?:partition|account|qos|wckey|license|feature|preferred feature|node name|generic resource|gres|"
     r"burst buffer|Trackable|time|-|job array)|invalid (?:partition|option)|unrecognized option|ambiguous option|"
@@ -41,60 +41,65 @@ TEMPORARY_LIMIT = re.compile(r"(?:Assoc|QOS)\w*Submit")
 
 
 class SlurmError(Exception):
-    """A command of SLURM went wrong; one line."""
+    """A failure of a SLURM command, in one line."""
 
 
 class SlurmUnreachable(SlurmError):
-    """SLURM is not there: the command is missing or does not end, or the controller does not answer."""
+    """SLURM does not respond: the command is missing or does not end, or the controller does not answer."""
 
 
 class JobRefused(SlurmError):
-    """A job that this cluster will never take as it is."""
+    """A refusal of a job that this cluster will never accept as it is."""
 
 
 def in_allocation() -> bool:
-    """Whether this process is in an allocation."""
+    """Return whether this process runs in an allocation."""
     return bool(os.environ.get("SLURM_JOB_ID"))
 
 
 class Slurm:
-    """The commands in the folder `bin`, or on the PATH where that is None."""
+    """The commands of SLURM in the folder `bin`, or on the PATH where that is None."""
 
     def __init__(self, bin: str | None = None) -> None:
         self._bin = None if bin is None else str(Path(bin).expanduser())
 
     def path(self, name: str) -> str | None:
-        """Of a command; None where it is not there."""
+        """Return the path of a command; None where there is no such command."""
         return shutil.which(name) if self._bin is None else shutil.which(name, path=self._bin)
 
     def has(self, name: str) -> bool:
+        """Return whether there is such a command."""
         return self.path(name) is not None
 
     def run(
-        self, name: str, *words: str, limit_s: float = COMMAND_TIMEOUT_S, variables: Mapping[str, str] | None = None
+        self,
+        name: str,
+        *arguments: str,
+        timeout_s: float = COMMAND_TIMEOUT_S,
+        environment: Mapping[str, str] | None = None,
     ) -> str:
-        """What the command prints. SlurmError where it fails.
+        """Run a command and return its output; SlurmError where it fails.
 
-        `variables`: its environment; None: this one, without what changes how its answer reads, and with times as
-        seconds since the epoch.
+        Without `environment` it gets that of this process, but for variables that change the format of the output,
+        and writes times as seconds since the epoch.
         """
         path = self.path(name)
         if path is None:
             where = "on the PATH; set hardware.slurm.bin" if self._bin is None else f"in {self._bin}"
             raise SlurmUnreachable(f"there is no {name} {where}")
-        env = _query_environment() if variables is None else dict(variables)
+        env = _query_environment() if environment is None else dict(environment)
         try:
-            # A session of its own: a Ctrl-C that takes sbatch along would lose the number of its job.
+            # In its own session: a Ctrl-C that ends sbatch would lose the number of its job.
             process = subprocess.Popen(
-                [path, *words], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                [path, *arguments], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                 text=True, errors="replace", start_new_session=True,
             )  # fmt: skip
         except OSError as error:
             raise SlurmUnreachable(f"{path} cannot be run: {error.strerror}") from error
         try:
-            out, err = process.communicate(timeout=limit_s)
+            out, err = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            raise SlurmUnreachable(f"{name} did not answer within {limit_s:g} s") from None
+            raise SlurmUnreachable(f"{name} did not answer within {timeout_s:g} s") from None
         finally:
             _kill_if_running(process)
         if process.returncode != 0:
@@ -103,27 +108,27 @@ class Slurm:
 
 
 def classify_error(name: str, code: int, text: str) -> SlurmError:
-    """The error that a command means by its text."""
+    """Return the kind of error that the text of a failed command means."""
     line = shorten_message(text)
     if UNREACHABLE_MESSAGE.search(text):
         return SlurmUnreachable(line)
     if REFUSED_MESSAGE.search(text) and not TEMPORARY_LIMIT.search(text):
         return JobRefused(line)
-    return SlurmError(line or f"{name} ended with exit code {code} and said nothing")
+    return SlurmError(line or f"{name} ended with exit code {code} and printed nothing")
 
 
 def shorten_message(text: str) -> str:
-    """The lines of an error without the names that stand before them, each once."""
+    """Return the lines of an error in one line, each once and without the prefixes of SLURM's commands."""
     lines = []
     for line in text.splitlines():
         if HINTS.search(line):
             continue
-        before = None
-        while before != line:
-            before, line = line, MESSAGE_PREFIX.sub("", line.strip())
+        previous = None
+        while previous != line:
+            previous, line = line, MESSAGE_PREFIX.sub("", line.strip())
         lines.append(line)
-    told = "; ".join(line for line in dict.fromkeys(lines) if line)
-    return told if len(told) <= MAX_MESSAGE_CHARACTERS else f"{told[: MAX_MESSAGE_CHARACTERS - 3]}..."
+    message = "; ".join(line for line in dict.fromkeys(lines) if line)
+    return message if len(message) <= MAX_MESSAGE_CHARACTERS else f"{message[: MAX_MESSAGE_CHARACTERS - 3]}..."
 
 
 def _query_environment() -> dict[str, str]:
@@ -132,7 +137,7 @@ def _query_environment() -> dict[str, str]:
 
 
 def _kill_if_running(process: subprocess.Popen[str]) -> None:
-    """A command that did not end, and what it has started."""
+    """Kill a command that did not end, with its children, and close its pipes."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -1,9 +1,4 @@
-"""What a user may ask of SLURM: `hardware.slurm`, checked before anything is submitted. Layer 2.
-
-The image that ranks run in, as Apptainer and pyxis take it. Layer 2.
-
-What a run asks of SLURM: nodes, tasks, cores, GPUs, memory and time, and the step that starts its ranks. Layer 2.
-"""
+"""The SLURM options of a run: checks of `hardware.slurm`, resources of the job, its container, the srun command."""
 
 from __future__ import annotations
 
@@ -16,16 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from scalebench.core.errors import InputError, unknown_name_message
+from scalebench.core.errors import InputError
 from scalebench.core.machine import machine
-from scalebench.core.spec import HardwareSpec, RunSpec, SlurmSpec
+from scalebench.core.spec import RunSpec, SlurmSpec
 
-CONTAINER_RUNTIMES = ("apptainer", "pyxis")
-MPI_STARTERS = ("mpirun", "pmix", "pmix_v2", "pmix_v3", "pmix_v4", "pmix_v5", "pmi2", "openmpi", "cray_shasta")
+RANK_AGENT = "scalebench.runner.launchers.rank_agent"  # the module that srun and mpirun start for each rank
+START_ALLOWANCE_S = 120.0  # time of a job besides its run: starting Python on all nodes, and writing the result
 OPTION_PATTERN = re.compile(r"--([a-z][a-z0-9-]*)(?:=(.*))?")
 NAME_KEYS = "partition account qos reservation constraint".split()
 GEOMETRY = "gpus and the keys of hardware"
-# Options that scalebench writes itself, and the keys that they come from.
+# Options of sbatch that scalebench sets, and the keys that they come from.
 RESERVED_OPTIONS = {name: f"hardware.slurm.{name}" for name in (*NAME_KEYS, "exclusive", "gres")} | {
     "mem": "hardware.slurm.memory", "time": "hardware.slurm.time_minutes", "nodes": GEOMETRY, "ntasks": GEOMETRY,
     "ntasks-per-node": GEOMETRY, "cpus-per-task": "hardware.cpus_per_device", "output": "the folder of the run",
@@ -33,26 +28,17 @@ RESERVED_OPTIONS = {name: f"hardware.slurm.{name}" for name in (*NAME_KEYS, "exc
     "array": "scalebench", "wrap": "scalebench", "wait": "scalebench", "parsable": "scalebench",
     "overcommit": GEOMETRY,
 }  # fmt: skip
-# Of the step that starts the ranks. Where the job and the step have the same one, the step takes over the job's.
-RESERVED_STEP_OPTIONS = dict.fromkeys("nodes ntasks ntasks-per-node distribution overcommit nodelist".split(), GEOMETRY) | {
+# Likewise for the srun that starts the ranks. An option that both have is inherited from the job.
+RESERVED_STEP_OPTIONS = {
+    **dict.fromkeys("nodes ntasks ntasks-per-node distribution overcommit nodelist".split(), GEOMETRY),
     "cpus-per-task": "hardware.cpus_per_device", "cpu-bind": "hardware.bind", "mpi": "hardware.slurm.mpi",
     "kill-on-bad-exit": "scalebench", "output": "the folder of the run", "error": "the folder of the run",
     "container-image": "hardware.slurm.container", "container-mounts": "hardware.slurm.container_mounts",
 }  # fmt: skip
 
 
-def check_slurm_options(hardware: HardwareSpec) -> None:
-    """InputError for what no cluster would understand; what this one does not have is its own to say."""
-    slurm = hardware.slurm
-    for key, value, known in (
-        ("hardware.scheduler", hardware.scheduler, ("none", "slurm")),
-        ("hardware.slurm.container_runtime", slurm.container_runtime, CONTAINER_RUNTIMES),
-        ("hardware.slurm.mpi", slurm.mpi, MPI_STARTERS),
-    ):
-        if value not in known:
-            raise InputError(f"{key}={value}: {unknown_name_message('such value', value, known)}")
-    if slurm.time_minutes is not None and slurm.time_minutes < 1:
-        raise InputError(f"hardware.slurm.time_minutes={slurm.time_minutes} should be at least 1")
+def check_slurm_options(slurm: SlurmSpec) -> None:
+    """Raise InputError for values that no cluster accepts; whether this cluster has them only SLURM can say."""
     parse_options(slurm.lines)
     parse_options(slurm.srun, "hardware.slurm.srun", RESERVED_STEP_OPTIONS)
     _check_values(slurm)
@@ -60,32 +46,32 @@ def check_slurm_options(hardware: HardwareSpec) -> None:
 
 
 def parse_options(
-    lines: Sequence[str], key: str = "hardware.slurm.lines", ours: dict[str, str] = RESERVED_OPTIONS
+    lines: Sequence[str], key: str = "hardware.slurm.lines", reserved: dict[str, str] = RESERVED_OPTIONS
 ) -> dict[str, str | bool]:
-    """Options by name, True for those without a value. InputError for what is none, or is not the user's to set."""
-    found: dict[str, str | bool] = {}
+    """Return options by name, True for those without a value. InputError for other text and for reserved options."""
+    options: dict[str, str | bool] = {}
     for line in lines:
         match = OPTION_PATTERN.fullmatch(line)
         if match is None:
             raise InputError(f"{key}: '{line}' should be --name=value or --name, in one line")
         name, value = match.groups()
-        if name in ours:
-            raise InputError(f"{key}: --{name} comes from {ours[name]}; leave it out here")
-        found[name] = True if value is None else value
-    return found
+        if name in reserved:
+            raise InputError(f"{key}: --{name} comes from {reserved[name]}; leave it out here")
+        options[name] = True if value is None else value
+    return options
 
 
-def parse_mounts(told: Sequence[str]) -> list[tuple[str, str]]:
-    """(FROM, TO) of each mount, with what stands behind TO, such as :ro. InputError for what is none."""
-    found = []
-    for mount in told:
+def parse_mounts(texts: Sequence[str]) -> list[tuple[str, str]]:
+    """Return FROM and TO of each mount; TO includes flags such as :ro. InputError for other text."""
+    mounts = []
+    for mount in texts:
         match = re.fullmatch(r"(/[^:,\n]*):(/[^:,\n]*(?::[a-z,]+)?)", mount)
         if match is None:
             raise InputError(
                 f"hardware.slurm.container_mounts: '{mount}' should be FROM:TO, both from the root, such as /data:/data"
             )
-        found.append((match[1], match[2]))
-    return found
+        mounts.append((match[1], match[2]))
+    return mounts
 
 
 def _check_values(slurm: SlurmSpec) -> None:
@@ -105,7 +91,7 @@ def _check_values(slurm: SlurmSpec) -> None:
 
 
 def container_options(spec: RunSpec, folder: Path) -> list[str]:
-    """Options of srun, where pyxis has given it some for containers."""
+    """Return the options of srun that pyxis adds for a container; none without pyxis."""
     slurm = spec.config.hardware.slurm
     if slurm.container is None or slurm.container_runtime != "pyxis":
         return []
@@ -113,7 +99,7 @@ def container_options(spec: RunSpec, folder: Path) -> list[str]:
 
 
 def python_command(spec: RunSpec, folder: Path) -> list[str]:
-    """The command that is Python for a rank."""
+    """Return the command that runs Python for a rank, in its container if there is one."""
     slurm = spec.config.hardware.slurm
     if slurm.container is None:
         return [sys.executable]
@@ -125,10 +111,10 @@ def python_command(spec: RunSpec, folder: Path) -> list[str]:
 
 
 def rank_folders(spec: RunSpec, folder: Path) -> list[Path]:
-    """What a rank reads and writes: the run's folder, the data set's, and where a node keeps a copy of that."""
+    """Return the folders that a rank reads and writes: of the run, of the data set, and of the copy on the node."""
     dataset, stage = spec.config.dataset, spec.config.hardware.stage
-    told = [folder, dataset.cache or machine.cache_folder(), dataset.path, stage]
-    absolute = [Path(os.path.abspath(Path(path).expanduser())) for path in told if path is not None]
+    folders = [folder, dataset.cache or machine.cache_folder(), dataset.path, stage]
+    absolute = [Path(os.path.abspath(Path(path).expanduser())) for path in folders if path is not None]
     return list(dict.fromkeys(absolute))
 
 
@@ -137,33 +123,29 @@ def _mount_options(spec: RunSpec, folder: Path) -> list[str]:
     for path in paths:
         if set(",:") & set(str(path)):
             raise InputError(
-                f"{path} cannot be mounted in a container: commas and colons part mounts; take another name"
+                f"{path} cannot be mounted in a container: commas and colons separate mounts; choose another name"
             )
-    told = [f"{source}:{target}" for source, target in parse_mounts(spec.config.hardware.slurm.container_mounts)]
-    return [f"{path}:{path}" for path in paths] + told
-
-
-RANK_AGENT = "scalebench.runner.launchers.rank_agent"  # the module that srun and mpirun start for each rank
-START_ALLOWANCE_S = 120.0  # that a job takes beside its run: starting Python on all nodes, and writing the row
+    further = [f"{source}:{target}" for source, target in parse_mounts(spec.config.hardware.slurm.container_mounts)]
+    return [f"{path}:{path}" for path in paths] + further
 
 
 @dataclass(frozen=True)
 class JobGeometry:
-    """Of one job. The memory and the GPUs are those of each node."""
+    """The nodes, tasks, cores, GPUs and memory of a job; memory and GPUs are per node."""
 
     nodes: int
     tasks: int
     tasks_per_node: int  # on the fullest node
-    even: bool  # as many on each
+    even: bool  # the same number on each node
     cpus_per_task: int
     overcommit: bool  # more tasks on a node than it has cores
     gpus_per_node: int | None = None
     gres: str | None = None
-    memory: str | None = None  # 0: all of it
+    memory: str | None = None  # 0: all memory
 
 
 def job_geometry(spec: RunSpec) -> JobGeometry:
-    """Of the job that `spec` becomes."""
+    """Return the resources of the job for a run."""
     hardware = spec.config.hardware
     slurm, cores = hardware.slurm, hardware.cpus_per_node
     tasks = Counter(place.node for place in spec.places)
@@ -171,7 +153,7 @@ def job_geometry(spec: RunSpec) -> JobGeometry:
     cpus = hardware.cpus_per_device or 1
     if spec.config.strategy.processes == "one_for_all":
         cpus *= max(len(place.devices) for place in spec.places)
-    if cores is not None:  # a task for each device, and those of other roles beside them
+    if cores is not None:  # a task for each device, besides those of other roles
         cpus = max(1, min(cpus, cores // fullest))
     gpus = _gpus_per_node(spec)
     return JobGeometry(
@@ -188,9 +170,9 @@ def job_geometry(spec: RunSpec) -> JobGeometry:
 
 
 def time_limit_minutes(spec: RunSpec) -> int:
-    """Limit of the job: hardware.slurm.time_minutes, or what the run may take and its start besides."""
-    told = spec.config.hardware.slurm.time_minutes
-    return told if told is not None else math.ceil((spec.config.measure.timeout_s + START_ALLOWANCE_S) / 60)
+    """Return the time limit of the job: hardware.slurm.time_minutes, else the limit of the run plus its start."""
+    minutes = spec.config.hardware.slurm.time_minutes
+    return minutes if minutes is not None else math.ceil((spec.config.measure.timeout_s + START_ALLOWANCE_S) / 60)
 
 
 def srun_command(
@@ -200,35 +182,35 @@ def srun_command(
     hosts: Sequence[str] | None = None,
     bin: str | None = None,
 ) -> list[str]:
-    """The srun that starts the agents of all ranks of `spec`, each of which runs `module`, from within the job.
+    """Return the srun that starts, from within the job, the agents of all ranks, each of which runs `module`.
 
-    `hosts`: the node of each rank, in order; None: the job's nodes, which are not known yet. Where nodes have unequally
-    many ranks, srun reads the hosts from the file that SLURM_HOSTFILE names.
+    `hosts` has the node of each rank, in order; None means the job's nodes, which are not known yet. Where nodes have
+    different numbers of ranks, srun reads the hosts from the file that SLURM_HOSTFILE names.
     """
-    shape, strategy, slurm = job_geometry(spec), spec.config.strategy, spec.config.hardware.slurm
-    words = [
+    geometry, strategy, slurm = job_geometry(spec), spec.config.strategy, spec.config.hardware.slurm
+    command = [
         str(Path(bin).expanduser() / "srun") if bin else "srun",
-        f"--nodes={shape.nodes}",
-        f"--ntasks={shape.tasks}",
+        f"--nodes={geometry.nodes}",
+        f"--ntasks={geometry.tasks}",
     ]
-    if not shape.even:
-        words.append("--distribution=arbitrary")
+    if not geometry.even:
+        command.append("--distribution=arbitrary")
     else:
-        words.append(f"--ntasks-per-node={shape.tasks_per_node}")
-        if hosts is not None:  # an allocation may have more
-            words.append(f"--nodelist={','.join(dict.fromkeys(hosts))}")
-    words += [f"--cpus-per-task={shape.cpus_per_task}"]  # which a step no longer takes over from its job
-    words += ["--overcommit"] if shape.overcommit else []
-    words += ["--cpu-bind=none", "--kill-on-bad-exit=0"]  # ranks pin themselves, and say themselves why they failed
+        command.append(f"--ntasks-per-node={geometry.tasks_per_node}")
+        if hosts is not None:  # an allocation may have more nodes
+            command.append(f"--nodelist={','.join(dict.fromkeys(hosts))}")
+    command += [f"--cpus-per-task={geometry.cpus_per_task}"]  # a step no longer inherits it from its job
+    command += ["--overcommit"] if geometry.overcommit else []
+    command += ["--cpu-bind=none", "--kill-on-bad-exit=0"]  # ranks pin themselves, and report their failures themselves
     if strategy.launcher == "mpi" and slurm.mpi != "mpirun":
-        words.append(f"--mpi={slurm.mpi}")
+        command.append(f"--mpi={slurm.mpi}")
     for name, value in parse_options(slurm.srun, "hardware.slurm.srun", RESERVED_STEP_OPTIONS).items():
-        words.append(f"--{name}" if value is True else f"--{name}={value}")
-    words += container_options(spec, folder)
-    return [*words, *python_command(spec, folder), "-m", RANK_AGENT, str(folder.absolute()), module]
+        command.append(f"--{name}" if value is True else f"--{name}={value}")
+    command += container_options(spec, folder)
+    return [*command, *python_command(spec, folder), "-m", RANK_AGENT, str(folder.absolute()), module]
 
 
 def _gpus_per_node(spec: RunSpec) -> int | None:
-    """Up to the last one that is driven on any node: they are numbered within what SLURM gives."""
-    driven = [device for place in spec.places for device in place.devices]
-    return max(driven) + 1 if spec.device == "cuda" and driven else None
+    """Return the GPUs per node up to the highest index in use: indices count within what SLURM allocates."""
+    devices = [device for place in spec.places for device in place.devices]
+    return max(devices) + 1 if spec.device == "cuda" and devices else None

@@ -1,9 +1,7 @@
-"""A run as a job: the script, and its submission through submitit. Layer 2.
+"""Submission of a run as a SLURM job through submitit, and job.json, which records it in the folder of the run.
 
-submitit hands the job a pickle, which names a function and the run's folder and holds nothing else; what the run is
-stands in spec.json there.
-
-What is left of a submission in the folder of its run: job.json. Layer 2.
+submitit passes the job a pickle that names only a function and the run's folder; the run is described by spec.json
+there.
 """
 
 from __future__ import annotations
@@ -31,21 +29,40 @@ if TYPE_CHECKING:
     from submitit import SlurmExecutor
 
 
+JOB_MODULE, JOB_FUNCTION = "scalebench.runner.jobs.job_main", "run_job_and_exit"
+SUBMIT_TIMEOUT_S = 60.0  # sbatch itself retries for a while while the controller is busy
+# Variables of this process and its ranks, by which a job would take itself for one of them.
+PROCESS_VARIABLES = ("SCALEBENCH_PARENT_PID", "SCALEBENCH_LAUNCHER", "SCALEBENCH_ADDRESSES", "SCALEBENCH_RUN_ID")
+# Variables SBATCH_... that override options in the script, and the options concerned.
+OVERRIDING_VARIABLES = {
+    "TIMELIMIT": "time", "OUTPUT": "output", "ERROR": "output", "INPUT": "output", "JOB_NAME": "job-name",
+    "MEM_PER_NODE": "mem", "MEM_PER_CPU": "mem", "MEM_PER_GPU": "mem", "GRES": "gres", "GPUS": "gres",
+    "GPUS_PER_NODE": "gres", "GPUS_PER_TASK": "gres", "GPUS_PER_SOCKET": "gres", "OVERCOMMIT": "nodes",
+    "DISTRIBUTION": "nodes", "REQUEUE": "no-requeue", "SIGNAL": "nodes", "OPEN_MODE": "output", "WAIT": "nodes",
+    "ARRAY_INX": "nodes", "ACCOUNT": "account", "PARTITION": "partition", "QOS": "qos", "RESERVATION": "reservation",
+    "CONSTRAINT": "constraint", "EXCLUSIVE": "exclusive",
+}  # fmt: skip
+# Lines of submitit's script that are not wanted: its signal before the time limit, its accounting key, and appending to
+# a log that is new.
+UNWANTED_LINE = re.compile(r"#SBATCH --(?:signal=USR2|wckey=|open-mode=append)")
+
+
 @dataclass
 class Submission:
-    """A run that is a job."""
+    """The record of a submitted run, as job.json holds it."""
 
     job_id: str
-    submitted_at_s: float  # seconds since the epoch, by the clock of whoever submitted it
-    partition: str | None = None  # that was asked for
+    submitted_at_s: float  # seconds since the epoch, by the clock of the submitting host
+    partition: str | None = None  # as requested
 
 
 def write_submission(submission: Submission, folder: Path) -> None:
+    """Write job.json."""
     write_json(folder / JOB_FILE, submission)
 
 
 def read_submission(folder: Path) -> Submission | None:
-    """None where the run was not submitted from this folder; InputError for a file that is none of ours."""
+    """Read job.json; None where the run was not submitted from this folder, InputError where it cannot be read."""
     path = folder / JOB_FILE
     try:
         return read_record(path, Submission)
@@ -55,72 +72,54 @@ def read_submission(folder: Path) -> Submission | None:
         raise InputError(f"{path} cannot be read: {error}; remove it") from error
 
 
-JOB_MODULE, JOB_FUNCTION = "scalebench.runner.jobs.job_main", "run_job_and_exit"
-SUBMIT_TIMEOUT_S = 60.0  # sbatch itself tries again for a while where the controller is busy
-# Of this process and its ranks: a job would take itself for one of them.
-PROCESS_VARIABLES = ("SCALEBENCH_PARENT_PID", "SCALEBENCH_LAUNCHER", "SCALEBENCH_ADDRESSES", "SCALEBENCH_RUN_ID")
-# Variables that change what a script says, and the options of it that they would overrule.
-OVERRIDING_VARIABLES = {
-    "TIMELIMIT": "time", "OUTPUT": "output", "ERROR": "output", "INPUT": "output", "JOB_NAME": "job-name",
-    "MEM_PER_NODE": "mem", "MEM_PER_CPU": "mem", "MEM_PER_GPU": "mem", "GRES": "gres", "GPUS": "gres",
-    "GPUS_PER_NODE": "gres", "GPUS_PER_TASK": "gres", "GPUS_PER_SOCKET": "gres", "OVERCOMMIT": "nodes",
-    "DISTRIBUTION": "nodes", "REQUEUE": "no-requeue", "SIGNAL": "nodes", "OPEN_MODE": "output", "WAIT": "nodes",
-    "ARRAY_INX": "nodes", "ACCOUNT": "account", "PARTITION": "partition", "QOS": "qos", "RESERVATION": "reservation",
-    "CONSTRAINT": "constraint", "EXCLUSIVE": "exclusive",
-}  # fmt: skip
-# submitit's own that this job has no use for: its way to be told of the end, its key for accounting, and adding to a
-# log that is new.
-UNWANTED_LINE = re.compile(r"#SBATCH --(?:signal=USR2|wckey=|open-mode=append)")
-
-
 def render_script(spec: RunSpec, folder: Path) -> str:
-    """The script of the job, as `submit` gives it to sbatch. Needs no SLURM here. InputError for a folder's name."""
+    """Return the script that `submit_job` passes to sbatch; works without SLURM. InputError for a bad folder name."""
     executor = _make_executor(spec, folder)
     return str(executor._make_submission_file_text(executor._submitit_command_str, ""))
 
 
 def submit_job(spec: RunSpec, folder: Path) -> Submission:
-    """Submit the run in `folder`, which holds its spec.json; leaves job.json there.
+    """Submit the run in `folder`, which has its spec.json, and write job.json there.
 
-    SlurmError, with nothing submitted: Refused for a job that this cluster will not take, Unreachable. InputError for
-    a folder whose name SLURM would read as something else. OSError.
+    Raises SlurmError with nothing submitted: JobRefused where this cluster will not accept the job, SlurmUnreachable
+    where SLURM does not respond. InputError for a folder whose name SLURM would interpret. OSError.
     """
     executor = _make_executor(spec, folder)
     function = getattr(importlib.import_module(JOB_MODULE), JOB_FUNCTION)
     submitted_at_s = time.time()
-    with defer_signals():  # a job whose number got lost would run on unseen
+    with defer_signals():  # a job whose number is lost would run unnoticed
         try:
             job_id = executor.submit(function, str(folder.absolute())).job_id
         except BaseException:
             remove_pickles(folder)
             raise
-        made = Submission(job_id, submitted_at_s, spec.config.hardware.slurm.partition)
-        write_submission(made, folder)
-    return made
+        submission = Submission(job_id, submitted_at_s, spec.config.hardware.slurm.partition)
+        write_submission(submission, folder)
+    return submission
 
 
 def remove_pickles(folder: Path) -> None:
-    """Remove what submitit hands over, when the job has taken it or is over; the script stays for people to read."""
+    """Remove the pickles of submitit when the job has read them or is over; the script stays for people to read."""
     for path in (folder / SUBMITIT_FOLDER).glob("*.pkl*"):
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
 
 
 def submitit_parameters(spec: RunSpec, folder: Path) -> dict[str, Any]:
-    """What submitit is told of the job."""
-    shape, slurm = job_geometry(spec), spec.config.hardware.slurm
-    # The task count of a node beyond its cores would be refused; the step then puts several on a core.
-    cores = spec.config.hardware.cpus_per_node or shape.tasks_per_node
+    """Return the parameters of the job for submitit."""
+    geometry, slurm = job_geometry(spec), spec.config.hardware.slurm
+    # More tasks on a node than it has cores would be refused; the step then puts several on a core.
+    cores = spec.config.hardware.cpus_per_node or geometry.tasks_per_node
     further: dict[str, Any] = {"output": str(folder.absolute() / JOB_LOG).replace("%", "%%"), "no-requeue": True}
     if slurm.reservation is not None:
         further["reservation"] = slurm.reservation
     return {
         "job_name": f"scalebench-{spec.config.strategy.name}-{spec.gpus}",
-        "nodes": shape.nodes,
-        "ntasks_per_node": min(shape.tasks_per_node, cores),
-        "cpus_per_task": shape.cpus_per_task,
-        "gres": shape.gres,
-        "mem": shape.memory,
+        "nodes": geometry.nodes,
+        "ntasks_per_node": min(geometry.tasks_per_node, cores),
+        "cpus_per_task": geometry.cpus_per_task,
+        "gres": geometry.gres,
+        "mem": geometry.memory,
         "time": time_limit_minutes(spec),
         "partition": slurm.partition,
         "account": slurm.account,
@@ -129,26 +128,26 @@ def submitit_parameters(spec: RunSpec, folder: Path) -> dict[str, Any]:
         "exclusive": slurm.exclusive or None,
         "setup": slurm.setup or None,
         "stderr_to_stdout": True,
-        "use_srun": False,  # the program stands on the first node and starts the ranks itself
+        "use_srun": False,  # the program runs on the first node and starts the ranks itself
         "additional_parameters": further | parse_options(slurm.lines),
     }
 
 
 def submission_environment(script: str) -> dict[str, str]:
-    """This environment as a job shall find it, without what would have sbatch read `script` differently."""
+    """Return this environment for sbatch, without variables that would override options of the script."""
     options = set(re.findall(r"^#SBATCH --([a-z-]+)", script, re.MULTILINE))
     dropped = {f"SBATCH_{name}" for name, option in OVERRIDING_VARIABLES.items() if option in options}
     return {name: value for name, value in os.environ.items() if name not in dropped and name not in PROCESS_VARIABLES}
 
 
 def _make_executor(spec: RunSpec, folder: Path) -> SlurmExecutor:
-    """submitit's executor, which it takes a while to import."""
+    """Return submitit's executor with our script; submitit is imported here because that takes a while."""
     from submitit import SlurmExecutor, SlurmJob
 
     class Executor(SlurmExecutor):
         @classmethod
         def affinity(cls) -> int:
-            return 1  # not to look for srun, which is asked for on the nodes only
+            return 1  # submitit would look for srun, which only the nodes need to have
 
         def _make_submission_file_text(self, command: str, uid: str) -> str:
             lines = super()._make_submission_file_text(command, uid).splitlines()
@@ -158,23 +157,22 @@ def _make_executor(spec: RunSpec, folder: Path) -> SlurmExecutor:
             script = self._make_submission_file_text(command, "")
             path = Path(self.folder) / JOB_SCRIPT
             path.write_text(script, encoding="utf-8")
-            words = ["sbatch", str(path)]
-            said = Slurm(spec.config.hardware.slurm.bin).run(
-                *words, limit_s=SUBMIT_TIMEOUT_S, variables=submission_environment(script)
-            )
-            return SlurmJob(folder=self.folder, job_id=_parse_job_id(said), tasks=[0])
+            slurm = Slurm(spec.config.hardware.slurm.bin)
+            environment = submission_environment(script)
+            output = slurm.run("sbatch", str(path), timeout_s=SUBMIT_TIMEOUT_S, environment=environment)
+            return SlurmJob(folder=self.folder, job_id=_parse_job_id(output), tasks=[0])
 
     absolute = folder.absolute()
     if re.search(r"%[jtAa]|[\n\\]", str(absolute)):
-        raise InputError(f"{absolute}: SLURM and submitit would read a part of this name; take another folder")
-    # exec: the shell of the script becomes Python, and Python gets the signals that are meant for it.
-    made = Executor(folder=absolute / SUBMITIT_FOLDER, python=f"exec {shlex.quote(sys.executable)}")
-    made.update_parameters(**submitit_parameters(spec, folder))
-    return made
+        raise InputError(f"{absolute}: SLURM and submitit would interpret a part of this name; choose another folder")
+    # exec: the shell of the script becomes Python, so that Python gets the signals that are sent to the script.
+    executor = Executor(folder=absolute / SUBMITIT_FOLDER, python=f"exec {shlex.quote(sys.executable)}")
+    executor.update_parameters(**submitit_parameters(spec, folder))
+    return executor
 
 
-def _parse_job_id(said: str) -> str:
-    match = re.search(r"Submitted batch job (\d+)", said)
+def _parse_job_id(output: str) -> str:
+    match = re.search(r"Submitted batch job (\d+)", output)
     if match is None:
-        raise SlurmError(f"sbatch did not say which job it is: {' '.join(said.split())[:200] or 'nothing'}")
+        raise SlurmError(f"sbatch did not say which job it is: {' '.join(output.split())[:200] or 'nothing'}")
     return match[1]

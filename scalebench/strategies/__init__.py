@@ -1,1 +1,1 @@
-"""Strategies, that is ways to train on several devices: their contract, their registry, and one folder per framework."""
+"""Strategies (ways to train on several devices): the contract, the registry, and one folder per framework."""

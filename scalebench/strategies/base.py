@@ -192,7 +192,7 @@ class Probes:
 
     def state_bytes(self) -> list[int | None]:
         """Return for each device of this process the bytes of weights, gradients and optimizer state that are kept from
-        step to step; None if that cannot be determined, never 0. Empty: no device has a figure. Called after training."""
+        step to step; None if that cannot be determined, never 0. Empty: no figures. Called after the training."""
         return []
 
     def num_params(self) -> int | None:

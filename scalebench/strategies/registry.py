@@ -22,7 +22,7 @@ from scalebench.strategies.base import Strategy
 ENTRY_POINT_GROUP = "scalebench.strategies"
 CONFIG_GROUPS = {"strategies": "strategy", "models": "model", "datasets": "dataset"}  # by kind of entry point
 
-BUILT_IN: dict[str, str] = {
+BUILT_IN_STRATEGIES: dict[str, str] = {
     "simulated": "scalebench.strategies.simulated:Simulated",
     "bare_torch": "scalebench.strategies.torch.bare:BareTorch",
     "ddp": "scalebench.strategies.torch.ddp:Ddp",
@@ -92,7 +92,7 @@ class RegistryEntry:
 def strategy_entries() -> dict[str, RegistryEntry]:
     """Return all strategies by name: built-ins, entry points `scalebench.strategies` of installed packages, and names
     that only a YAML file of such a package contains."""
-    entries = {name: RegistryEntry(name, target, BUILT_IN) for name, target in BUILT_IN.items()}
+    entries = {name: RegistryEntry(name, target, BUILT_IN) for name, target in BUILT_IN_STRATEGIES.items()}
     entries |= plugin_entries("strategies")
     for group, name in config_files.find_config_files().unusable:
         if group == "strategy" and name not in entries:
@@ -106,7 +106,10 @@ def strategy_entries() -> dict[str, RegistryEntry]:
         name = config_files.read_name(path) or path.stem
         origin = config_files.file_origin("strategy", path.stem) or BUILT_IN
         if name not in entries and origin != BUILT_IN:
-            problem = f"strategy '{name}': {origin} brings strategy/{path.name} and no entry point {ENTRY_POINT_GROUP} of that name"
+            problem = (
+                f"strategy '{name}': {origin} brings strategy/{path.name} and no entry point {ENTRY_POINT_GROUP} of "
+                f"that name"
+            )
             entries[name] = RegistryEntry(name, None, origin, problem)
     return entries
 
@@ -116,19 +119,19 @@ def plugin_entries(kind: str) -> dict[str, RegistryEntry]:
     by_name: dict[str, list[PluginEntry]] = {}
     for point in plugins.plugin_entries(kind):
         by_name.setdefault(point.name, []).append(point)
-    return {name: _plugin_entry(kind, name, of_name) for name, of_name in by_name.items()}
+    return {name: _plugin_entry(kind, name, same_name) for name, same_name in by_name.items()}
 
 
-def _plugin_entry(kind: str, name: str, of_name: list[PluginEntry]) -> RegistryEntry:
-    group, first = CONFIG_GROUPS[kind], of_name[0]
-    taken = name in BUILT_IN if group == "strategy" else config_files.file_origin(group, name) == BUILT_IN
-    origins = [*([BUILT_IN] if taken else []), *(point.origin for point in of_name)]
+def _plugin_entry(kind: str, name: str, same_name: list[PluginEntry]) -> RegistryEntry:
+    group, first = CONFIG_GROUPS[kind], same_name[0]
+    taken = name in BUILT_IN_STRATEGIES if group == "strategy" else config_files.file_origin(group, name) == BUILT_IN
+    origins = [*([BUILT_IN] if taken else []), *(point.origin for point in same_name)]
     if len(origins) > 1:
         problem: str | None = (
             f"{group} '{name}' is registered by both {origins[0]} and {origins[1]}; "
             f"uninstall one of them or set {PLUGINS_VARIABLE}"
         )
-        return RegistryEntry(name, BUILT_IN.get(name) if taken else first.target, origins[0], problem)
+        return RegistryEntry(name, BUILT_IN_STRATEGIES.get(name) if taken else first.target, origins[0], problem)
     problem = plugins.api_problem(first.origin)
     if problem is not None:
         problem = f"{group} '{name}': {problem}"
@@ -189,8 +192,8 @@ def check_options_agree(name: str, strategy_class: type[Strategy], options: dict
         raise PluginError(f"{label}: {class_name}.Options should be a dataclass, with a default for each field")
     fields = {field.name for field in dataclasses.fields(strategy_class.Options)}
     # A plugin whose class inherits from scalebench's need not list options that were added to that one later.
-    missing = set(has) - set(options) - set(LATER_OPTIONS)
-    sides = {f"strategy/{name}.yaml": set(options) - set(has), f"{kind.__name__}.Options": missing}
+    missing = fields - set(options) - set(LATER_OPTIONS)
+    sides = {f"strategy/{name}.yaml": set(options) - fields, f"{class_name}.Options": missing}
     only = [f"{', '.join(sorted(keys))} only in {side}" for side, keys in sides.items() if keys]
     if only:
         raise PluginError(f"{label} has other options in its YAML than in its class: {'; '.join(only)}")

@@ -83,7 +83,7 @@ def old_key(result: Result, strategy: bool) -> str:
         kept.append(result.machine.cpu_model)
     if strategy:
         kept.append([chosen.get("name"), chosen.get("options")])
-    return json.dumps(kept, sort_keys=True)
+    return json.dumps(kept, sort_keys=True, separators=(",", ":"))
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -92,7 +92,7 @@ def test_a_known_crossing() -> None:
     """1e-4 + s / 1e9 = 1e-3 + s / 4e9 at s = 1.2 MB, which lies between two measured sizes."""
     found = compared(run("horovod_mpi", series(1e-4, 1e9)), run("ddp_gloo", series(1e-3, 4e9)))
     assert found.strategies == ("ddp_gloo", "horovod_mpi") and found.fastest == ["horovod_mpi", "ddp_gloo"]
-    (crossing,) = found.crossings
+    (crossing,) = found.crossovers
     assert (crossing.low_bytes, crossing.high_bytes) == (2**20, 2**22)
     assert crossing.size_bytes == pytest.approx(1.2e6, rel=0.15)  # the curve is no line between 1 and 4 MiB
     assert found.resolved == len(MESSAGE_SIZES)
@@ -104,7 +104,7 @@ def test_a_crossing_at_a_measured_size_is_found_there() -> None:
     """Equal at 64 KiB: that size decides nothing, and its neighbours do."""
     equal_s = 2**16 / 1e9
     found = compared(run("a", series(0.0, 1e9)), run("b", series(equal_s / 2, 2e9)))
-    (crossing,) = found.crossings
+    (crossing,) = found.crossovers
     assert (crossing.low_bytes, crossing.high_bytes) == (2**14, 2**18)
     assert 2**15 < crossing.size_bytes < 2**17
     assert found.fastest == ["a", "b"] and found.resolved == len(MESSAGE_SIZES) - 1
@@ -115,7 +115,7 @@ def test_a_crossing_at_a_measured_size_is_found_there() -> None:
 def test_no_crossing_where_the_difference_is_not_resolved() -> None:
     noisy = series(1e-4, 1e9, noise=20.0)
     found = compared(run("a", noisy), run("b", series(1.1e-4, 1.1e9, noise=20.0)))
-    assert (found.fastest, found.crossings, found.resolved) == ([], [], 0)
+    assert (found.fastest, found.crossovers, found.resolved) == ([], [], 0)
     assert found.sentence() == f"all_reduce on 2 devices: no difference between a and b is resolved from {WITHIN}"
 
 
@@ -143,7 +143,7 @@ def test_several_crossings() -> None:
              for c, f in zip(plain, factors, strict=True)]  # fmt: skip
     found = compared(run("x", plain), run("y", other))
     assert found.fastest == ["y", "x", "y"]
-    assert [c.size_bytes for c in found.crossings] == pytest.approx([2**9, 2**17])
+    assert [c.size_bytes for c in found.crossovers] == pytest.approx([2**9, 2**17])
     assert found.sentence() == "all_reduce on 2 devices: y is faster below 512 B, x from there to 128 KiB, y above"
 
 
@@ -181,9 +181,9 @@ def test_the_crossing_lies_between_the_sizes_that_tell(
     found = compared(*(run(n, series(a, r)) for n, a, r in zip("ab", latencies, rates, strict=True)))
     swapped = compared(*(run(n, series(a, r)) for n, a, r in zip("ba", latencies, rates, strict=True)))
     assert [{"a": "b", "b": "a"}[name] for name in found.fastest] == swapped.fastest
-    assert [c.size_bytes for c in found.crossings] == pytest.approx([c.size_bytes for c in swapped.crossings])
-    assert len(found.crossings) <= 1
-    for crossing in found.crossings:
+    assert [c.size_bytes for c in found.crossovers] == pytest.approx([c.size_bytes for c in swapped.crossings])
+    assert len(found.crossovers) <= 1
+    for crossing in found.crossovers:
         by_slope = 1 / rates[0] - 1 / rates[1]
         truth = (latencies[1] - latencies[0]) / by_slope
         assert crossing.low_bytes < truth < crossing.high_bytes

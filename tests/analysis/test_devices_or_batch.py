@@ -104,7 +104,11 @@ def test_where_one_seed_never_got_there_nobody_is_sooner() -> None:
     assert found.time_ratio is None and found.trainings is not None
     assert [part.reached for part in found.trainings] == [3, 2]
     (single,) = chosen(aimed(1, 20, 0, 6.0), aimed(2, 10, 0, 3.0))
-    assert single.time_ratio is not None and single.time_ratio.value == pytest.approx(2.0) and single.time_ratio.low is None
+    assert (
+        single.time_ratio is not None
+        and single.time_ratio.value == pytest.approx(2.0)
+        and single.time_ratio.low is None
+    )
     (other,) = chosen(batched("ddp_gloo", 1, 20), aimed(2, 10, 0, 3.0))
     assert other.trainings is None and other.time_ratio is None
 

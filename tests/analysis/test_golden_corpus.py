@@ -1,7 +1,7 @@
 """Five recorded sweeps (golden/corpus, see its README) load into the same tables as on the day they were recorded.
 
-After a wanted change of figures, columns or words, `python -m tests.analysis.test_golden_corpus` writes the expected tables
-anew, and `git diff` shows what changed.
+After a wanted change of figures, columns or words, `python -m tests.analysis.test_golden_corpus` writes the expected
+tables anew, and `git diff` shows what changed.
 """
 
 from __future__ import annotations

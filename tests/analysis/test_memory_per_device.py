@@ -78,8 +78,8 @@ def test_nothing_known_is_nothing_told() -> None:
 
 def test_who_was_out_of_memory() -> None:
     (one,) = of(kept("fsdp_gloo", 2, WHOLE // 2), out_of_memory("ddp_gloo", 2), sweeps.failed("horovod_gloo"))
-    assert [row["strategy"] for row in one.out] == ["ddp_gloo"]
-    assert [[row["strategy"] for row in rows] for rows in one.equals()] == [["fsdp_gloo", "ddp_gloo"]]
+    assert [row["strategy"] for row in one.out_of_memory] == ["ddp_gloo"]
+    assert [[row["strategy"] for row in rows] for rows in one.competing_rows()] == [["fsdp_gloo", "ddp_gloo"]]
 
 
 def test_the_price_is_of_the_fastest_on_either_side() -> None:
@@ -89,18 +89,18 @@ def test_the_price_is_of_the_fastest_on_either_side() -> None:
         kept("horovod_gloo", 2, WHOLE),  # 0.8
         kept("lightning_ddp_gloo", 2, WHOLE // 2),  # 0.7
     )
-    ((alone,), two) = one.equals()
-    assert one.price([alone]) is None and one.price(two[:2]) is None
-    price = one.price(two)
+    ((alone,), two) = one.competing_rows()
+    assert one.sharding_cost([alone]) is None and one.sharding_cost(two[:2]) is None
+    price = one.sharding_cost(two)
     assert price is not None and price.interval is not None
-    assert (price.less["strategy"], price.whole["strategy"]) == ("lightning_ddp_gloo", "ddp_gloo")
+    assert (price.sharded["strategy"], price.full["strategy"]) == ("lightning_ddp_gloo", "ddp_gloo")
     assert price.ratio == pytest.approx(0.7 / 0.9, rel=0.01)
     assert price.interval.low < price.ratio < price.interval.high
 
 
 def test_a_search_for_the_largest_batch_competes_with_nobody() -> None:
     (one,) = of(kept("ddp_gloo", 2, WHOLE), searched("fsdp_gloo", 2, 400, 10**9, WHOLE // 2))
-    assert [[row["strategy"] for row in rows] for rows in one.equals()] == [["ddp_gloo"]]
+    assert [[row["strategy"] for row in rows] for rows in one.competing_rows()] == [["ddp_gloo"]]
 
 
 def test_names_tell_the_options() -> None:

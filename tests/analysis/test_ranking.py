@@ -75,7 +75,7 @@ def test_without_an_interval_nothing_is_sure() -> None:
     assert found.sentence() == "at 2 devices: mirrored, 3,000 samples/s, no interval, so not sure against ddp (3.00)"
     assert only(cells("ddp", 1000.0), cells("mirrored", 3000.0, None)).certainty == "not sure"
     both = only(cells("ddp", 1000.0, None), cells("mirrored", 3000.0), cells("horovod", 2990.0))
-    assert both.certainty == "tied" and [rival.name for rival in both.untold] == ["ddp"]
+    assert both.certainty == "tied" and [rival.name for rival in both.undecided] == ["ddp"]
 
 
 def test_one_alone_and_none_at_all() -> None:
@@ -173,7 +173,7 @@ def test_the_best_is_the_fastest_in_any_order(rows: list[tuple[str, dict[str, An
     assert found.row["throughput_samples_per_s"] == max(measured)
     assert sorted([found.best, *(rival.name for rival in found.rivals)]) == sorted(name for name, _ in rows)
     assert all(rival.ratio >= 1 and (rival.low is None or rival.low <= rival.ratio) for rival in found.rivals)
-    assert len(found.tied) + len(found.untold) <= len(found.rivals)
+    assert len(found.tied) + len(found.undecided) <= len(found.rivals)
     other = rank_rows({}, 2, chance.sample(rows, len(rows)))
     if len(set(measured)) == len(measured):
         assert (other.best, other.certainty) == (found.best, found.certainty)

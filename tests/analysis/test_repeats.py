@@ -223,7 +223,9 @@ def test_identical_launches_pool_to_their_value(value: float, launches: int) -> 
 def test_order_and_unit_of_the_launches_do_not_matter(rates: list[float], factor: float, seed: Any) -> None:
     shuffled = list(rates)
     seed.shuffle(shuffled)
-    one, other, seconds = (geometric_mean_over_repeats(v)[1] for v in (rates, [factor * v for v in shuffled], [1 / v for v in rates]))
+    one, other, seconds = (
+        geometric_mean_over_repeats(v)[1] for v in (rates, [factor * v for v in shuffled], [1 / v for v in rates])
+    )
     assert one is not None and other is not None and seconds is not None
     scaled = [one.low * factor, one.value * factor, one.high * factor]
     assert [other.low, other.value, other.high] == pytest.approx(scaled, rel=1e-6)

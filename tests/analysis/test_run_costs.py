@@ -62,4 +62,6 @@ def test_launches_of_one_configuration_cost_their_mean() -> None:
     each, (row,) = of(*made), of(*made, table=pool_results)
     assert row["energy_j_per_epoch"] == pytest.approx(1000)
     assert row["device_hours_per_epoch"] == pytest.approx(2 * row["epoch_s"] / 3600), "of the row that it stands in"
-    assert row["device_hours_per_epoch"] == geometric_mean_over_repeats([one["device_hours_per_epoch"] for one in each])[0]
+    assert (
+        row["device_hours_per_epoch"] == geometric_mean_over_repeats([one["device_hours_per_epoch"] for one in each])[0]
+    )

@@ -165,4 +165,6 @@ def test_on_rows_of_the_frame() -> None:
     assert known(ddp).value == pytest.approx(known(curve(truth)).value, rel=0.01)
     assert known(ddp, "self").value == pytest.approx(known(ddp).value / 0.95, rel=0.01)
     assert find_scaling_limit(ddp, 0.8) == ScalingLimit(0.8, 2, 2, (), 4) and find_scaling_limit(ddp, 0.5).gpus == 4
-    assert fit_slope(bare) is None and find_scaling_limit(bare, 0.8).certain_gpus == 1 and find_node_boundaries(ddp) == []
+    assert (
+        fit_slope(bare) is None and find_scaling_limit(bare, 0.8).certain_gpus == 1 and find_node_boundaries(ddp) == []
+    )

@@ -97,7 +97,7 @@ def test_nothing_could_be_run(dists: Dists, capsys: pytest.CaptureFixture[str]) 
 def test_words_that_make_no_run() -> None:
     with pytest.raises(InputError, match="gpus=0"):
         list_contracts(CheckSubject("strategy", "simulated", ("gpus=0",), False))
-    assert set(check.KINDS) == {"strategy", "model", "dataset"}
+    assert set(check.SUBJECT_KINDS) == {"strategy", "model", "dataset"}
 
 
 def test_pytest_is_named_where_it_is_missing(

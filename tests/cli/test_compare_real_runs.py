@@ -43,7 +43,7 @@ def test_a_slow_down_of_5_percent_is_found_and_the_same_sweep_is_not(tmp_path: P
     assert again.returncode == 0, again.stdout
     found = scalebench("compare", "before", "after", *gate)
     assert found.returncode == 3, found.stdout + found.stderr
-    assert "Welch's t, 5 and 5 launches" in found.stdout and "REGRESSION" in found.stdout
+    assert "Welch's t, 5 and 5 repeats" in found.stdout and "REGRESSION" in found.stdout
     assert "strategy.options.step_s: 0.05, 0.0525 (1 of 1 pairs)" in found.stdout
 
     refused = scalebench("compare", "before", "after", "--threshold", "2%")

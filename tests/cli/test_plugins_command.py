@@ -38,7 +38,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> Told:
 def test_without_plugins_it_says_so(dists: Dists, told: Told) -> None:
     status, lines = told()
     assert (status, lines) == (
-        0, [["no plugins are installed; `scalebench new strategy NAME` makes one, and docs/plugins.md tells how"]]
+        0, [["no plugins are installed; `scalebench new strategy NAME` makes one, and docs/plugins.md explains how"]]
     )  # fmt: skip
 
 

@@ -113,14 +113,14 @@ def test_a_baseline_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_file_that_cannot_be_read_is_named_and_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("a/0/result.json").write_text('{"schema_version": 2}')
+    Path("a/0/result.json").write_text('{"schema_version": 99}')
     Path("b/0/result.json").write_text('{"schema_version": 1, ')
     assert main(["show", "a", "b", "--details"]) == 0
     out, err = capsys.readouterr()
     assert rows(out) == [["ddp", "2"]] and "a/1: ddp gpus=2" in out.splitlines()
     first, second = err.splitlines()
-    way_out = "this scalebench reads 1; update scalebench to read it"
-    assert first == f"scalebench: left out: a/0/result.json has schema version 2, {way_out}"
+    way_out = "this scalebench reads 2; update scalebench to read it"
+    assert first == f"scalebench: left out: a/0/result.json has schema version 99, {way_out}"
     assert second.startswith("scalebench: left out: b/0/result.json is no whole JSON file (")
 
 

@@ -131,7 +131,7 @@ def test_every_dataset_has_a_recipe() -> None:
 
 
 def test_every_built_in_strategy_has_a_yaml_and_every_yaml_is_registered() -> None:
-    assert set(STRATEGIES) == set(registry.BUILT_IN)
+    assert set(STRATEGIES) == set(registry.BUILT_IN_STRATEGIES)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -161,8 +161,8 @@ def test_the_yaml_lists_every_option_with_its_default(name: str) -> None:
 def test_the_yaml_lists_every_option_of_a_framework() -> None:
     """In an interpreter of its own, since the frameworks are imported for it."""
     code = (
-        "import dataclasses, json\nfrom scalebench import registry\n"
-        "print(json.dumps({n: dataclasses.asdict(registry.load(n).Options()) for n in registry.BUILT_IN}))"
+        "import dataclasses, json\nfrom scalebench.strategies import registry\n"
+        "print(json.dumps({n: dataclasses.asdict(registry.load_strategy(n).Options()) for n in registry.BUILT_IN_STRATEGIES}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     told = json.loads(done.stdout)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from scalebench.core.config_files import strategy_option_defaults
-from scalebench.strategies.registry import BUILT_IN
+from scalebench.strategies.registry import BUILT_IN_STRATEGIES
 from tests.conftest import ROOT
 
 FIELDS = ["is", "exchanges", "over", "keeps", "options", "source"]
@@ -40,7 +40,7 @@ ENTRIES = entries((ROOT / "docs/strategies.md").read_text(encoding="utf-8"))
 def test_each_strategy_once() -> None:
     named = [name for entry in ENTRIES for name in entry.names]
     assert len(named) == len(set(named))
-    assert set(named) == set(BUILT_IN)
+    assert set(named) == set(BUILT_IN_STRATEGIES)
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.names[0])
@@ -51,7 +51,7 @@ def test_an_entry_has_its_fields(entry: Entry) -> None:
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.names[0])
 def test_options_are_those_of_the_yaml(entry: Entry) -> None:
-    defaults = {name: shown(strategy_option_defaults(name)) for name in entry.names if name in BUILT_IN}
+    defaults = {name: shown(strategy_option_defaults(name)) for name in entry.names if name in BUILT_IN_STRATEGIES}
     for name, own in defaults.items():
         assert set(own) == set(entry.options), name
     for option, told in entry.options.items():

@@ -1,4 +1,4 @@
-"""A strategy whose operations take known times on a clock that only they move."""
+"""A strategy whose operations take known times on a clock that only they advance."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.builders.runs import simulated_spec
 
 
 class FakeStrategy(Probes):
-    """One rank; `rank_0_values` are rank 0's numbers, in the order of the broadcasts, for a rank that is another one."""
+    """One rank; `rank_0_values` are the values that rank 0 broadcasts, in order, for a rank other than 0."""
 
     def __init__(self, seconds: Callable[..., float], gpus: int = 2, rank_0_values: list[float] | None = None) -> None:
         """`seconds(name, size_bytes)` of an operation, or of a transfer `(kind, source, target, size_bytes)`."""
@@ -29,7 +29,7 @@ class FakeStrategy(Probes):
         return value
 
     def synchronize(self) -> None:
-        """Nothing is ever under way."""
+        """Return at once, since operations finish immediately."""
 
     def collective(self, *request: Any) -> Callable[[], None]:
         self.requests.append(request)

@@ -1,5 +1,5 @@
-"""All probes of one rank, of a strategy whose time is a clock of our local: what runs, in which state, and what is unmeasured
-where it lacks run. Figures against expected truth are in tests/truth."""
+"""All probes of one rank, with a strategy on a clock of the test: which run, in which state, and the reasons where they
+cannot run. Figures against known truth are in tests/truth."""
 
 from __future__ import annotations
 
@@ -21,40 +21,40 @@ STEP_S, SYNC_S, PART_S, COPY_S = 0.010, 0.004, {"forward": 0.003, "backward": 0.
 
 
 class Timed(Simulated):
-    """A rank whose peers are always there at once. `lacks` names the hooks that it does not have."""
+    """A rank that never waits for its peers. `lacks` names the methods that it cannot do."""
 
     lacks: frozenset[str] = frozenset()
 
     def __init__(self, spec: RunSpec) -> None:
         super().__init__(spec, 0)
         self.now_s, self.syncing = 0.0, True
-        self.during: dict[str, set[bool]] = {}  # hook -> whether the sync was on
+        self.during: dict[str, set[bool]] = {}  # method -> whether synchronization was on
 
-    def passes(self, hook: str, seconds: float) -> None:
-        if hook in self.lacks:
-            raise NotMeasured(f"no {hook} here")
-        self.during.setdefault(hook, set()).add(self.syncing)
+    def take(self, method: str, seconds: float) -> None:
+        if method in self.lacks:
+            raise NotMeasured(f"no {method} here")
+        self.during.setdefault(method, set()).add(self.syncing)
         self.now_s += seconds
 
     def set_gradient_sync(self, on: bool) -> None:
-        self.passes("set_gradient_sync", 0.0)
+        self.take("set_gradient_sync", 0.0)
         self.syncing = on
 
     def step(self, batch: Any) -> LossPart:
-        self.passes("step", STEP_S + (SYNC_S if self.syncing else 0.0))
+        self.take("step", STEP_S + (SYNC_S if self.syncing else 0.0))
         return LossPart(1.0, 1)
 
     def partial_step(self, batch: Any, until: str) -> None:
-        self.passes(until, PART_S[until])
+        self.take(until, PART_S[until])
 
     def run_isolated_sync(self, sizes: list[int]) -> None:
-        self.passes("run_isolated_sync", SYNC_S * len(sizes))
+        self.take("run_isolated_sync", SYNC_S * len(sizes))
 
     def copy_batch(self, batch: Any) -> None:
-        self.passes("copy", COPY_S)
+        self.take("copy", COPY_S)
 
     def profile(self, steps: int, trace: Path | None) -> Profile:
-        self.passes("profile", 0.1)
+        self.take("profile", 0.1)
         if trace is not None:
             trace.write_bytes(b"")
         return Profile(steps, 0.02)
@@ -76,7 +76,7 @@ def run_probes(
     return runner.record, strategy, reports
 
 
-def test_every_quantity_is_measured(tmp_path: Path) -> None:
+def test_every_quantity_is_measured_in_blocks(tmp_path: Path) -> None:
     record, strategy, reports = run_probes(tmp_path)
     assert record.reasons == {}
     steps = record.steps or 0
@@ -93,8 +93,8 @@ def test_every_quantity_is_measured(tmp_path: Path) -> None:
         (record.part_steps or 0) * PART_S[part]: [getattr(record, f"{part}_s")] for part in ("forward", "backward")
     }
     for seconds, series in expected.items():
-        for one in series:
-            assert len(one) >= 4 and one == pytest.approx([seconds] * len(one))
+        for blocks in series:
+            assert len(blocks) >= 4 and blocks == pytest.approx([seconds] * len(blocks))
     assert record.optimizer_s == pytest.approx(
         [(record.part_steps or 0) * PART_S["optimizer"]] * len(record.optimizer_s)
     )
@@ -103,20 +103,20 @@ def test_every_quantity_is_measured(tmp_path: Path) -> None:
     assert strategy.syncing
 
 
-def test_parts_are_taken_without_an_exchange_and_the_rest_with_it(tmp_path: Path) -> None:
+def test_parts_of_a_step_are_timed_without_synchronization_and_the_rest_with_it(tmp_path: Path) -> None:
     _, strategy, _ = run_probes(tmp_path)
     assert all(strategy.during[part] == {False} for part in PARTS)
     assert strategy.during["profile"] == strategy.during["run_isolated_sync"] == {True}
     assert strategy.during["step"] == {True, False}
 
 
-def test_probes_take_about_as_long_as_they_may(tmp_path: Path) -> None:
+def test_probes_take_about_the_configured_time(tmp_path: Path) -> None:
     short, long = (run_probes(tmp_path, measure={"probe_s": seconds})[1].now_s for seconds in (1.0, 4.0))
     assert 3 * short < long < 5 * short
 
 
 @pytest.mark.parametrize(("gpus", "others"), [(2, set()), (1, {"isolated"})])
-def test_slow_updates_are_not_made_by_the_dozen(tmp_path: Path, gpus: int, others: set[str]) -> None:
+def test_probes_of_many_steps_are_left_out_where_steps_are_slow(tmp_path: Path, gpus: int, others: set[str]) -> None:
     record, strategy, _ = run_probes(tmp_path, gpus=gpus, measure={"probe_s": 0.01})
     assert set(record.reasons) == {"exposed", "data", "imbalance", *PARTS} | others
     why = "a step takes 0.014 s, longer than measure.probe_s: raise that to have its parts measured"
@@ -137,7 +137,7 @@ def test_slow_updates_are_not_made_by_the_dozen(tmp_path: Path, gpus: int, other
         (set(PARTS), set(PARTS)),
     ],
 )
-def test_what_a_strategy_cannot_tell_is_left_out_with_its_reason(
+def test_a_probe_that_a_strategy_lacks_is_left_out_with_its_reason(
     lacks: set[str], unmeasured: set[str], tmp_path: Path
 ) -> None:
     kind = type("Limited", (Timed,), {"lacks": frozenset(lacks)})
@@ -152,35 +152,35 @@ def test_what_a_strategy_cannot_tell_is_left_out_with_its_reason(
     assert strategy.syncing
 
 
-def test_without_a_switch_data_is_told_by_blocks_with_the_exchange(tmp_path: Path) -> None:
+def test_without_a_switch_the_feed_is_measured_with_synchronization(tmp_path: Path) -> None:
     kind = type("Limited", (Timed,), {"lacks": frozenset({"set_gradient_sync"})})
     record, strategy, _ = run_probes(tmp_path, kind)
     assert record.fixed_batch_s == pytest.approx(record.sync_on_s) and strategy.during["step"] == {True}
 
 
-def test_one_device_has_nobody_to_wait_for(tmp_path: Path) -> None:
+def test_one_device_has_no_synchronization_to_measure(tmp_path: Path) -> None:
     record, _, _ = run_probes(tmp_path, gpus=1)
     assert record.reasons == dict.fromkeys(("exposed", "imbalance", "isolated"), ONE_DEVICE)
     assert record.sync_on_s and record.fixed_batch_s and record.forward_s and not record.sync_off_s
 
 
-def test_replicas_without_an_exchange_wait_for_nobody(tmp_path: Path) -> None:
+def test_replicas_without_synchronization_have_none_to_measure(tmp_path: Path) -> None:
     strategy = StrategySpec("simulated", baseline="simulated", lockstep=False)
     record, _, _ = run_probes(tmp_path, strategy=strategy)
     assert record.reasons == dict.fromkeys(("exposed", "imbalance", "isolated"), NO_SYNC)
 
 
-def test_unknown_messages_cannot_be_sent(tmp_path: Path) -> None:
+def test_messages_of_unknown_size_are_not_measured(tmp_path: Path) -> None:
     record, _, _ = run_probes(tmp_path, message_bytes=())
-    assert record.reasons == {"isolated": "null does not know the sizes of its message_bytes"}
+    assert record.reasons == {"isolated": "simulated does not know the sizes of its messages"}
 
 
-def test_samples_that_others_read_are_not_told_apart(tmp_path: Path) -> None:
+def test_the_feed_is_not_measured_where_samples_are_read_within_the_step(tmp_path: Path) -> None:
     record, _, _ = run_probes(tmp_path, type("Remote", (Timed,), {"reads_in_step": True}))
     assert set(record.reasons) == {"data"} and not record.fixed_batch_s
 
 
-def test_a_trace_is_kept_where_it_was_requested(tmp_path: Path) -> None:
+def test_a_requested_trace_is_kept(tmp_path: Path) -> None:
     record, _, _ = run_probes(tmp_path, measure={"trace": True})
     assert record.trace == "trace0.json.gz"
     assert (tmp_path / record.trace).exists()

@@ -1,7 +1,7 @@
-"""A rank's phases, and what is measured against what is known: the simulated strategy sleeps as told.
+"""A rank's phases, and its figures against cases times: the simulated strategy sleeps as configured.
 
-A sleep never ends early, so what was slept bounds every block from below. From above the machine's other work
-does not: there the quietest block counts, since noise only ever adds.
+A sleep never ends early, so that its time is a lower bound of every block. Only the shortest block is checked from
+above, since other work on the machine only adds time.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from scalebench.workloads import datasets
 from tests.builders.runs import in_parallel, simulated_spec
 
 PHASES = ["setup", "warmup", "measure", "evaluate", "probes", "close"]
-ABOVE = 1.08  # how far the quietest block may lie above what was slept
+ABOVE = 1.08  # the most that the shortest block may take, relative to its sleep
 STRAGGLER = {"straggler_rank": 1, "straggler_s": 0.02}
 LONG = {"block_s": 0.05, "min_s": 1.0, "max_s": 1.0}
 
 
-class Noted(Simulated):
-    """A simulated strategy that notes what is asked of it."""
+class Recording(Simulated):
+    """A simulated strategy that records the calls of its methods."""
 
     def __init__(self, spec: RunSpec, rank: int = 0) -> None:
         super().__init__(spec, rank)
-        self.asked: list[str] = []
+        self.calls: list[str] = []
 
     def __getattribute__(self, name: str) -> Any:
         found = super().__getattribute__(name)
-        if callable(found) and not name.startswith("_") and name not in ("asked", "Options"):
-            super().__getattribute__("asked").append(name)
+        if callable(found) and not name.startswith("_") and name not in ("calls", "Options"):
+            super().__getattribute__("calls").append(name)
         return found
 
 
 class WithoutProbes(Strategy):
-    """What an author of a strategy has to write, and nothing else."""
+    """A strategy with only the methods that every author has to write."""
 
     Options = Simulated.Options
 
@@ -67,30 +67,30 @@ class WithoutProbes(Strategy):
         return {"mse": 1.0}
 
 
-def one_rank(tmp_path: Path, spec: RunSpec, kind: type[Strategy] = Simulated) -> tuple[RankRecord, Strategy]:
-    """A session of one rank in this process."""
+def run_session(tmp_path: Path, spec: RunSpec, kind: type[Strategy] = Simulated) -> tuple[RankRecord, Strategy]:
+    """Run the session of one rank in this process."""
     record, strategy = RankRecord(0, "here", os.getpid()), kind(spec, 0)
     Session(spec, strategy, record, ProgressFile(tmp_path, 0, os.getpid())).run()
     return record, strategy
 
 
 def test_phases_come_in_order_and_are_marked(tmp_path: Path) -> None:
-    record, strategy = one_rank(tmp_path, simulated_spec(), Noted)
-    assert isinstance(strategy, Noted)
+    record, strategy = run_session(tmp_path, simulated_spec(), Recording)
+    assert isinstance(strategy, Recording)
     assert list(record.marks_s) == PHASES
     assert list(record.marks_s.values()) == sorted(record.marks_s.values())
-    asked = [name for name, _ in itertools.groupby(strategy.asked)]
+    calls = [name for name, _ in itertools.groupby(strategy.calls)]
     order = ["shard", "setup", "num_params", "feed", "train", "step", "peak_memory_bytes", "evaluate"]
-    assert [name for name in dict.fromkeys(asked) if name in order] == order
+    assert [name for name in dict.fromkeys(calls) if name in order] == order
     # Probes come last; to close is the worker's part.
     probes = ["message_sizes", "backend_used", "versions"]
-    assert [name for name in asked if name in (*probes, "evaluate", "close")] == ["evaluate", *probes]
+    assert [name for name in calls if name in (*probes, "evaluate", "close")] == ["evaluate", *probes]
     progress = read_progress(tmp_path, 0)
     assert progress is not None and progress.phase == "close"
 
 
-def test_what_a_session_leaves_in_the_record(tmp_path: Path) -> None:
-    record, _ = one_rank(tmp_path, simulated_spec(options={"message_bytes": 77}, size=80))
+def test_a_session_fills_the_record(tmp_path: Path) -> None:
+    record, _ = run_session(tmp_path, simulated_spec(options={"message_bytes": 77}, size=80))
     assert (record.train_samples, record.steps_per_epoch, record.params) == (60, 6, None)
     assert (record.metrics, record.message_bytes, record.backend_used) == ({"mse": 0.0}, [77], None)
     assert record.peak_memory_bytes == [None]
@@ -101,44 +101,44 @@ def test_what_a_session_leaves_in_the_record(tmp_path: Path) -> None:
     assert losses[0] == 1.0 and losses == sorted(losses, reverse=True), "1/k at step k"
 
 
-def test_a_strategy_without_probes_has_nulls_and_the_reason(tmp_path: Path) -> None:
+def test_a_strategy_without_probes_has_nulls_and_a_reason(tmp_path: Path) -> None:
     measure = {"probes": True, "probe_s": 0.2, "collectives": True, "bandwidth": True, "timeline": True}
-    record, _ = one_rank(tmp_path, simulated_spec(2, measure=measure), WithoutProbes)
+    record, _ = run_session(tmp_path, simulated_spec(2, measure=measure), WithoutProbes)
     assert record.block_s and record.metrics == {"mse": 1.0}
     assert (record.params, record.message_bytes, record.stages, record.state_bytes) == (None, [], [], [])
     assert record.probes is not None and record.probes.fixed_batch_s and not record.probes.sync_off_s
     probes = ["exposed", "imbalance", "isolated", *PARTS, "copy", "profile", *COLLECTIVES, "send_one_way", "memcpy"]
     assert record.probes.reasons.keys() >= set(probes)
-    assert set(record.probes.reasons.values()) == {"strategy null has no probes"}
-    assert record.timeline is not None and record.timeline.reason == "strategy null has no probes"
+    assert set(record.probes.reasons.values()) == {"strategy simulated has no probes"}
+    assert record.timeline is not None and record.timeline.reason == "strategy simulated has no probes"
 
 
 @pytest.mark.parametrize("changes", [{"measure": {"evaluate": False}}, {"share": 0.0}])
-def test_without_validation_there_is_no_such_phase(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_without_validation_there_is_no_evaluate_phase(changes: dict[str, Any], tmp_path: Path) -> None:
     share = changes.pop("share", 0.25)
     spec = simulated_spec(dataset=DatasetSpec("materials", size=64, validation_share=share), **changes)
-    record, _ = one_rank(tmp_path, spec)
+    record, _ = run_session(tmp_path, spec)
     assert list(record.marks_s) == [phase for phase in PHASES if phase != "evaluate"]
     assert record.metrics == {}
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("backend", "message"),
     [("gloo", "simulated requested gloo"), ("auto", "requested any backend")],
     ids=["named", "auto"],
 )
-def test_another_backend_than_requested_is_a_failure(asked: str, told: str, tmp_path: Path) -> None:
-    """Replicas that silently do not average must not pass for a strategy."""
-    spec = simulated_spec(gpus=2, strategy=StrategySpec("simulated", baseline="simulated", backend=asked))
+def test_another_backend_than_the_requested_one_is_a_failure(backend: str, message: str, tmp_path: Path) -> None:
+    """Replicas that silently do not average gradients must not be taken for the strategy."""
+    spec = simulated_spec(gpus=2, strategy=StrategySpec("simulated", baseline="simulated", backend=backend))
     session = Session(spec, Simulated(spec, 0), RankRecord(0, "here", 1), ProgressFile(tmp_path, 0, 1))
-    with pytest.raises(WrongBackend, match=f"{told}, but the gradients were carried by nothing"):
+    with pytest.raises(WrongBackend, match=f"{message}, but the gradients were carried by nothing"):
         session._record_training_facts()
 
 
-@pytest.mark.parametrize("asked", ["gloo", "auto"])
-def test_one_device_has_nobody_to_exchange_with(asked: str, tmp_path: Path) -> None:
-    spec = simulated_spec(strategy=StrategySpec("simulated", baseline="simulated", backend=asked))
-    assert one_rank(tmp_path, spec)[0].backend_used is None
+@pytest.mark.parametrize("backend", ["gloo", "auto"])
+def test_one_device_needs_no_backend(backend: str, tmp_path: Path) -> None:
+    spec = simulated_spec(strategy=StrategySpec("simulated", baseline="simulated", backend=backend))
+    assert run_session(tmp_path, spec)[0].backend_used is None
 
 
 def test_a_failure_leaves_the_marks_so_far(tmp_path: Path) -> None:
@@ -160,11 +160,11 @@ def test_the_feed_is_closed_after_training(tmp_path: Path) -> None:
             finally:
                 closed.append(True)
 
-    one_rank(tmp_path, simulated_spec(), Feeding)
+    run_session(tmp_path, simulated_spec(), Feeding)
     assert closed == [True]
 
 
-def test_finish_takes_stock() -> None:
+def test_complete_record_adds_peaks_and_processor_time() -> None:
     record = RankRecord(0, "here", 1)
     complete_record(record, SimpleNamespace(rss_anon_peak_bytes=5))  # type: ignore[arg-type]
     assert record.rss_anon_peak_bytes == 5
@@ -173,25 +173,25 @@ def test_finish_takes_stock() -> None:
     assert list(record.marks_s) == ["end"]
 
 
-def test_times_are_those_that_were_slept(tmp_path: Path) -> None:
+def test_step_times_are_the_configured_sleeps(tmp_path: Path) -> None:
     """Loading, step, sync and straggler, alone and together, on one and two ranks."""
-    known = {
+    cases = {
         "step": (1, {"step_s": 0.02}, 0.02),
         "loading": (1, {"step_s": 0.005, "loading_s": 0.02}, 0.025),
         "group": (2, {"step_s": 0.02}, 0.02),
         "sync": (2, {"step_s": 0.01, "sync_s": 0.02}, 0.03),
         "imbalance": (2, {"step_s": 0.01, **STRAGGLER}, 0.03),
-        "rank 0 straggles": (2, {"step_s": 0.01, "straggler_rank": 0, "straggler_s": 0.02}, 0.03),
-        "no such straggler": (2, {"step_s": 0.02, "straggler_rank": 2, "straggler_s": 1.0}, 0.02),
+        "rank 0 slow": (2, {"step_s": 0.01, "straggler_rank": 0, "straggler_s": 0.02}, 0.03),
+        "no slow rank": (2, {"step_s": 0.02, "straggler_rank": 2, "straggler_s": 1.0}, 0.02),
         "all": (2, {"step_s": 0.01, "loading_s": 0.01, "sync_s": 0.01, **STRAGGLER, "straggler_s": 0.01}, 0.04),
     }  # fmt: skip
 
     def measured(name: str) -> Result:
-        gpus, options, _ = known[name]
+        gpus, options, _ = cases[name]
         return run_spec(simulated_spec(gpus, options=options, measure=LONG, size=160), tmp_path / name)
 
-    for name, result in in_parallel(measured, known, at_once=4).items():
-        gpus, _, expected_s = known[name]
+    for name, result in in_parallel(measured, cases, at_once=4).items():
+        gpus, _, expected_s = cases[name]
         assert result.status == "ok", result.reason
         seconds, samples = analysis.merge_rank_blocks(result.ranks)
         steps = result.ranks[0].block_steps
@@ -203,9 +203,11 @@ def test_times_are_those_that_were_slept(tmp_path: Path) -> None:
         assert throughput == pytest.approx(gpus * 10 / step_s)
 
 
-def test_warm_up_does_not_count(tmp_path: Path) -> None:
+def test_warmup_does_not_count(tmp_path: Path) -> None:
     options = {"step_s": 0.002, "warmup_s": 0.1, "warmup_steps": 10}
-    record, _ = one_rank(tmp_path, simulated_spec(options=options, measure={"warmup_steps": 10, "warmup_max_s": 3.0}))
+    record, _ = run_session(
+        tmp_path, simulated_spec(options=options, measure={"warmup_steps": 10, "warmup_max_s": 3.0})
+    )
     assert record.warmup_block_steps == 1
     assert len(record.warmup_block_s) >= 20, "sixteen would show ten slow steps and too little of what follows"
     assert min(record.warmup_block_s[:10]) >= 0.102
@@ -214,8 +216,8 @@ def test_warm_up_does_not_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 3])
-def test_every_sample_is_counted_also_of_an_uneven_last_batch(gpus: int, tmp_path: Path) -> None:
-    """94 samples in batches of 7 per device; each block against the sizes of its own steps."""
+def test_every_sample_counts_also_in_an_uneven_last_batch(gpus: int, tmp_path: Path) -> None:
+    """94 samples in batches of 7 per device; each block against the sizes of its steps."""
     spec = simulated_spec(gpus, size=125, measure={"block_s": 0.006, "warmup_steps": 7})
     spec.batch_per_device, spec.global_batch = 7, 7 * gpus
     result = run_spec(spec, tmp_path / "run")

@@ -1,4 +1,4 @@
-"""The timed loop with a clock of our own: what happens between blocks, and that nothing happens inside."""
+"""The timed loop on a clock of the test: the order of events between blocks, and that nothing happens inside."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ LOADING_S, STEP_S, DEVICE_SYNC_S, BROADCAST_S, FETCH_S = 1.0, 10.0, 100.0, 1e4, 
 
 
 class Clock:
-    """Time that passes only when something happens, and a note of what did."""
+    """A clock that advances only with events, and records them."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
         self.events: list[str] = []
 
-    def happens(self, event: str, takes_s: float) -> None:
+    def record(self, event: str, takes_s: float) -> None:
         self.events.append(event)
         self.now_s += takes_s
 
@@ -34,18 +34,18 @@ def clock() -> Clock:
 
 
 class LazyLoss:
-    """A loss on a device: to look at it takes long."""
+    """A loss on a device, which takes long to fetch."""
 
     def __init__(self, clock: Clock, value: float) -> None:
         self.clock, self.value = clock, value
 
     def __float__(self) -> float:
-        self.clock.happens("fetch", FETCH_S)
+        self.clock.record("fetch", FETCH_S)
         return self.value
 
 
 class Trainer:
-    """As much of a strategy as the loop sees, and the loop that a trainer of its own would run."""
+    """The part of a strategy that the loop uses, and the loop of a trainer."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -54,15 +54,15 @@ class Trainer:
     def batches(self) -> Iterator[int]:
         for number in itertools.count():
             self.drawn += 1
-            self.clock.happens("draw", LOADING_S)
+            self.clock.record("draw", LOADING_S)
             yield number
 
     def synchronize(self) -> None:
-        self.clock.happens("synchronize", DEVICE_SYNC_S)
+        self.clock.record("synchronize", DEVICE_SYNC_S)
 
     def step(self, batch: int) -> LossPart | None:
         self.steps += 1
-        self.clock.happens("step", STEP_S)
+        self.clock.record("step", STEP_S)
         return LossPart(LazyLoss(self.clock, 2.0 * (batch + 1)), batch + 1)
 
     def train(self, loop: TimedLoop) -> None:
@@ -72,11 +72,11 @@ class Trainer:
 
 def create_phase(clock: Clock, name: str, blocks: int, steps: int) -> LoopPhase:
     def start(before: BlockSeries | None) -> int:
-        clock.happens(f"start {name}", BROADCAST_S)
+        clock.record(f"start {name}", BROADCAST_S)
         return steps
 
     def decide(series: BlockSeries) -> bool:
-        clock.happens(f"decide {name}", BROADCAST_S)
+        clock.record(f"decide {name}", BROADCAST_S)
         return len(series.seconds) == blocks
 
     return LoopPhase(name, start, decide)
@@ -88,12 +88,12 @@ def train_through(clock: Clock, *phases: LoopPhase, **options: Any) -> Trainer:
     return trainer
 
 
-def test_the_order_of_everything(clock: Clock) -> None:
+def test_the_order_of_events(clock: Clock) -> None:
     train_through(
         clock,
         create_phase(clock, "warmup", 2, 1),
         create_phase(clock, "measure", 1, 2),
-        on_phase=lambda s: clock.happens(f"enter {s.name}", 0.0),
+        on_phase=lambda s: clock.record(f"enter {s.name}", 0.0),
     )
     block = ["draw", "step", "synchronize", "fetch"]
     assert clock.events == [
@@ -106,15 +106,15 @@ def test_the_order_of_everything(clock: Clock) -> None:
     ]
 
 
-def test_a_block_holds_loading_steps_and_one_synchronisation(clock: Clock) -> None:
+def test_a_block_includes_loading_steps_and_one_synchronization(clock: Clock) -> None:
     warmup, measure = create_phase(clock, "warmup", 2, 3), create_phase(clock, "measure", 4, 5)
     train_through(clock, warmup, measure)
     assert warmup.series.seconds == [3 * (LOADING_S + STEP_S) + DEVICE_SYNC_S] * 2
     assert measure.series.seconds == [5 * (LOADING_S + STEP_S) + DEVICE_SYNC_S] * 4
 
 
-def test_losses_are_averaged_by_samples(clock: Clock) -> None:
-    """The step of batch k has k + 1 samples and a loss of 2 each; one more has none."""
+def test_losses_are_averages_over_samples(clock: Clock) -> None:
+    """The step of batch k has k + 1 samples and a loss of 2 each; step losses are not kept by default."""
     measure = fixed_length_phase("measure", 2, 3)
     trainer = train_through(clock, measure)
     assert trainer.steps == 6
@@ -123,56 +123,50 @@ def test_losses_are_averaged_by_samples(clock: Clock) -> None:
     assert measure.series.step_losses == []
 
 
-def loop_of(clock: Clock, *parts: LossPart | None, keep: bool = False) -> BlockSeries:
+@pytest.mark.parametrize(
+    ("parts", "samples", "loss", "step_losses"),
+    [
+        ((LossPart(6.0, 3), LossPart(10.0, 1)), 4, 4.0, [2.0, 10.0]),  # weighted by samples
+        ((LossPart(0.0, 0), LossPart(10.0, 1)), 1, 10.0, [None, 10.0]),
+        ((None, LossPart(6.0, 3), None), 3, 2.0, [2.0]),  # steps without a loss in this process
+        ((None, None), 0, None, []),
+    ],
+)
+def test_the_loss_of_a_block_is_the_mean_over_its_samples(
+    parts: tuple[LossPart | None, ...], samples: int, loss: float | None, step_losses: list[float | None], clock: Clock
+) -> None:
     phase = fixed_length_phase("measure", 1, len(parts))
-    loop = TimedLoop(Trainer(clock), iter(parts), [phase], keep_step_losses=keep)  # type: ignore[arg-type]
+    loop = TimedLoop(Trainer(clock), iter(parts), [phase], keep_step_losses=True)  # type: ignore[arg-type]
     for part in loop:
         loop.done(part)
-    return phase.series
+    assert (phase.series.samples, phase.series.losses, phase.series.step_losses) == ([samples], [loss], step_losses)
 
 
-def test_parts_of_unequal_size_weigh_by_their_samples(clock: Clock) -> None:
-    series = loop_of(clock, LossPart(6.0, 3), LossPart(10.0, 1))
-    assert (series.samples, series.losses) == ([4], [4.0])
-
-
-def test_updates_without_a_loss_here(clock: Clock) -> None:
-    series = loop_of(clock, None, LossPart(6.0, 3), None, keep=True)
-    assert (series.samples, series.losses, series.step_losses) == ([3], [2.0], [2.0])
-    series = loop_of(clock, None, None)
-    assert (series.samples, series.losses) == ([0], [None])
-
-
-def test_losses_of_single_updates_when_requested(clock: Clock) -> None:
-    assert loop_of(clock, LossPart(6.0, 3), LossPart(10.0, 1), keep=True).step_losses == [2.0, 10.0]
-    assert loop_of(clock, LossPart(0.0, 0), LossPart(10.0, 1), keep=True).step_losses == [None, 10.0]
-
-
-def test_each_stage_sees_the_series_of_the_one_before(clock: Clock) -> None:
-    seen: list[BlockSeries | None] = []
+def test_each_phase_gets_the_series_of_the_one_before(clock: Clock) -> None:
+    received: list[BlockSeries | None] = []
     first, second = fixed_length_phase("first", 2, 1), fixed_length_phase("second", 1, 1)
-    for one in (first, second):
-        one.start = lambda before: seen.append(before) or 1  # type: ignore[func-returns-value]
+    for phase in (first, second):
+        phase.start = lambda before: received.append(before) or 1  # type: ignore[func-returns-value]
     train_through(clock, first, second)
-    assert seen == [None, first.series]
+    assert received == [None, first.series]
     assert [len(s.series.seconds) for s in (first, second)] == [2, 1]
 
 
-def test_done_says_when_it_is_over(clock: Clock) -> None:
+def test_done_returns_whether_the_loop_is_over(clock: Clock) -> None:
     loop = TimedLoop(Trainer(clock), [], [fixed_length_phase("one", 1, 1), fixed_length_phase("two", 1, 2)])  # type: ignore[arg-type]
     assert list(loop) == []
     assert [loop.done(None) for _ in range(3)] == [False, False, True]
     assert loop.done(None), "a step too many of a trainer that runs ahead changes nothing"
 
 
-def test_no_stage_draws_one_batch_at_most(clock: Clock) -> None:
+def test_without_a_phase_at_most_one_batch_is_drawn(clock: Clock) -> None:
     trainer = train_through(clock)
     assert trainer.drawn <= 1
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(plan=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 6)), min_size=1, max_size=4))
-def test_as_many_batches_as_updates_and_nothing_inside_a_block(plan: list[tuple[int, int]], clock: Clock) -> None:
+def test_a_block_contains_only_batches_and_steps(plan: list[tuple[int, int]], clock: Clock) -> None:
     clock.events.clear()
     phases = [create_phase(clock, str(i), blocks, steps) for i, (blocks, steps) in enumerate(plan)]
     trainer = train_through(clock, *phases)
@@ -188,7 +182,7 @@ def test_as_many_batches_as_updates_and_nothing_inside_a_block(plan: list[tuple[
 
 
 class Observer:
-    """A training that has to be told after `limits` steps each, and is over when they are done."""
+    """An observer that ends blocks after `limits` steps each, and the training after the last."""
 
     def __init__(self, clock: Clock, limits: list[int]) -> None:
         self.clock, self.limits, self.over = clock, limits, False
@@ -198,17 +192,17 @@ class Observer:
         return self.limits[0]
 
     def on_step(self) -> None:
-        self.clock.happens("on_step", 0.0)
+        self.clock.record("on_step", 0.0)
 
     def on_block(self, block: StepBlock) -> None:
-        self.clock.happens("on_block", BROADCAST_S)
+        self.clock.record("on_block", BROADCAST_S)
         self.blocks.append(block)
         self.limits[0] -= block.steps
         self.limits = self.limits if self.limits[0] else self.limits[1:]
         self.over = not self.limits
 
 
-def test_a_course_cuts_blocks_short_and_whole_ones_alone_are_kept(clock: Clock) -> None:
+def test_an_observer_shortens_blocks_and_only_full_ones_are_kept(clock: Clock) -> None:
     observer, measure = Observer(clock, [7, 1, 3]), create_phase(clock, "measure", 99, 3)
     train_through(clock, measure, observer=observer)
     assert [block.steps for block in observer.blocks] == [3, 3, 1, 1, 3]
@@ -217,7 +211,7 @@ def test_a_course_cuts_blocks_short_and_whole_ones_alone_are_kept(clock: Clock) 
     assert clock.events.count("on_step") == 11
 
 
-def test_a_course_is_told_before_its_stage_and_ends_the_loop(clock: Clock) -> None:
+def test_an_observer_comes_before_the_decision_of_its_phase_and_ends_the_loop(clock: Clock) -> None:
     train_through(
         clock, create_phase(clock, "warmup", 2, 1), create_phase(clock, "measure", 9, 2), observer=Observer(clock, [3])
     )
@@ -227,10 +221,10 @@ def test_a_course_is_told_before_its_stage_and_ends_the_loop(clock: Clock) -> No
         *[*block, "decide warmup"],
         *[*block, "decide warmup", "start measure"],
         *block,
-    ], "the last one is cut short, and nothing is decided any more"
+    ], "the last block is shortened, and its phase decides nothing any more"
 
 
-def test_a_block_that_its_course_refuses_is_not_kept(clock: Clock) -> None:
+def test_a_block_that_its_observer_refuses_is_not_kept(clock: Clock) -> None:
     observer, measure = Observer(clock, [9]), fixed_length_phase("measure", 9, 1)
 
     def refuse(block: StepBlock) -> None:

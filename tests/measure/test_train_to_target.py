@@ -1,4 +1,4 @@
-"""A training on its way to a stop, with a clock of our own and a strategy that only notes what is asked of it."""
+"""A training with a stop of its own, on a clock of the test and with a strategy that only records its calls."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ BASE = simulated_spec()
 
 
 class Trainer:
-    """A rank whose step number k takes `step_s(k)` and has a loss of 1/k; looks and talk take long."""
+    """A rank whose step number k takes `step_s(k)` and has a loss of 1/k; evaluations and broadcasts take long."""
 
-    def __init__(self, rank: int = 0, heard: list[float] | None = None, **changes: Any) -> None:
+    def __init__(self, rank: int = 0, from_rank_0: list[float] | None = None, **changes: Any) -> None:
         self.place, self.now_s, self.steps = SimpleNamespace(rank=rank), 0.0, 0
-        self.said: list[float] = []
+        self.broadcasts: list[float] = []
         self.rates: list[tuple[int, float]] = []
-        self.looks: list[tuple[int, int]] = []  # after which step, and of which samples: the first one's number
-        self._heard = heard
+        self.evaluations: list[tuple[int, int]] = []  # (after which step, number of the first sample)
+        self._from_rank_0 = from_rank_0
         self.step_s: Callable[[int], float] = changes.get("step_s", lambda number: 1.0)
         self.loss: Callable[[int], float] = changes.get("loss", lambda number: 1 / number)
         self.metric: Callable[[int], float] = changes.get("metric", lambda number: 1 / number)
 
     def broadcast(self, value: float) -> float:
         self.now_s += 100.0
-        self.said.append(value)
-        return value if self._heard is None else self._heard.pop(0)
+        self.broadcasts.append(value)
+        return value if self._from_rank_0 is None else self._from_rank_0.pop(0)
 
     def synchronize(self) -> None:
         pass
@@ -51,11 +51,11 @@ class Trainer:
         self.rates.append((self.steps, rate))
 
     def peak_memory_bytes(self) -> list[int | None]:
-        return [self.steps + 1000 * len(self.looks)]
+        return [self.steps + 1000 * len(self.evaluations)]
 
     def evaluate(self, source: Source) -> dict[str, float]:
         self.now_s += 1000.0
-        self.looks.append((self.steps, source.first))
+        self.evaluations.append((self.steps, source.first))
         return {"mse": self.metric(self.steps) / (1 if source.first else 2)}
 
     def train(self, loop: TimedLoop, source: Source) -> None:
@@ -66,7 +66,7 @@ class Trainer:
 
 
 @dataclasses.dataclass
-class Trained:
+class TrainedRun:
     training: TrainingRun
     trainer: Trainer
     warm: list[float]
@@ -80,36 +80,41 @@ def source(samples: int = 40, first: int = 0) -> Source:
 
 
 def run_spec(**train: Any) -> RunSpec:
-    made = dataclasses.replace(BASE)
+    spec = dataclasses.replace(BASE)
     stop = StopSpec(**train.pop("stop", {}))
-    made.config = dataclasses.replace(BASE.config, train=TrainSpec(BATCH, stop=stop, **train))
-    made.global_batch = BATCH
-    return made
+    spec.config = dataclasses.replace(BASE.config, train=TrainSpec(BATCH, stop=stop, **train))
+    spec.global_batch = BATCH
+    return spec
 
 
-def trained(
-    trainer: Trainer | None = None, samples: int = 40, warm: int = 3, block: int = 5, looks: bool = True, **train: Any
-) -> Trained:
+def train(
+    trainer: Trainer | None = None,
+    samples: int = 40,
+    warm: int = 3,
+    block: int = 5,
+    evaluates: bool = True,
+    **options: Any,
+) -> TrainedRun:
     trainer = trainer or Trainer()
     data = source(samples)
-    looked = (source(50, 40), source(10)) if looks else (None, None)
-    training = TrainingRun(run_spec(**train), trainer, data, looked, lambda training: None)  # type: ignore[arg-type]
+    evaluated = (source(50, 40), source(10)) if evaluates else (None, None)
+    training = TrainingRun(run_spec(**options), trainer, data, evaluated, lambda training: None)  # type: ignore[arg-type]
     settings = MeasureSpec(block_s=float(block))
     warmup = fixed_length_phase("warmup", warm, 1)
     measure = stopping_rule.create_training_phase(trainer, settings, training.steps_between_points, None)  # type: ignore[arg-type]
     loop = TimedLoop(trainer, data, [warmup, measure], clock=lambda: trainer.now_s, observer=training)  # type: ignore[arg-type]
     trainer.train(loop, data)
-    return Trained(
+    return TrainedRun(
         training, trainer, warmup.series.seconds, [*map(round, measure.series.seconds)], measure.series.steps
     )
 
 
-def steps_of(curve: list[CurvePoint]) -> list[int]:
+def point_steps(curve: list[CurvePoint]) -> list[int]:
     return [point.step for point in curve]
 
 
 @pytest.mark.parametrize(
-    ("train", "points", "by"),
+    ("options", "points", "by"),
     [
         ({"stop": {"epochs": 3}}, [10, 20, 30], "epochs"),
         ({"stop": {"epochs": 2.5}}, [10, 20, 25], "epochs"),
@@ -130,109 +135,111 @@ def steps_of(curve: list[CurvePoint]) -> list[int]:
         ({"stop": {"target": 1e-9, "epochs": 3}}, [10, 20, 30], "epochs"),
     ],
 )
-def test_points_and_the_end_are_where_they_were_requested(train: dict[str, Any], points: list[int], by: str) -> None:
-    found = trained(**train)
-    assert steps_of(found.training.curve) == points
-    assert (found.training.stopped_by, found.trainer.steps) == (by, points[-1])
+def test_points_and_the_end_are_as_requested(options: dict[str, Any], points: list[int], by: str) -> None:
+    run = train(**options)
+    assert point_steps(run.training.curve) == points
+    assert (run.training.stopped_by, run.trainer.steps) == (by, points[-1])
 
 
-def test_seconds_end_it_with_the_block_that_they_are_over_in() -> None:
+def test_a_time_limit_ends_the_training_at_the_end_of_a_block() -> None:
     """Of three steps of warm-up, the first of which does not count, and blocks of five."""
-    found = trained(stop={"seconds": 8.5}, evaluate_epochs=None)
-    assert steps_of(found.training.curve) == [13] and found.training.stopped_by == "seconds"
-    assert found.training.curve[0].train_s == 12.0
-    assert steps_of(trained(stop={"seconds": 7.0}, evaluate_epochs=None).training.curve) == [8]
+    run = train(stop={"seconds": 8.5}, evaluate_epochs=None)
+    assert point_steps(run.training.curve) == [13] and run.training.stopped_by == "seconds"
+    assert run.training.curve[0].train_s == 12.0
+    assert point_steps(train(stop={"seconds": 7.0}, evaluate_epochs=None).training.curve) == [8]
 
 
-def test_points_by_seconds_of_training() -> None:
-    found = trained(stop={"steps": 30}, evaluate_epochs=None, evaluate_s=7.0)
-    assert steps_of(found.training.curve) == [11, 19, 27, 30], "at the end of the block: of four, as 27 are left"
-    assert trained(stop={"steps": 30}, evaluate_s=7.0).training.curve[0].train_s == 7.0
-    assert steps_of(trained(stop={"steps": 30}, evaluate_s=7.0).training.curve) == [8, 10, 20, 30]
+def test_points_can_be_due_by_seconds() -> None:
+    run = train(stop={"steps": 30}, evaluate_epochs=None, evaluate_s=7.0)
+    assert point_steps(run.training.curve) == [11, 19, 27, 30], "at the end of the block: of four, as 27 are left"
+    assert train(stop={"steps": 30}, evaluate_s=7.0).training.curve[0].train_s == 7.0
+    assert point_steps(train(stop={"steps": 30}, evaluate_s=7.0).training.curve) == [8, 10, 20, 30]
 
 
-def test_seconds_are_for_rank_0_to_say() -> None:
-    """Though this one's own steps take a hundred times as long."""
+def test_rank_0_decides_by_seconds_for_all() -> None:
+    """The steps of this rank take a hundred times as long."""
     slow = Trainer(1, [0.0, 0.0, 0.0, 1.0, 2.0], step_s=lambda number: 100.0)
-    assert steps_of(trained(slow, warm=50, stop={"seconds": 8.5}, evaluate_epochs=None).training.curve) == [4, 5]
+    assert point_steps(train(slow, warm=50, stop={"seconds": 8.5}, evaluate_epochs=None).training.curve) == [4, 5]
 
 
-def test_a_point_holds_where_the_training_stood() -> None:
+def test_a_point_has_the_state_of_the_training() -> None:
     """42 samples in batches of 4: the last of an epoch has 2."""
-    found = trained(samples=42, stop={"steps": 13}, schedule="linear")
-    first, last = found.training.curve
+    run = train(samples=42, stop={"steps": 13}, schedule="linear")
+    first, last = run.training.curve
     assert (first.step, first.epochs, first.samples, first.train_s) == (11, 1.0, 42, 10.0)
     assert (last.step, last.samples, last.train_s) == (13, 50, 12.0)
     assert last.epochs == pytest.approx(50 / 42)
     assert first.loss == pytest.approx((sum(4 / k for k in range(1, 11)) + 2 / 11) / 42)
     assert (first.loss_samples, last.loss_samples) == (42, 8)
     assert last.loss == pytest.approx((1 / 12 + 1 / 13) / 2)
-    assert last.learning_rate == pytest.approx(1e-3 / 13), "the one that step 13 was made with"
+    assert last.learning_rate == pytest.approx(1e-3 / 13), "the one that step 13 was spec with"
     assert first.metrics == {"mse": 1 / 11} and first.train_metrics == {"mse": 1 / 22}
-    assert found.trainer.looks == [(11, 40), (11, 0), (13, 40), (13, 0)]
-    assert found.training.first_step_s == 1.0
+    assert run.trainer.evaluations == [(11, 40), (11, 0), (13, 40), (13, 0)]
+    assert run.training.first_step_s == 1.0
 
 
-def test_nothing_between_blocks_is_training() -> None:
-    """Talk takes 100 s and a look 1000."""
-    found = trained(Trainer(step_s=lambda k: 50.0 if k == 1 else 1.0), stop={"steps": 40, "seconds": 1e6})
-    assert found.training.curve[-1].train_s == 39.0 and found.training.first_step_s == 50.0
-    assert found.trainer.now_s > 3000.0
+def test_time_between_blocks_does_not_count() -> None:
+    """A broadcast takes 100 s, an evaluation 1000 s."""
+    run = train(Trainer(step_s=lambda k: 50.0 if k == 1 else 1.0), stop={"steps": 40, "seconds": 1e6})
+    assert run.training.curve[-1].train_s == 39.0 and run.training.first_step_s == 50.0
+    assert run.trainer.now_s > 3000.0
 
 
-def test_blocks_are_fitted_in_between_points_and_whole_ones_are_kept() -> None:
-    found = trained(stop={"epochs": 4}, block=7)
-    assert found.block_steps == 5, "two of them to an epoch of ten steps, where seven would be one and a part"
-    # Three steps of warm-up leave seven of the first epoch: a whole block, and two in one cut short.
-    assert found.blocks == [5] + [5, 5] * 3
-    assert found.training.curve[-1].train_s == 39.0
-    assert trained(stop={"steps": 9}, block=100).block_steps == 6, "until the end"
-    assert trained(stop={"seconds": 9}, evaluate_epochs=None, block=4).block_steps == 4
+def test_blocks_fit_between_points_and_only_full_ones_are_kept() -> None:
+    run = train(stop={"epochs": 4}, block=7)
+    assert run.block_steps == 5, "two of them to an epoch of ten steps, where seven would be one and a part"
+    # Three steps of warm-up leave seven of the first epoch: a full block, and two in a shortened one.
+    assert run.blocks == [5] + [5, 5] * 3
+    assert run.training.curve[-1].train_s == 39.0
+    assert train(stop={"steps": 9}, block=100).block_steps == 6, "until the end"
+    assert train(stop={"seconds": 9}, evaluate_epochs=None, block=4).block_steps == 4
 
 
-def test_a_training_that_is_over_within_warm_up_measures_nothing() -> None:
-    found = trained(warm=50, stop={"epochs": 2})
-    assert steps_of(found.training.curve) == [10, 20] and found.blocks == [] and len(found.warm) == 20
+def test_a_training_that_ends_within_warmup_measures_nothing() -> None:
+    run = train(warm=50, stop={"epochs": 2})
+    assert point_steps(run.training.curve) == [10, 20] and run.blocks == [] and len(run.warm) == 20
 
 
-def test_without_anything_to_look_at_a_point_still_has_its_loss() -> None:
-    found = trained(looks=False, stop={"epochs": 1})
-    (point,) = found.training.curve
+def test_without_evaluation_a_point_still_has_its_loss() -> None:
+    run = train(evaluates=False, stop={"epochs": 1})
+    (point,) = run.training.curve
     assert (point.metrics, point.train_metrics) == ({}, {}) and point.loss is not None
     silent = run_spec(stop={"steps": 3})
     silent.config.measure = dataclasses.replace(silent.config.measure, evaluate=False)
     trainer, data = Trainer(), source()
     training = TrainingRun(silent, trainer, data, (data, data), lambda training: None)  # type: ignore[arg-type]
     trainer.train(TimedLoop(trainer, data, [fixed_length_phase("one", 9, 1)], observer=training), data)  # type: ignore[arg-type]
-    assert trainer.looks == [] and training.curve[-1].metrics == {}
+    assert trainer.evaluations == [] and training.curve[-1].metrics == {}
 
 
-def test_the_learning_rate_is_set_before_each_update_that_has_another() -> None:
-    assert trained(stop={"epochs": 1}).trainer.rates == [], "the strategy begins with its only one"
-    found = trained(stop={"epochs": 3}, schedule="step", decay_epochs=[1.0, 2.0], decay=0.5)
-    assert found.trainer.rates == [(0, 1e-3), (10, 5e-4), (20, 2.5e-4)]
-    found = trained(stop={"steps": 6}, warmup_epochs=0.2)
-    assert found.trainer.rates == [(0, pytest.approx(1e-3 / 3)), (1, pytest.approx(2e-3 / 3)), (2, 1e-3)]
+def test_the_learning_rate_is_set_before_each_step_where_it_changes() -> None:
+    assert train(stop={"epochs": 1}).trainer.rates == [], "the strategy begins with its only one"
+    run = train(stop={"epochs": 3}, schedule="step", decay_epochs=[1.0, 2.0], decay=0.5)
+    assert run.trainer.rates == [(0, 1e-3), (10, 5e-4), (20, 2.5e-4)]
+    run = train(stop={"steps": 6}, warmup_epochs=0.2)
+    assert run.trainer.rates == [(0, pytest.approx(1e-3 / 3)), (1, pytest.approx(2e-3 / 3)), (2, 1e-3)]
 
 
-def test_memory_is_that_of_updates_and_not_of_looks() -> None:
-    assert trained(stop={"epochs": 2}).training.peak_memory_bytes == [10]
-    assert trained(stop={"steps": 3}, evaluate_epochs=0.1).training.peak_memory_bytes == [2002], "not of the first one"
+def test_peak_memory_is_of_steps_and_not_of_evaluations() -> None:
+    assert train(stop={"epochs": 2}).training.peak_memory_bytes == [10]
+    assert train(stop={"steps": 3}, evaluate_epochs=0.1).training.peak_memory_bytes == [2002], (
+        "the first step is left out"
+    )
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_loss_that_is_no_number_ends_it_with_the_updates_number(bad: float) -> None:
+def test_a_loss_that_is_not_finite_ends_the_training_with_its_step(bad: float) -> None:
     with pytest.raises(Diverged, match=f"the loss of step 17 is {bad:g}; lower train.learning_rate"):
-        trained(Trainer(loss=lambda number: bad if number == 17 else 1.0), stop={"epochs": 3})
+        train(Trainer(loss=lambda number: bad if number == 17 else 1.0), stop={"epochs": 3})
 
 
-def test_a_metric_that_is_no_number_ends_it_too() -> None:
+def test_a_metric_that_is_not_finite_ends_the_training() -> None:
     trainer = Trainer(metric=lambda number: math.nan if number == 20 else 1.0)
     with pytest.raises(Diverged, match="mse is nan after step 20; lower"):
-        trained(trainer, stop={"epochs": 3})
+        train(trainer, stop={"epochs": 3})
 
 
-def test_a_run_that_measures_its_throughput_is_watched_as_well() -> None:
+def test_losses_are_also_checked_in_runs_without_a_stop() -> None:
     observer = DivergenceCheck()
     observer.on_step()
     observer.on_block(StepBlock(2, 1.0, [(0.5, 4), (0.5, 4)]))
@@ -258,30 +265,30 @@ STOPS = st.fixed_dictionaries(
     stop=STOPS, every=st.none() | st.floats(0.05, 3.0), every_s=st.none() | st.floats(0.5, 20.0),
     samples=st.integers(4, 50), warm=st.integers(1, 20), block=st.integers(1, 12), slow=st.floats(0.1, 3.0),
 )  # fmt: skip
-def test_whatever_is_requested(
+def test_every_combination_of_stops_and_points(
     stop: dict[str, Any], every: float | None, every_s: float | None, samples: int, warm: int, block: int, slow: float
 ) -> None:
-    """Every step counts once, no point is missed, and a second rank with another clock does all the same."""
-    asked = {"stop": stop, "evaluate_epochs": every, "evaluate_s": every_s}
-    first = trained(Trainer(), samples, warm, block, **asked)
-    other = trained(Trainer(1, list(first.trainer.said), step_s=lambda k: slow), samples, warm, block, **asked)
-    assert other.trainer.looks == first.trainer.looks and other.trainer.steps == first.trainer.steps
+    """Every step counts once, no point is missed, and a second rank with another clock does the same."""
+    requested = {"stop": stop, "evaluate_epochs": every, "evaluate_s": every_s}
+    first = train(Trainer(), samples, warm, block, **requested)
+    other = train(Trainer(1, list(first.trainer.broadcasts), step_s=lambda k: slow), samples, warm, block, **requested)
+    assert other.trainer.evaluations == first.trainer.evaluations and other.trainer.steps == first.trainer.steps
     assert other.training.stopped_by == first.training.stopped_by
 
     training, steps = first.training, first.trainer.steps
-    data, found = source(samples), steps_of(training.curve)
-    assert found == sorted(set(found)) and found[-1] == steps and training.over
-    ends = [end for end in (stop.get("steps"), _updates(stop.get("epochs"), data)) if end is not None]
+    data, run = source(samples), point_steps(training.curve)
+    assert run == sorted(set(run)) and run[-1] == steps and training.over
+    ends = [end for end in (stop.get("steps"), _epoch_steps(stop.get("epochs"), data)) if end is not None]
     assert steps <= min(ends, default=math.inf)
     if every is not None:
         per = max(1.0, every * data.steps_per_epoch)
         multiples = {round(m * per) for m in range(1, steps + 2) if round(m * per) <= steps}
-        assert multiples <= set(found)
+        assert multiples <= set(run)
     if every_s is None:
-        assert every is not None or found == [steps]
+        assert every is not None or run == [steps]
     assert training.curve[-1].train_s == pytest.approx(steps - 1), "all but the first"
     assert sum(point.loss_samples for point in training.curve) == training.curve[-1].samples
-    assert set(first.blocks) <= {first.block_steps}, "whole ones alone"
+    assert set(first.blocks) <= {first.block_steps}, "only full ones"
     reason = training.stopped_by
     if reason in ("steps", "epochs"):
         assert steps == min(ends)
@@ -293,5 +300,5 @@ def test_whatever_is_requested(
     assert reached in ([], [steps]), "it ends at the first point that is as good"
 
 
-def _updates(epochs: float | None, data: Source) -> int | None:
+def _epoch_steps(epochs: float | None, data: Source) -> int | None:
     return None if epochs is None else max(1, round(epochs * data.steps_per_epoch))

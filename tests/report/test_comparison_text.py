@@ -25,15 +25,15 @@ from scalebench.report.comparison_text import (
     make_junit,
     make_markdown,
 )
-from tests.builders.comparisons import failed, machine, made, train
+from tests.builders.comparisons import machine_settings, make_failed_run, make_runs, train_settings
 
 STEADY = [0.1, 0.1005, 0.0995, 0.1002, 0.0998]
 SLOW = [each * 1.05 for each in STEADY]
 
 
 def regression() -> Comparison:
-    a = [*made("a", STEADY), *made("a", STEADY, gpus=2)]
-    return compare(a, [*made("b", SLOW, **machine(driver_version="2")), *made("b", STEADY, gpus=2)], threshold=0.03)
+    a = [*make_runs("a", STEADY), *make_runs("a", STEADY, gpus=2)]
+    return compare(a, [*make_runs("b", SLOW, **machine_settings(driver_version="2")), *make_runs("b", STEADY, gpus=2)], threshold=0.03)
 
 
 def test_the_table_has_figures_interval_test_and_verdict() -> None:
@@ -44,7 +44,7 @@ def test_the_table_has_figures_interval_test_and_verdict() -> None:
         assert word in head
     (pair, other) = regression().pairs
     assert f"{pair.ratio:.3f} [{pair.interval.low:.3f}, {pair.interval.high:.3f}]" in first
-    assert "Welch's t, 5 and 5 launches" in first and first.endswith("REGRESSION")
+    assert "Welch's t, 5 and 5 repeats" in first and first.endswith("REGRESSION")
     assert f"{other.ratio:.3f} [" in second and second.endswith("no difference resolved")
 
 
@@ -65,16 +65,16 @@ def test_sentences_end_with_the_verdict() -> None:
     ],
 )
 def test_verdicts_in_words(b_s: list[float], threshold: float | None, words: str) -> None:
-    assert describe_verdict(compare(made("a", STEADY), made("b", b_s), threshold=threshold)) == words
+    assert describe_verdict(compare(make_runs("a", STEADY), make_runs("b", b_s), threshold=threshold)) == words
 
 
 def test_of_the_same_runs() -> None:
-    runs = made("a", STEADY)
+    runs = make_runs("a", STEADY)
     assert describe_verdict(compare(runs, runs, threshold=0.03)) == "no difference: 1 pair, both sides the same runs"
 
 
 def test_what_cannot_be_compared_says_why() -> None:
-    found = compare(made("a", STEADY), made("b", STEADY, **train(batch_per_device=20)))
+    found = compare(make_runs("a", STEADY), make_runs("b", STEADY, **train_settings(batch_per_device=20)))
     assert describe_verdict(found).startswith(
         "not comparable: nothing in A pairs with B: closest rows differ in train.batch"
     )
@@ -83,7 +83,7 @@ def test_what_cannot_be_compared_says_why() -> None:
 
 def test_a_failed_run_is_named() -> None:
     found = compare(
-        [*made("a", STEADY), *made("a", STEADY, gpus=2)], [*made("b", SLOW), failed("b", gpus=2)], threshold=0.0
+        [*make_runs("a", STEADY), *make_runs("a", STEADY, gpus=2)], [*make_runs("b", SLOW), make_failed_run("b", gpus=2)], threshold=0.0
     )
     assert describe_verdict(found) == "failed run: 1 run failed, such as ddp gpus=2: failed: told to fail"
     assert "B ddp gpus=2: failed: told to fail" in list_sentences(found)
@@ -91,7 +91,7 @@ def test_a_failed_run_is_named() -> None:
 
 def test_what_an_interval_misses_is_told_once() -> None:
     def blocks_told(a: list[float], b: list[float]) -> list[str]:
-        return [line for line in list_sentences(compare(made("a", a), made("b", b))) if "repeat" in line]
+        return [line for line in list_sentences(compare(make_runs("a", a), make_runs("b", b))) if "repeat" in line]
 
     assert len(blocks_told([0.1], [0.1])) == 1 and "misses what differs between repeats" in blocks_told([0.1], [0.1])[0]
     assert blocks_told(STEADY, STEADY) == []
@@ -102,7 +102,7 @@ def test_what_an_interval_misses_is_told_once() -> None:
 
 def test_the_median_has_range_and_interval() -> None:
     found = [one for gpus in range(1, 7) for n, p in enumerate(("float32", "tf32"))
-             for one in made("ab"[n], [0.1 / (1 + n * 0.25 * gpus)], gpus=gpus, **train(precision=p))]  # fmt: skip
+             for one in make_runs("ab"[n], [0.1 / (1 + n * 0.25 * gpus)], gpus=gpus, **train_settings(precision=p))]  # fmt: skip
     told = list_sentences(compare_by(found, "train.precision", "float32"))[0]
     assert told.startswith(
         "tf32 over float32: median of 6 pairs 1.875 [1.250, 2.500] (95 % of the median of such pairs"
@@ -111,19 +111,19 @@ def test_the_median_has_range_and_interval() -> None:
 
 
 def test_left_out_keys_are_told() -> None:
-    found = compare(made("a", STEADY), made("b", STEADY, seed=1), ignore=["seed"])
+    found = compare(make_runs("a", STEADY), make_runs("b", STEADY, seed=1), ignore=["seed"])
     assert "note: left out of the pairing: seed" in list_sentences(found)
 
 
 def test_long_lists_are_cut() -> None:
-    many = [one for gpus in range(2, 40) for one in made("a", [0.1], gpus=gpus)]
-    lines = list_sentences(compare([*many, *made("a", [0.1])], made("b", [0.1])))
+    many = [one for gpus in range(2, 40) for one in make_runs("a", [0.1], gpus=gpus)]
+    lines = list_sentences(compare([*many, *make_runs("a", [0.1])], make_runs("b", [0.1])))
     assert f"and {38 - MAX_LINES} more rows (--format json has all)" in lines
 
 
 def test_nothing_of_a_record_moves_the_cursor_or_is_markup() -> None:
     evil = "\x1b[31m[red]\nx\ud800\x00"
-    found = compare([*made("a", STEADY)], [*made("b", STEADY), failed("b", gpus=2, reason=evil)], threshold=0.0)
+    found = compare([*make_runs("a", STEADY)], [*make_runs("b", STEADY), make_failed_run("b", gpus=2, reason=evil)], threshold=0.0)
     told = format_comparison(found)
     assert "?[31m[red] x??" in told
     assert "\x1b" not in told and told.encode("utf-8")
@@ -131,7 +131,7 @@ def test_nothing_of_a_record_moves_the_cursor_or_is_markup() -> None:
 
 
 def test_values_of_a_key_are_no_markup_either() -> None:
-    a, b = (made(side, [0.1], **train(optimizer=name)) for side, name in (("a", "adam"), ("b", "[red]x\x1b")))
+    a, b = (make_runs(side, [0.1], **train_settings(optimizer=name)) for side, name in (("a", "adam"), ("b", "[red]x\x1b")))
     found = compare_by([*a, *b], "train.optimizer", "adam")
     lines = format_comparison(found).splitlines()
     assert lines[0] == "[red]x? over adam" and "[red]x? samples/s" in lines[2]
@@ -161,9 +161,9 @@ EVIL = "<script>alert('x')</script> & | `x` [a](http://b) \x1b[31m \x00 \ud800 ]
 
 def found(reason: str = "told to fail") -> Comparison:
     """A regression, a pair without a difference, a failed run, and a row without a partner."""
-    a = [one for gpus in (1, 2, 4, 8) for one in made("a", STEADY, gpus=gpus)]
-    b = [*made("b", [each * 1.05 for each in STEADY], **machine(driver_version="2")), *made("b", STEADY, gpus=2),
-         failed("b", gpus=4, reason=reason)]  # fmt: skip
+    a = [one for gpus in (1, 2, 4, 8) for one in make_runs("a", STEADY, gpus=gpus)]
+    b = [*make_runs("b", [each * 1.05 for each in STEADY], **machine_settings(driver_version="2")), *make_runs("b", STEADY, gpus=2),
+         make_failed_run("b", gpus=4, reason=reason)]  # fmt: skip
     return compare(a, b, threshold=0.03)
 
 
@@ -181,7 +181,7 @@ def test_json_is_as_agreed() -> None:
 
 
 def test_json_has_no_infinity() -> None:
-    wide = compare(made("a", [1e-150, 1e150, 1.0]), made("b", [1.0, 1e-150, 1e150]))
+    wide = compare(make_runs("a", [1e-150, 1e150, 1.0]), make_runs("b", [1.0, 1e-150, 1e150]))
     (pair,) = json.loads(make_json(wide, 0), parse_constant=pytest.fail)["contrasts"][0]["pairs"]
     assert wide.pairs[0].interval.high == float("inf") and pair["ratio_high"] is None and pair["ratio_low"] == 0.0
 
@@ -209,14 +209,14 @@ def test_junit_has_a_case_for_each_pair() -> None:
 
 
 def test_junit_of_nothing_to_compare() -> None:
-    refused = compare(made("a", STEADY), made("b", STEADY, **train(batch_per_device=20)))
+    refused = compare(make_runs("a", STEADY), make_runs("b", STEADY, **train_settings(batch_per_device=20)))
     for code, tag in ((4, "error"), (0, "skipped")):
         (child,) = cases(make_junit(refused, code))["pairing"]
         assert child.tag == tag and "train.batch_per_device: 10 and 20" in child.get("message")
 
 
 def test_junit_without_a_threshold_fails_nothing() -> None:
-    told = make_junit(compare(made("a", STEADY), [*made("b", [0.2] * 3), failed("b", gpus=2)]), 0)
+    told = make_junit(compare(make_runs("a", STEADY), [*make_runs("b", [0.2] * 3), make_failed_run("b", gpus=2)]), 0)
     assert {child.tag for case in cases(told).values() for child in case} == {"system-out", "skipped"}
 
 

@@ -17,11 +17,11 @@ from scalebench.analysis.repeats import pool_results
 from scalebench.analysis.scaling_curves import plain_row
 from scalebench.config.compose import compose_config
 from scalebench.report.repeat_commands import make_command, make_recipe
-from scalebench.strategies.registry import BUILT_IN
+from scalebench.strategies.registry import BUILT_IN_STRATEGIES
 from tests.builders import sweeps
 from tests.conftest import ROOT
 
-NAMES = sorted(BUILT_IN.keys() - {"simulated"})
+NAMES = sorted(BUILT_IN_STRATEGIES.keys() - {"simulated"})
 # What one process without GPUs cannot run: a cluster, what talks over NCCL, what would pass all through, two stages.
 NO_CHANCE = ("parameter_server", "mirrored_hierarchical", "data_parallel", "hybrid")
 NEED_MORE = [name for name in NAMES if "nccl" in name or name in NO_CHANCE]

@@ -24,7 +24,7 @@ from tests.builders.runs import MACHINE, rank, simulated_spec
 NOW = RunId("an id", "now")
 
 
-def assembled(spec: RunSpec, ranks: Sequence[RankRecord | None], outcome: RunOutcome, **parts: Any) -> Result:
+def assemble(spec: RunSpec, ranks: Sequence[RankRecord | None], outcome: RunOutcome, **parts: Any) -> Result:
     return assemble_result(spec, NOW, outcome, ResultParts(ranks=list(ranks), **parts))
 
 
@@ -32,7 +32,7 @@ KILLED, TERMINATED = -signal.SIGKILL, -signal.SIGTERM
 
 
 def ended(*codes: int | None, **changes: Any) -> GroupExit:
-    """A group that ended with these codes; the first bad one was seen first."""
+    """Return the exit of a group with these codes, the first failure being the first seen."""
     first = [i for i, code in enumerate(codes) if code not in (None, 0)][:1]
     return GroupExit(
         **{"exit_codes": list(codes), "started_at_s": 100.0, "wall_s": 9.0, "died_first": first, **changes}
@@ -48,8 +48,8 @@ def failed(number: int, at_s: float, reason: str = "RuntimeError: broke", status
 
 
 CASES: dict[str, tuple[GroupExit, list[RankRecord | None], bool, tuple[str, str | None, int | None]]] = {
-    "all well": (ended(0, 0), [rank(0), rank(1)], False, ("ok", None, None)),
-    "all well, some process of the host was killed": (ended(0), [rank(0)], True, ("ok", None, None)),
+    "all ok": (ended(0, 0), [rank(0), rank(1)], False, ("ok", None, None)),
+    "all ok, another process of the host was killed": (ended(0), [rank(0)], True, ("ok", None, None)),
     "one raised, the other followed": (
         ended(1, 1), [failed(0, 105.2, "EOFError: EOFError"), failed(1, 105.1)], False,
         ("failed", "rank 1: RuntimeError: broke", 1),
@@ -62,11 +62,11 @@ CASES: dict[str, tuple[GroupExit, list[RankRecord | None], bool, tuple[str, str 
         ended(0, 1), [rank(0), failed(1, 105.0, "out of memory: MemoryError", "oom")], False,
         ("oom", "rank 1: out of memory: MemoryError", 1),
     ),
-    "unsupported speaks for the group": (
+    "unsupported is the status of the group": (
         ended(1, 1), [failed(0, 105.0), failed(1, 104.0, "needs a GPU", "unsupported")], False,
         ("unsupported", "needs a GPU", 1),
     ),
-    "killed, the other tells of a lost connection": (
+    "killed, the other reports a lost connection": (
         ended(1, KILLED, died_first=[1]), [failed(0, 105.0, "EOFError: EOFError"), None], False,
         ("failed", "rank 1 was killed by SIGKILL", 1),
     ),
@@ -77,13 +77,13 @@ CASES: dict[str, tuple[GroupExit, list[RankRecord | None], bool, tuple[str, str 
     "another signal is not the kernel's for memory": (
         ended(-signal.SIGSEGV), [None], True, ("failed", "rank 0 was killed by SIGSEGV", 0),
     ),
-    "left without a word": (
+    "exited without a reason": (
         ended(None, 7), [None, None], False, ("failed", "rank 1 ended with exit status 7 and without a reason", 1),
     ),
-    "crashed after a good end": (
+    "crashed after a complete record": (
         ended(0, -signal.SIGSEGV), [rank(0), rank(1)], False, ("failed", "rank 1 was killed by SIGSEGV", 1),
     ),
-    "no file in spite of a good end": (
+    "no record in spite of exit status 0": (
         ended(0, 0), [rank(0), None], False, ("failed", "rank 1 ended with exit status 0 and without a reason", 1),
     ),
     "services are ended with the chief": (
@@ -93,11 +93,11 @@ CASES: dict[str, tuple[GroupExit, list[RankRecord | None], bool, tuple[str, str 
         ended(None, None, KILLED, services={1: "ps", 2: "worker"}), [None, None, None], False,
         ("failed", "rank 2 (worker) was killed by SIGKILL", 2),
     ),
-    "a service said why": (
+    "a service recorded why": (
         ended(None, 1, None, services={1: "ps", 2: "worker"}), [None, failed(1, 105.0), None], False,
         ("failed", "rank 1: RuntimeError: broke", 1),
     ),
-    "a service left without a word": (
+    "a service exited without a reason": (
         ended(None, 0, died_first=[1], services={1: "ps"}), [None, None], False,
         ("failed", "rank 1 (ps) ended with exit status 0 and without a reason", 1),
     ),
@@ -109,38 +109,38 @@ CASES: dict[str, tuple[GroupExit, list[RankRecord | None], bool, tuple[str, str 
         timed_out(None, None, services={0: "ps"}), [None, None], False, ("timeout", "no progress", 1),
     ),
     "hangs": (timed_out(None, None), [None, None], False, ("timeout", "no progress", 0)),
-    "hangs while the other is done": (timed_out(0, None), [rank(0), None], False, ("timeout", "no progress", 1)),
+    "hangs while the other has ended": (timed_out(0, None), [rank(0), None], False, ("timeout", "no progress", 1)),
     "is stopped": (
         timed_out(None, None, None, stopped=[2]), [None, None, None], False,
         ("timeout", "no progress; rank 2 is stopped", 2),
     ),
-    "failed, then hung in its end": (
+    "failed, then hung in closing": (
         timed_out(None, None), [None, failed(1, 104.0)], False, ("failed", "rank 1: RuntimeError: broke", 1),
     ),
-    "tells of being ended after hanging": (
+    "fails after being ended for hanging": (
         timed_out(None, None), [None, failed(1, 109.5, "EOFError: EOFError")], False, ("timeout", "no progress", 0),
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_classify_exit(case: Any) -> None:
+def test_exits_and_records_become_one_outcome(case: Any) -> None:
     end, ranks, oom_kill, expected = case
     outcome = classify_exit(end, ranks, oom_kill)
     assert (outcome.status, outcome.reason, outcome.rank) == expected
     assert (outcome.launched_at_s, outcome.wall_s) == (100.0, 9.0)
 
 
-def test_ranks_that_left_no_whole_record_are_none(tmp_path: Path) -> None:
-    whole = dataclasses.asdict(rank(0, [0.1]))
-    texts = [json.dumps(whole), None, json.dumps(whole)[:-5], "", "[]", json.dumps(whole | {"pid": "x"})]
+def test_a_missing_or_incomplete_record_is_none(tmp_path: Path) -> None:
+    complete = dataclasses.asdict(rank(0, [0.1]))
+    texts = [json.dumps(complete), None, json.dumps(complete)[:-5], "", "[]", json.dumps(complete | {"pid": "x"})]
     for number, text in enumerate(texts):
         if text is not None:
             rank_record_path(tmp_path, number).write_text(text)
     assert read_ranks(tmp_path, len(texts)) == [rank(0, [0.1]), *[None] * 5]
 
 
-def test_a_good_run_as_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_record_of_a_run_that_is_ok(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "detect_machine", lambda: MACHINE)
     spec = simulated_spec(gpus=2, repeat=3, seed=4)
     spec.flags = ["oversubscribed"]
@@ -159,7 +159,7 @@ def test_a_good_run_as_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
              backend_used="gloo"),
         rank(1, [0.1, 0.2], block_losses=[9.0, 2.0], block_samples=[20, 10]),
     ]  # fmt: skip
-    result = assembled(spec, ranks, RunOutcome("ok", launched_at_s=100.0, wall_s=13.0))
+    result = assemble(spec, ranks, RunOutcome("ok", launched_at_s=100.0, wall_s=13.0))
     assert (result.run_id, result.started_at, result.status, result.reason, result.log) == (
         "an id",
         "now",
@@ -182,8 +182,8 @@ def test_a_good_run_as_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.sync.message_bytes == [8, 8]
 
 
-def test_a_run_without_any_rank_as_a_record() -> None:
-    result = assembled(simulated_spec(), [None], RunOutcome("failed", "rank 0 was killed by SIGKILL", 0))
+def test_the_record_of_a_run_without_rank_records() -> None:
+    result = assemble(simulated_spec(), [None], RunOutcome("failed", "rank 0 was killed by SIGKILL", 0))
     assert (result.status, result.reason, result.log, result.ranks) == (
         "failed",
         "rank 0 was killed by SIGKILL",
@@ -194,8 +194,8 @@ def test_a_run_without_any_rank_as_a_record() -> None:
     assert (result.quality.final_loss, result.quality.metric, result.sync.message_bytes) == (None, None, [])
 
 
-def test_figures_come_from_the_first_rank_that_is_there() -> None:
-    result = assembled(simulated_spec(2), [None, rank(1, [0.1], params=7)], RunOutcome("failed", "gone", 0))
+def test_figures_come_from_the_first_rank_with_a_record() -> None:
+    result = assemble(simulated_spec(2), [None, rank(1, [0.1], params=7)], RunOutcome("failed", "gone", 0))
     assert result.workload.model_params == 7 and [r.rank for r in result.ranks] == [1]
 
 
@@ -204,11 +204,11 @@ def test_figures_come_from_the_first_rank_that_is_there() -> None:
 )
 def test_ranks_without_a_loss_do_not_count(losses: list[list[float | None]], expected: float | None) -> None:
     ranks = [rank(k, block_losses=loss, block_samples=[10] * len(loss)) for k, loss in enumerate(losses)]
-    assert assembled(simulated_spec(2), ranks, RunOutcome("ok")).quality.final_loss == expected
+    assert assemble(simulated_spec(2), ranks, RunOutcome("ok")).quality.final_loss == expected
 
 
 def trained_rank(number: int, train_s: float, blocks: list[float]) -> RankRecord:
-    """It looked twice, once in warm-up."""
+    """Return a rank that evaluated twice, once in warm-up."""
     marks = {"launch": 100.5, "setup": 101.0, "warmup": 103.0, "measure": 106.0, "probes": 110.0, "end": 112.0}
     points = [
         CurvePoint(10, 0.5, 50, train_s / 2, 1e-3, 0.9, 50, {"mse": 0.4}, {"mse": 0.3}, 0.5, 104.0),
@@ -220,10 +220,10 @@ def trained_rank(number: int, train_s: float, blocks: list[float]) -> RankRecord
     )  # fmt: skip
 
 
-def test_a_training_as_a_record() -> None:
+def test_the_record_of_a_training() -> None:
     spec = simulated_spec(2, train=TrainSpec(10, stop=StopSpec(target=0.3), learning_rate_rule="linear", base_batch=10))
     ranks: list[RankRecord | None] = [trained_rank(0, 4.0, [0.1]), trained_rank(1, 8.0, [0.1])]
-    result = assembled(spec, ranks, RunOutcome("ok"))
+    result = assemble(spec, ranks, RunOutcome("ok"))
     q, p = result.quality, result.phases
     assert (q.time_to_target_s, q.stopped_by, q.first_step_s) == (8.0, "target", 2.0), "of the slowest rank"
     assert q.learning_rate == 2e-3 and [point.loss_samples for point in q.curve] == [100, 100]
@@ -232,26 +232,26 @@ def test_a_training_as_a_record() -> None:
     assert result.flags == []
 
 
-def test_a_training_that_was_over_in_warmup_is_flagged() -> None:
+def test_a_training_that_ended_in_warmup_is_flagged() -> None:
     spec = simulated_spec(train=TrainSpec(10, stop=StopSpec(steps=20)))
-    result = assembled(spec, [trained_rank(0, 4.0, [])], RunOutcome("ok"))
+    result = assemble(spec, [trained_rank(0, 4.0, [])], RunOutcome("ok"))
     assert (result.flags, result.quality.final_loss) == (["over_in_warmup"], 0.5)
-    assert result.quality.time_to_target_s is None, "nobody asked for one"
-    assert assembled(spec, [trained_rank(0, 4.0, [])], RunOutcome("failed", "gone", 0)).flags == []
+    assert result.quality.time_to_target_s is None, "it had no target"
+    assert assemble(spec, [trained_rank(0, 4.0, [])], RunOutcome("failed", "gone", 0)).flags == []
 
 
-def test_a_dataset_of_ones_own_goes_by_its_path(tmp_path: Path) -> None:
+def test_a_user_dataset_is_named_by_its_path(tmp_path: Path) -> None:
     spec = simulated_spec(dataset=DatasetSpec("materials", size=64, path="/data/mine.npz"))
-    assert assembled(spec, [None], RunOutcome("ok")).workload.dataset == "/data/mine.npz"
+    assert assemble(spec, [None], RunOutcome("ok")).workload.dataset == "/data/mine.npz"
 
 
-def test_a_clock_that_was_set_back_gives_no_negative_launch(tmp_path: Path) -> None:
+def test_a_clock_that_was_set_back_gives_no_negative_launch_time(tmp_path: Path) -> None:
     ranks = [rank(0, marks_s={"launch": 99.0, "setup": 99.5})]
-    assert assembled(simulated_spec(), list(ranks), RunOutcome("ok", launched_at_s=100.0)).phases.launch_s == 0.0
+    assert assemble(simulated_spec(), list(ranks), RunOutcome("ok", launched_at_s=100.0)).phases.launch_s == 0.0
 
 
 def on_hosts(*failures: tuple[str, float, float | None]) -> list[RankRecord | None]:
-    """Ranks that failed: (host, when by its clock, how far that is ahead of rank 0's)."""
+    """Return failed ranks, from (host, time by its clock, offset of that clock from rank 0's)."""
     return [
         rank(number, status="failed", reason="broke", hostname=host, failed_at_s=at_s, clock_offset_s=offset_s)
         for number, (host, at_s, offset_s) in enumerate(failures)
@@ -262,37 +262,37 @@ def on_hosts(*failures: tuple[str, float, float | None]) -> list[RankRecord | No
     ("ranks", "died_first", "first"),
     [
         (on_hosts(("a", 105.0, None), ("b", 64.9, -40.0)), [1], 1),
-        (on_hosts(("a", 105.0, None), ("b", 65.1, -40.0)), [1], 0),  # what they tell is more exact than what is seen
-        (on_hosts(("a", 105.0, None), ("b", 65.1, None)), [0], 0),  # no offset: whoever was seen to end first
+        (on_hosts(("a", 105.0, None), ("b", 65.1, -40.0)), [1], 0),  # records are more precise than observation
+        (on_hosts(("a", 105.0, None), ("b", 65.1, None)), [0], 0),  # no offset: the one that was seen to end first
         (on_hosts(("a", 105.0, None), ("a", 104.0, None), ("b", 65.1, None)), [0, 1], 1),
         (on_hosts(("a", 105.0, None), ("b", 65.1, None)), [], 1),
     ],
 )
-def test_who_failed_first_where_clocks_differ(
+def test_the_first_failure_is_determined_across_clocks(
     ranks: list[RankRecord | None], died_first: list[int], first: int
 ) -> None:
     assert classify_exit(ended(*[1] * len(ranks), died_first=died_first), ranks, False).rank == first
 
 
 @pytest.mark.parametrize(("offset_s", "status"), [(None, "timeout"), (50.0, "failed"), (-50.0, "timeout")])
-def test_a_timeout_by_another_clock(offset_s: float | None, status: str) -> None:
-    """Seen at 109 s by the clock of this host, which is rank 0's."""
+def test_a_failure_is_compared_with_the_timeout_across_clocks(offset_s: float | None, status: str) -> None:
+    """The timeout is at 109 s by the clock of this host, which is rank 0's."""
     ranks = [None, *on_hosts(("other", 0.0, None), ("other", 150.0, offset_s))[1:]]
     ranks[0] = rank(0, hostname=socket.gethostname())
     assert classify_exit(timed_out(None, None), ranks, False).status == status
 
 
 @pytest.mark.parametrize(
-    ("hosts", "here", "launch_s"), [([], False, 0.5), (["a:2"], False, None), (["a:2"], True, 0.5)]
+    ("hosts", "local", "launch_s"), [([], False, 0.5), (["a:2"], False, None), (["a:2"], True, 0.5)]
 )
-def test_the_launch_is_of_one_clock(hosts: list[str], here: bool, launch_s: float | None) -> None:
+def test_launch_time_needs_one_clock(hosts: list[str], local: bool, launch_s: float | None) -> None:
     spec = simulated_spec()
     spec.config.hardware.hosts = hosts
-    host = socket.gethostname() if here else "node"
+    host = socket.gethostname() if local else "node"
     ranks: list[RankRecord | None] = [rank(0, hostname=host, marks_s={"launch": 100.5, "setup": 101.0})]
-    assert assembled(spec, ranks, RunOutcome("ok", launched_at_s=100.0)).phases.launch_s == launch_s
+    assert assemble(spec, ranks, RunOutcome("ok", launched_at_s=100.0)).phases.launch_s == launch_s
 
 
-def test_a_rank_file_of_another_scalebench_is_none(tmp_path: Path) -> None:
+def test_a_record_with_unknown_fields_is_none(tmp_path: Path) -> None:
     write_json(rank_record_path(tmp_path, 0), dataclasses.asdict(rank(0)) | {"later": 1})
     assert read_ranks(tmp_path, 1) == [None]

@@ -1,4 +1,4 @@
-"""The search for the largest batch: its tries, its row, and what may go wrong. Ranks are stood in for."""
+"""The search for the largest batch: its tries, its result, and its failures, with stand-ins for the ranks."""
 
 from __future__ import annotations
 
@@ -21,26 +21,30 @@ from tests.runner.builders import Ends, aborted, hung, ok, oom, searching, tried
 from tests.runner.builders import stand_in as stand_in  # a fixture
 
 
-def test_the_row_is_that_of_the_largest_batch_that_fits(stand_in: Any, tmp_path: Path) -> None:
+def test_the_result_is_that_of_the_largest_batch_that_fits(stand_in: Any, tmp_path: Path) -> None:
     tries = stand_in(100)
     spec = searching(batch=75)
     result = run_spec(spec, tmp_path / "run")
-    found = result.quality.max_batch
-    assert found is not None and (found.batch_per_device, found.bounded_by, found.limit_bytes) == (97, "memory", 10**9)
+    answer = result.quality.max_batch
+    assert answer is not None and (answer.batch_per_device, answer.bounded_by, answer.limit_bytes) == (
+        97,
+        "memory",
+        10**9,
+    )
     assert tried(result) == [(75, "ok"), (150, "oom"), (112, "oom"), (93, "ok"), (102, "oom"), (97, "ok")]
     assert (result.status, result.reason, result.log) == ("ok", None, None)
     assert (result.scale.batch_per_device, result.scale.global_batch) == (97, 194)
     assert result.ranks[0].block_samples == [194] * 4 and result.spec["train"]["batch_per_device"] == 97
     assert result.fingerprint == spec.fingerprint, "which resume=true looks for"
-    assert found.tried[0].throughput_samples_per_s == pytest.approx(2 * 75 * 2)
-    assert (found.tried[0].rss_anon_bytes_max, found.tried[1].rss_anon_bytes_max) == (151, None)
+    assert answer.tried[0].throughput_samples_per_s == pytest.approx(2 * 75 * 2)
+    assert (answer.tried[0].rss_anon_bytes_max, answer.tried[1].rss_anon_bytes_max) == (151, None)
     assert read_result(tmp_path / "run" / RESULT_FILE) == result
     (row,) = load.load(tmp_path / "run").to_dict("records")
     assert (row["max_batch_per_device"], row["memory_limit_bytes"], row["batch_per_device"]) == (97, 10**9, 97)
     assert len(tries) == 6
 
 
-def test_a_try_is_a_few_updates_and_no_more(stand_in: Any, tmp_path: Path) -> None:
+def test_a_try_trains_a_few_steps_and_nothing_else(stand_in: Any, tmp_path: Path) -> None:
     tries = stand_in(100)
     run_spec(
         searching(train=TrainSpec(10, schedule="cosine", warmup_epochs=1.0, stop=StopSpec(epochs=3))), tmp_path / "run"
@@ -53,7 +57,7 @@ def test_a_try_is_a_few_updates_and_no_more(stand_in: Any, tmp_path: Path) -> No
         assert train.batch_per_device == spec.batch_per_device == spec.global_batch // 2
 
 
-def test_what_is_left_is_a_row_and_the_files_of_each_try(stand_in: Any, tmp_path: Path) -> None:
+def test_a_search_leaves_one_result_and_the_files_of_each_try(stand_in: Any, tmp_path: Path) -> None:
     stand_in(10)
     result = run_spec(searching(batch=8), tmp_path / "run")
     assert tried(result)[-1] == (11, "oom") and result.scale.batch_per_device == 10
@@ -64,16 +68,16 @@ def test_what_is_left_is_a_row_and_the_files_of_each_try(stand_in: Any, tmp_path
     assert len(load.load(tmp_path)) == 1, "a try is no run"
 
 
-def test_the_data_may_be_what_bounds_it(stand_in: Any, tmp_path: Path) -> None:
+def test_the_data_set_may_bound_the_batch(stand_in: Any, tmp_path: Path) -> None:
     stand_in(10**6)
     result = run_spec(searching(batch=700), tmp_path / "run")
-    found = result.quality.max_batch
-    assert found is not None and (found.batch_per_device, found.bounded_by) == (1500, "data")
+    answer = result.quality.max_batch
+    assert answer is not None and (answer.batch_per_device, answer.bounded_by) == (1500, "data")
     assert tried(result) == [(700, "ok"), (1400, "ok"), (1500, "ok")]
     assert "has no larger one (3000 of the 1000 training" in terminal.describe_largest_batch(result)
 
 
-def test_words_name_the_batch_and_the_next_that_does_not_fit(stand_in: Any, tmp_path: Path) -> None:
+def test_the_report_names_the_batch_and_the_next_that_does_not_fit(stand_in: Any, tmp_path: Path) -> None:
     stand_in(100)
     result = run_spec(searching(batch=75), tmp_path / "run")
     assert terminal.describe_largest_batch(result) == (
@@ -82,19 +86,19 @@ def test_words_name_the_batch_and_the_next_that_does_not_fit(stand_in: Any, tmp_
     )
 
 
-def test_not_even_one_sample(stand_in: Any, tmp_path: Path) -> None:
+def test_a_search_is_oom_where_not_even_one_sample_fits(stand_in: Any, tmp_path: Path) -> None:
     stand_in(0)
     result = run_spec(searching(batch=3), tmp_path / "run")
     assert (result.status, result.log) == ("oom", "try_1/rank0.log")
-    expected = "not even one sample per device fits within 1 GB a process: rank 0: out of memory: MemoryError"
+    expected = "not even one sample per device fits within 1 GB per process: rank 0: out of memory: MemoryError"
     assert result.reason == expected
-    found = result.quality.max_batch
-    assert found is not None and found.batch_per_device is None and tried(result) == [(3, "oom"), (1, "oom")]
+    answer = result.quality.max_batch
+    assert answer is not None and answer.batch_per_device is None and tried(result) == [(3, "oom"), (1, "oom")]
     (row,) = load.load(tmp_path / "run").to_dict("records")
     assert row["status"] == "oom" and row["memory_limit_bytes"] == 10**9
 
 
-def test_every_part_of_an_accumulated_update_needs_a_sample(stand_in: Any, tmp_path: Path) -> None:
+def test_every_part_of_an_accumulated_step_needs_a_sample(stand_in: Any, tmp_path: Path) -> None:
     tries = stand_in(3)
     result = run_spec(searching(train=TrainSpec(8, accumulate=4)), tmp_path / "run")
     assert [spec.batch_per_device for spec in tries] == [8, 4]
@@ -124,7 +128,7 @@ def test_a_process_that_died_or_hung_for_memory_is_out_of_memory(end: Ends, stan
         (hung("a bug"), "timeout", "batch 16 per device: no rank made progress for 9 s (measure.hang_s)"),
     ],
 )
-def test_another_failure_is_that_of_the_run(end: Ends, status: str, reason: str, stand_in: Any, tmp_path: Path) -> None:
+def test_another_failure_fails_the_run(end: Ends, status: str, reason: str, stand_in: Any, tmp_path: Path) -> None:
     tries = stand_in(8, end)
     result = run_spec(searching(batch=8), tmp_path / "run")
     assert (result.status, result.reason) == (status, reason)
@@ -134,21 +138,21 @@ def test_another_failure_is_that_of_the_run(end: Ends, status: str, reason: str,
     assert [spec.config.measure.memory_limit_bytes for spec in tries] == [10**9, 10**9, 2 * 10**9]
 
 
-@pytest.mark.parametrize(("then", "words"), [(ok, "goes well"), (oom, "is out of memory in words")])
-def test_what_fails_without_a_word_is_tried_once_with_more(
-    then: Ends, words: str, stand_in: Any, tmp_path: Path
+@pytest.mark.parametrize(("second", "text"), [(ok, "is ok"), (oom, "reports to be out of memory")])
+def test_an_unexplained_failure_is_repeated_with_more_memory(
+    second: Ends, text: str, stand_in: Any, tmp_path: Path
 ) -> None:
-    """As TensorFlow does: a null pointer that nobody looks at, and SIGSEGV."""
+    """TensorFlow fails so: it does not check a null pointer, and ends by SIGSEGV."""
 
     def end(spec: RunSpec, folder: Path) -> GroupExit:
-        return (then if folder.name.endswith("_again") else aborted("a bug"))(spec, folder)
+        return (second if folder.name.endswith("_again") else aborted("a bug"))(spec, folder)
 
     tries = stand_in(15, end)
     result = run_spec(searching(batch=15), tmp_path / "run")
     assert [spec.batch_per_device for spec in tries] == [15, 30, 30, 22, 22, 18, 18, 16, 16]
     assert result.status == "ok" and result.quality.max_batch is not None
     assert result.quality.max_batch.tried[1].reason == (
-        f"out of memory: rank 1 was killed by SIGABRT; with 2 GB a process it {words}"
+        f"out of memory: rank 1 was killed by SIGABRT; with 2 GB per process it {text}"
     )
     assert tried(result) == [(15, "ok"), (30, "oom"), (22, "oom"), (18, "oom"), (16, "oom")]
 
@@ -178,7 +182,7 @@ def test_the_tries_share_the_time_of_the_run(stand_in: Any, tmp_path: Path, monk
     assert result.phases.wall_s == 60.0
 
 
-def test_cancelled_is_a_row_that_says_how_far_it_got(stand_in: Any, tmp_path: Path) -> None:
+def test_a_cancelled_search_records_its_tries(stand_in: Any, tmp_path: Path) -> None:
     def interrupted(spec: RunSpec, folder: Path) -> GroupExit:
         (folder / "progress0.json").touch()
         raise KeyboardInterrupt
@@ -191,7 +195,7 @@ def test_cancelled_is_a_row_that_says_how_far_it_got(stand_in: Any, tmp_path: Pa
     assert sorted(os.listdir(tmp_path / "run" / "try_20")) == ["try.json"]
 
 
-def test_what_a_killed_search_left_does_not_count(stand_in: Any, tmp_path: Path) -> None:
+def test_files_of_a_killed_search_are_removed(stand_in: Any, tmp_path: Path) -> None:
     for name in ("try_77", "try_mine"):
         (tmp_path / "run" / name).mkdir(parents=True)
         (tmp_path / "run" / name / "rank0.json").touch()
@@ -201,33 +205,35 @@ def test_what_a_killed_search_left_does_not_count(stand_in: Any, tmp_path: Path)
     assert "try_77" not in left and "try_mine" in left
 
 
-def test_the_progress_line_says_what_is_tried(stand_in: Any, tmp_path: Path) -> None:
+def test_the_progress_line_names_the_try(stand_in: Any, tmp_path: Path) -> None:
     stand_in(10**6)
-    said: list[str] = []
-    run_spec(searching(batch=1000), tmp_path / "run", lambda ranks: said.extend(p.phase for p in ranks))
-    assert said == ["try 1: batch 1000 per device, measure", "try 2: batch 1500 per device, measure"]
+    phases: list[str] = []
+    run_spec(searching(batch=1000), tmp_path / "run", lambda ranks: phases.extend(p.phase for p in ranks))
+    assert phases == ["try 1: batch 1000 per device, measure", "try 2: batch 1500 per device, measure"]
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "text"),
     [
         ({"scaling": "strong"}, "scaling=strong keeps the global one"),
-        ({"launcher": "by_hand"}, "strategy.launcher=by_hand would ask each time"),
-        ({"hosts": ["a:1"]}, "say measure.memory_limit_bytes"),
+        ({"launcher": "by_hand"}, "with strategy.launcher=by_hand a person starts them"),
+        ({"hosts": ["a:1"]}, "set measure.memory_limit_bytes"),
         ({"device": "cuda"}, "a GPU has its own memory; leave it out"),
     ],
 )
-def test_what_cannot_be_searched(change: dict[str, Any], words: str, stand_in: Any, tmp_path: Path) -> None:
+def test_a_search_is_unsupported_where_it_cannot_work(
+    change: dict[str, Any], text: str, stand_in: Any, tmp_path: Path
+) -> None:
     tries = stand_in(100)
     spec = searching(measure={"memory_limit_bytes": None if "hosts" in change else 10**9})
     spec.config.scaling = change.get("scaling", "weak")
     spec.config.strategy.launcher = change.get("launcher", "local")
     spec.config.hardware.hosts = change.get("hosts", [])
     result = run_spec(dataclasses.replace(spec, device=change.get("device", "cpu")), tmp_path / "run")
-    assert result.status == "unsupported" and words in str(result.reason) and tries == []
+    assert result.status == "unsupported" and text in str(result.reason) and tries == []
 
 
-def test_where_processes_cannot_be_held_nothing_is_searched(
+def test_a_search_is_unsupported_without_memory_limits(
     stand_in: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory_limit, "limit_unsupported_reason", lambda: "an old kernel")
@@ -237,26 +243,26 @@ def test_where_processes_cannot_be_held_nothing_is_searched(
     assert max_batch.search_unsupported_reason(plain) is None
 
 
-def test_by_default_it_is_the_share_of_each_process(
+def test_the_default_limit_is_the_share_of_each_process(
     stand_in: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[int] = []
+    requests: list[int] = []
 
     def share_bytes(processes: int) -> int:
-        asked.append(processes)
+        requests.append(processes)
         return 12345
 
     monkeypatch.setattr(memory_limit, "limit_per_process_bytes", share_bytes)
     tries = stand_in(100)
     run_spec(searching(gpus=3, measure={"memory_limit_bytes": None}), tmp_path / "run")
-    assert asked == [3] and {spec.config.measure.memory_limit_bytes for spec in tries} == {12345}
+    assert requests == [3] and {spec.config.measure.memory_limit_bytes for spec in tries} == {12345}
 
 
 @pytest.mark.slow
-def test_known_truth_each_sample_takes_its_bytes(tmp_path: Path) -> None:
-    """Real processes: three samples' worth of memory less is three samples fewer."""
+def test_real_processes_fit_as_many_samples_as_their_limit_allows(tmp_path: Path) -> None:
+    """With less memory, by that of three samples, three samples fewer fit."""
     sample, limit = 32_000_000, 600_000_000
-    found = []
+    answer = []
     for kept in (0, 3 * sample):
         spec = searching(
             batch=8, options={"sample_bytes": sample, "memory_bytes": kept, "step_s": 0.0},
@@ -264,6 +270,6 @@ def test_known_truth_each_sample_takes_its_bytes(tmp_path: Path) -> None:
         )  # fmt: skip
         result = run_spec(spec, tmp_path / str(kept))
         assert result.status == "ok" and result.quality.max_batch is not None
-        found.append(result.quality.max_batch.batch_per_device)
-    assert found[0] is not None and found[0] - 3 == found[1]
-    assert 0 < limit - found[0] * sample < 200_000_000, "what is left is the interpreter's"
+        answer.append(result.quality.max_batch.batch_per_device)
+    assert answer[0] is not None and answer[0] - 3 == answer[1]
+    assert 0 < limit - answer[0] * sample < 200_000_000, "the rest is used by the interpreter"

@@ -21,8 +21,8 @@ from scalebench.runner.memory_limit import (
 
 HELD = """
 import mmap, sys, threading
-from scalebench.runner.memory_limit import hold
-hold(200_000_000)
+from scalebench.runner.memory_limit import apply_limit
+apply_limit(200_000_000)
 with open(sys.argv[1], "rb") as file:
     mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
 reserved = mmap.mmap(-1, 2**30, flags=mmap.MAP_PRIVATE, prot=0)

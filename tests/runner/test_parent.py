@@ -1,4 +1,4 @@
-"""One run from its spec to its row, whatever happens on the way."""
+"""One run from its spec to its result, also where something fails on the way."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from scalebench.core.machine import machine
 from scalebench.core.result import ProbeRecord, RankRecord, Result, read_result, write_result
 from scalebench.core.run_folder import MPIRUN_LOG, RESULT_FILE, rank_record_path
 from scalebench.core.spec import HardwareSpec, read_spec
-from scalebench.runner import parent as run_module
+from scalebench.runner import parent as parent
 from scalebench.runner import trace_merge
 from scalebench.runner.launchers import local, mpi, supervise
 from scalebench.runner.launchers.supervise import GroupExit, LaunchRequest
@@ -30,7 +30,7 @@ from tests.builders.runs import simulated_spec
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 3])
-def test_a_run_leaves_its_files_and_its_row(gpus: int, tmp_path: Path) -> None:
+def test_a_run_leaves_its_files_and_its_result(gpus: int, tmp_path: Path) -> None:
     spec = simulated_spec(gpus, options={"step_s": 0.002})
     folder = tmp_path / "deep" / "run"
     result = run_spec(spec, folder)
@@ -41,7 +41,7 @@ def test_a_run_leaves_its_files_and_its_row(gpus: int, tmp_path: Path) -> None:
     assert (result.status, result.reason, result.log) == ("ok", None, None)
     assert [r.rank for r in result.ranks] == list(range(gpus)) and len({r.pid for r in result.ranks}) == gpus
     assert len(result.run_id) == 12
-    # The phases, one after the other, make up the run.
+    # The phases add up to no more than the run.
     p = result.phases
     parts = [p.launch_s, p.setup_s, p.warmup_s, p.measure_s, p.evaluate_s, p.probes_s, p.close_s]
     assert None not in parts and p.wall_s is not None
@@ -50,13 +50,13 @@ def test_a_run_leaves_its_files_and_its_row(gpus: int, tmp_path: Path) -> None:
     assert row["throughput_samples_per_s"] > 0 and row["gpus"] == gpus and row["path"] == str(folder)
 
 
-def test_two_runs_of_the_same_spec_have_a_fingerprint_and_two_ids(tmp_path: Path) -> None:
-    one, two = (run_spec(simulated_spec(repeat=k), tmp_path / str(k)) for k in range(2))
-    assert one.fingerprint == two.fingerprint and one.run_id != two.run_id
-    assert one.started_at < two.started_at
+def test_two_runs_of_one_spec_share_a_fingerprint_and_differ_in_id(tmp_path: Path) -> None:
+    first, second = (run_spec(simulated_spec(repeat=k), tmp_path / str(k)) for k in range(2))
+    assert first.fingerprint == second.fingerprint and first.run_id != second.run_id
+    assert first.started_at < second.started_at
 
 
-def test_a_folder_with_a_result_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_with_a_result_is_refused(tmp_path: Path) -> None:
     run_spec(simulated_spec(), tmp_path / "run")
     before = (tmp_path / "run" / RESULT_FILE).read_bytes()
     with pytest.raises(InputError, match=r"already holds a result\.json; choose another folder or remove it"):
@@ -65,7 +65,7 @@ def test_a_folder_with_a_result_is_left_alone(tmp_path: Path) -> None:
     assert read_spec(tmp_path / "run").gpus == 1
 
 
-def test_what_is_impossible_here_is_a_row_and_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_impossible_run_is_unsupported_and_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "launch", lambda *args, **options: pytest.fail("it was started"))
     spec = simulated_spec(
         hardware=HardwareSpec("far", devices="cuda", gpus_per_node=8, this_machine=False, gpu_model="X"), gpus=3
@@ -77,15 +77,15 @@ def test_what_is_impossible_here_is_a_row_and_starts_nothing(tmp_path: Path, mon
     assert read_result(tmp_path / "run" / RESULT_FILE) == result
 
 
-def test_looks_show_the_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_reported_while_ranks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervise, "PROGRESS_INTERVAL_S", 0.02)
     phases: list[str] = []
     run_spec(simulated_spec(), tmp_path / "run", lambda progress: phases.extend(p.phase for p in progress))
     assert "measure" in phases
 
 
-def launch(action: Any) -> Any:
-    """A launcher that does `action` instead."""
+def launcher_that_does(action: Any) -> Any:
+    """Return a launcher that only does `action`."""
 
     def stand_in(*args: Any) -> GroupExit:
         action()
@@ -94,23 +94,25 @@ def launch(action: Any) -> Any:
     return stand_in
 
 
-def broken(error: BaseException) -> Any:
+def launcher_that_raises(error: BaseException) -> Any:
     def action() -> None:
         raise error
 
-    return launch(action)
+    return launcher_that_does(action)
 
 
-def test_cancelled_is_a_row_and_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "launch", broken(KeyboardInterrupt()))
+def test_a_cancelled_run_leaves_a_result_and_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "launch", launcher_that_raises(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         run_spec(simulated_spec(), tmp_path / "run")
     result = read_result(tmp_path / "run" / RESULT_FILE)
     assert (result.status, result.reason, result.log) == ("cancelled", "cancelled while it ran", None)
 
 
-def test_no_processes_to_be_had_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "launch", broken(process.StartError(errno.EAGAIN, os.strerror(errno.EAGAIN))))
+def test_a_run_whose_processes_cannot_start_is_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        local, "launch", launcher_that_raises(process.StartError(errno.EAGAIN, os.strerror(errno.EAGAIN)))
+    )
     result = run_spec(simulated_spec(), tmp_path / "run")
     assert result.status == "failed"
     assert result.reason == "the processes could not be started: Resource temporarily unavailable"
@@ -118,17 +120,17 @@ def test_no_processes_to_be_had_is_a_row(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("launcher", ["local", "mpi"])
-def test_the_launcher_of_the_strategy_is_taken(launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_launcher_of_the_strategy_is_used(launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (local, mpi):
-        ended = GroupExit([0], 0.0, 1.0, broken=f"{module.__name__} was taken")
+        ended = GroupExit([0], 0.0, 1.0, broken=f"{module.__name__} was used")
         monkeypatch.setattr(module, "launch", lambda *args, ended=ended: ended)
     spec = simulated_spec()
     spec.config.strategy.launcher = launcher
     result = run_spec(spec, tmp_path / "run")
-    assert (result.status, result.reason) == ("failed", f"scalebench.runner.launchers.{launcher} was taken")
+    assert (result.status, result.reason) == ("failed", f"scalebench.runner.launchers.{launcher} was used")
 
 
-def test_what_nccl_logged_is_in_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transports_logged_by_nccl_are_in_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stand_in(request: LaunchRequest) -> GroupExit:
         (request.folder / "rank0.log").write_text("host:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/IPC\n")
         return GroupExit([0, 0], 5.0, 2.0, [])
@@ -139,7 +141,7 @@ def test_what_nccl_logged_is_in_the_record(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("log", [None, MPIRUN_LOG])
-def test_a_launcher_that_went_wrong_is_the_reason_and_not_what_follows(
+def test_a_failed_launcher_is_the_reason_rather_than_its_consequences(
     log: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "run"
@@ -158,7 +160,7 @@ def test_a_launcher_that_went_wrong_is_the_reason_and_not_what_follows(
 
 
 @pytest.mark.parametrize(("before", "after", "status"), [(5, 6, "oom"), (5, 5, "failed"), (None, 6, "failed")])
-def test_a_kill_while_the_kernel_killed_for_memory(
+def test_a_killed_rank_is_oom_where_the_kernel_killed_for_memory(
     before: int | None, after: int, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = [before, after]
@@ -169,14 +171,14 @@ def test_a_kill_while_the_kernel_killed_for_memory(
 
 
 class Interrupted(Exception):
-    """In place of KeyboardInterrupt, which pytest would take for its own."""
+    """Replaces KeyboardInterrupt, which pytest would handle itself."""
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
-def test_signals_wait_while_the_row_is_written(
+def test_signals_wait_while_the_result_is_written(
     sign: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The command line takes SIGTERM for Ctrl-C; schedulers send it more than once."""
+    """The command line handles SIGTERM as Ctrl-C; schedulers send it more than once."""
 
     def handler(number: int, frame: Any) -> None:
         raise Interrupted
@@ -186,7 +188,7 @@ def test_signals_wait_while_the_row_is_written(
         return write(*args)
 
     write, before = write_result, signal.signal(sign, handler)
-    monkeypatch.setattr(run_module, "write_result", interrupted)
+    monkeypatch.setattr(parent, "write_result", interrupted)
     try:
         assert run_spec(simulated_spec(), tmp_path / "run").status == "ok"
         assert signal.getsignal(sign) is handler
@@ -195,7 +197,7 @@ def test_signals_wait_while_the_row_is_written(
     assert read_result(tmp_path / "run" / RESULT_FILE).status == "ok"
 
 
-def test_a_run_outside_the_main_thread(tmp_path: Path) -> None:
+def test_a_run_works_outside_the_main_thread(tmp_path: Path) -> None:
     done: list[Result] = []
     thread = threading.Thread(target=lambda: done.append(run_spec(simulated_spec(), tmp_path / "run")))
     thread.start()
@@ -203,7 +205,9 @@ def test_a_run_outside_the_main_thread(tmp_path: Path) -> None:
     assert [result.status for result in done] == ["ok"]
 
 
-def test_a_full_disk_is_said_and_leaves_no_half_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_an_error_and_leaves_no_incomplete_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     replace = os.replace
 
     def full(source: Any, target: Any) -> None:
@@ -218,8 +222,8 @@ def test_a_full_disk_is_said_and_leaves_no_half_result(tmp_path: Path, monkeypat
     assert not [name for name in os.listdir(tmp_path / "run") if "result" in name]
 
 
-def traced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Result:
-    """A run whose first rank left a trace, and whose second died while it wrote its own."""
+def run_with_traces(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Result:
+    """Run two ranks, of which the second died while it wrote its trace."""
 
     def stand_in(request: LaunchRequest) -> GroupExit:
         for k in (0, 1):
@@ -233,9 +237,9 @@ def traced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Result:
     return run_spec(simulated_spec(gpus=2), folder)
 
 
-def test_the_traces_of_the_ranks_become_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_traces_of_the_ranks_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "trace9.json.gz").write_bytes(b"half")  # of a run that was killed
-    result = traced(tmp_path, monkeypatch)
+    result = run_with_traces(tmp_path, monkeypatch)
     assert sorted(path.name for path in tmp_path.glob("trace*")) == ["trace.json.gz", "trace1.json.gz"]
     assert (result.status, result.trace) == ("ok", "trace.json.gz")
     assert [rank.probes.trace for rank in result.ranks if rank.probes] == [None, "trace1.json.gz"]
@@ -243,25 +247,25 @@ def test_the_traces_of_the_ranks_become_one(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), ValueError("odd")])
-def test_traces_that_cannot_be_merged_fail_no_run(
+def test_a_run_whose_traces_cannot_be_merged_is_ok(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def broken(folder: Path, offsets_s: dict[int, float]) -> list[int]:
         raise error
 
     monkeypatch.setattr(trace_merge, "merge_traces", broken)
-    result = traced(tmp_path, monkeypatch)
+    result = run_with_traces(tmp_path, monkeypatch)
     assert (result.status, result.trace) == ("ok", None)
     assert [rank.probes.trace for rank in result.ranks if rank.probes] == ["trace0.json.gz", "trace1.json.gz"]
 
 
-def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OSError):
         run_spec(simulated_spec(), tmp_path / "file" / "run")
 
 
-def test_rank_files_of_an_earlier_run_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_files_of_an_earlier_run_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run whose parent was killed left rank files; the next one in this folder starts nothing."""
     folder = tmp_path / "run"
     run_spec(simulated_spec(), folder)
@@ -282,13 +286,13 @@ def test_rank_files_of_an_earlier_run_do_not_count(tmp_path: Path, monkeypatch: 
     assert sorted(os.listdir(folder)) == ["result.json", "spec.json"]
 
 
-def test_a_row_that_somebody_else_wrote_meanwhile_stays(tmp_path: Path) -> None:
-    """As for a job whose node had been given up for dead, and came back."""
-    others = run_spec(simulated_spec(), tmp_path / "another")
+def test_a_result_that_the_job_tracker_wrote_meanwhile_stays(tmp_path: Path) -> None:
+    """A job tracker writes one where it assumes that a node is dead; the node may come back."""
+    tracked = run_spec(simulated_spec(), tmp_path / "another")
 
     def write(progress: object) -> None:
         (tmp_path / "run").mkdir(exist_ok=True)
         shutil.copy(tmp_path / "another" / "result.json", tmp_path / "run" / "result.json")
 
-    assert run_spec(simulated_spec(options={"step_s": 0.01}), tmp_path / "run", write).run_id == others.run_id
-    assert read_result(tmp_path / "run" / "result.json").run_id == others.run_id
+    assert run_spec(simulated_spec(options={"step_s": 0.01}), tmp_path / "run", write).run_id == tracked.run_id
+    assert read_result(tmp_path / "run" / "result.json").run_id == tracked.run_id

@@ -1,4 +1,4 @@
-"""The child's part: its place, its record, its end."""
+"""The worker process: its placement, its record, its end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.builders.runs import alive, simulated_spec, wait_until
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run's folder with its spec, and this process as its rank 0, not pinned."""
+    """Return a run's folder with its spec, with this process as rank 0, not pinned."""
     monkeypatch.setenv("RANK", "0")
     monkeypatch.delenv(worker.PARENT_PID, raising=False)
     monkeypatch.setattr(worker, "pin_to_cpus", lambda cpus: None)
@@ -39,7 +39,7 @@ def record_in(folder: Path, rank: int = 0) -> RankRecord:
     return read_record(rank_record_path(folder, rank), RankRecord)
 
 
-def test_a_rank_that_goes_well(folder: Path) -> None:
+def test_a_rank_that_succeeds_is_ok(folder: Path) -> None:
     assert worker.main([str(folder)]) == 0
     record = record_in(folder)
     assert (record.status, record.reason, record.rank, record.pid) == ("ok", None, 0, os.getpid())
@@ -98,7 +98,7 @@ def test_a_failure_is_classified_and_recorded(
     assert "Traceback" in err and type(error).__name__ in err
 
 
-def test_a_strategy_that_cannot_be_made_is_a_failed_rank(folder: Path) -> None:
+def test_a_strategy_that_cannot_be_created_fails_the_rank(folder: Path) -> None:
     spec = simulated_spec()
     spec.config.strategy.options = {"stepp_s": 1.0}
     write_spec(spec, folder)
@@ -108,8 +108,8 @@ def test_a_strategy_that_cannot_be_made_is_a_failed_rank(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("gone", [False, True])
-def test_ranks_meet_once_more_before_they_end(gone: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What another still fetches from this rank is there until it has it; that the other has left meanwhile is well."""
+def test_ranks_wait_for_each_other_before_they_end(gone: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that exits too early can break the last collective of another; a peer that has exited is no failure."""
     done: list[str] = []
 
     def broadcast(self: Simulated, value: float) -> float:
@@ -125,7 +125,7 @@ def test_ranks_meet_once_more_before_they_end(gone: bool, folder: Path, monkeypa
     assert record_in(folder).status == "ok"
 
 
-def test_after_a_failure_the_strategy_is_closed_and_what_that_raises_is_only_printed(
+def test_an_error_in_closing_after_a_failure_is_only_printed(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     closed = []
@@ -136,7 +136,7 @@ def test_after_a_failure_the_strategy_is_closed_and_what_that_raises_is_only_pri
 
     monkeypatch.setattr(Simulated, "close", close)
     assert run_rank(folder, body(RuntimeError("first"))) == 1
-    assert closed == [True], "once, with the record safe"
+    assert closed == [True], "once, after the record was written"
     assert record_in(folder).reason == "RuntimeError: first"
     assert "the group is broken" in capsys.readouterr().err
 
@@ -150,41 +150,41 @@ def test_a_failure_in_closing_is_a_failure(folder: Path, monkeypatch: pytest.Mon
     assert record_in(folder).reason == "RuntimeError: cannot leave"
 
 
-def test_classify_takes_the_first_failure_time() -> None:
+def test_classify_error_sets_the_failure_time() -> None:
     record = RankRecord(0, "here", 1)
     classify_error(RuntimeError("x"), record)
     assert record.failed_at_s is not None
 
 
-def test_pinning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_is_pinned_to_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     before = os.sched_getaffinity(0)
     try:
         worker.pin_to_cpus([min(before)])
         assert worker.cpu_affinity() == [min(before)]
         worker.pin_to_cpus([])
-        assert worker.cpu_affinity() == [min(before)], "no core named: left as it is"
+        assert worker.cpu_affinity() == [min(before)], "without cores the affinity stays"
     finally:
         os.sched_setaffinity(0, before)
 
 
-def process(folder: Path, spec: RunSpec, **variables: str) -> subprocess.Popen[str]:
+def start_worker(folder: Path, spec: RunSpec, **changes: str) -> subprocess.Popen[str]:
     write_spec(spec, folder)
-    surroundings = rank_environment(spec, "an id", 0, [f"127.0.0.1:{find_free_port()}"]) | variables
+    variables = rank_environment(spec, "an id", 0, [f"127.0.0.1:{find_free_port()}"]) | changes
     command = [sys.executable, "-m", "scalebench.runner.worker", str(folder)]
-    return subprocess.Popen(command, env=surroundings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def test_a_worker_by_hand(tmp_path: Path) -> None:
-    one = process(tmp_path, simulated_spec())
-    out, _ = one.communicate(timeout=60)
-    assert (one.returncode, out) == (0, "")
-    assert record_in(tmp_path).pid == one.pid
+def test_a_worker_runs_as_a_process(tmp_path: Path) -> None:
+    worker_process = start_worker(tmp_path, simulated_spec())
+    out, _ = worker_process.communicate(timeout=60)
+    assert (worker_process.returncode, out) == (0, "")
+    assert record_in(tmp_path).pid == worker_process.pid
 
 
 def test_a_failed_worker_ends_with_1_and_its_traceback(tmp_path: Path) -> None:
-    one = process(tmp_path, simulated_spec(options={"fault": "raise"}))
-    out, _ = one.communicate(timeout=60)
-    assert one.returncode == 1 and "RuntimeError: told to fail" in out
+    worker_process = start_worker(tmp_path, simulated_spec(options={"fault": "raise"}))
+    out, _ = worker_process.communicate(timeout=60)
+    assert worker_process.returncode == 1 and "RuntimeError: told to fail" in out
 
 
 @pytest.mark.parametrize(
@@ -193,30 +193,36 @@ def test_a_failed_worker_ends_with_1_and_its_traceback(tmp_path: Path) -> None:
     ids=["a thread that never ends", "an abort by the interpreter's end"],
 )
 @pytest.mark.parametrize(("fault", "status"), [("raise", 1), ("none", 0)])
-def test_what_happens_after_a_worker_is_done_does_not_count(trap: str, fault: str, status: int, tmp_path: Path) -> None:
+def test_the_clean_up_of_the_interpreter_does_not_affect_a_worker(
+    trap: str, fault: str, status: int, tmp_path: Path
+) -> None:
     (tmp_path / "stuck.py").write_text(
         f"import atexit, os, runpy, sys, threading\n{trap}\nprint('said', end='')\n"
         "runpy.run_module('scalebench.runner.worker', run_name='__main__')\n"
     )
     write_spec(spec := simulated_spec(options={"fault": fault}), tmp_path)
-    surroundings = rank_environment(spec, "an id", 0, [f"127.0.0.1:{find_free_port()}"])
-    del surroundings["PYTHONUNBUFFERED"]
+    variables = rank_environment(spec, "an id", 0, [f"127.0.0.1:{find_free_port()}"])
+    del variables["PYTHONUNBUFFERED"]
     command = [sys.executable, str(tmp_path / "stuck.py"), str(tmp_path)]
-    one = subprocess.run(command, env=surroundings, capture_output=True, text=True, timeout=60, check=False)
-    assert (one.returncode, one.stdout, "told to fail" in one.stderr) == (status, "said", fault == "raise")
+    worker_process = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
+    assert (worker_process.returncode, worker_process.stdout, "told to fail" in worker_process.stderr) == (
+        status,
+        "said",
+        fault == "raise",
+    )
     assert record_in(tmp_path).status == ("ok" if status == 0 else "failed")
 
 
-def test_a_worker_whose_parent_is_gone_before_it_looks_ends(tmp_path: Path) -> None:
-    """It was started by another process than it was told."""
-    one = process(tmp_path, simulated_spec(options={"setup_s": 600.0}), SCALEBENCH_PARENT_PID="1")
-    out, _ = one.communicate(timeout=60)
-    assert (one.returncode, out) == (1, "")
+def test_a_worker_ends_whose_parent_is_gone_at_its_start(tmp_path: Path) -> None:
+    """Its parent is another process than the variable names."""
+    worker_process = start_worker(tmp_path, simulated_spec(options={"setup_s": 600.0}), SCALEBENCH_PARENT_PID="1")
+    out, _ = worker_process.communicate(timeout=60)
+    assert (worker_process.returncode, out) == (1, "")
     assert not rank_record_path(tmp_path, 0).exists()
 
 
 def test_the_kernel_ends_a_worker_whose_parent_was_killed(tmp_path: Path) -> None:
-    """A parent of its own, so that it can be killed; it says the pid of its worker."""
+    """The parent is a process of its own that can be killed; it prints the process id of its worker."""
     write_spec(simulated_spec(options={"setup_s": 600.0}), tmp_path)
     parent = (
         "import os, subprocess, sys, time\n"
@@ -226,28 +232,28 @@ def test_the_kernel_ends_a_worker_whose_parent_was_killed(tmp_path: Path) -> Non
         "print(worker.pid, flush=True)\n"
         "time.sleep(600)\n"
     )
-    one = subprocess.Popen([sys.executable, "-c", parent, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    worker_process = subprocess.Popen([sys.executable, "-c", parent, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     pid = 0
     try:
-        assert one.stdout is not None
-        pid = int(one.stdout.readline())
+        assert worker_process.stdout is not None
+        pid = int(worker_process.stdout.readline())
         assert alive([pid]) == [pid]
-        one.send_signal(signal.SIGKILL)
-        one.wait()
+        worker_process.send_signal(signal.SIGKILL)
+        worker_process.wait()
         wait_until(lambda: not alive([pid]), 10.0)
         pid = 0
     finally:
-        one.kill()
-        one.wait()
-        if one.stdout is not None:
-            one.stdout.close()
+        worker_process.kill()
+        worker_process.wait()
+        if worker_process.stdout is not None:
+            worker_process.stdout.close()
         if pid:
             os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture
 def service_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """This process as rank 1 of a run, which serves the chief."""
+    """Return a folder in which this process is rank 1, which serves the chief."""
     monkeypatch.setenv("RANK", "1")
     spec = simulated_spec(gpus=2)
     spec.places[0].role, spec.places[1].role = "chief", "ps"
@@ -255,7 +261,7 @@ def service_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_service_leaves_no_record_and_never_ends_well(service_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_leaves_no_record_and_exits_with_1(service_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     served = []
     monkeypatch.setattr(Simulated, "serve", lambda self: served.append(self.place.role))
     assert run_rank(service_folder, lambda *parts: pytest.fail("a service has no body")) == 1
@@ -263,7 +269,7 @@ def test_a_service_leaves_no_record_and_never_ends_well(service_folder: Path, mo
     assert not list(service_folder.glob("rank*.json")) and not list(service_folder.glob("progress*"))
 
 
-def test_a_service_that_fails_says_why(service_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_service_that_fails_leaves_a_record(service_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert worker.main([str(service_folder)]) == 1
     record = record_in(service_folder, 1)
     assert (record.rank, record.status, record.reason) == (

@@ -81,7 +81,7 @@ def test_names_are_quoted_and_no_placeholders(tmp_path: Path) -> None:
     (output,) = [line for line in text.splitlines() if "--output=" in line]
     assert shlex.split(output)[1] == f"--output={tmp_path}/it's 50%% done/job.log"
     assert shlex.split(text.splitlines()[-1])[-1] == f"{tmp_path}/it's 50% done/slurm"
-    with pytest.raises(InputError, match="would read a part of this name"):
+    with pytest.raises(InputError, match="would interpret a part of this name"):
         submit.render_script(run(1), tmp_path / "job%j")
 
 

@@ -126,7 +126,7 @@ def test_whatever_is_printed_of_a_job_is_read(number: int, state: str, nodes: st
         ("12|FAILED|3:0|h1|1|1|1:00", "failed", "failed (FAILED, exit code 3:0)"),
         ("12|FAILED|0:53|h1|1|1|1:00", "failed",
          "failed (FAILED, exit code 0:53): SLURM could not open its log; do the nodes see the run's folder?"),
-        ("12|COMPLETED|0:0|h1|1|1|1:00", "failed", "ended, and left no row (COMPLETED)"),
+        ("12|COMPLETED|0:0|h1|1|1|1:00", "failed", "ended without a result (COMPLETED)"),
         ("12|TELEPORTED|0:0|h1|1|1|1:00", "failed", "is lost (TELEPORTED)"),
     ],
 )  # fmt: skip

@@ -38,7 +38,7 @@ def test_a_question_is_asked_without_what_changes_the_answer(tools: Tools, monke
     seen = dict(line.split("=", 1) for line in (tools.folder / "env").read_text().splitlines() if "=" in line)
     assert (seen["LC_ALL"], seen["SLURM_TIME_FORMAT"], seen["SLURM_CONF"]) == ("C", "%s", "theirs")
     assert not {"SQUEUE_STATES", "SACCT_FORMAT"} & seen.keys()
-    tools.slurm.run("squeue", variables={"PATH": "/usr/bin:/bin", "LC_ALL": "theirs"})
+    tools.slurm.run("squeue", environment={"PATH": "/usr/bin:/bin", "LC_ALL": "theirs"})
     assert "LC_ALL=theirs\n" in (tools.folder / "env").read_text()
 
 
@@ -57,7 +57,7 @@ def test_one_that_is_not_there_or_cannot_run_is_unreachable(tools: Tools, monkey
 def test_one_that_hangs_is_ended_with_what_it_started(tools: Tools) -> None:
     tools.put("squeue", then='cat /proc/$$/stat > "$here/stat"; sleep 300 & echo $! > "$here/pid"; wait')
     with pytest.raises(SlurmUnreachable, match=r"squeue did not answer within 0\.3 s"):
-        tools.slurm.run("squeue", limit_s=0.3)
+        tools.slurm.run("squeue", timeout_s=0.3)
     number, *others = (tools.folder / "stat").read_text().split()
     assert others[4] == number, "a session of its own, where no Ctrl-C arrives"
     pid = int((tools.folder / "pid").read_text())
@@ -128,7 +128,7 @@ OTHERS = {
     "sbatch: error: Batch job submission failed: Requested partition configuration not available now\n": (
         "Requested partition configuration not available now"
     ),
-    "": "sbatch ended with exit code 3 and said nothing",
+    "": "sbatch ended with exit code 3 and printed nothing",
 }
 
 

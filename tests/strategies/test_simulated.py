@@ -241,6 +241,6 @@ def test_faults_that_can_be_survived() -> None:
 
 @pytest.mark.parametrize(("fault", "code"), [("exit", 7), ("kill", -9), ("oom", 3)])
 def test_faults_that_end_a_process(fault: str, code: int) -> None:
-    lines = ["from scalebench.strategies.simulated import fail", "try:", f"    fail({fault!r})"]
+    lines = ["from scalebench.strategies.simulated import raise_fault", "try:", f"    raise_fault({fault!r})"]
     program = "\n".join([*lines, "except MemoryError:", "    raise SystemExit(3)"])
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == code

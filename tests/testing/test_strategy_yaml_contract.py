@@ -15,7 +15,7 @@ from scalebench.testing.strategy_contract import StatedContract
 TESTS = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("name", registry.BUILT_IN)
+@pytest.mark.parametrize("name", registry.BUILT_IN_STRATEGIES)
 def test_yaml(name: str) -> None:
     contract = type("Stated", (StatedContract,), {"strategy": name})()
     contract.test_yaml_says_what_it_is()
@@ -27,7 +27,7 @@ def test_every_strategy_of_ours_is_under_contract() -> None:
     text = "\n".join(path.read_text() for path in (TESTS / "strategies" / "contracts").glob("test_contract*.py"))
     bodies = re.findall(r"^class \w+\(StrategyContract\):\n((?:    .*\n|\n)+)", text, re.MULTILINE)
     asked = {name for body in bodies for name in re.findall(r'^    strategy = "(\w+)"', body, re.MULTILINE)}
-    assert asked == set(registry.BUILT_IN)
+    assert asked == set(registry.BUILT_IN_STRATEGIES)
 
 
 @pytest.mark.parametrize(("name", "flagged"), [("parameter_server", True), ("simulated", False)])

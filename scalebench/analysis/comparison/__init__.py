@@ -23,7 +23,7 @@ from scalebench.analysis.comparison.unmatched import (
     find_unmatched,
     make_side,
 )
-from scalebench.analysis.repeats import interleaved
+from scalebench.analysis.repeats import pair_interleaved
 from scalebench.core.errors import InputError
 from scalebench.core.stats.estimates import Estimate
 
@@ -170,7 +170,7 @@ def _test_ratio(a: ComparisonRow, b: ComparisonRow) -> tuple[ComparisonRow, Comp
     if len(a.measured) == len(b.measured) == 1:
         return a, b, ratio_tests.compare_blocks((a.rate, a.measured[0].interval), (b.rate, b.measured[0].interval))
     rates = {run.run_id: run.rate or 0.0 for row in different for run in row.measured}
-    pairs = interleaved([run.record for run in a.measured], [run.record for run in b.measured])
+    pairs = pair_interleaved([run.record for run in a.measured], [run.record for run in b.measured])
     if len(pairs) >= MIN_REPEATS_FOR_TEST:
         test = ratio_tests.compare_interleaved_repeats([(rates[x.run_id], rates[y.run_id]) for x, y in pairs])
         return a, b, test

@@ -1,4 +1,4 @@
-"""Saved records to compare with, by machine: a runner of another type has none, which is no regression. Layer 1.
+"""The store of saved baselines by machine class: another class of machine has none, which is no regression.
 
 <store>/<fingerprint of the machine>/machine.json
 <store>/<fingerprint of the machine>/<name>/<number>/result.json
@@ -28,7 +28,7 @@ NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 @dataclass(frozen=True)
 class MachineBaselines:
-    """What the store has under one machine."""
+    """The baselines of one machine class in the store."""
 
     kind: MachineClass
     folder: Path
@@ -36,12 +36,12 @@ class MachineBaselines:
 
 
 def store_folder() -> Path:
-    """$SCALEBENCH_BASELINES, else .scalebench/baselines in the working directory, as a CI job can keep it."""
+    """Return $SCALEBENCH_BASELINES, else .scalebench/baselines in the working directory, which a CI job can keep."""
     return Path(os.environ.get(STORE_VARIABLE) or DEFAULT_STORE).expanduser()
 
 
 def check_baseline_name(name: str) -> str:
-    """The name itself; InputError for one that would be no plain folder."""
+    """Return the name; InputError for one that is not a plain folder name."""
     if not NAME_PATTERN.fullmatch(name):
         raise InputError(
             f"baseline name {name!r}: 1 to 64 letters, digits, '.', '_' and '-', beginning with a letter or a digit"
@@ -49,23 +49,25 @@ def check_baseline_name(name: str) -> str:
     return name
 
 
-def save_baseline(name: str, paths: Sequence[str | os.PathLike[str]], replace: bool = False) -> list[tuple[MachineClass, Path, int]]:
-    """Copies of all records at or below `paths` as baseline `name` of their machine: (machine, folder, runs) of each.
+def save_baseline(
+    name: str, paths: Sequence[str | os.PathLike[str]], replace: bool = False
+) -> list[tuple[MachineClass, Path, int]]:
+    """Copy all records at or below `paths` as baseline `name` of their machine class; return (class, folder, runs).
 
-    A baseline is there whole or not at all. InputError for a name that is taken, without `replace`; for records of
-    which none went well; for a store that cannot be written.
+    A baseline is saved completely or not at all. InputError for a name that is taken, without `replace`; if no record
+    is ok; for a store that cannot be written.
     """
     check_baseline_name(name)
-    found: dict[str, tuple[MachineClass, dict[str, Path]]] = {}
+    by_class: dict[str, tuple[MachineClass, dict[str, Path]]] = {}
     good: set[str] = set()
     for file in find_results([Path(path) for path in paths]):
         result = read_result(file)
         kind = classify_machine(result.machine)
-        found.setdefault(kind.fingerprint, (kind, {}))[1].setdefault(result.run_id, file)
+        by_class.setdefault(kind.fingerprint, (kind, {}))[1].setdefault(result.run_id, file)
         good |= {kind.fingerprint} if result.status == "ok" else set()
     if not good:
         raise InputError(f"no run of {', '.join(map(str, paths))} went well: nothing to compare with later")
-    chosen = [found[fingerprint] for fingerprint in sorted(good)]
+    chosen = [by_class[fingerprint] for fingerprint in sorted(good)]
     for kind, _ in chosen:
         if (store_folder() / kind.fingerprint / name).exists() and not replace:
             raise InputError(f"baseline '{name}' of this machine ({kind}) is there already; --replace takes its place")
@@ -81,50 +83,51 @@ def _write_baseline(kind: MachineClass, name: str, files: Iterable[Path]) -> Pat
     home = store_folder() / kind.fingerprint
     home.mkdir(parents=True, exist_ok=True)
     write_json(home / MACHINE_FILE, kind)
-    made, old = home / f".{name}.{os.getpid()}.new", home / f".{name}.{os.getpid()}.old"
+    new, old = home / f".{name}.{os.getpid()}.new", home / f".{name}.{os.getpid()}.old"
     try:
         for number, file in enumerate(files):
-            (made / str(number)).mkdir(parents=True)
-            shutil.copyfile(file, made / str(number) / RESULT_FILE)
+            (new / str(number)).mkdir(parents=True)
+            shutil.copyfile(file, new / str(number) / RESULT_FILE)
         if (home / name).exists():
             os.rename(home / name, old)
-        os.rename(made, home / name)
+        os.rename(new, home / name)
     except BaseException:
         if old.exists() and not (home / name).exists():
             os.rename(old, home / name)
         raise
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(new, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
     return home / name
 
 
 def find_baseline_folders(name: str, kinds: Iterable[MachineClass]) -> list[Path]:
-    """The folders of baseline `name` of these machines; none where there is none."""
+    """Return the folders that baseline `name` has for these machine classes."""
     check_baseline_name(name)
     folders = [store_folder() / fingerprint / name for fingerprint in dict.fromkeys(kind.fingerprint for kind in kinds)]
     return [folder for folder in folders if folder.is_dir()]
 
 
 def explain_missing_baseline(name: str, kinds: Iterable[MachineClass]) -> str:
-    """The line that says what there is instead."""
+    """Return the error line for a baseline that was not saved for these machine classes, with what there is instead."""
     wanted = "; ".join(dict.fromkeys(map(str, kinds)))
-    here = list_saved_baselines()
-    alike = [str(one.kind) for one in here if name in one.names]
-    if alike:
-        return f"no baseline '{name}' for this machine ({wanted}); saved ones are for {'; '.join(alike)}"
-    names = sorted({other for one in here for other in one.names})
+    stored = list_saved_baselines()
+    others = [str(one.kind) for one in stored if name in one.names]
+    if others:
+        return f"no baseline '{name}' for this machine ({wanted}); saved ones are for {'; '.join(others)}"
+    names = sorted({other for one in stored for other in one.names})
     return f"no baseline '{name}' in {store_folder()} ({wanted}); saved names: {', '.join(names) or 'none'}"
 
 
 def list_saved_baselines() -> list[MachineBaselines]:
-    """All machines of the store that can be read."""
-    found = []
+    """Return the baselines of all machine classes in the store that can be read."""
+    saved = []
     for file in sorted(store_folder().glob(f"*/{MACHINE_FILE}")):
         try:
             kind = read_record(file, MachineClass)
         except (OSError, ValueError):
             continue
-        names = sorted(path.name for path in file.parent.iterdir() if path.is_dir() and NAME_PATTERN.fullmatch(path.name))
-        found.append(MachineBaselines(kind, file.parent, names))
-    return found
+        folders = [path.name for path in file.parent.iterdir() if path.is_dir()]
+        names = sorted(name for name in folders if NAME_PATTERN.fullmatch(name))
+        saved.append(MachineBaselines(kind, file.parent, names))
+    return saved

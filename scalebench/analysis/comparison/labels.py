@@ -47,7 +47,8 @@ class Labels:
     """
 
     def __init__(self, rows: Sequence[ComparisonRow], without: Sequence[str]) -> None:
-        names = dict.fromkeys([*FIRST_KEYS, *find_differing_keys(*(row.identity for row in rows))] if rows else FIRST_KEYS)
+        differing = find_differing_keys(*(row.identity for row in rows)) if rows else []
+        names = dict.fromkeys([*FIRST_KEYS, *differing])
         self.keys: list[str] = []
         groups = [list(rows)]
         for name in names:

@@ -1,4 +1,4 @@
-"""Ratios of throughput, with their intervals and the tests that they come from; pure functions. Layer 1."""
+"""Ratios of throughput with their intervals and significance tests: pure functions."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from scalebench.core.stats.estimates import BATCHES, CONFIDENCE, Estimate, divide_estimates, student_t
 
-MIN_REPEATS_FOR_TEST = 3  # launches that show how launches vary
+MIN_REPEATS_FOR_TEST = 3  # show how repeats vary
 SIGNIFICANCE_LEVEL = 1 - CONFIDENCE
 
 
 @dataclass(frozen=True)
 class RatioTest:
-    """A ratio, its 95 % interval, the two-sided p of its being 1, and the test. Without an interval no p either."""
+    """A ratio with its 95 % interval, the two-sided p for a true ratio of 1, and the test; both may be None."""
 
     ratio: float
     interval: Estimate | None
@@ -23,18 +23,19 @@ class RatioTest:
 
 
 def compare_independent_repeats(a: Sequence[float], b: Sequence[float]) -> RatioTest:
-    """b over a, of independent launches: samples/s of each, positive.
+    """Return the ratio b over a of independent repeats: positive samples/s of each.
 
-    On logarithms, where a ratio is a difference and launches differ by factors. Three launches and more on both sides:
-    Welch's t, which asks for no equal variance. Fewer on one side, down to a single one: Student's t with the variance
-    of both together, which takes the launches of both sides to vary alike. Fewer than three on both: a ratio only.
+    On logarithms, where a ratio is a difference and repeats differ by factors. With three repeats or more on both
+    sides by Welch's t, which needs no equal variances; with fewer on one side, down to a single one, by Student's t
+    with the pooled variance, which assumes that repeats of both sides vary equally. With fewer than three on both
+    sides there is only a ratio.
 
     Sources: Welch 1947, "The generalization of 'Student's' problem when several different population variances are
     involved"; Student 1908, "The probable error of a mean"; Crawford and Howell 1998, "Comparing an individual's test
     score against norms derived from small samples" (one observation against several).
     """
     (mean_a, variance_a), (mean_b, variance_b) = _log_moments(a), _log_moments(b)
-    difference, counts = mean_b - mean_a, f"{len(a)} and {len(b)} launches"
+    difference, counts = mean_b - mean_a, f"{len(a)} and {len(b)} repeats"
     if max(len(a), len(b)) < MIN_REPEATS_FOR_TEST:
         return RatioTest(math.exp(difference), None, None, f"none, for {counts}")
     if min(len(a), len(b)) >= MIN_REPEATS_FOR_TEST:
@@ -49,7 +50,7 @@ def compare_independent_repeats(a: Sequence[float], b: Sequence[float]) -> Ratio
 
 
 def compare_interleaved_repeats(pairs: Sequence[tuple[float, float]]) -> RatioTest:
-    """b over a, of at least three pairs of launches (a, b) that ran side by side: what both had in common cancels.
+    """Return the ratio b over a of at least three pairs (a, b) that ran side by side: what they share cancels.
 
     Student's t on the logarithms of the pairs' ratios. Source: Box, Hunter and Hunter 1978, "Statistics for
     Experimenters" (paired comparisons).
@@ -60,48 +61,48 @@ def compare_interleaved_repeats(pairs: Sequence[tuple[float, float]]) -> RatioTe
 
 
 def compare_blocks(a: tuple[float, Estimate | None], b: tuple[float, Estimate | None]) -> RatioTest:
-    """b over a, of one launch each with the interval over its blocks: what differs between launches is not in it.
+    """Return the ratio b over a of one repeat each, from the intervals over blocks, which miss how repeats vary.
 
-    The limits by MOVER (stats.ratio_interval); p from how far 1 lies beyond the ratio, in units of the reach to that
-    side, by Student's t with the degrees of freedom of one launch's batches.
+    The limits are by MOVER (divide_estimates); p comes from the distance between 1 and the ratio, in units of the
+    interval's distance on that side, by Student's t with the degrees of freedom of one repeat's batches.
     """
-    ratio, words = b[0] / a[0], "blocks of one launch each"
+    ratio = b[0] / a[0]
     if a[1] is None or b[1] is None:
         return RatioTest(ratio, None, None, "none, for too few blocks")
     interval = divide_estimates(b[1], a[1])
-    return RatioTest(ratio, interval, _p_from_limits(interval, BATCHES - 1), words)
+    return RatioTest(ratio, interval, _p_from_limits(interval, BATCHES - 1), "blocks of one repeat each")
 
 
 def adjust_by_holm(ps: Sequence[float]) -> list[float]:
-    """Each p, adjusted for their number: where nothing differs, the chance that any is below 0.05 is 0.05 at most.
+    """Adjust each p for their number: if nothing differs, the chance that any is below 0.05 is 0.05 at most.
 
     Source: Holm 1979, "A simple sequentially rejective multiple test procedure".
     """
-    adjusted, least = [0.0] * len(ps), 0.0
-    for place, number in enumerate(sorted(range(len(ps)), key=lambda n: ps[n])):
-        least = max(least, min(1.0, (len(ps) - place) * ps[number]))
-        adjusted[number] = least
+    adjusted, lowest = [0.0] * len(ps), 0.0
+    for rank, number in enumerate(sorted(range(len(ps)), key=lambda n: ps[n])):
+        lowest = max(lowest, min(1.0, (len(ps) - rank) * ps[number]))
+        adjusted[number] = lowest
     return adjusted
 
 
 def median_with_interval(values: Sequence[float]) -> tuple[float, Estimate | None]:
-    """The median of values and its interval of at least 95 %, from the order of the values alone; none below six.
+    """Return the median of values and its interval of at least 95 %, from their order alone; none below six values.
 
-    As the sign test has it: the k-th smallest and the k-th largest, with the largest k whose two tails of the binomial
-    distribution are 5 % at most. Source: Thompson 1936, "On confidence ranges for the median and other expectation
-    distributions for populations of unknown distribution form".
+    The limits invert the sign test: the k-th smallest and the k-th largest, with the largest k for which the two tails
+    of the binomial distribution are 5 % at most. Source: Thompson 1936, "On confidence ranges for the median and other
+    expectation distributions for populations of unknown distribution form".
     """
     ordered, count = sorted(values), len(values)
-    middle = (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
+    median = (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
     k, below = 0, math.pow(0.5, count)
     while 2 * below <= SIGNIFICANCE_LEVEL:
         k += 1
         below += math.comb(count, k) / 2**count
-    return middle, Estimate(middle, ordered[k - 1], ordered[-k]) if k else None
+    return median, Estimate(median, ordered[k - 1], ordered[-k]) if k else None
 
 
 def _log_moments(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and variance of the logarithms; the variance of one value is 0, and counts for nothing."""
+    """Return mean and variance of the logarithms; the variance of one value is 0 and has no weight."""
     logs = [math.log(value) for value in values]
     mean = math.fsum(logs) / len(logs)
     return mean, math.fsum((log - mean) ** 2 for log in logs) / (len(logs) - 1) if len(logs) > 1 else 0.0
@@ -111,8 +112,9 @@ def _t_test(difference: float, error: float, freedom: float, test: str) -> Ratio
     ratio = math.exp(difference)
     if error == 0:
         return RatioTest(ratio, Estimate(ratio, ratio, ratio), 1.0 if difference == 0 else 0.0, test)
-    reach = student_t(freedom, CONFIDENCE) * error
-    interval = Estimate(ratio, ratio * math.exp(-reach), ratio * math.exp(reach) if reach < 700 else math.inf)
+    half_width = student_t(freedom, CONFIDENCE) * error
+    high = ratio * math.exp(half_width) if half_width < 700 else math.inf
+    interval = Estimate(ratio, ratio * math.exp(-half_width), high)
     return RatioTest(ratio, interval, _two_sided_p(difference / error, freedom), test)
 
 
@@ -121,8 +123,8 @@ def _p_from_limits(interval: Estimate, freedom: int) -> float:
     limit = interval.high if interval.value < 1 else interval.low
     if distance == 0 or limit == 0:
         return 1.0
-    reach = abs(math.log(limit) - math.log(interval.value))
-    return 0.0 if reach == 0 else _two_sided_p(distance / reach * student_t(freedom, CONFIDENCE), freedom)
+    to_limit = abs(math.log(limit) - math.log(interval.value))
+    return 0.0 if to_limit == 0 else _two_sided_p(distance / to_limit * student_t(freedom, CONFIDENCE), freedom)
 
 
 def _two_sided_p(t: float, freedom: float) -> float:

@@ -1,5 +1,4 @@
-"""What a run was, as dotted keys: those that rows must share to be compared, and those that may differ and are told.
-Layer 1."""
+"""The facts of a run as dotted keys: those that rows must share to be compared, and those that may differ."""
 
 from __future__ import annotations
 
@@ -27,52 +26,53 @@ GPU_FIELDS = (
     "memory_bytes power_limit_w sm_clock_max_mhz mem_clock_max_mhz sm_clock_application_mhz mem_clock_application_mhz "
     "mig ecc persistence pcie_generation_max pcie_width"
 ).split()
-NAMED_GROUPS = ("model", "dataset", "strategy", "hardware")  # groups, told by their name
+NAMED_GROUPS = ("model", "dataset", "strategy", "hardware")  # groups with a key `name`
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """`identity`: what rows must share; `free`: what may differ; both by dotted key, None: not there or not known."""
+    """`identity`: what rows must share; `other`: what may differ; both by dotted key, None if absent or unknown."""
 
     identity: Facts
-    free: Facts
+    other: Facts
 
 
 def collect_facts(result: Result) -> RunFacts:
-    """The facts of one record. Settings that it does not know yet have the values that were fixed before they came."""
+    """Return the facts of one record. Settings newer than the record have the values that were fixed before."""
     scale, machine = result.scale, result.machine
-    told = flatten(result.spec)
-    identity = {key: value for key, value in told.items() if not is_under(key, IGNORED_FACTS)}
+    settings = flatten(result.spec)
+    identity = {key: value for key, value in settings.items() if not is_under(key, IGNORED_FACTS)}
     for key, value in _default_facts(scale.strategy).items():
         identity.setdefault(key, value)
     identity |= {"gpus": scale.gpus, "nodes": scale.nodes, "device": scale.device, "scaling": scale.scaling}
-    if scale.scaling == "strong":  # one global batch, however it was asked for
+    if scale.scaling == "strong":  # one global batch, however it was configured
         identity |= {"train.global_batch": scale.global_batch, "train.batch_per_device": None}
     identity["machine.gpus"] = join_texts(sorted(gpu.name or "" for gpu in machine.gpus))
     if scale.device == "cpu":
         identity["machine.cpu_model"] = machine.cpu_model
-    free = {key: value for key, value in told.items() if is_under(key, IGNORED_FACTS) and not is_under(key, HIDDEN_FACTS)}
-    return RunFacts(identity, free | _machine_facts(machine) | _facts_in_use(result))
+    shown = [key for key in settings if is_under(key, IGNORED_FACTS) and not is_under(key, HIDDEN_FACTS)]
+    other = {key: settings[key] for key in shown}
+    return RunFacts(identity, other | _machine_facts(machine) | _facts_in_use(result))
 
 
 def _default_facts(strategy: str) -> Facts:
-    spine = {key: value for key, value in flatten(dataclasses.asdict(Config())).items() if not is_under(key, IGNORED_FACTS)}
-    spine = {key: value for key, value in spine.items() if value != "???"}
-    return spine | flatten({"strategy": {"options": strategy_option_defaults(strategy)}})
+    defaults = flatten(dataclasses.asdict(Config()))
+    defaults = {key: value for key, value in defaults.items() if not is_under(key, IGNORED_FACTS) and value != "???"}
+    return defaults | flatten({"strategy": {"options": strategy_option_defaults(strategy)}})
 
 
 def _machine_facts(machine: Machine) -> Facts:
-    """The machine and its software, as they were at that time."""
-    found: Facts = {f"machine.{name}": canonical_value(getattr(machine, name)) for name in MACHINE_FIELDS}
-    found["machine.cpu_model"] = machine.cpu_model
+    """Return the facts of the machine and its software at the time of the run."""
+    facts: Facts = {f"machine.{name}": canonical_value(getattr(machine, name)) for name in MACHINE_FIELDS}
+    facts["machine.cpu_model"] = machine.cpu_model
     for name in GPU_FIELDS:
-        found[f"machine.gpu.{name}"] = _distinct(getattr(gpu, name) for gpu in machine.gpus)
-    found |= {f"versions.{name}": version for name, version in machine.versions.items()}
-    return found | {f"environment.{name}": value for name, value in machine.environment.items()}
+        facts[f"machine.gpu.{name}"] = _distinct(getattr(gpu, name) for gpu in machine.gpus)
+    facts |= {f"versions.{name}": version for name, version in machine.versions.items()}
+    return facts | {f"environment.{name}": value for name, value in machine.environment.items()}
 
 
 def _facts_in_use(result: Result) -> Facts:
-    """What was not asked for but came: what was requested is not what ran."""
+    """Return what the run really used, which may differ from what was requested."""
     scale, workload = result.scale, result.workload
     return {
         "framework_version": scale.framework_version,
@@ -87,25 +87,25 @@ def _facts_in_use(result: Result) -> Facts:
 
 
 def _distinct(values: Iterable[Any]) -> Value:
-    known = list(dict.fromkeys(value for value in values if value is not None))
-    return None if not known else canonical_value(known[0] if len(known) == 1 else known)
+    distinct = list(dict.fromkeys(value for value in values if value is not None))
+    return None if not distinct else canonical_value(distinct[0] if len(distinct) == 1 else distinct)
 
 
-def join_texts(words: list[str]) -> str | None:
-    return ", ".join(words) or None
+def join_texts(texts: list[str]) -> str | None:
+    return ", ".join(texts) or None
 
 
 def flatten(tree: dict[str, Any], above: str = "") -> Facts:
-    """Nested mappings as dotted keys; an empty one leaves nothing."""
-    found: Facts = {}
+    """Return nested mappings with dotted keys; an empty one leaves nothing."""
+    flat: Facts = {}
     for name, value in tree.items():
         key = f"{above}{name}"
-        found |= flatten(value, f"{key}.") if isinstance(value, dict) else {key: canonical_value(value)}
-    return found
+        flat |= flatten(value, f"{key}.") if isinstance(value, dict) else {key: canonical_value(value)}
+    return flat
 
 
 def canonical_value(value: Any) -> Value:
-    """One value for one meaning: 1.0 is 1, and lists are their text."""
+    """Return one value for one meaning: 1.0 is 1, and lists are their text."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return int(value)
     if value is None or isinstance(value, (str, int, float)):
@@ -114,21 +114,21 @@ def canonical_value(value: Any) -> Value:
 
 
 def keys_bound_to(key: str) -> tuple[str, ...]:
-    """The key and what goes with it."""
+    """Return the key and those that change together with it."""
     return (key, *BOUND_FACTS.get(key, ()))
 
 
 def main_key(key: str) -> str:
-    """`hardware` is told by `hardware.name`."""
+    """Return `hardware.name` for `hardware`, and other keys as they are."""
     return f"{key}.name" if key in NAMED_GROUPS else key
 
 
 def explain_unknown_key(key: str, known: Iterable[str]) -> str | None:
-    """Why there is no such key among the dotted ones and the groups that they lie in; None for one that is."""
+    """Return why a key is neither a dotted key nor a group of them; None if it is."""
     names = set(known)
     names |= {".".join(name.split(".")[:depth]) for name in names for depth in range(1, name.count(".") + 1)}
     if key in names:
         return None
-    # A last part alone is what people remember: precision is train.precision.
+    # People remember only the last part: precision for train.precision.
     ends = sorted(name for name in names if name.endswith(f".{key}"))
     return f"no key '{key}'; did you mean '{ends[0]}'?" if ends else unknown_name_message("key", key, names)

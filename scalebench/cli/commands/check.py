@@ -9,7 +9,7 @@ import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -104,7 +104,8 @@ def read_subject(arguments: list[str], faults: bool = False) -> CheckSubject:
 
 
 def _find_kind(name: str) -> str:
-    choices = {"strategy": registry.strategy_entries().keys() | config_files.list_options("strategy").keys()}
+    strategies = registry.strategy_entries().keys() | config_files.list_options("strategy").keys()
+    choices: dict[str, Collection[str]] = {"strategy": strategies}
     choices |= {kind: config_files.list_options(kind).keys() for kind in ("model", "dataset")}
     kinds = [kind for kind, names in choices.items() if name in names]
     if not kinds:

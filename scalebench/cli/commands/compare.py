@@ -83,12 +83,12 @@ def _save_baseline(options: argparse.Namespace) -> int:
 
 def _compare(options: argparse.Namespace, threshold: float | None) -> Comparison:
     sides = [load_compared_runs([path], number) for number, path in enumerate(options.paths)]
+    if options.by is None and options.against is None:
+        a, b = sides
+        return _name_sides(comparison.compare(a, b, options.ignore, threshold), *options.paths)
+    runs = drop_copies(run for side in sides for run in side)
     if options.by is not None:
-        runs = drop_copies(launch for side in sides for launch in side)
         return comparison.compare_by(runs, options.by, options.base, options.ignore, threshold)
-    if options.against is None:
-        return _name_sides(comparison.compare(*sides, options.ignore, threshold), *options.paths)
-    runs = drop_copies(launch for side in sides for launch in side)
     folders = baseline_store.find_baseline_folders(options.against, _list_machine_classes(runs))
     if not folders:
         reason = baseline_store.explain_missing_baseline(options.against, _list_machine_classes(runs))
@@ -103,7 +103,7 @@ def _name_sides(compared: Comparison, a: str, b: str) -> Comparison:
 
 
 def _list_machine_classes(runs: list[ComparedRun]) -> list[MachineClass]:
-    return [classify_machine(launch.record.machine) for launch in runs]
+    return [classify_machine(run.record.machine) for run in runs]
 
 
 def _print_comparison(options: argparse.Namespace, compared: Comparison, status: int) -> None:

@@ -162,7 +162,7 @@ def _describe_intervals(rows: Sequence[dict[str, Any]]) -> str:
 def _list_doubts(report_data: ReportData, last: Ranking) -> list[str]:
     """List what reduces trust in the figures of the best strategy and of its ties, and which strategies have none."""
     doubts = []
-    rivals = [*last.tied, *last.untold]
+    rivals = [*last.tied, *last.undecided]
     for name, row in [(last.best, last.row), *((rival.name, rival.row) for rival in rivals)]:
         flags = [DOUBTS[flag] for flag in (row["flags"] or "").split() if flag in DOUBTS]
         if row["steady"] is False and "drifts" not in (row["flags"] or ""):
@@ -201,7 +201,7 @@ def _make_table(name: str, title: str, rankings: Sequence[Ranking], with_group: 
             Cell(format_throughput(ranking.row), ranking.row[THROUGHPUT]),
             Cell(format_percent_column(ranking.row, efficiency), ranking.row[efficiency]), Cell(kind or ""),
             Cell(CERTAINTY[ranking.certainty], ranking.certainty),
-            Cell(", ".join(rival.words() for rival in ranking.tied)),
+            Cell(", ".join(rival.label() for rival in ranking.tied)),
         ]  # fmt: skip
         rows.append(
             Row([Cell(format_group_title(ranking.group)), *cells] if with_group else cells, get_tags(ranking.row))

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalebench.analysis.prediction.calibration import RATE, Read
-from scalebench.analysis.prediction.data_or_model import DATA, KINDS, MODEL, PIPELINE, STAGED, Comparison, comparisons
+from scalebench.analysis.prediction.calibration import RATE_COLUMN, ReadRecord
+from scalebench.analysis.prediction.data_or_model import DATA, KINDS, MODEL, PIPELINE, STAGED_STRATEGIES, ParallelismComparison, compare_parallelism
 from scalebench.analysis.scaling_curves import estimate_of, plain_row
 from scalebench.core import units
 from scalebench.core.result import read_result
@@ -87,18 +87,18 @@ def make_terminal_blocks(pooled: pd.DataFrame) -> Iterator[Table | str]:
         yield text
 
 
-def compare_kinds(pooled: pd.DataFrame, read: Read) -> list[Comparison]:
+def compare_kinds(pooled: pd.DataFrame, read: ReadRecord) -> list[ParallelismComparison]:
     """Compare the kinds of parallelism in a frame with a row for each configuration, in the order of models, devices
     and batches."""
-    if not pooled["strategy"].isin(list(STAGED)).any():
+    if not pooled["strategy"].isin(list(STAGED_STRATEGIES)).any():
         return []  # avoids looking at each of 10,000 rows
-    compared = comparisons([plain_row(row) for row in pooled.to_dict("records")], read)
+    compared = compare_parallelism([plain_row(row) for row in pooled.to_dict("records")], read)
     models = dict.fromkeys(str(comparison.row["model"]) for comparison in compared)
     places = {name: place for place, name in enumerate(models)}
     return sorted(compared, key=lambda each: (places[str(each.row["model"])], each.row["gpus"], each.global_batch))
 
 
-def make_winners_table(compared: Sequence[Comparison], limits: bool = True) -> Table:
+def make_winners_table(compared: Sequence[ParallelismComparison], limits: bool = True) -> Table:
     """Make the table of seconds of each kind, and who wins; `limits` adds those of the measured seconds."""
     kinds = [kind for kind in KINDS if any(kind in comparison.ways for comparison in compared)]
     numeric = ["gpus", "global batch", *(f"{kind} {text}" for kind in kinds for text in ("should", "took"))]
@@ -118,7 +118,7 @@ def make_winners_table(compared: Sequence[Comparison], limits: bool = True) -> T
     return Table(f"{SECTION_ID}-winners", title, columns, rows, frozenset(numeric), caption)
 
 
-def make_traffic_table(compared: Sequence[Comparison]) -> Table:
+def make_traffic_table(compared: Sequence[ParallelismComparison]) -> Table:
     """Make the table of bytes, operations per byte, and the rates that the prediction uses."""
     others = [kind for kind in (MODEL, PIPELINE) if any(kind in comparison.ways for comparison in compared)]
     columns = ["gpus", "global batch", "data sends", "model sends", "data FLOP/B", "model FLOP/B", "device", "link",
@@ -136,9 +136,9 @@ def make_traffic_table(compared: Sequence[Comparison]) -> Table:
     return Table(f"{SECTION_ID}-bytes", title, ["model", *columns], rows, frozenset(columns), caption)
 
 
-def make_answers(compared: Sequence[Comparison]) -> Iterator[tuple[str, Comparison]]:
+def make_answers(compared: Sequence[ParallelismComparison]) -> Iterator[tuple[str, ParallelismComparison]]:
     """Yield a sentence for each model and device count, with one of its comparisons."""
-    groups: dict[tuple[str, int, str], list[Comparison]] = {}
+    groups: dict[tuple[str, int, str], list[ParallelismComparison]] = {}
     for comparison in compared:
         row = comparison.row
         groups.setdefault((str(row["model"]), row["gpus"], str(row["framework"])), []).append(comparison)
@@ -152,13 +152,13 @@ def make_answers(compared: Sequence[Comparison]) -> Iterator[tuple[str, Comparis
         yield f"{model} on {gpus} devices{by}: {text}", members[0]
 
 
-def describe_accuracy(compared: Sequence[Comparison]) -> str:
+def describe_accuracy(compared: Sequence[ParallelismComparison]) -> str:
     """Say how often the prediction was right; empty if that is unknown for all."""
     right = [comparison.right for comparison in compared if comparison.right is not None]
     return f"the kind that should win did, or is tied with it, in {sum(right)} of {len(right)}" if right else ""
 
 
-def list_unpredicted(compared: Sequence[Comparison]) -> list[str]:
+def list_unpredicted(compared: Sequence[ParallelismComparison]) -> list[str]:
     """Say why there is no prediction, each reason once, with its models and kinds."""
     reasons: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
     for comparison in compared:
@@ -170,27 +170,27 @@ def list_unpredicted(compared: Sequence[Comparison]) -> list[str]:
             for reason, (models, kinds) in reasons.items()]  # fmt: skip
 
 
-def get_filter_tags(comparison: Comparison) -> dict[str, str]:
+def get_filter_tags(comparison: ParallelismComparison) -> dict[str, str]:
     """Return the tags of a comparison without the strategy, of which it has several."""
     return {name: value for name, value in get_tags(comparison.row).items() if name != "strategy"}
 
 
-def _label_cells(comparison: Comparison) -> list[Cell]:
+def _label_cells(comparison: ParallelismComparison) -> list[Cell]:
     gpus, batch = comparison.row["gpus"], comparison.global_batch
     return [make_cell(str(comparison.row["model"])), make_cell(str(gpus), gpus), make_cell(f"{batch:,}", batch)]
 
 
-def _measured_cell(comparison: Comparison, kind: str, limits: bool) -> Cell:
+def _measured_cell(comparison: ParallelismComparison, kind: str, limits: bool) -> Cell:
     """Make a cell of the measured seconds, or of the status of a run that was not successful."""
     way = comparison.ways.get(kind)
     if way is None or not way.measured:
         return Cell("") if way is None else Cell(str(way.row["status"]))
-    taken = rate_to_seconds(way.row[RATE], estimate_of(way.row, RATE, "throughput"), comparison.global_batch)
+    taken = rate_to_seconds(way.row[RATE_COLUMN], estimate_of(way.row, RATE_COLUMN, "throughput"), comparison.global_batch)
     low, high = taken.limits if limits else (None, None)
     return make_cell(format_duration(taken.value, low, high), taken.value)
 
 
-def _describe_winner(comparison: Comparison) -> str:
+def _describe_winner(comparison: ParallelismComparison) -> str:
     """Return `pipeline (pipeline_gpipe)`, or `data (ddp_gloo), tied: model`."""
     if comparison.measured is None:
         return ""
@@ -198,21 +198,21 @@ def _describe_winner(comparison: Comparison) -> str:
     return f"{name}, tied: {', '.join(comparison.tied)}" if comparison.tied else name
 
 
-def _bytes_cell(comparison: Comparison, kind: str) -> Cell:
+def _bytes_cell(comparison: ParallelismComparison, kind: str) -> Cell:
     way = comparison.ways.get(kind)
     if way is None or way.update is None:
         return Cell("")
     return format_cell(way.update.sent_bytes(comparison.global_batch), units.format_bytes)
 
 
-def _intensity_cell(comparison: Comparison, kind: str) -> Cell:
+def _intensity_cell(comparison: ParallelismComparison, kind: str) -> Cell:
     way = comparison.ways.get(kind)
     if way is None or way.update is None or comparison.known is None:
         return Cell("")
     return format_cell(way.update.flops_per_byte(comparison.known.work, comparison.global_batch), "{:,.0f}".format)
 
 
-def _rate_cells(comparison: Comparison) -> list[Cell]:
+def _rate_cells(comparison: ParallelismComparison) -> list[Cell]:
     """Make `34.1 GFLOP/s, 2.10 ms a pass` and `1.20 GB/s, 45.0 us a message`, the second parts if they are known."""
     if comparison.known is None:
         return [Cell(""), Cell("")]
@@ -233,7 +233,7 @@ def _join_batches(verb: str, winners: Sequence[tuple[str | None, int]]) -> str:
     return ", ".join(f"{kind} {verb} at {' and '.join(several)}" for kind, several in batches.items())
 
 
-def _describe_crossover(comparison: Comparison, kind: str) -> str:
+def _describe_crossover(comparison: ParallelismComparison, kind: str) -> str:
     batch = comparison.data_wins_from(kind)
     if batch is None:
         return ""

@@ -68,29 +68,29 @@ def _make_answers(pairs: Sequence[DevicesOrBatch]) -> Iterator[Paragraph]:
     """Say what wins at the largest device count of each strategy, against the same strategy if possible."""
     largest: dict[tuple[str, ...], DevicesOrBatch] = {}
     for choice in pairs:
-        key = (*get_tags(choice.many).values(), str(choice.own))
+        key = (*get_tags(choice.many_devices).values(), str(choice.same_strategy))
         kept = largest.get(key)
         if kept is None or _size(choice) > _size(kept):
             largest[key] = choice
     for key, choice in largest.items():
-        if choice.own or (*key[:-1], "True") not in largest:
-            yield Paragraph(_describe_choice(choice), "answer", get_tags(choice.many))
+        if choice.same_strategy or (*key[:-1], "True") not in largest:
+            yield Paragraph(_describe_choice(choice), "answer", get_tags(choice.many_devices))
 
 
 def _size(choice: DevicesOrBatch) -> tuple[int, int]:
-    return choice.many["gpus"], choice.many["global_batch"]
+    return choice.many_devices["gpus"], choice.many_devices["global_batch"]
 
 
 def _describe_choice(choice: DevicesOrBatch) -> str:
-    many, single, ratio = choice.many, choice.one, choice.throughput
+    many, single, ratio = choice.many_devices, choice.one_device, choice.throughput
     devices = f"{many['gpus']} devices of {many[BATCH]:,} samples ({many['strategy']})"
     one_device = f"one of {single[BATCH]:,} ({single['strategy']})"
     if _is_unresolved(ratio):
         text = f"{devices} and {one_device}: no difference in throughput is resolved"
     else:
         text = f"{devices} have {ratio.value:.2f} times the throughput of {one_device}"
-    if choice.sooner is not None and not _is_unresolved(choice.sooner):
-        text += f", and reach the target in {1 / choice.sooner.value:.2f} times its time"
+    if choice.time_ratio is not None and not _is_unresolved(choice.time_ratio):
+        text += f", and reach the target in {1 / choice.time_ratio.value:.2f} times its time"
     return f"{text}."
 
 
@@ -100,7 +100,7 @@ def _is_unresolved(ratio: Estimate) -> bool:
 
 def _make_chart(group: CurveGroup, pairs: Sequence[DevicesOrBatch]) -> Iterator[Chart]:
     """Draw throughput over the samples of a step, of the curves that appear in a pair."""
-    run_ids = {choice.many["run_id"] for choice in pairs} | {choice.one["run_id"] for choice in pairs}
+    run_ids = {choice.many_devices["run_id"] for choice in pairs} | {choice.one_device["run_id"] for choice in pairs}
     kept = [curve for curve in group.curves if any(row["run_id"] in run_ids for row in curve.rows)]
     series = (
         make_series(curve.name, curve.tags, curve.rows, "global_batch", THROUGHPUT, "throughput") for curve in kept
@@ -119,7 +119,7 @@ def _make_choice_blocks(pairs: Sequence[DevicesOrBatch]) -> Iterator[Block]:
     columns = ["model", "strategy", "gpus", "batch per device", "samples/s", "one device", "its batch", "its samples/s",
                "ratio (95 %)"]  # fmt: skip
     columns += ["to target", "one device to target", "time ratio (95 %)"] if targets else []
-    rows = [Row([*_throughput_cells(choice), *(_target_cells(choice) if targets else [])], get_tags(choice.many))
+    rows = [Row([*_throughput_cells(choice), *(_target_cells(choice) if targets else [])], get_tags(choice.many_devices))
             for choice in pairs]  # fmt: skip
     numeric = frozenset(columns) - {"model", "strategy", "one device"}
     title, caption = "N devices or N times the batch", join_sentences(*CHOICES_CAPTION[: 3 if targets else 2])
@@ -129,7 +129,7 @@ def _make_choice_blocks(pairs: Sequence[DevicesOrBatch]) -> Iterator[Block]:
 
 
 def _throughput_cells(choice: DevicesOrBatch) -> list[Cell]:
-    many, single = choice.many, choice.one
+    many, single = choice.many_devices, choice.one_device
     return [
         make_cell(many["model"]),
         make_cell(many["strategy"]),
@@ -146,7 +146,7 @@ def _throughput_cells(choice: DevicesOrBatch) -> list[Cell]:
 def _target_cells(choice: DevicesOrBatch) -> list[Cell]:
     if choice.trainings is None:
         return [Cell("")] * 3
-    return [*map(_time_cell, choice.trainings), _ratio_cell(choice.sooner)]
+    return [*map(_time_cell, choice.trainings), _ratio_cell(choice.time_ratio)]
 
 
 def _time_cell(training: TrainingOutcome) -> Cell:

@@ -90,9 +90,9 @@ def section(report_data: ReportData) -> Section | None:
     """Return None if no run trained to a stop successfully."""
     groups: dict[tuple[str, ...], list[TrainingOutcome]] = {}
     for training in summarize_trainings(report_data.frame):
-        if training.launches:
+        if training.runs:
             names = ("model", "dataset", "metric_name", "hardware", "machine")
-            groups.setdefault(tuple(to_text(training.first[name]) for name in names), []).append(training)
+            groups.setdefault(tuple(to_text(training.first_run[name]) for name in names), []).append(training)
     if not groups:
         return None
     machines = len({key[3:] for key in groups}) > 1
@@ -114,9 +114,9 @@ def _make_training_blocks(
     for target in targets:
         yield from _answer_target([training for training in trainings if training.target == target], names)
     drawn = [
-        _read_curves(report_data, training, names[training.first["training_id"]]) for training in trainings[:MAX_CURVES]
+        _read_curves(report_data, training, names[training.first_run["training_id"]]) for training in trainings[:MAX_CURVES]
     ]
-    yield from _make_training_charts(number, title, to_text(trainings[0].first["metric_name"]), drawn, targets)
+    yield from _make_training_charts(number, title, to_text(trainings[0].first_run["metric_name"]), drawn, targets)
     if len(drawn) < len(trainings):
         yield Paragraph(f"{len(drawn)} of {len(trainings)} trainings of {title} are drawn.")
     yield make_training_table(f"training-{number}-ends", f"Results of training: {title}", trainings, names)
@@ -126,11 +126,11 @@ def _answer_target(trainings: Sequence[TrainingOutcome], names: Mapping[str, str
     """Say which training reached a target first, and how many did not."""
     soonest = sort_by_time_to_target(trainings)
     if soonest:
-        first = soonest[0].first
+        first = soonest[0].first_run
         text = describe_training(soonest[0], names[first["training_id"]])
         yield Paragraph(f"First to reach the target: {text}.", tags=get_tags(first))
     if missed := sum(training.reached < training.seeds for training in trainings):
-        metric = f"{to_text(trainings[0].first['metric_name'])} {trainings[0].target:g}"
+        metric = f"{to_text(trainings[0].first_run['metric_name'])} {trainings[0].target:g}"
         with_seeds = " with every seed" if any(training.seeds > 1 for training in trainings) else ""
         yield Paragraph(f"{missed} of {len(trainings)} trainings did not reach {metric}{with_seeds}.")
 
@@ -138,7 +138,7 @@ def _answer_target(trainings: Sequence[TrainingOutcome], names: Mapping[str, str
 def _read_curves(report_data: ReportData, training: TrainingOutcome, name: str) -> TrainingCurves:
     rows = training.by_seed[:MAX_SEEDS]
     curves = [report_data.result(row["run_id"]).quality.curve for row in rows]
-    return TrainingCurves(name, get_tags(training.first), curves)
+    return TrainingCurves(name, get_tags(training.first_run), curves)
 
 
 def _make_training_charts(

@@ -1,9 +1,4 @@
-"""This process's membership in Horovod's group, under either framework.
-
-Which collective operations Horovod has, with either framework.
-
-Options of the Horovod strategies, and the environment variables that carry them to its background thread.
-"""
+"""Horovod under either framework: its options, the environment variables that set them, and joining its group."""
 
 from __future__ import annotations
 
@@ -23,7 +18,7 @@ from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPSer
 from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import NotMeasured, Unsupported
 
-# Ours -> Horovod's. What is missing here, Horovod has not.
+# Our names of collective operations -> Horovod's; it lacks the others.
 OPERATIONS = {
     "all_reduce": "allreduce",
     "broadcast": "broadcast",
@@ -34,7 +29,7 @@ OPERATIONS = {
 
 
 def check_operation(library: object, name: str) -> None:
-    """NotMeasured where this Horovod has no such operation. `library` is horovod.torch or horovod.tensorflow."""
+    """Raise NotMeasured if this Horovod lacks the operation. `library` is horovod.torch or horovod.tensorflow."""
     if name not in OPERATIONS:
         raise NotMeasured(f"Horovod has no {name}")
     if not hasattr(library, OPERATIONS[name]):
@@ -42,26 +37,26 @@ def check_operation(library: object, name: str) -> None:
 
 
 MEBIBYTE = 2**20
-# What a user's environment must not set behind the back of the spec. The timeline's writer keeps a core busy
-# between its events, so that it would slow down what is measured: measure.timeline=true writes one afterwards.
+# A user's environment must not set it: the timeline's writer keeps a core busy between its events, and would slow down
+# what is measured. measure.timeline=true writes a timeline afterwards.
 TIMELINE_VARIABLE = "HOROVOD_TIMELINE"
 
 
 @dataclass
 class HorovodOptions:
-    """Defaults are those of Horovod 0.28.1 (horovod/common/operations.cc)."""
+    """Horovod's options, with the defaults of Horovod 0.28.1 (horovod/common/operations.cc)."""
 
-    fusion_threshold_mb: float = 128.0  # MiB; gradients that are ready in one cycle travel together up to this size
-    cycle_time_ms: float = 1.0  # between two looks of the background thread at what is ready
-    cache_capacity: int = 1024  # tensors whose negotiation is remembered; 0: none
+    fusion_threshold_mb: float = 128.0  # MiB; gradients that are ready in one cycle are fused up to this size
+    cycle_time_ms: float = 1.0  # interval at which the background thread checks for gradients that are ready
+    cache_capacity: int = 1024  # tensors whose negotiation is cached; 0: none
     hierarchical_allreduce: bool = False  # NCCL within a node, MPI between nodes
-    autotune: bool = False  # Horovod tries thresholds and cycle times while it trains, also while it is measured
-    compression: str = "none"  # none | fp16: what gradients travel in
+    autotune: bool = False  # Horovod varies threshold and cycle time during training, also while it is measured
+    compression: str = "none"  # none | fp16: the type in which gradients are sent
     op: str = "average"  # average | adasum
 
 
 def check_horovod_options(spec: RunSpec, options: HorovodOptions) -> None:
-    """Unsupported for what this kind of run cannot do."""
+    """Raise Unsupported for options that this kind of run cannot have, or that Horovod cannot combine."""
     backend, name = spec.config.strategy.backend, spec.config.strategy.name
     if options.op == "adasum":
         if spec.config.strategy.launcher != "mpi":
@@ -83,21 +78,20 @@ def check_horovod_options(spec: RunSpec, options: HorovodOptions) -> None:
 
 
 def horovod_variables(spec: RunSpec, options: HorovodOptions) -> dict[str, str | None]:
-    """Variables that Horovod reads when it starts, but for those that say where this process stands; None: unset.
+    """Return the variables for Horovod's options and transport, which it reads when it starts; None: unset.
 
-    Defaults are left unset: what is set by hand is kept from autotune.
+    Defaults are left unset, since autotune does not vary values that are set.
     """
-    over_mpi = spec.config.strategy.launcher == "mpi"
-    transport = "mpi" if over_mpi else "gloo"  # of the controller, and of tensors on the CPU
-    as_given = {
+    transport = "mpi" if spec.config.strategy.launcher == "mpi" else "gloo"  # of the controller and of CPU tensors
+    values = {
         "HOROVOD_FUSION_THRESHOLD": ("fusion_threshold_mb", int(options.fusion_threshold_mb * MEBIBYTE)),
         "HOROVOD_CYCLE_TIME": ("cycle_time_ms", options.cycle_time_ms),
         "HOROVOD_CACHE_CAPACITY": ("cache_capacity", options.cache_capacity),
         "HOROVOD_HIERARCHICAL_ALLREDUCE": ("hierarchical_allreduce", int(options.hierarchical_allreduce)),
         "HOROVOD_AUTOTUNE": ("autotune", int(options.autotune)),
     }
-    chosen = {name: None if is_default(options, key) else str(value) for name, (key, value) in as_given.items()}
-    return {"HOROVOD_CONTROLLER": transport, "HOROVOD_CPU_OPERATIONS": transport, **chosen}
+    variables = {name: None if is_default(options, key) else str(value) for name, (key, value) in values.items()}
+    return {"HOROVOD_CONTROLLER": transport, "HOROVOD_CPU_OPERATIONS": transport, **variables}
 
 
 def is_default(options: HorovodOptions, key: str) -> bool:
@@ -105,21 +99,24 @@ def is_default(options: HorovodOptions, key: str) -> bool:
 
 
 def loses_fusion_threshold(options: HorovodOptions) -> bool:
-    """Whether Horovod fuses otherwise once it was started anew: with a cycle time of its own 0.28.1 then takes 1 MiB
-    for the threshold (BayesianParameter::SetValue in horovod/common/parameter_manager.cc)."""
+    """Return True if a restarted Horovod fuses differently.
+
+    With cycle_time_ms set, 0.28.1 then uses a threshold of 1 MiB (BayesianParameter::SetValue in
+    horovod/common/parameter_manager.cc).
+    """
     return not is_default(options, "cycle_time_ms")
 
 
-MPI_THREAD_MULTIPLE = 3  # of Open MPI and of MPICH; what Horovod asks for
+MPI_THREAD_MULTIPLE = 3  # in Open MPI and in MPICH; the level that Horovod requests
 POLL_INTERVAL_S = 0.05
 MAX_TIMELINE_DELAY_S = 60.0
 
 
 class HorovodGroup:
-    """Joins when it is made; every process of the run has to.
+    """This process's membership in Horovod's group, which it joins on construction, as every process of the run has to.
 
-    Over MPI the ranks find each other through mpirun, otherwise at MASTER_ADDR:MASTER_PORT through Horovod's own
-    rendezvous server, which rank 0 keeps for as long as that takes.
+    Over MPI, ranks find each other through mpirun; otherwise through Horovod's rendezvous server at
+    MASTER_ADDR:MASTER_PORT, which rank 0 runs meanwhile.
     """
 
     def __init__(self, hvd: ModuleType, spec: RunSpec, rank: int, options: HorovodOptions) -> None:
@@ -132,41 +129,40 @@ class HorovodGroup:
                 f"{TIMELINE_VARIABLE} is left out, its writer would be measured too: use measure.timeline=true",
                 flush=True,
             )
-        for name, value in {
-            **horovod_variables(spec, options),
-            **_rank_variables(spec, rank, self._timeout_s),
-        }.items():
-            os.environ.pop(name, None)  # options are the config's, whatever stands in the user's environment
+        variables = {**horovod_variables(spec, options), **_rank_variables(spec, rank, self._timeout_s)}
+        for name, value in variables.items():
+            os.environ.pop(name, None)  # the config's options override the user's environment
             if value is not None:
                 os.environ[name] = value
         self._join(int(os.environ["MASTER_PORT"]))
 
     @contextlib.contextmanager
-    def recorded(self, path: Path, share: Callable[[float], float]) -> Iterator[None]:
-        """Within this, rank 0's background thread writes its timeline to `path`; `share` broadcasts rank 0's number.
+    def record_timeline(self, path: Path, broadcast: Callable[[float], float]) -> Iterator[None]:
+        """Have rank 0's background thread write its timeline to `path` within this context.
 
-        Horovod settles that when it starts, so it is started anew before and after. `path` has to be the same in all
-        calls: with another one it writes nothing while an event of the last is left.
+        Horovod reads that setting when it starts, so it is restarted before and after. `path` has to be the same in
+        all calls: with another one it writes nothing while an event of the last timeline is left. `broadcast` returns
+        rank 0's number.
         """
         os.environ[TIMELINE_VARIABLE] = str(path)
         try:
-            self._rejoin(share)
+            self._rejoin(broadcast)
             yield
-            share(0.0)  # a broadcast stands in the timeline after everything else
+            broadcast(0.0)  # appears in the timeline after everything else
             if self._rank == 0:
                 _wait_for_event("BROADCAST", path)
         finally:
             del os.environ[TIMELINE_VARIABLE]
-        self._rejoin(share)
+        self._rejoin(broadcast)
 
     def leave(self) -> None:
-        """May be called twice."""
+        """Leave the group. May be called twice."""
         self._hvd.shutdown()
         if self._mpi is not None:
             self._mpi.finalize()
 
-    def _rejoin(self, share: Callable[[float], float]) -> None:
-        port = int(share(_free_port() if self._rank == 0 else 0.0))
+    def _rejoin(self, broadcast: Callable[[float], float]) -> None:
+        port = int(broadcast(_free_port() if self._rank == 0 else 0.0))
         self._hvd.shutdown()
         self._join(port)
 
@@ -182,11 +178,13 @@ class HorovodGroup:
 
 
 class MpiLibrary:
-    """MPI is initialised here and not by Horovod, which would finalise it as well: that can be done once per process,
-    and Horovod is to start more than once."""
+    """MPI, initialized here instead of by Horovod, which would also finalize it.
+
+    A process can do that only once, and Horovod has to start more than once.
+    """
 
     def __init__(self, hvd: ModuleType) -> None:
-        self._library = hvd.mpi_ops._basics.MPI_LIB_CTYPES  # Horovod's extension, linked to the MPI that it calls
+        self._library = hvd.mpi_ops._basics.MPI_LIB_CTYPES  # Horovod's extension, which is linked to its MPI
         provided = ctypes.c_int()
         if self._library.MPI_Init_thread(None, None, MPI_THREAD_MULTIPLE, ctypes.byref(provided)) != 0:
             raise RuntimeError("MPI_Init_thread failed; the lines above are its own")
@@ -199,9 +197,9 @@ class MpiLibrary:
 
 
 def _rank_variables(spec: RunSpec, rank: int, timeout_s: float) -> dict[str, str]:
-    """Where this process stands, as Horovod's Gloo controller reads it; under MPI it asks MPI."""
+    """Return the variables from which Horovod's Gloo controller reads this rank's position; over MPI it uses MPI's."""
     place = spec.places[rank]
-    # One process of each node has this local rank, as long as nodes have as many.
+    # One process of each node that has so many processes has this local rank.
     across = [p for p in spec.places if p.local_rank == place.local_rank]
     return {
         "HOROVOD_RANK": str(rank),
@@ -210,7 +208,7 @@ def _rank_variables(spec: RunSpec, rank: int, timeout_s: float) -> dict[str, str
         "HOROVOD_LOCAL_SIZE": str(sum(p.node == place.node for p in spec.places)),
         "HOROVOD_CROSS_RANK": str([p.rank for p in across].index(rank)),
         "HOROVOD_CROSS_SIZE": str(len(across)),
-        "HOROVOD_HOSTNAME": f"node{place.node}",  # a name of the group of local ranks
+        "HOROVOD_HOSTNAME": f"node{place.node}",  # names the group of local ranks
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": os.environ["MASTER_ADDR"],
         "HOROVOD_GLOO_IFACE": os.environ.get("GLOO_SOCKET_IFNAME", ""),
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(int(timeout_s)),
@@ -234,7 +232,7 @@ def _rendezvous_server(port: int) -> Iterator[None]:
 
 
 def _wait_for_server(host: str, port: int, limit_s: float) -> None:
-    """Horovod itself tries three times within two seconds, which rank 0 may not have made its start in."""
+    """Wait until rank 0's server accepts connections; Horovod itself gives up after three attempts in two seconds."""
     deadline_s = time.monotonic() + limit_s
     while True:
         try:
@@ -246,10 +244,10 @@ def _wait_for_server(host: str, port: int, limit_s: float) -> None:
             time.sleep(POLL_INTERVAL_S)
 
 
-def _wait_for_event(word: str, path: Path) -> None:
-    """Until the writer has come to it; what it has not written when Horovod stops is lost."""
+def _wait_for_event(name: str, path: Path) -> None:
+    """Wait until the timeline has that event; events that are not written when Horovod stops are lost."""
     deadline_s = time.monotonic() + MAX_TIMELINE_DELAY_S
-    while not (path.exists() and word in path.read_text(errors="replace")):
+    while not (path.exists() and name in path.read_text(errors="replace")):
         if time.monotonic() > deadline_s:
             raise RuntimeError(
                 f"Horovod's timeline was not written within {MAX_TIMELINE_DELAY_S:g} s; is the disk full?"

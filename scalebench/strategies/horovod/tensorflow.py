@@ -1,7 +1,4 @@
-"""Horovod with TensorFlow: a plain loop whose compiled update exchanges each gradient as soon as there is one.
-
-Horovod's collective operations, one at a time, on buffers of a given size; with TensorFlow.
-"""
+"""Horovod with TensorFlow: a plain loop whose compiled step synchronizes each gradient as soon as it is computed."""
 
 from __future__ import annotations
 
@@ -15,16 +12,17 @@ import tensorflow as tf
 
 from scalebench.strategies.base import GroupSum, create_on_all_ranks
 from scalebench.strategies.horovod.group import HorovodGroup, HorovodOptions, check_operation
-from scalebench.strategies.horovod.timeline import ObservedSync, SyncObserver
+from scalebench.strategies.horovod.timeline import SyncObserver
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
 from scalebench.strategies.tensorflow.profiling import ReplayLoop
 
 ROOT = 0
 FLOAT_BYTES = 4
+COMPRESSORS = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}
 
 
 class HorovodTensorFlowCollective:
-    """Does the operation once when called, outside of a compiled function; the result is made anew in each call."""
+    """One collective operation, done once per call outside of a compiled function, with a new result in each call."""
 
     def __init__(self, name: str, size_bytes: int, device: str) -> None:
         self.name, self._device, self._key = name, device, f"scalebench.{name}.{size_bytes}"
@@ -32,21 +30,20 @@ class HorovodTensorFlowCollective:
         parts = hvd.size() if name == "all_gather" else 1
         with tf.device(device):
             self._sent = tf.zeros(size_bytes // FLOAT_BYTES // parts)
-        self._do: Callable[[HorovodTensorFlowCollective], tf.Tensor] = getattr(
-            HorovodTensorFlowCollective, f"_{name}"
-        )  # bound, it would outlive its use
+        # Unbound: a bound method would be a reference cycle, which frees the buffers late.
+        self._run: Callable[[HorovodTensorFlowCollective], tf.Tensor] = getattr(HorovodTensorFlowCollective, f"_{name}")
 
     def __call__(self) -> None:
         with tf.device(self._device):
-            self._result = self._do(self)
+            self._result = self._run(self)
 
     def put(self, values: Callable[[int], np.ndarray]) -> None:
-        """What this rank sends, by its number; to see what comes of it."""
+        """Fill what this rank sends with `values` of its rank, for a check of the results."""
         with tf.device(self._device):
             self._sent = tf.constant(values(hvd.rank()))
 
     def results(self) -> dict[int, np.ndarray]:
-        """What this rank has after the operation, by its number."""
+        """Return the operation's result by this rank."""
         return {} if self._result is None else {hvd.rank(): self._result.numpy()}
 
     def _all_reduce(self) -> tf.Tensor:
@@ -65,57 +62,57 @@ class HorovodTensorFlowCollective:
         return hvd.alltoall(self._sent, name=self._key)
 
 
-def build_collective(add_up: GroupSum, device: str, name: str, size_bytes: int) -> HorovodTensorFlowCollective:
-    """The action. Unsupported, on all ranks alike, where Horovod lacks the operation or a rank the memory on its GPU;
-    `add_up` gives sums over the ranks."""
+def build_collective(sum_over_group: GroupSum, device: str, name: str, size_bytes: int) -> HorovodTensorFlowCollective:
+    """Build a collective operation.
+
+    Raises NotMeasured on all ranks if Horovod lacks the operation or any rank lacks memory on its GPU.
+    """
     check_operation(hvd, name)
     return create_on_all_ranks(
         lambda: HorovodTensorFlowCollective(name, size_bytes, device),
-        add_up,
+        sum_over_group,
         (tf.errors.ResourceExhaustedError,),
         f"buffers of {size_bytes} bytes do not fit into the memory that training left on the GPUs",
     )
 
 
-COMPRESSORS = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}
 
 
 class HorovodTensorFlow(TensorFlowStrategy):
-    """Gradients are reduced between tape and optimizer.
+    """Gradients are reduced between the tape and the optimizer.
 
-    Not hvd.DistributedOptimizer: Keras 3 never asks it, and replicas drift apart without an error.
-    hvd.DistributedGradientTape finds no gradient for Keras 3's variables; what it does with others is done here.
+    hvd.DistributedOptimizer is not used: Keras 3 never calls its reduction, and replicas drift apart without an error.
+    hvd.DistributedGradientTape finds no gradient for Keras 3's variables; its reduction is done here instead.
     """
 
     Options = HorovodOptions
-    _membership: HorovodGroup | None = None
+    _group: HorovodGroup | None = None
 
     def join(self) -> None:
-        self._membership = HorovodGroup(hvd, self.spec, self.place.rank, self.options)
-        self._observer = SyncObserver(self._membership, self.place.rank, self.broadcast, self.options)
+        self._group = HorovodGroup(hvd, self.spec, self.place.rank, self.options)
+        self._observer = SyncObserver(self._group, self.place.rank, self.broadcast, self.options)
 
     def setup(self) -> None:
         super().setup()
-        # Rank 0's weights for all. The optimizer has no state yet that could differ.
-        # States of random layers are each rank's own.
+        # All ranks start from rank 0's weights. The optimizer has no state yet that could differ, and the state of
+        # random layers differs between ranks on purpose.
         weights = [variable.value for variable in self.model.weights if tf.as_dtype(variable.dtype).is_floating]
         hvd.broadcast_variables(weights, root_rank=0)
 
     def replica_step(self, inputs: tf.Tensor, targets: tf.Tensor, global_samples: tf.Tensor) -> tf.Tensor:
         loss_sum, gradients = self.compute_gradients(inputs, targets, global_samples)
-        if (
-            self.syncs_gradients and self.spec.processes > 1
-        ):  # alone, Horovod's own tape hands gradients through as well
-            gradients = [self._reduced(one, f"gradient.{index}") for index, one in enumerate(gradients)]
+        # Horovod's own tape does not reduce gradients of a single process either.
+        if self.syncs_gradients and self.spec.processes > 1:
+            gradients = [self._reduce(gradient, f"gradient.{index}") for index, gradient in enumerate(gradients)]
         self.optimizer.apply(gradients, self.model.trainable_variables)
         return loss_sum
 
-    def _reduced(self, gradient: tf.Tensor, name: str) -> tf.Tensor:
+    def _reduce(self, gradient: tf.Tensor, name: str) -> tf.Tensor:
         op = hvd.Adasum if self.options.op == "adasum" else hvd.Sum
         return hvd.allreduce(gradient, op=op, compression=COMPRESSORS[self.options.compression], name=name)
 
     def loss_divisor(self, inputs: tf.Tensor, global_samples: tf.Tensor) -> tf.Tensor:
-        """Adasum is given each replica's own mean, and finds weights of its own."""
+        """Return this replica's samples under Adasum, which weights the replicas' own means itself."""
         if self.options.op == "adasum":
             return tf.cast(tf.shape(inputs)[0], tf.float32)
         return super().loss_divisor(inputs, global_samples)
@@ -133,11 +130,11 @@ class HorovodTensorFlow(TensorFlowStrategy):
         self.syncs_gradients = on
 
     def message_sizes(self) -> list[int]:
-        """From a few more updates under the timeline, which spoil the weights."""
-        return self._observed().message_bytes
+        """Observe the messages of a few more steps under the timeline, which spoil the weights."""
+        return self._observer.observe(self._train_more).message_bytes
 
     def run_isolated_sync(self, sizes: list[int]) -> None:
-        """One buffer after the other: together they would be fused anew."""
+        """All-reduce one buffer after the other: together they would be fused again."""
         with tf.device(self.devices[0]):
             for size in sizes:
                 hvd.allreduce(tf.zeros(max(1, size // 4)), op=hvd.Sum, name=f"scalebench.buffer.{size}")
@@ -146,24 +143,21 @@ class HorovodTensorFlow(TensorFlowStrategy):
         return build_collective(self.sum_over_group, self.devices[0], name, size_bytes)
 
     def backend_used(self) -> str | None:
-        return self._observed().backend
+        return self._observer.observe(self._train_more).backend
 
-    def record_timeline(self, path: Path, updates: int) -> dict[str, float]:
-        return self._observer.keep(self._again, updates, path)
+    def record_timeline(self, path: Path, steps: int) -> dict[str, float]:
+        return self._observer.record_timeline(self._train_more, steps, path)
 
     def versions(self) -> dict[str, str]:
         return {**super().versions(), "horovod": horovod.__version__}
 
     def close(self) -> None:
-        if self._membership is not None:
-            self._membership.leave()
-            self._membership = None
+        if self._group is not None:
+            self._group.leave()
+            self._group = None
 
-    def _observed(self) -> ObservedSync:
-        return self._observer.seen(self._again)
-
-    def _again(self, updates: int) -> None:
-        """Train on the last batch so many times more."""
+    def _train_more(self, steps: int) -> None:
+        """Train more steps on the last batch."""
         if self.last_batch is None:
             raise RuntimeError("the exchange is observed on the last batch of the training, and there was no training")
-        self.train(ReplayLoop(self.last_batch, updates))
+        self.train(ReplayLoop(self.last_batch, steps))

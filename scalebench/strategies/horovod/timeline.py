@@ -1,10 +1,8 @@
-"""Horovod's timeline: what carried which message, and how long the phases of an exchange took.
+"""Horovod's timeline: the backend and the messages of gradient synchronization, and the seconds of its phases.
 
-A list of Chrome trace events as rank 0's background thread writes them: each tensor is a "process" (`pid`), whose
-phases begin and end (`ph` B and E) one within the other; `ts` is in microseconds. Source: horovod/common/timeline.cc
+The timeline is a list of Chrome trace events by rank 0's background thread: each tensor is a "process" (`pid`), whose
+phases begin and end (`ph` B and E), nested in each other; `ts` is in microseconds. Source: horovod/common/timeline.cc
 and common.h of Horovod 0.28.1.
-
-What the exchange of some more updates looked like, by Horovod's timeline of them.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from scalebench.core.json_files import read_json
 from scalebench.strategies.base import NotMeasured
 from scalebench.strategies.horovod.group import HorovodGroup, HorovodOptions, loses_fusion_threshold
 
-# What the operation that carries a message is called -> backend. Adasum goes its own way over the same transport.
+# Name of the operation that sends a message -> backend. Adasum has its own operation over the same transport.
 CARRIER_BACKENDS = {
     "NCCL_ALLREDUCE": "nccl",
     "NCCL_REDUCESCATTER": "nccl",
@@ -33,6 +31,8 @@ CARRIER_BACKENDS = {
     "MPI_ADASUM_ALLREDUCE": "mpi",
     "CCL_ALLREDUCE": "ccl",
 }
+BACKENDS = sorted({*CARRIER_BACKENDS.values()})
+OBSERVED_STEPS = 3  # ranks negotiate the tensors for the first time in the first one; the last one shows what is fused
 PHASES = {
     "negotiate_s": re.compile("NEGOTIATE_ALLREDUCE|NEGOTIATE_ADASUM"),
     "queue_s": re.compile("QUEUE|WAIT_FOR_DATA|WAIT_FOR_OTHER_TENSOR_DATA"),
@@ -49,50 +49,50 @@ class Activity:
 
     tensor: str
     name: str
-    update: int  # counted from 0
+    step: int  # counted from 0
     begin_s: float
     end_s: float = math.nan
 
 
 @dataclass
 class HorovodTimeline:
-    """Of several equal updates."""
+    """The timeline of several equal steps."""
 
     activities: list[Activity] = field(default_factory=list)
-    messages: list[list[Activity]] = field(default_factory=list)  # what is carried together, in the order of sending
+    messages: list[list[Activity]] = field(default_factory=list)  # the tensors of each, in the order of sending
     tensor_bytes: dict[str, int] = field(default_factory=dict)
 
     def backend(self) -> str | None:
-        """What carried the gradients; None: nothing was carried."""
-        found = {CARRIER_BACKENDS[one.name] for one in self.activities if one.name in CARRIER_BACKENDS}
-        return "+".join(sorted(found)) or None
+        """Return the backend that sent the gradients; None: nothing was sent."""
+        names = {activity.name for activity in self.activities}
+        return "+".join(sorted({CARRIER_BACKENDS[name] for name in names if name in CARRIER_BACKENDS})) or None
 
     def message_bytes(self) -> list[int]:
-        """Bytes of each message of the last update.
+        """Return the bytes of each message of the last step.
 
-        By then Horovod knows the tensors, and fuses those that are ready at the same time.
+        By then Horovod has cached the tensors, and fuses those that are ready at the same time.
         """
-        last = max((message[0].update for message in self.messages), default=0)
-        chosen = [message for message in self.messages if message[0].update == last]
-        return [sum(self.tensor_bytes[one.tensor] for one in message) for message in chosen]
+        last_step = max((message[0].step for message in self.messages), default=0)
+        messages = [message for message in self.messages if message[0].step == last_step]
+        return [sum(self.tensor_bytes[activity.tensor] for activity in message) for message in messages]
 
-    def phases_s(self, updates: int) -> dict[str, float]:
-        """Seconds of an update during which at least one tensor was in the phase, as rank 0 saw it.
+    def phases_s(self, steps: int) -> dict[str, float]:
+        """Return for each phase the seconds of a step during which at least one tensor was in it, on rank 0.
 
-        Negotiation lasts from the first rank's announcement of a tensor until all ranks have it, so that waiting for
-        a slower rank is in it. Phases overlap: their sum is no time of anything. The first of the `updates`, in which
-        ranks start at different times and introduce the tensors to each other, is left out.
+        Negotiation lasts from the first rank's announcement of a tensor until all ranks have it, so that it includes
+        waiting for a slower rank. Phases overlap: their sum means nothing. The first of the `steps` is left out: ranks
+        start it at different times, and negotiate the tensors for the first time.
         """
-        steady = [one for one in self.activities if one.update > 0]
-        found = {}
+        steady = [activity for activity in self.activities if activity.step > 0]
+        seconds = {}
         for name, pattern in PHASES.items():
-            spans = [(one.begin_s, one.end_s) for one in steady if pattern.match(one.name)]
-            found[name] = union_length(spans) / (updates - 1)
-        return found
+            spans = [(activity.begin_s, activity.end_s) for activity in steady if pattern.match(activity.name)]
+            seconds[name] = union_length(spans) / (steps - 1)
+        return seconds
 
 
 def read_timeline(path: Path) -> HorovodTimeline:
-    """The timeline in a file that Horovod has closed. ValueError where it is none, OSError where there is no file."""
+    """Read a timeline that Horovod has closed. ValueError if the file holds none, OSError if there is no file."""
     events = read_json(path)
     if not isinstance(events, list):
         raise ValueError(f"{path} is no timeline: a list of events is wanted")
@@ -100,45 +100,45 @@ def read_timeline(path: Path) -> HorovodTimeline:
 
 
 def parse_timeline(events: Iterable[dict[str, Any]]) -> HorovodTimeline:
-    """The activities of a timeline's events, and which tensors travelled together."""
-    found, names = HorovodTimeline(), {}
-    begun: dict[int, list[Activity]] = {}  # and not ended, by pid
-    negotiations: Counter[int] = Counter()  # one of each tensor in an update
-    sending = False  # whether the last message is still taking tensors
+    """Collect the activities of a timeline's events, and the tensors that were sent in one message."""
+    timeline, names = HorovodTimeline(), {}
+    running: dict[int, list[Activity]] = {}  # by pid, nested
+    negotiations: Counter[int] = Counter()  # one for each tensor in a step
+    is_sending = False  # tensors that begin now belong to the last message
     for event in events:
         pid, kind = event.get("pid", 0), event["ph"]
         if kind == "M" and event["name"] == "process_name":
-            names[pid], begun[pid] = event["args"].get("name", ""), []
+            names[pid], running[pid] = event["args"].get("name", ""), []
         elif kind == "B":
             negotiations[pid] += event["name"].startswith("NEGOTIATE_")
-            one = Activity(names[pid], event["name"], negotiations[pid] - 1, event["ts"] * MICROSECOND_S)
-            if _starts_message(one, begun[pid]):  # tensors of one message all begin before one of them ends
-                found.messages += [] if sending else [[]]
-                found.messages[-1].append(one)
-                sending = True
-            begun[pid].append(one)
-        elif kind == "E" and begun[pid]:
-            one = begun[pid].pop()
-            one.end_s = event["ts"] * MICROSECOND_S
-            found.activities.append(one)
-            sending = sending and not _starts_message(one, begun[pid])
+            activity = Activity(names[pid], event["name"], negotiations[pid] - 1, event["ts"] * MICROSECOND_S)
+            if _sends_tensor(activity, running[pid]):  # all tensors of a message begin before the first one ends
+                timeline.messages += [] if is_sending else [[]]
+                timeline.messages[-1].append(activity)
+                is_sending = True
+            running[pid].append(activity)
+        elif kind == "E" and running[pid]:
+            activity = running[pid].pop()
+            activity.end_s = event["ts"] * MICROSECOND_S
+            timeline.activities.append(activity)
+            is_sending = is_sending and not _sends_tensor(activity, running[pid])
             if "shape" in event.get("args", {}):
-                found.tensor_bytes[one.tensor] = _parse_bytes(event["args"])
-    return found
+                timeline.tensor_bytes[activity.tensor] = _parse_bytes(event["args"])
+    return timeline
 
 
-def _starts_message(one: Activity, around: list[Activity]) -> bool:
-    """Whether the tensor travels in it; Adasum's operation holds a plain one, which is no message more."""
-    return one.name in CARRIER_BACKENDS and not any(outer.name in CARRIER_BACKENDS for outer in around)
+def _sends_tensor(activity: Activity, outer: list[Activity]) -> bool:
+    """Return True for an outermost operation that sends: Adasum's contains a plain one, which is no further message."""
+    return activity.name in CARRIER_BACKENDS and not any(each.name in CARRIER_BACKENDS for each in outer)
 
 
 def _parse_bytes(args: dict[str, str]) -> int:
-    """Of a tensor described as `"dtype": "float32", "shape": "[16, 3, 7]"`."""
+    """Compute the bytes of a tensor described as `"dtype": "float32", "shape": "[16, 3, 7]"`."""
     return math.prod(map(int, re.findall(r"\d+", args["shape"]))) * ITEM_BYTES[args["dtype"]]
 
 
 def union_length(spans: Iterable[tuple[float, float]]) -> float:
-    """Length of the time that at least one of these (begin, end) covers."""
+    """Return the length of the time that at least one of these (begin, end) covers."""
     total, covered = 0.0, -math.inf
     for begin, end in sorted(spans):
         total += max(0.0, end - max(begin, covered))
@@ -146,71 +146,70 @@ def union_length(spans: Iterable[tuple[float, float]]) -> float:
     return total
 
 
-OBSERVED_STEPS = 3  # the first introduces the tensors to each other, the last tells what is fused
-BACKENDS = sorted({*CARRIER_BACKENDS.values()})
-
-
 @dataclass
 class ObservedSync:
-    """Known on all ranks."""
+    """Gradient synchronization as observed on rank 0, with the same values on all ranks."""
 
     backend: str | None
     message_bytes: list[int]
-    phases_s: dict[str, float]  # of one update
+    phases_s: dict[str, float]  # of one step
 
 
 class SyncObserver:
-    """Has the group train on under the timeline, and tells all ranks what rank 0 saw."""
+    """Trains more steps under the timeline and shares rank 0's observations with all ranks."""
 
     def __init__(
-        self, membership: HorovodGroup, rank: int, share: Callable[[float], float], options: HorovodOptions
+        self, group: HorovodGroup, rank: int, broadcast: Callable[[float], float], options: HorovodOptions
     ) -> None:
-        """`share` broadcasts rank 0's number."""
-        self._membership, self._rank, self._share, self._options = membership, rank, share, options
+        """`broadcast` returns rank 0's number."""
+        self._group, self._rank, self._broadcast, self._options = group, rank, broadcast, options
         self._path = Path(tempfile.gettempdir(), f"scalebench-timeline-{uuid.uuid4().hex}", "timeline.json")
-        self._seen: ObservedSync | None = None
+        self._observed: ObservedSync | None = None
 
-    def seen(self, train: Callable[[int], None]) -> ObservedSync:
-        """A few updates, watched once."""
-        if self._seen is None:
-            self._seen = self._watch(train, OBSERVED_STEPS, None)
+    def observe(self, train: Callable[[int], None]) -> ObservedSync:
+        """Observe a few steps, once; later calls return the same."""
+        if self._observed is None:
+            self._observed = self._train_with_timeline(train, OBSERVED_STEPS, None)
             if loses_fusion_threshold(self._options):
-                self._seen.message_bytes = []  # those of another threshold
-        return self._seen
+                self._observed.message_bytes = []  # fused by another threshold
+        return self._observed
 
-    def keep(self, train: Callable[[int], None], updates: int, path: Path) -> dict[str, float]:
-        """Seconds of each phase of an update; rank 0 keeps Horovod's file at `path`. NotMeasured where it would show
-        another exchange than the one measured, or none."""
+    def record_timeline(self, train: Callable[[int], None], steps: int, path: Path) -> dict[str, float]:
+        """Return the seconds of each phase of a step; rank 0 writes Horovod's file to `path`.
+
+        Raises NotMeasured where the timeline would show different messages than the measured ones, or none.
+        """
         if loses_fusion_threshold(self._options):
             raise NotMeasured(
                 "Horovod 0.28.1 forgets its fusion threshold when a timeline starts with cycle_time_ms set"
             )
-        seen = self._watch(train, updates, path)
-        if seen.backend is None:
-            raise NotMeasured("nothing was exchanged, so that there is no timeline of it")
-        return seen.phases_s
+        observed = self._train_with_timeline(train, steps, path)
+        if observed.backend is None:
+            raise NotMeasured("nothing was synchronized, so that there is no timeline of it")
+        return observed.phases_s
 
-    def _watch(self, train: Callable[[int], None], updates: int, keep: Path | None) -> ObservedSync:
-        """`train` does so many updates on every rank. Spoils the weights."""
+    def _train_with_timeline(self, train: Callable[[int], None], steps: int, copy_to: Path | None) -> ObservedSync:
+        """Train that many steps on every rank under the timeline. Spoils the weights."""
         self._path.parent.mkdir()
         try:
-            with self._membership.recorded(self._path, self._share):
-                train(updates)
-            mine = ObservedSync(None, [], dict.fromkeys(PHASES, 0.0))
+            with self._group.record_timeline(self._path, self._broadcast):
+                train(steps)
+            observed = ObservedSync(None, [], dict.fromkeys(PHASES, 0.0))
             if self._rank == 0:
-                seen = read_timeline(self._path)
-                mine = ObservedSync(seen.backend(), seen.message_bytes(), seen.phases_s(updates))
-                if keep is not None:
-                    shutil.copyfile(self._path, keep)
-            return self._shared(mine)
+                timeline = read_timeline(self._path)
+                observed = ObservedSync(timeline.backend(), timeline.message_bytes(), timeline.phases_s(steps))
+                if copy_to is not None:
+                    shutil.copyfile(self._path, copy_to)
+            return self._share(observed)
         finally:
             shutil.rmtree(self._path.parent)
 
-    def _shared(self, mine: ObservedSync) -> ObservedSync:
-        backends = (mine.backend or "").split("+")
-        found = [name for name in BACKENDS if self._share(float(name in backends))]
-        sizes = mine.message_bytes
-        count = int(self._share(float(len(sizes))))
-        told = [int(self._share(float(sizes[i]) if i < len(sizes) else 0.0)) for i in range(count)]
-        phases = {name: self._share(mine.phases_s[name]) for name in PHASES}
-        return ObservedSync("+".join(found) or None, told, phases)
+    def _share(self, observed: ObservedSync) -> ObservedSync:
+        """Return rank 0's observations on every rank, sent as single numbers."""
+        seen_backends = (observed.backend or "").split("+")
+        backends = [name for name in BACKENDS if self._broadcast(float(name in seen_backends))]
+        sizes = observed.message_bytes
+        count = int(self._broadcast(float(len(sizes))))
+        shared_sizes = [int(self._broadcast(float(sizes[i]) if i < len(sizes) else 0.0)) for i in range(count)]
+        phases = {name: self._broadcast(observed.phases_s[name]) for name in PHASES}
+        return ObservedSync("+".join(backends) or None, shared_sizes, phases)

@@ -1,7 +1,4 @@
-"""Horovod with PyTorch: a plain loop around hvd.DistributedOptimizer.
-
-Horovod's collective operations, one at a time, on buffers of a given size; with PyTorch.
-"""
+"""Horovod with PyTorch: a plain loop around hvd.DistributedOptimizer."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from scalebench.core.result import Profile
 from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import FORWARD, GroupSum, LossPart, NotMeasured, Unsupported, create_on_all_ranks
 from scalebench.strategies.horovod.group import HorovodGroup, HorovodOptions, check_operation
-from scalebench.strategies.horovod.timeline import ObservedSync, SyncObserver
+from scalebench.strategies.horovod.timeline import SyncObserver
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.observed import BatchReplay
@@ -31,31 +28,32 @@ from scalebench.strategies.torch.profiling import HOROVOD_WAIT
 
 ROOT = 0
 FLOAT_BYTES = 4
+NEVER_SYNC_PASSES = 1 << 40  # backward passes per synchronization while it is switched off
+COMPRESSORS = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}
 
 
 class HorovodTorchCollective:
-    """Does the operation once when called. All-reduce and broadcast work in place; for the others Horovod makes a new
-    result in each call, which is part of what they take."""
+    """One collective operation, done once per call. All-reduce and broadcast work in place; for the others Horovod
+    allocates a new result in each call, which is part of their time."""
 
     def __init__(self, name: str, size_bytes: int, device: torch.device) -> None:
         self.name, self._key = name, f"scalebench.{name}.{size_bytes}"
         self._result: Tensor | None = None
         parts = hvd.size() if name == "all_gather" else 1
-        # Written to, so that it has memory of its own: pages that nobody wrote to are all the same one.
+        # Filled, so that it has memory of its own: all pages that were never written map to one zero page.
         self._sent = torch.empty(size_bytes // FLOAT_BYTES // parts, device=device).fill_(0.0)
-        self._do: Callable[[HorovodTorchCollective], Tensor] = getattr(
-            HorovodTorchCollective, f"_{name}"
-        )  # bound, it would outlive its use
+        # Unbound: a bound method would be a reference cycle, which frees the buffers late.
+        self._run: Callable[[HorovodTorchCollective], Tensor] = getattr(HorovodTorchCollective, f"_{name}")
 
     def __call__(self) -> None:
-        self._result = self._do(self)
+        self._result = self._run(self)
 
     def put(self, values: Callable[[int], np.ndarray]) -> None:
-        """What this rank sends, by its number; to see what comes of it."""
+        """Fill what this rank sends with `values` of its rank, for a check of the results."""
         self._sent.copy_(torch.from_numpy(values(hvd.rank())))
 
     def results(self) -> dict[int, np.ndarray]:
-        """What this rank has after the operation, by its number."""
+        """Return the operation's result by this rank."""
         return {} if self._result is None else {hvd.rank(): self._result.cpu().numpy().copy()}
 
     def _all_reduce(self) -> Tensor:
@@ -74,89 +72,94 @@ class HorovodTorchCollective:
         return hvd.alltoall(self._sent, name=self._key)
 
 
-def build_collective(add_up: GroupSum, device: torch.device, name: str, size_bytes: int) -> HorovodTorchCollective:
-    """The action. Unsupported, on all ranks alike, where Horovod lacks the operation or a rank the memory on its GPU;
-    `add_up` gives sums over the ranks."""
+def build_collective(
+    sum_over_group: GroupSum, device: torch.device, name: str, size_bytes: int
+) -> HorovodTorchCollective:
+    """Build a collective operation.
+
+    Raises NotMeasured on all ranks if Horovod lacks the operation or any rank lacks memory on its GPU.
+    """
     check_operation(hvd, name)
     return create_on_all_ranks(
         lambda: HorovodTorchCollective(name, size_bytes, device),
-        add_up,
+        sum_over_group,
         (torch.cuda.OutOfMemoryError,),
         f"buffers of {size_bytes} bytes do not fit into the memory that training left on the GPUs",
     )
 
 
-NEVER_SYNC_PASSES = 1 << 40  # backward passes before gradients are exchanged, while the exchange is off
-COMPRESSORS = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}
 
 
 @contextmanager
 def profile_waits() -> Iterator[None]:
-    """Within this torch's profiler sees the main thread wait for exchanges. Horovod's own threads, which do them, are
-    seen by nothing but its timeline; what they did meanwhile is not in it."""
-    plain = mpi_ops.synchronize
+    """Make the main thread's waits for Horovod visible to torch's profiler.
+
+    Horovod's own threads, which communicate, appear in its timeline only; their work during backward is not in a wait.
+    """
+    original = mpi_ops.synchronize
 
     def synchronize(handle: int) -> Any:
         with record_function(HOROVOD_WAIT):
-            return plain(handle)
+            return original(handle)
 
     mpi_ops.synchronize = distributed.synchronize = synchronize
     try:
         yield
     finally:
-        mpi_ops.synchronize = distributed.synchronize = plain
+        mpi_ops.synchronize = distributed.synchronize = original
 
 
 class HorovodTorchGroup:
-    """Numbers and buffers sent through Horovod: what Group is for torch.distributed."""
+    """The counterpart of TorchGroup for Horovod: it sends numbers and buffers."""
 
     def __init__(self, spec: RunSpec, rank: int, options: HorovodOptions, device: torch.device) -> None:
-        self._membership = HorovodGroup(hvd, spec, rank, options)
-        self.observer = SyncObserver(self._membership, rank, self.broadcast, options)
+        self._group = HorovodGroup(hvd, spec, rank, options)
+        self.observer = SyncObserver(self._group, rank, self.broadcast, options)
         self._device = device
         self._buffers: dict[int, Tensor] = {}
 
     def broadcast(self, value: float) -> float:
-        """Rank 0's value on every rank."""
+        """Return rank 0's value on every rank."""
         return float(hvd.broadcast(torch.tensor(value, dtype=torch.float64), root_rank=0, name="scalebench.number"))
 
     def sum(self, values: list[float]) -> list[float]:
-        """Sums over the ranks."""
+        """Return the sums of the values over all ranks."""
         numbers = torch.tensor(values, dtype=torch.float64)
         return hvd.allreduce(numbers, op=hvd.Sum, name=f"scalebench.sum.{len(values)}").tolist()
 
     def all_reduce_buffers(self, sizes_bytes: list[int]) -> None:
-        """All-reduce one float32 buffer of each size, one after the other: together they would be fused anew."""
+        """All-reduce one float32 buffer of each size, one after the other: together they would be fused again."""
         for size in sizes_bytes:
             if size not in self._buffers:
                 self._buffers[size] = torch.zeros(max(1, size // 4), device=self._device)
             hvd.allreduce_(self._buffers[size], op=hvd.Sum, name=f"scalebench.buffer.{size}")
 
     def leave(self) -> None:
-        """May be called twice."""
+        """Leave the group. May be called twice."""
         self._buffers.clear()
-        self._membership.leave()
+        self._group.leave()
 
 
 class HorovodStrategy(TorchStrategy):
-    """A rank of Horovod's group, that exchanges no gradients by itself."""
+    """A rank of Horovod's group; subclasses add the synchronization of gradients."""
 
     Options = HorovodOptions
-    _exchange: ObservedSync | None = None
 
     def join(self) -> HorovodTorchGroup:
         return HorovodTorchGroup(self.spec, self.place.rank, self.options, self.device)
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Rank 0's weights for all. The optimizer has no state yet that could differ, and broadcasting it would make
-        Horovod take a step with it."""
-        state = {name: one for name, one in self.model.state_dict().items() if isinstance(one, Tensor)}
+        """Broadcast rank 0's weights.
+
+        The optimizer has no state yet that could differ, and to broadcast its state Horovod would take a step with it.
+        """
+        state = {name: value for name, value in self.model.state_dict().items() if isinstance(value, Tensor)}
         hvd.broadcast_parameters(state, root_rank=0)
         return model
 
     def message_sizes(self) -> list[int]:
-        """From a few more updates under the timeline, which spoil the weights."""
-        return self._observed().message_bytes
+        """Observe the messages of a few more steps under the timeline, which spoil the weights."""
+        return self.group.observer.observe(self._train_more).message_bytes
 
     def run_isolated_sync(self, sizes: list[int]) -> None:
         assert self.group is not None, "setup comes first"
@@ -166,34 +169,31 @@ class HorovodStrategy(TorchStrategy):
         return build_collective(self.group.sum, self.device, name, size_bytes)
 
     def backend_used(self) -> str | None:
-        return self._observed().backend
+        return self.group.observer.observe(self._train_more).backend
 
-    def record_timeline(self, path: Path, updates: int) -> dict[str, float]:
-        return self.group.observer.keep(self._again, updates, path)
+    def record_timeline(self, path: Path, steps: int) -> dict[str, float]:
+        return self.group.observer.record_timeline(self._train_more, steps, path)
 
-    def profile(self, updates: int, trace: Path | None) -> Profile:
+    def profile(self, steps: int, trace: Path | None) -> Profile:
         with profile_waits():
-            return super().profile(updates, trace)
+            return super().profile(steps, trace)
 
     def versions(self) -> dict[str, str]:
         return {**super().versions(), "horovod": horovod.__version__}
 
-    def _observed(self) -> ObservedSync:
-        return self.group.observer.seen(self._again)
-
-    def _again(self, updates: int) -> None:
-        """Train on the last batch so many times more."""
+    def _train_more(self, steps: int) -> None:
+        """Train more steps on the last batch."""
         if self.last_batch is None:
-            raise RuntimeError("the exchange is observed on the last batch of the training, and there was no training")
-        self.train(BatchReplay(self.last_batch, updates))
+            raise RuntimeError("synchronization is observed on the training's last batch, and there was no training")
+        self.train(BatchReplay(self.last_batch, steps))
 
 
 class HorovodTorch(HorovodStrategy):
-    """Each gradient is handed to Horovod as soon as backward has it; the update waits for all of them."""
+    """Each gradient is passed to Horovod as soon as the backward pass has computed it; the optimizer waits for all."""
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
-        self._exchanging = True
+        self._sync_on = True
         self._adasum = self.options.op == "adasum"
         if self._adasum and self.accumulate > 1:
             raise Unsupported(
@@ -205,38 +205,39 @@ class HorovodTorch(HorovodStrategy):
             self.optimizer,
             named_parameters=self.model.named_parameters(),
             compression=COMPRESSORS[self.options.compression],
-            backward_passes_per_step=self.accumulate,  # added up over these, averaged over ranks alone
+            backward_passes_per_step=self.accumulate,  # gradients are summed over passes and averaged over ranks only
             op=hvd.Adasum if self._adasum else hvd.Average,
         )
         return super().wrap(model)
 
     def step(self, batch: TorchBatch) -> LossPart | None:
-        if self._adasum:  # its optimizer works during backward, and waits in its step
+        if self._adasum:  # its optimizer works during the backward pass, and waits in its step
             return super().step(batch)
-        self.model.zero_grad()  # after updates without the exchange Horovod's own believes that one is under way
-        part = self.accumulate_gradients(batch)
-        if self._exchanging:
-            # Before a scaler looks for gradients that overflowed. After fewer passes than usual it exchanges here.
+        # Not the optimizer's: after steps without synchronization Horovod's zero_grad assumes that one is pending.
+        self.model.zero_grad()
+        loss_part = self.accumulate_gradients(batch)
+        if self._sync_on:
+            # Before a scaler checks gradients for overflow. After fewer passes than usual they are synchronized here.
             self.optimizer.synchronize()
         with self.optimizer.skip_synchronize():
             self.precision.step_optimizer(self.optimizer)
-        return part
+        return loss_part
 
     def partial_step(self, batch: TorchBatch, until: str) -> None:
         if self._adasum:
             if until != FORWARD:
-                raise NotMeasured("Adasum's optimizer updates and exchanges within backward: neither can be told apart")
+                raise NotMeasured("Adasum's optimizer steps and synchronizes within backward: they cannot be separated")
             return super().partial_step(batch, until)
-        assert not self._exchanging or self.spec.processes == 1, "backward would start an exchange"
+        assert not self._sync_on or self.spec.processes == 1, "backward would start synchronization"
         with self.optimizer.skip_synchronize():
             super().partial_step(batch, until)
 
     def set_gradient_sync(self, on: bool) -> None:
         if self._adasum:
             raise NotMeasured("Adasum adds up what the optimizer did, and cannot do without")
-        self._exchanging = on
+        self._sync_on = on
         self.optimizer.set_backward_passes_per_step(self.accumulate if on else NEVER_SYNC_PASSES)
 
     def loss_weight(self, batch: TorchBatch) -> float:
-        """Adasum is given each replica's own mean, and finds weights of its own."""
+        """Return 1 under Adasum, which weights the replicas' own means itself."""
         return 1.0 if self._adasum else super().loss_weight(batch)

@@ -106,7 +106,7 @@ class InGraph(central_storage.SingleCopyStrategy):
         return per_tower
 
     def backend_used(self) -> str | None:
-        return observed.observed_backend(self.train, self.step_function(), self.last_batch)
+        return observed.observe_backend(self.train, self.step_function(), self.last_batch)
 
     def compute_per_device(
         self, parts: tuple[DevicePart, ...], global_samples: tf.Tensor, backward: bool

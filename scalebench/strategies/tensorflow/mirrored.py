@@ -203,7 +203,7 @@ class Replicated(TensorFlowStrategy):
         return create_collective(self.strategy, self.sum_over_group, name, size_bytes)
 
     def backend_used(self) -> str | None:
-        return observed.observed_backend(self.train, self.step_function(), self.last_batch)
+        return observed.observe_backend(self.train, self.step_function(), self.last_batch)
 
 
 class Mirrored(FitStrategy, Replicated):

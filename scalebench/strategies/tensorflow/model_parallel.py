@@ -47,7 +47,7 @@ def stage_transfers(function: Any) -> list[tf.Tensor]:
     return list(transfers.values())
 
 
-def observed_transfer_backend(train: Callable[[Loop], None], function: Any, batch: Any) -> str | None:
+def observe_transfer_backend(train: Callable[[Loop], None], function: Any, batch: Any) -> str | None:
     """Train two more steps on `batch`; return copy if one of the stage transfers was sent, else None. Spoils the
     weights."""
     if batch is None:
@@ -310,7 +310,7 @@ class TensorFlowModelParallel(TensorFlowStrategy):
         raise NotMeasured("each stage waits for the one before it; `stages` of the record has the time of each")
 
     def backend_used(self) -> str | None:
-        return observed_transfer_backend(self.train, self._traced(), self.last_batch)
+        return observe_transfer_backend(self.train, self._traced(), self.last_batch)
 
     def stages(self) -> list[StageRecord]:
         """Return the stages, with seconds measured on the last batch of the training, which may be a smaller one."""

@@ -51,7 +51,7 @@ def reduction_message_bytes(function: Any) -> list[int]:
     return [addend.shape.num_elements() * addend.dtype.size for addend in addends]
 
 
-def observed_backend(train: Callable[[Loop], None], function: Any, batch: Any) -> str | None:
+def observe_backend(train: Callable[[Loop], None], function: Any, batch: Any) -> str | None:
     """Train two more steps on `batch` and return the backend that they used: nccl, ring or copy; None: nothing was
     sent. Spoils the weights."""
     if batch is None:

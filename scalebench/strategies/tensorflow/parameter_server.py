@@ -29,7 +29,7 @@ from scalebench.strategies.base import LossPart, NotMeasured, Unsupported
 from scalebench.strategies.tensorflow import devices, multiworker, observed
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
 from scalebench.strategies.tensorflow.batches import split_evenly
-from scalebench.strategies.tensorflow.profiling import REPLAY_STEPS
+from scalebench.strategies.tensorflow.profiling import OBSERVED_STEPS
 from scalebench.workloads import datasets
 from scalebench.workloads.source import Source
 from scalebench.workloads.uncached_rows import UncachedRows
@@ -259,7 +259,7 @@ class ParameterServer(TensorFlowStrategy):
             raise RuntimeError("backend_used replays the last batch of the training, and there was no training")
         self.synchronize()
         record_remote_events("ps", 0, on=True)
-        for _ in range(REPLAY_STEPS):
+        for _ in range(OBSERVED_STEPS):
             self.step(self.last_batch)
         self.synchronize()
         executed = {event.partition(":")[0] for event in record_remote_events("ps", 0, on=False)}

@@ -23,7 +23,7 @@ from scalebench.strategies.base import Loop, LossPart
 from scalebench.strategies.tensorflow import devices
 
 COLLECTIVES = ("CollectiveReduceV2", "CollectiveReduceV3", "CollectiveReduce", "NcclAllReduce")
-REPLAY_STEPS = 2  # the first step may still initialize something
+OBSERVED_STEPS = 2  # the first step may still initialize something
 MAX_OPERATIONS = 20  # in the record of a profile
 ONEDNN = re.compile(r"^_(MklNative|Mkl)")  # prefix of oneDNN's operations, before the name of the replaced operation
 SYNCHRONIZE_OPERATION = "SyncDevice"
@@ -45,7 +45,7 @@ UNTIMED_EVENTS = (
 class ReplayLoop:
     """A Loop that repeats one batch."""
 
-    def __init__(self, batch: Any, steps: int = REPLAY_STEPS) -> None:
+    def __init__(self, batch: Any, steps: int = OBSERVED_STEPS) -> None:
         self._batch, self._left = batch, steps
 
     def __iter__(self) -> Iterator[Any]:

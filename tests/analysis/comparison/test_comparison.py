@@ -32,7 +32,7 @@ def test_a_slow_down_is_found_and_is_a_regression_beyond_the_threshold_only() ->
     pair = only(compare(a, b))
     assert (pair.verdict, pair.regression) == ("slower", False)
     assert pair.ratio == pytest.approx(1 / 1.05) and pair.interval.low < pair.ratio < pair.interval.high < 1
-    assert pair.test == "Welch's t, 5 and 5 launches"
+    assert pair.test == "Welch's t, 5 and 5 repeats"
     for threshold, status in [(None, "ok"), (0.0, "regression"), (0.03, "regression"), (0.05, "ok")]:
         found = compare(a, b, threshold=threshold)
         assert found.status == status and only(found).verdict == "slower"
@@ -67,11 +67,11 @@ def test_runs_that_both_hold_are_compared_with_the_others_only() -> None:
 
 def test_one_launch_each_goes_by_its_blocks() -> None:
     pair = only(compare(make_runs("a", [0.1]), make_runs("b", [0.105])))
-    assert (pair.test, pair.verdict) == ("blocks of one launch each", "slower")
+    assert (pair.test, pair.verdict) == ("blocks of one repeat each", "slower")
     assert pair.interval.low < 1 / 1.05 < pair.interval.high
 
 
-@pytest.mark.parametrize(("few", "test"), [(1, "Student's t, 5 and 1 launches"), (2, "Student's t, 5 and 2 launches")])
+@pytest.mark.parametrize(("few", "test"), [(1, "Student's t, 5 and 1 repeats"), (2, "Student's t, 5 and 2 repeats")])
 def test_few_launches_beside_many(few: int, test: str) -> None:
     pair = only(compare(make_runs("a", STEADY), make_runs("b", slower(0.05)[:few])))
     assert (pair.test, pair.verdict) == (test, "slower")

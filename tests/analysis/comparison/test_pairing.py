@@ -24,7 +24,7 @@ def test_launches_of_one_configuration_are_a_row() -> None:
     found = make_comparison_rows(
         [*make_runs("a", [0.1, 0.4]), *make_runs("a", [0.1], gpus=2), make_failed_run("a"), *make_runs("a", [0.1], **train_settings(precision="tf32"))]
     )
-    assert [len(row.measured) for row in found] == [2, 1, 1] and [len(row.others) for row in found] == [1, 0, 0]
+    assert [len(row.measured) for row in found] == [2, 1, 1] and [len(row.unmeasured) for row in found] == [1, 0, 0]
     assert found[0].rates == pytest.approx([200.0, 50.0], rel=0.01)
     assert found[0].rate == pytest.approx(100.0, rel=0.01), "the geometric mean"
 
@@ -41,7 +41,7 @@ def test_figures_of_the_latest_version_only() -> None:
     write(Path("a"), with_version("b", [0.4], "2.9"))
     (row,) = make_comparison_rows(load_compared_runs(["a"]))
     assert [one.run_id for one in row.measured] == ["b-ddp-1-0"]
-    assert row.notes == ["launches of 2.8 are left out beside those of 2.9"]
+    assert row.notes == ["repeats of 2.8 are left out beside those of 2.9"]
 
 
 def test_rows_become_one_without_the_seed_only() -> None:

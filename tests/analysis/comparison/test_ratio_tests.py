@@ -20,7 +20,7 @@ def logs(values: list[float]) -> list[float]:
 
 def test_welch_is_scipys() -> None:
     found, known = compare_independent_repeats(A, B), scipy.stats.ttest_ind(logs(B), logs(A), equal_var=False)
-    assert found.test == "Welch's t, 4 and 3 launches"
+    assert found.test == "Welch's t, 4 and 3 repeats"
     assert found.ratio == pytest.approx(scipy.stats.gmean(B) / scipy.stats.gmean(A))
     assert found.p == pytest.approx(known.pvalue)
     limits = known.confidence_interval(0.95)
@@ -30,7 +30,7 @@ def test_welch_is_scipys() -> None:
 @pytest.mark.parametrize("b", [[92.0, 95.0], [92.0, 97.0]])
 def test_two_launches_beside_several_share_their_variance(b: list[float]) -> None:
     found, known = compare_independent_repeats(A, b), scipy.stats.ttest_ind(logs(b), logs(A), equal_var=True)
-    assert found.test == "Student's t, 4 and 2 launches"
+    assert found.test == "Student's t, 4 and 2 repeats"
     assert found.p == pytest.approx(known.pvalue)
     assert found.interval.high == pytest.approx(math.exp(known.confidence_interval(0.95).high))
 
@@ -74,7 +74,7 @@ def test_p_of_blocks_agrees_with_their_interval(value: float) -> None:
     found = compare_blocks(blocks(100.0, 0.01), blocks(value, 0.01))
     assert found.interval == divide_estimates(blocks(value, 0.01)[1], blocks(100.0, 0.01)[1])
     assert (found.p <= 0.05) == (not found.interval.low <= 1 <= found.interval.high)
-    assert found.test == "blocks of one launch each"
+    assert found.test == "blocks of one repeat each"
 
 
 def test_p_of_blocks_is_students() -> None:

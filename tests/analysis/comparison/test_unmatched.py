@@ -13,7 +13,7 @@ OK_2 = [*make_runs("a", [0.1], gpus=2)]
 
 def left(a: list[ComparedRun], b: list[ComparedRun]) -> list[UnmatchedRow]:
     """Beside a pair that there is in any case."""
-    return compare([*a, *make_runs("a", [0.1], gpus=8)], [*b, *make_runs("b", [0.1], gpus=8)], threshold=0.0).unpaired
+    return compare([*a, *make_runs("a", [0.1], gpus=8)], [*b, *make_runs("b", [0.1], gpus=8)], threshold=0.0).unmatched
 
 
 def test_a_row_of_one_side_names_the_closest_of_the_other() -> None:
@@ -60,7 +60,7 @@ def test_a_failure_on_both_sides_is_no_news() -> None:
 def test_the_same_failed_run_is_no_news() -> None:
     runs = [*OK_2, make_failed_run("a", gpus=2)]
     found = compare(runs, runs, threshold=0.0)
-    assert found.status == "ok" and [one.failed for one in found.unpaired] == [False]
+    assert found.status == "ok" and [one.failed for one in found.unmatched] == [False]
 
 
 def test_what_failed_in_the_base_only_is_told() -> None:
@@ -76,7 +76,7 @@ def test_an_ok_run_without_a_figure() -> None:
 def test_rows_that_become_one_are_told() -> None:
     steps = [*make_runs("a", [0.1], options={"bucket_cap_mb": 1.0}), *make_runs("a", [0.2])]
     found = compare(steps, make_runs("b", [0.1]), ignore=["strategy.options.bucket_cap_mb"])
-    told = [one.reason for one in found.unpaired if one.side == "A"]
+    told = [one.reason for one in found.unmatched if one.side == "A"]
     assert told == ["without strategy.options.bucket_cap_mb several rows are one: 1, 25"]
     assert found.refusal == told[0]
 
@@ -84,7 +84,7 @@ def test_rows_that_become_one_are_told() -> None:
 def test_a_row_is_told_once_though_it_misses_in_several_values() -> None:
     found = [*make_runs("a", [0.1]), *make_runs("b", [0.1], **train_settings(precision="tf32")),
              *make_runs("c", [0.1], **train_settings(precision="bfloat16")), make_failed_run("a", gpus=2)]  # fmt: skip
-    told = compare_by(found, "train.precision", base="tf32", threshold=0.0).unpaired
+    told = compare_by(found, "train.precision", base="tf32", threshold=0.0).unmatched
     assert [(one.side, one.run_id) for one in told] == [("float32", "a-ddp-2-failed")]
 
 

@@ -6,15 +6,15 @@ import dataclasses
 
 import pytest
 
-from scalebench.analysis.prediction.calibration import chain, micro_batches_of, stages_of
-from scalebench.analysis.prediction.cost_model import Stage
+from scalebench.analysis.prediction.calibration import recorded_stages, find_micro_batches, find_stages
+from scalebench.analysis.prediction.cost_model import ModelStage
 from scalebench.core.errors import InputError
 from scalebench.core.spec import ModelSpec
 from tests.builders.parallelism_runs import FIRST_SHARE, MLP, SENT_BYTES, made, staged
 
 
 def test_where_nothing_is_recorded_operations_are_balanced() -> None:
-    first, last = stages_of(made("model_parallel", 8, None))
+    first, last = find_stages(made("model_parallel", 8, None))
     assert first.share == pytest.approx(FIRST_SHARE) and first.share + last.share == pytest.approx(1)
     assert (first.sent_bytes, last.sent_bytes) == (SENT_BYTES, 0)  # 2000 float32 numbers
     assert first.parameter_bytes + last.parameter_bytes == 4 * 9_237_101
@@ -22,37 +22,37 @@ def test_where_nothing_is_recorded_operations_are_balanced() -> None:
 
 def test_a_record_is_believed() -> None:
     run = staged("pipeline_gpipe", 8, 0.1, micro_batches=4)
-    assert stages_of(run) == [
-        Stage(pytest.approx(80_000 / 9_230_300), 1_000_000, 16_000.0),
-        Stage(pytest.approx(9_150_300 / 9_230_300), 3_000_000, 0.0),
+    assert find_stages(run) == [
+        ModelStage(pytest.approx(80_000 / 9_230_300), 1_000_000, 16_000.0),
+        ModelStage(pytest.approx(9_150_300 / 9_230_300), 3_000_000, 0.0),
     ]
-    assert micro_batches_of(run) == 4
+    assert find_micro_batches(run) == 4
     run.ranks[1].stages = []
-    assert chain(run) == [] and stages_of(run)[0].sent_bytes == SENT_BYTES  # half a chain tells nothing
+    assert recorded_stages(run) == [] and find_stages(run)[0].sent_bytes == SENT_BYTES  # half a chain tells nothing
 
 
 def test_micro_batches_are_those_asked_for() -> None:
     run = made("pipeline_gpipe", 8, None)
-    assert micro_batches_of(run) == 2
+    assert find_micro_batches(run) == 2
     run.spec["strategy"]["options"] = {"micro_batches": 8}
-    assert micro_batches_of(run) == 8
+    assert find_micro_batches(run) == 8
     run.spec["strategy"]["options"] = {"micro_batches": None}
-    assert micro_batches_of(run) == 4
-    assert micro_batches_of(made("model_parallel", 8, None)) == 1
+    assert find_micro_batches(run) == 4
+    assert find_micro_batches(made("model_parallel", 8, None)) == 1
 
 
 def test_what_cannot_be_known_is_said() -> None:
     own = dataclasses.replace(MLP, torch="mine:network")
     with pytest.raises(InputError, match="only the framework knows"):
-        stages_of(made("model_parallel", 8, None, model=own))
+        find_stages(made("model_parallel", 8, None, model=own))
     with pytest.raises(InputError, match="did you mean 'mlp'"):
-        stages_of(made("model_parallel", 8, None, model=ModelSpec("mpl", input_shape=[20])))
+        find_stages(made("model_parallel", 8, None, model=ModelSpec("mpl", input_shape=[20])))
     with pytest.raises(InputError, match="at most 5 stages"):
-        stages_of(made("model_parallel", 8, None, gpus=6))
+        find_stages(made("model_parallel", 8, None, gpus=6))
     run = staged("model_parallel", 8, 0.1)
     run.ranks[1].stages[0].last = "elsewhere"
     with pytest.raises(InputError, match="from relu_2 to elsewhere, which mlp lacks"):
-        stages_of(run)
+        find_stages(run)
     run.spec["model"] = {"name": 3}
     with pytest.raises(InputError, match="does not tell the model"):
-        stages_of(run)
+        find_stages(run)

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from scalebench.analysis.prediction.calibration import Pace, exchanges, key_of_link, link_of, pace_of, rates_of, work_of
-from scalebench.analysis.prediction.cost_model import Work
+from scalebench.analysis.prediction.calibration import DevicePace, group_syncs_by_link, link_key, find_link_rate, fit_device_pace, combine_rates, collect_step_work
+from scalebench.analysis.prediction.cost_model import StepWork
 from scalebench.core.errors import InputError
 from scalebench.core.result import Result
 from tests.builders.parallelism_runs import ddp, made
 
-WORK = Work(1e6, 4e6, 1, 0.01)
+WORK = StepWork(1e6, 4e6, 1, 0.01)
 BARE: dict[str, Any] = {
     "flops_per_sample": 1e6, "gradient_bytes": 4_000_000, "optimizer_s": 0.01, "global_batch": 10,
     "throughput_samples_per_s": 500.0,
@@ -32,40 +32,40 @@ def gone(row: object) -> Result:
 
 
 def test_work_is_of_the_bare_row_where_the_other_does_not_tell() -> None:
-    pace = Pace(0.002, 0.001, 0.01)
-    assert work_of(DATA, BARE, pace, record) == Work(1e6, 4_000_000, 4, 0.01, 0.002)
-    assert work_of({**DATA, "gradient_bytes": 8}, BARE, pace, gone) == Work(1e6, 8, 1, 0.01, 0.002)
-    assert rates_of(WORK, pace, 1e8).flops_per_s == pytest.approx(1e9)
+    pace = DevicePace(0.002, 0.001, 0.01)
+    assert collect_step_work(DATA, BARE, pace, record) == StepWork(1e6, 4_000_000, 4, 0.01, 0.002)
+    assert collect_step_work({**DATA, "gradient_bytes": 8}, BARE, pace, gone) == StepWork(1e6, 8, 1, 0.01, 0.002)
+    assert combine_rates(WORK, pace, 1e8).flops_per_s == pytest.approx(1e9)
     with pytest.raises(InputError, match="no link is known"):
-        rates_of(WORK, pace, None)
+        combine_rates(WORK, pace, None)
 
 
 def test_one_batch_gives_the_samples_and_two_the_pass() -> None:
-    assert pace_of([BARE]) == Pace(0.0, pytest.approx((0.02 - 0.01) / 10), 0.01)
+    assert fit_device_pace([BARE]) == DevicePace(0.0, pytest.approx((0.02 - 0.01) / 10), 0.01)
     larger = {**BARE, "global_batch": 40, "throughput_samples_per_s": 40 / (0.01 + 0.022)}  # 6 ms and 0.4 ms a sample
-    assert pace_of([BARE, larger]) == Pace(pytest.approx(0.006), pytest.approx(4e-4), 0.01)
-    assert pace_of([BARE, {**larger, "optimizer_s": None}]).pass_s == 0
+    assert fit_device_pace([BARE, larger]) == DevicePace(pytest.approx(0.006), pytest.approx(4e-4), 0.01)
+    assert fit_device_pace([BARE, {**larger, "optimizer_s": None}]).pass_s == 0
     slower = {**larger, "throughput_samples_per_s": 40 / (0.01 + 0.1)}  # than four times as long for four times as many
-    assert pace_of([BARE, slower]) == Pace(0.0, pytest.approx(1e-3), 0.01)
-    assert pace_of([{**BARE, "optimizer_s": -1e-5}]).optimizer_s == 0  # a difference within noise
+    assert fit_device_pace([BARE, slower]) == DevicePace(0.0, pytest.approx(1e-3), 0.01)
+    assert fit_device_pace([{**BARE, "optimizer_s": -1e-5}]).optimizer_s == 0  # a difference within noise
 
 
 def test_without_a_figure_there_is_no_pace() -> None:
     with pytest.raises(InputError, match="baseline=bare adds it"):
-        pace_of([])
+        fit_device_pace([])
     with pytest.raises(InputError, match="without the parts"):
-        pace_of([{**BARE, "optimizer_s": None}])
+        fit_device_pace([{**BARE, "optimizer_s": None}])
     with pytest.raises(InputError, match="the optimizer takes all"):
-        pace_of([{**BARE, "optimizer_s": 0.02}])
+        fit_device_pace([{**BARE, "optimizer_s": 0.02}])
 
 
 def test_links_are_those_of_as_many_devices_of_a_machine() -> None:
     rows = [DATA, {**DATA, "gpus": 4}, {**DATA, "sync_isolated_s": None}, {**DATA, "gpus": 1}]
-    found = exchanges(rows, record)
+    found = group_syncs_by_link(rows, record)
     assert {key[3]: len(several) for key, several in found.items()} == {2: 1, 4: 1}
-    (one,) = found[key_of_link(DATA)]
+    (one,) = found[link_key(DATA)]
     assert (one.devices, one.messages, one.size_bytes, one.seconds) == (2, 4, 4_000_000, 0.04)
-    assert exchanges(rows, gone) == {}
+    assert group_syncs_by_link(rows, gone) == {}
 
 
 def test_nodes_choose_the_link_of_the_yaml() -> None:
@@ -74,5 +74,5 @@ def test_nodes_choose_the_link_of_the_yaml() -> None:
         run.spec["hardware"]["links"] = {"intra_node_bytes_per_s": 5e9, "inter_node_bytes_per_s": 1_000_000_000}
         return run
 
-    assert (link_of(DATA, {}, linked), link_of({**DATA, "nodes": 2}, {}, linked)) == (5e9, 1e9)
-    assert link_of(DATA, {}, record) is None
+    assert (find_link_rate(DATA, {}, linked), find_link_rate({**DATA, "nodes": 2}, {}, linked)) == (5e9, 1e9)
+    assert find_link_rate(DATA, {}, record) is None

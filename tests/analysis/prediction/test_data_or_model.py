@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from scalebench.analysis.prediction.calibration import Row
-from scalebench.analysis.prediction.data_or_model import Comparison, comparisons
+from scalebench.analysis.prediction.data_or_model import ParallelismComparison, compare_parallelism
 from scalebench.analysis.repeats import pool_results
 from scalebench.analysis.scaling_curves import plain_row
 from scalebench.core.errors import InputError
@@ -29,10 +29,10 @@ from tests.builders.parallelism_runs import (
 )
 
 
-def compared(*runs: Result) -> list[Comparison]:
+def compared(*runs: Result) -> list[ParallelismComparison]:
     by_id = {run.run_id: run for run in runs}
     rows = [plain_row(row) for row in pool_results(runs, folders(*runs)).to_dict("records")]
-    return comparisons(rows, lambda row: by_id[row["run_id"]])
+    return compare_parallelism(rows, lambda row: by_id[row["run_id"]])
 
 
 def test_predictions_are_of_one_device_the_link_and_the_network() -> None:
@@ -165,4 +165,4 @@ def test_a_record_that_has_gone_is_left_out() -> None:
     def gone(row: Row) -> Result:
         raise InputError(f"{row['path']}: gone")
 
-    assert comparisons(rows, gone) == []
+    assert compare_parallelism(rows, gone) == []

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from scalebench.analysis.prediction.calibration import PROBES
-from scalebench.analysis.prediction.data_or_model import Comparison
+from scalebench.analysis.prediction.calibration import NO_PROBES_REASON
+from scalebench.analysis.prediction.data_or_model import ParallelismComparison
 from scalebench.analysis.repeats import pool_results
 from scalebench.core.result import Result
 from scalebench.report.document import Paragraph, Table
@@ -43,7 +43,7 @@ def test_figures_are_the_frames(tmp_path: Path) -> None:
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
     found = section(evidence(tmp_path, [bare(8, probed=False), ddp(8, 0.1), made("model_parallel", 8, 0.05)]))
     said = [words.text for words in of_kind(found, Paragraph)]
-    assert f"mlp: data, model not predicted: the bare run was {PROBES}." in said
+    assert f"mlp: data, model not predicted: the bare run was {NO_PROBES_REASON}." in said
 
 
 def test_nothing_to_say(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_text_stays_text(tmp_path: Path) -> None:
     assert found is not None and all(SCRIPT in texts(block) for block in of_kind(found, Table))
 
 
-def found(*runs: Result) -> list[Comparison]:
+def found(*runs: Result) -> list[ParallelismComparison]:
     by_id = {run.run_id: run for run in runs}
     return data_or_model.compare_kinds(pool_results(runs, folders(*runs)), lambda row: by_id[row["run_id"]])
 
@@ -115,7 +115,7 @@ def test_in_words() -> None:
 
 def test_a_reason_stands_for_what_is_not_predicted() -> None:
     made_of = found(bare(8, probed=False), ddp(8, 0.1), made("model_parallel", 8, 0.05))
-    reason = f"not predicted: the bare run was {PROBES}"
+    reason = f"not predicted: the bare run was {NO_PROBES_REASON}"
     assert data_or_model.list_unpredicted(made_of) == [f"mlp: data, model {reason}"]
     assert lines(data_or_model.make_winners_table(made_of, limits=False)) == [
         "mlp | 2 | 8 |  | 100 ms |  | 50.0 ms |  | model (model_parallel) | "

@@ -22,7 +22,7 @@ from tests.conftest import ROOT
 from tests.strategies.tensorflow.conftest import DEVICES
 
 BARE = ("strategy=bare_tensorflow", "gpus=1")
-TENSORFLOW = [name for name, target in registry.BUILT_IN.items() if ".tensorflow." in target]
+TENSORFLOW = [name for name, target in registry.BUILT_IN_STRATEGIES.items() if ".tensorflow." in target]
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd", "momentum"])

@@ -80,14 +80,14 @@ def test_observed_backend(which: str | None, nested: bool) -> None:
             updates.append(loop.done(None))
 
     of_parts = tf.function(lambda given: made(given), autograph=False, input_signature=[[tf.TensorSpec([7])] * 2])
-    assert observed.observed_backend(train, of_parts, parts()) == which
+    assert observed.observe_backend(train, of_parts, parts()) == which
     assert updates == [False, True]
 
 
 def test_what_is_traced_has_to_run() -> None:
     """A collective that no update comes to carries nothing."""
     made = tf.function(MADE["ring"], autograph=False, input_signature=[[tf.TensorSpec([7])] * 2])
-    assert observed.observed_backend(lambda loop: None, made, parts()) is None
+    assert observed.observe_backend(lambda loop: None, made, parts()) is None
 
 
 @pytest.mark.parametrize(
@@ -96,12 +96,12 @@ def test_what_is_traced_has_to_run() -> None:
 def test_nccl_is_seen_by_its_kernels(monkeypatch: pytest.MonkeyPatch, event: str, backend: str) -> None:
     monkeypatch.setattr(observed, "record_event_names", lambda action: {event, "AddN:AddN"})
     made = tf.function(MADE["ring"], autograph=False, input_signature=[[tf.TensorSpec([7])] * 2])
-    assert observed.observed_backend(lambda loop: None, made, parts()) == backend
+    assert observed.observe_backend(lambda loop: None, made, parts()) == backend
 
 
 def test_needs_a_training() -> None:
     with pytest.raises(RuntimeError, match="there was no training"):
-        observed.observed_backend(lambda loop: None, None, None)
+        observed.observe_backend(lambda loop: None, None, None)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from scalebench.strategies import registry
 from tests.strategies.torch.conftest import CONF
 
-TORCH = [name for name, target in registry.BUILT_IN.items() if ".torch." in target]
+TORCH = [name for name, target in registry.BUILT_IN_STRATEGIES.items() if ".torch." in target]
 
 
 @pytest.mark.parametrize("name", TORCH)

@@ -13,7 +13,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from scalebench.plugin_api import RunSpec, Unsupported
-from scalebench.strategies.torch.ddp import Ddp, DdpOptions
+from scalebench.strategies.torch import Ddp, DdpOptions
 
 DISTRIBUTION = "scalebench-compression"
 Buffers = tuple[Tensor, ...]

@@ -11,7 +11,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.futures import Future
 
 from scalebench.plugin_api import InputError, Unsupported
-from scalebench.strategies.torch.ddp import DdpOptions
+from scalebench.strategies.torch import DdpOptions
 from scalebench_compression.compressed import Buffers, CompressedDdp
 
 FIRST = 2  # update that may be compressed: DistributedDataParallel makes its buckets anew after the first one

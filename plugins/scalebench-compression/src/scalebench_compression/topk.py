@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from scalebench.plugin_api import InputError
-from scalebench.strategies.torch.ddp import DdpOptions
-from scalebench.strategies.torch.observed import OBSERVED_STEPS, ProfiledReplay
+from scalebench.strategies.torch import OBSERVED_STEPS, DdpOptions, ProfiledReplay
 from scalebench_compression import sparse
 from scalebench_compression.compressed import Buffers, CompressedDdp
 

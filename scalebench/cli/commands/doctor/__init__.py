@@ -9,7 +9,6 @@ import argparse
 import shutil
 import subprocess
 
-from omegaconf import OmegaConf
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -75,8 +74,8 @@ def list_software(here: Machine) -> list[tuple[str, str]]:
     container = f", in {here.container}" if here.container is not None else ""
     rows = [("system", f"{here.os}, Python {here.python}{container}")]
     rows.append(("packages", ", ".join(f"{name} {version}" for name, version in here.versions.items())))
-    trees = [OmegaConf.load(path) for path in config_files.list_options("strategy").values()]
-    useful = {str(package) for tree in trees for package in tree.get("requires", [])} | set(EXTRA_PACKAGES)
+    trees = [config_files.read_yaml(path) for path in config_files.list_options("strategy").values()]
+    useful = {str(package) for tree in trees for package in tree.get("requires") or []} | set(EXTRA_PACKAGES)
     missing = registry.missing_packages(sorted(useful))
     return rows + [
         ("missing", f"{name}: {EXTRA_PACKAGES.get(name) or registry.install_hint(name)}") for name in missing
