@@ -1,7 +1,5 @@
-"""What a model takes and what a machine gives, of rows that were measured: operations a second of a device without any
-strategy, the optimizer's seconds, and the link by the exchange of gradients alone. Layer 1.
-
-The stages that a model-parallel run has, or would have: from its record, else from its network. Layer 1.
+"""Calibration of the cost model from measured rows: operations per second of one device without any strategy, seconds of
+the optimizer, the link by isolated gradient synchronization, and the stages of a model-parallel run.
 """
 
 from __future__ import annotations
@@ -10,7 +8,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from scalebench.analysis.batch_size import fit_step_time
-from scalebench.analysis.prediction.cost_model import MeasuredSync, LinkRate, MachineRates, ModelStage, StepWork, fit_link_rate
+from scalebench.analysis.prediction.cost_model import (
+    LinkRate,
+    MachineRates,
+    MeasuredSync,
+    ModelStage,
+    StepWork,
+    fit_link_rate,
+)
 from scalebench.core.errors import InputError
 from scalebench.core.json_files import build_record
 from scalebench.core.result import Result, StageRecord
@@ -25,42 +30,46 @@ from scalebench.workloads.partition import (
 )
 
 RATE_COLUMN = "throughput_samples_per_s"
-NO_PROBES_REASON = "measured without the parts of its update: measure.probes=true, and a measure.probe_s above its seconds"
-LINK_COLUMNS = ("hardware", "machine", "framework", "gpus", "nodes")  # rows that exchange over one link
+NO_PROBES_REASON = (
+    "measured without the parts of its step: measure.probes=true, and a measure.probe_s above its seconds"
+)
+LINK_COLUMNS = ("hardware", "machine", "framework", "gpus", "nodes")  # rows that use one link
 
 Row = Mapping[str, Any]
-ReadRecord = Callable[[Row], Result]  # the whole record of a row; InputError where it has gone since
+ReadRecord = Callable[[Row], Result]  # returns the complete record of a row; InputError if it was deleted
 SyncsByLink = dict[tuple[Any, ...], list[MeasuredSync]]
 
 
 class DevicePace(NamedTuple):
-    """One device without any strategy: an update over b samples takes pass_s + b * sample_s + optimizer_s."""
+    """The pace of one device without any strategy: b samples take pass_s + b * sample_s + optimizer_s in a step."""
 
-    pass_s: float  # 0 where one batch alone was measured, or smaller ones are the faster by the sample
+    pass_s: float  # 0 if only one batch was measured, or smaller ones are faster per sample
     sample_s: float
     optimizer_s: float
 
 
 def fit_device_pace(bares: Sequence[Row]) -> DevicePace:
-    """Of bare rows on one device with one batch or several, the nearest first, whose optimizer counts. InputError says
-    what is not known."""
+    """Fit the pace to bare rows of one device with one or several batches; the optimizer is that of the first row.
+
+    InputError says what was not measured.
+    """
     if not bares:
         raise InputError("no bare run on one device was measured: baseline=bare adds it")
     if bares[0]["optimizer_s"] is None:
         raise InputError(f"the bare run was {NO_PROBES_REASON}")
     points = [(float(row["global_batch"]), _pass_seconds(row)) for row in bares if row["optimizer_s"] is not None]
-    batch, worked_s = points[0]
-    if worked_s <= 0:
-        raise InputError("the optimizer takes all of the bare run's update")
+    batch, pass_seconds = points[0]
+    if pass_seconds <= 0:
+        raise InputError("the optimizer takes all of the bare run's step")
     line = fit_step_time([point for point in points if point[1] > 0])
     optimizer_s = max(0.0, bares[0]["optimizer_s"])  # a difference of two means
     if line is None or line.alpha_s < 0 or line.beta_s <= 0:
-        return DevicePace(0.0, worked_s / batch, optimizer_s)
+        return DevicePace(0.0, pass_seconds / batch, optimizer_s)
     return DevicePace(line.alpha_s, line.beta_s, optimizer_s)
 
 
 def collect_step_work(data: Row, bare: Row, pace: DevicePace, read: ReadRecord) -> StepWork:
-    """Of the row with all parameters on each device, and of one device. InputError says what is not known."""
+    """Collect the work of a step from a data-parallel row and a bare one; InputError says what is unknown."""
     gradient_bytes = bare["gradient_bytes"] if data["gradient_bytes"] is None else data["gradient_bytes"]
     if bare["flops_per_sample"] is None or gradient_bytes is None:
         raise InputError("what a sample costs, or how many parameters there are, is not known of this model")
@@ -69,7 +78,7 @@ def collect_step_work(data: Row, bare: Row, pace: DevicePace, read: ReadRecord) 
 
 
 def combine_rates(work: StepWork, pace: DevicePace, link: LinkRate | float | None) -> MachineRates:
-    """InputError where no link is known."""
+    """Combine the pace of a device with its link; InputError if no link is known."""
     if link is None:
         raise InputError(f"no link is known: the data-parallel run did not go well, or was {NO_PROBES_REASON}")
     flops_per_s = work.flops_per_sample / pace.sample_s
@@ -79,24 +88,26 @@ def combine_rates(work: StepWork, pace: DevicePace, link: LinkRate | float | Non
 
 
 def _pass_seconds(row: Row) -> float:
-    """An update without the optimizer."""
+    """Return the seconds of a step without its optimizer."""
     return float(row["global_batch"] / row[RATE_COLUMN] - max(0.0, row["optimizer_s"]))
 
 
 def group_syncs_by_link(rows: Iterable[Row], read: ReadRecord) -> SyncsByLink:
-    """Of data-parallel rows: those of each link."""
-    found: SyncsByLink = {}
+    """Group the measured synchronizations of data-parallel rows by their link."""
+    by_link: SyncsByLink = {}
     for row in rows:
         if row["gpus"] < 2 or not row["sync_isolated_s"] or not (sizes := _message_bytes(row, read)):
             continue
-        one = MeasuredSync(row["gpus"], len(sizes), sum(sizes), row["sync_isolated_s"])
-        found.setdefault(link_key(row), []).append(one)
-    return found
+        sync = MeasuredSync(row["gpus"], len(sizes), sum(sizes), row["sync_isolated_s"])
+        by_link.setdefault(link_key(row), []).append(sync)
+    return by_link
 
 
 def find_link_rate(row: Row, links: SyncsByLink, read: ReadRecord) -> LinkRate | float | None:
-    """As measured among these; else bytes a second that the hardware's YAML has of a source, for devices of one node or
-    of several; None where neither is known."""
+    """Return the measured rate of the row's link, else the bytes per second in the hardware's YAML, else None.
+
+    The YAML has one figure for devices of one node and one for devices of several.
+    """
     measured = fit_link_rate(links.get(link_key(row), []))
     if measured is not None:
         return measured
@@ -120,74 +131,78 @@ MICRO_BATCHES = "micro_batches"  # key of the strategies' options
 
 
 def find_stages(result: Result) -> list[ModelStage]:
-    """As the run was cut, where its record tells; else a stage a device, cut where the operations of the dearest are
-    fewest. Operations are always the network's: what a stage took is measured, and would be no prediction.
+    """Return the stages in the record, else one stage per device that minimizes the operations of the largest.
 
-    InputError for a network that is not known here or cannot be cut so often.
+    Operations are always those of the network: the measured seconds of a stage would be no prediction. InputError for
+    a network that is unknown here or cannot be split into so many stages.
     """
     network = _build_recorded_network(result)
     recorded = recorded_stages(result)
-    return _read_stages(network, recorded, result.scale.global_batch) if recorded else _plan_stages(network, result.scale.gpus)
+    return (
+        _read_stages(network, recorded, result.scale.global_batch)
+        if recorded
+        else _plan_stages(network, result.scale.gpus)
+    )
 
 
 def recorded_stages(result: Result) -> list[StageRecord]:
-    """The stages of the first replica, from the input on; none where the record has no whole chain."""
-    found = [stage for rank in result.ranks for stage in rank.stages if stage.replica == 0]
-    found.sort(key=lambda stage: stage.index)
-    whole = [stage.index for stage in found] == list(range(found[0].stages)) if found else False
-    return found if whole else []
+    """Return the stages of the first replica in order; none if the record lacks one of them."""
+    stages = [stage for rank in result.ranks for stage in rank.stages if stage.replica == 0]
+    stages.sort(key=lambda stage: stage.index)
+    is_complete = bool(stages) and [stage.index for stage in stages] == list(range(stages[0].stages))
+    return stages if is_complete else []
 
 
 def find_micro_batches(result: Result) -> int:
-    """As the record tells, else as the strategy's options ask for; where nothing is asked two a stage in a pipeline, as
-    most batches allow, and the whole batch at once without."""
+    """Return the micro-batches of the record, else of the strategy's options.
+
+    By default a pipeline has two per stage, which most batches allow; other strategies use the complete batch.
+    """
     recorded = recorded_stages(result)
     if recorded:
         return recorded[0].micro_batches
     if not result.scale.strategy.startswith("pipeline"):
         return 1
     options: dict[str, Any] = result.spec.get("strategy", {}).get("options") or {}
-    asked = options.get(MICRO_BATCHES)
-    return asked if isinstance(asked, int) and asked > 0 else 2 * result.scale.gpus
+    number = options.get(MICRO_BATCHES)
+    return number if isinstance(number, int) and number > 0 else 2 * result.scale.gpus
 
 
 def _build_recorded_network(result: Result) -> Network:
     try:
         model = build_record(ModelSpec, result.spec.get("model", {}), ignore_unknown=True)
     except ValueError as error:
-        raise InputError(f"its record does not tell the model: {error}") from error
+        raise InputError(f"its record lacks the model: {error}") from error
     if model.torch is not None or model.keras is not None:
-        raise InputError("only the framework knows the network of a model of one's own, and where to cut it")
+        raise InputError("only the framework knows the network of a user model, and where to split it")
     return networks.build_network(model)
 
 
 def _plan_stages(network: Network, devices: int) -> list[ModelStage]:
     costs, parameters = node_training_flops(network), node_parameter_bytes(network)
-    of_node = {node.name: place for place, node in enumerate(network.nodes)}
-    found = []
+    index_of = {node.name: index for index, node in enumerate(network.nodes)}
+    parts = []
     for stage in split_into_stages(network, devices, costs):
-        places = [of_node[node.name] for node in stage.nodes]
+        indices = [index_of[node.name] for node in stage.nodes]
         sent = 0 if stage.index == devices - 1 else activation_bytes(stage)
-        share = _divide(sum(costs[place] for place in places), costs)
-        found.append(ModelStage(share, sum(parameters[place] for place in places), sent))
-    return found
+        share = _divide(sum(costs[i] for i in indices), costs)
+        parts.append(ModelStage(share, sum(parameters[i] for i in indices), sent))
+    return parts
 
 
 def _read_stages(network: Network, stages: list[StageRecord], global_batch: int) -> list[ModelStage]:
-    """InputError where the names are not those of the network's operations."""
+    """Return the recorded stages; InputError if their names are not those of the network's operations."""
     costs = node_training_flops(network)
-    of_node = {node.name: place for place, node in enumerate(network.nodes)}
-    found = []
+    index_of = {node.name: index for index, node in enumerate(network.nodes)}
+    parts = []
     for stage in stages:
-        if stage.last not in of_node or stage.first not in of_node:
-            raise InputError(
-                f"its record tells of a stage from {stage.first} to {stage.last}, which {network.name} lacks"
-            )
-        worked = sum(costs[of_node[stage.first] : of_node[stage.last] + 1])
-        found.append(ModelStage(_divide(worked, costs), stage.parameter_bytes, (stage.sent_bytes or 0) / global_batch))
-    return found
+        if stage.last not in index_of or stage.first not in index_of:
+            raise InputError(f"its record has a stage from {stage.first} to {stage.last}, which {network.name} lacks")
+        flops = sum(costs[index_of[stage.first] : index_of[stage.last] + 1])
+        parts.append(ModelStage(_divide(flops, costs), stage.parameter_bytes, (stage.sent_bytes or 0) / global_batch))
+    return parts
 
 
 def _divide(part: float, costs: list[float]) -> float:
-    whole = sum(costs)
-    return part / whole if whole else 0.0
+    total = sum(costs)
+    return part / total if total else 0.0

@@ -91,7 +91,9 @@ def predict_data_parallel(work: StepWork, devices: int, rates: MachineRates) -> 
     return StepCost(devices, work.pass_s + work.optimizer_s + sync_s, per_sample_s, sent, 0.0)
 
 
-def predict_model_parallel(work: StepWork, stages: Sequence[ModelStage], rates: MachineRates, micro_batches: int = 1) -> StepCost:
+def predict_model_parallel(
+    work: StepWork, stages: Sequence[ModelStage], rates: MachineRates, micro_batches: int = 1
+) -> StepCost:
     """Predict the cost if each device has one stage and sees all samples, in micro-batches one after the other.
 
     The first micro-batch goes through all stages; each other one follows after the time of the slowest stage and the
@@ -120,7 +122,8 @@ def predict_model_parallel(work: StepWork, stages: Sequence[ModelStage], rates: 
     return StepCost(
         len(stages),
         work.pass_s * passes + work.optimizer_s * largest + PASSES_OVER_CUT * messages * rates.latency_s,
-        work.flops_per_sample / rates.flops_per_s * passes / micro_batches + PASSES_OVER_CUT * moved / rates.bytes_per_s,
+        work.flops_per_sample / rates.flops_per_s * passes / micro_batches
+        + PASSES_OVER_CUT * moved / rates.bytes_per_s,
         0.0,
         PASSES_OVER_CUT * sum(cuts) / len(stages),
     )

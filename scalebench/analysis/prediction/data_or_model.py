@@ -1,8 +1,7 @@
-"""Data beside model parallelism: the same model and global batch on the same devices, predicted and measured. Layer 1.
+"""Data and model parallelism with the same model and global batch on the same devices, predicted and measured.
 
-A prediction is made of one device without any strategy (operations a second, the optimizer's seconds), of the exchange
-of gradients alone (the link) and of the network (bytes of gradients, activations at the cuts): of no step time that it
-predicts.
+A prediction uses one device without any strategy (operations per second, seconds of the optimizer), isolated gradient
+synchronization (the link) and the network (bytes of gradients, activations at the cuts): no step time that it predicts.
 """
 
 from __future__ import annotations
@@ -11,8 +10,28 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from scalebench.analysis.identity import SIZE_COLUMNS, parallelism_key
-from scalebench.analysis.prediction.calibration import RATE_COLUMN, SyncsByLink, ReadRecord, Row, group_syncs_by_link, find_link_rate, find_micro_batches, fit_device_pace, combine_rates, find_stages, collect_step_work
-from scalebench.analysis.prediction.cost_model import LinkRate, MachineRates, StepCost, StepWork, predict_data_parallel, predict_model_parallel, crossover_batch
+from scalebench.analysis.prediction.calibration import (
+    RATE_COLUMN,
+    ReadRecord,
+    Row,
+    SyncsByLink,
+    collect_step_work,
+    combine_rates,
+    find_link_rate,
+    find_micro_batches,
+    find_stages,
+    fit_device_pace,
+    group_syncs_by_link,
+)
+from scalebench.analysis.prediction.cost_model import (
+    LinkRate,
+    MachineRates,
+    StepCost,
+    StepWork,
+    crossover_batch,
+    predict_data_parallel,
+    predict_model_parallel,
+)
 from scalebench.analysis.scaling_curves import estimate_of
 from scalebench.core.errors import InputError
 from scalebench.core.result import Result
@@ -25,17 +44,17 @@ STAGED_STRATEGIES = {
     "pipeline_gpipe": PIPELINE,
     "pipeline_1f1b": PIPELINE,
 }
-ALL_REDUCE_PREFIXES = ("ddp", "lightning_", "horovod_", "mirrored", "multiworker_")  # beginnings of strategies' names
+ALL_REDUCE_PREFIXES = ("ddp", "lightning_", "horovod_", "mirrored", "multiworker_")  # of strategy names
 
 
 @dataclass(frozen=True)
 class ParallelismResult:
-    """One kind of parallelism: the row of its fastest strategy, else of one that did not run, and what is predicted."""
+    """One kind of parallelism: the row of its fastest strategy, else of a failed one, and the predicted cost."""
 
     row: Row
-    update: StepCost | None
+    cost: StepCost | None
     micro_batches: int = 1
-    reason: str | None = None  # why nothing is predicted
+    reason: str | None = None  # for a missing prediction
 
     @property
     def measured(self) -> bool:
@@ -44,7 +63,7 @@ class ParallelismResult:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What predictions are made of."""
+    """The measured work and rates that predictions are based on."""
 
     work: StepWork
     rates: MachineRates
@@ -53,42 +72,46 @@ class Calibration:
 
 @dataclass(frozen=True)
 class ParallelismComparison:
-    """One model and global batch; `ways` by kind, in the order of KINDS. A kind that is not among them has no row."""
+    """One model and global batch; `results` by kind, in the order of KINDS. A missing kind has no row."""
 
-    ways: Mapping[str, ParallelismResult]
-    known: Calibration | None
+    results: Mapping[str, ParallelismResult]
+    calibration: Calibration | None
 
     @property
     def row(self) -> Row:
-        """For what all have in common."""
-        return self.ways[DATA].row
+        """The row of data parallelism, for columns that are equal in all."""
+        return self.results[DATA].row
 
     @property
     def global_batch(self) -> int:
         return int(self.row["global_batch"])
 
     def predicted_s(self, kind: str) -> float | None:
-        way = self.ways.get(kind)
-        return None if way is None or way.update is None else way.update.step_s(self.global_batch)
+        result = self.results.get(kind)
+        return None if result is None or result.cost is None else result.cost.step_s(self.global_batch)
 
     def measured_s(self, kind: str) -> float | None:
-        """By throughput: an update that an epoch's end cuts short counts by its samples."""
-        way = self.ways.get(kind)
-        return self.global_batch / way.row[RATE_COLUMN] if way is not None and way.measured else None
+        """Return the seconds by throughput: a step shortened by the end of an epoch counts by its samples."""
+        result = self.results.get(kind)
+        return self.global_batch / result.row[RATE_COLUMN] if result is not None and result.measured else None
 
     @property
     def predicted(self) -> str | None:
-        """The kind with the least predicted step; None unless two and more are predicted."""
-        return _fastest_kind({kind: self.predicted_s(kind) for kind in self.ways})
+        """The kind with the shortest predicted step; None unless at least two are predicted."""
+        return _fastest_kind({kind: self.predicted_s(kind) for kind in self.results})
 
     @property
     def measured(self) -> str | None:
-        return _fastest_kind({kind: self.measured_s(kind) for kind in self.ways})
+        return _fastest_kind({kind: self.measured_s(kind) for kind in self.results})
 
     @property
     def tied(self) -> list[str]:
         """Measured kinds that are as fast as the fastest within their 95 % intervals."""
-        rates = {kind: estimate_of(way.row, RATE_COLUMN, "throughput") for kind, way in self.ways.items() if way.measured}
+        rates = {
+            kind: estimate_of(result.row, RATE_COLUMN, "throughput")
+            for kind, result in self.results.items()
+            if result.measured
+        }
         first = rates.pop(self.measured, None) if self.measured is not None else None
         if first is None:
             return []
@@ -96,26 +119,30 @@ class ParallelismComparison:
 
     @property
     def right(self) -> bool | None:
-        """Whether of the kinds that were measured the one with the least prediction won, or is tied with what did; None
-        where that cannot be told of two."""
-        told = _fastest_kind({kind: self.predicted_s(kind) for kind, way in self.ways.items() if way.measured})
-        return None if told is None else told in (self.measured, *self.tied)
+        """Whether the measured kind with the shortest prediction won or is tied with the winner; None for fewer than two."""
+        predicted = _fastest_kind(
+            {kind: self.predicted_s(kind) for kind, result in self.results.items() if result.measured}
+        )
+        return None if predicted is None else predicted in (self.measured, *self.tied)
 
     def data_wins_from(self, kind: str) -> float | None:
-        """The global batch from which on data parallelism is predicted to be faster than this kind; None: from none
-        on, or nothing is predicted."""
-        data, other = (self.ways[name].update if name in self.ways else None for name in (DATA, kind))
+        """Return the global batch from which data parallelism is predicted to be faster; None: at no batch, or unknown."""
+        data, other = (self.results[name].cost if name in self.results else None for name in (DATA, kind))
         return None if data is None or other is None else crossover_batch(data, other)
 
 
 def compare_parallelism(rows: Iterable[Row], read: ReadRecord) -> list[ParallelismComparison]:
-    """Of rows of the pooled frame in plain Python (curves.cells), in their order; none without both kinds of rows."""
+    """Compare rows of the pooled frame (scaling_curves.plain_rows), in their order; needs rows of both kinds."""
     rows = list(rows)
     if not {_parallelism_kind(row) for row in rows} - {None} > {DATA}:
         return []
     groups: dict[str, list[Row]] = {}
     for row in rows:
-        if _parallelism_kind(row) is not None and row["gpus"] > 1 and (key := _key(row, SIZE_COLUMNS, read)) is not None:
+        if (
+            _parallelism_kind(row) is not None
+            and row["gpus"] > 1
+            and (key := _key(row, SIZE_COLUMNS, read)) is not None
+        ):
             groups.setdefault(key, []).append(row)
     by_id = {str(row["run_id"]): row for row in rows}
     links = group_syncs_by_link((row for row in rows if _parallelism_kind(row) == DATA), read)
@@ -129,48 +156,60 @@ def _parallelism_kind(row: Row) -> str | None:
 
 
 def _key(row: Row, sizes: Sequence[str], read: ReadRecord) -> str | None:
-    """What rows share that do the same; None where the record has gone since."""
+    """Return the parallelism_key of a row; None if its record was deleted."""
     try:
         return parallelism_key(row, read(row).spec, sizes)
     except InputError:
         return None
 
 
-def _compare_group(members: Sequence[Row], by_id: Mapping[str, Row], links: SyncsByLink, read: ReadRecord) -> ParallelismComparison:
+def _compare_group(
+    members: Sequence[Row], by_id: Mapping[str, Row], links: SyncsByLink, read: ReadRecord
+) -> ParallelismComparison:
     of_kind = {kind: [row for row in members if _parallelism_kind(row) == kind] for kind in KINDS}
-    chosen = {kind: max(found, key=lambda row: row[RATE_COLUMN] or 0.0) for kind, found in of_kind.items() if found}
+    chosen = {kind: max(rows, key=lambda row: row[RATE_COLUMN] or 0.0) for kind, rows in of_kind.items() if rows}
     try:
-        known = _calibrate(chosen[DATA], _find_bare_rows(members, by_id, read), links, read)
+        calibration = _calibrate(chosen[DATA], _find_bare_rows(members, by_id, read), links, read)
     except InputError as error:
-        return ParallelismComparison({kind: ParallelismResult(row, None, reason=str(error)) for kind, row in chosen.items()}, None)
-    return ParallelismComparison({kind: _predict(kind, row, read(row), known) for kind, row in chosen.items()}, known)
+        return ParallelismComparison(
+            {kind: ParallelismResult(row, None, reason=str(error)) for kind, row in chosen.items()}, None
+        )
+    return ParallelismComparison(
+        {kind: _predict(kind, row, read(row), calibration) for kind, row in chosen.items()}, calibration
+    )
 
 
 def _find_bare_rows(members: Sequence[Row], by_id: Mapping[str, Row], read: ReadRecord) -> list[Row]:
-    """The bare baseline of these, then the same with other batches."""
-    found = next((by_id[name] for row in members if (name := str(row["baseline_bare_id"])) in by_id), None)
-    if found is None:
+    """Return the bare baseline of these rows, then the same with other batches."""
+    baseline = next((by_id[name] for row in members if (name := str(row["baseline_bare_id"])) in by_id), None)
+    if baseline is None:
         return []
-    alike = (row for row in by_id.values() if row["strategy"] == found["strategy"] and row["gpus"] == 1 and row[RATE_COLUMN])
-    key, batch = _key(found, (), read), found["global_batch"]
-    return [found, *(row for row in alike if row["global_batch"] != batch and _key(row, (), read) == key)]
+    others = (
+        row
+        for row in by_id.values()
+        if row["strategy"] == baseline["strategy"] and row["gpus"] == 1 and row[RATE_COLUMN]
+    )
+    key, batch = _key(baseline, (), read), baseline["global_batch"]
+    return [baseline, *(row for row in others if row["global_batch"] != batch and _key(row, (), read) == key)]
 
 
 def _calibrate(data: Row, bares: Sequence[Row], links: SyncsByLink, read: ReadRecord) -> Calibration:
-    """InputError says what is not."""
+    """Calibrate the cost model; InputError says what was not measured."""
     pace, link = fit_device_pace(bares), find_link_rate(data, links, read)
     work = collect_step_work(data, bares[0], pace, read)
     return Calibration(work, combine_rates(work, pace, link), link if isinstance(link, LinkRate) else None)
 
 
-def _predict(kind: str, row: Row, result: Result, known: Calibration) -> ParallelismResult:
+def _predict(kind: str, row: Row, result: Result, calibration: Calibration) -> ParallelismResult:
     if kind == DATA:
-        return ParallelismResult(row, predict_data_parallel(known.work, row["gpus"], known.rates))
+        return ParallelismResult(row, predict_data_parallel(calibration.work, row["gpus"], calibration.rates))
     try:
         stages, micro_batches = find_stages(result), find_micro_batches(result)
     except InputError as error:
         return ParallelismResult(row, None, reason=str(error))
-    return ParallelismResult(row, predict_model_parallel(known.work, stages, known.rates, micro_batches), micro_batches)
+    return ParallelismResult(
+        row, predict_model_parallel(calibration.work, stages, calibration.rates, micro_batches), micro_batches
+    )
 
 
 def _fastest_kind(seconds: Mapping[str, float | None]) -> str | None:

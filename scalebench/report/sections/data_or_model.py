@@ -100,7 +100,7 @@ def compare_kinds(pooled: pd.DataFrame, read: ReadRecord) -> list[ParallelismCom
 
 def make_winners_table(compared: Sequence[ParallelismComparison], limits: bool = True) -> Table:
     """Make the table of seconds of each kind, and who wins; `limits` adds those of the measured seconds."""
-    kinds = [kind for kind in KINDS if any(kind in comparison.ways for comparison in compared)]
+    kinds = [kind for kind in KINDS if any(kind in comparison.results for comparison in compared)]
     numeric = ["gpus", "global batch", *(f"{kind} {text}" for kind in kinds for text in ("should", "took"))]
     rows = []
     for comparison in compared:
@@ -120,12 +120,12 @@ def make_winners_table(compared: Sequence[ParallelismComparison], limits: bool =
 
 def make_traffic_table(compared: Sequence[ParallelismComparison]) -> Table:
     """Make the table of bytes, operations per byte, and the rates that the prediction uses."""
-    others = [kind for kind in (MODEL, PIPELINE) if any(kind in comparison.ways for comparison in compared)]
+    others = [kind for kind in (MODEL, PIPELINE) if any(kind in comparison.results for comparison in compared)]
     columns = ["gpus", "global batch", "data sends", "model sends", "data FLOP/B", "model FLOP/B", "device", "link",
                *(f"data from, over {kind}" for kind in others)]  # fmt: skip
     rows = []
     for comparison in compared:
-        predicted = (kind for kind in others if kind in comparison.ways and comparison.ways[kind].update)
+        predicted = (kind for kind in others if kind in comparison.results and comparison.results[kind].cost)
         other = next(predicted, MODEL)
         row = [*_label_cells(comparison), _bytes_cell(comparison, DATA), _bytes_cell(comparison, other)]
         row += [_intensity_cell(comparison, DATA), _intensity_cell(comparison, other), *_rate_cells(comparison)]
@@ -162,7 +162,7 @@ def list_unpredicted(compared: Sequence[ParallelismComparison]) -> list[str]:
     """Say why there is no prediction, each reason once, with its models and kinds."""
     reasons: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
     for comparison in compared:
-        for kind, way in comparison.ways.items():
+        for kind, way in comparison.results.items():
             if way.reason is not None:
                 models, kinds = reasons.setdefault(way.reason, ({}, {}))
                 models[str(comparison.row["model"])], kinds[kind] = None, None
@@ -182,7 +182,7 @@ def _label_cells(comparison: ParallelismComparison) -> list[Cell]:
 
 def _measured_cell(comparison: ParallelismComparison, kind: str, limits: bool) -> Cell:
     """Make a cell of the measured seconds, or of the status of a run that was not successful."""
-    way = comparison.ways.get(kind)
+    way = comparison.results.get(kind)
     if way is None or not way.measured:
         return Cell("") if way is None else Cell(str(way.row["status"]))
     taken = rate_to_seconds(way.row[RATE_COLUMN], estimate_of(way.row, RATE_COLUMN, "throughput"), comparison.global_batch)
@@ -194,29 +194,29 @@ def _describe_winner(comparison: ParallelismComparison) -> str:
     """Return `pipeline (pipeline_gpipe)`, or `data (ddp_gloo), tied: model`."""
     if comparison.measured is None:
         return ""
-    name = f"{comparison.measured} ({comparison.ways[comparison.measured].row['strategy']})"
+    name = f"{comparison.measured} ({comparison.results[comparison.measured].row['strategy']})"
     return f"{name}, tied: {', '.join(comparison.tied)}" if comparison.tied else name
 
 
 def _bytes_cell(comparison: ParallelismComparison, kind: str) -> Cell:
-    way = comparison.ways.get(kind)
-    if way is None or way.update is None:
+    way = comparison.results.get(kind)
+    if way is None or way.cost is None:
         return Cell("")
-    return format_cell(way.update.sent_bytes(comparison.global_batch), units.format_bytes)
+    return format_cell(way.cost.sent_bytes(comparison.global_batch), units.format_bytes)
 
 
 def _intensity_cell(comparison: ParallelismComparison, kind: str) -> Cell:
-    way = comparison.ways.get(kind)
-    if way is None or way.update is None or comparison.known is None:
+    way = comparison.results.get(kind)
+    if way is None or way.cost is None or comparison.calibration is None:
         return Cell("")
-    return format_cell(way.update.flops_per_byte(comparison.known.work, comparison.global_batch), "{:,.0f}".format)
+    return format_cell(way.cost.flops_per_byte(comparison.calibration.work, comparison.global_batch), "{:,.0f}".format)
 
 
 def _rate_cells(comparison: ParallelismComparison) -> list[Cell]:
     """Make `34.1 GFLOP/s, 2.10 ms a pass` and `1.20 GB/s, 45.0 us a message`, the second parts if they are known."""
-    if comparison.known is None:
+    if comparison.calibration is None:
         return [Cell(""), Cell("")]
-    rates, pass_s = comparison.known.rates, comparison.known.work.pass_s
+    rates, pass_s = comparison.calibration.rates, comparison.calibration.work.pass_s
     link = f"{units.format_bytes(rates.bytes_per_s)}/s"
     link += f", {units.format_seconds(rates.latency_s)} a message" if rates.latency_s else ""
     device = f"{rates.flops_per_s / 1e9:,.1f} GFLOP/s"

@@ -8,13 +8,19 @@ from pathlib import Path
 import pytest
 
 from scalebench.analysis.comparison import baseline_store
-from scalebench.analysis.comparison.baseline_store import find_baseline_folders, explain_missing_baseline, save_baseline, list_saved_baselines, store_folder
+from scalebench.analysis.comparison.baseline_store import (
+    explain_missing_baseline,
+    find_baseline_folders,
+    list_saved_baselines,
+    save_baseline,
+    store_folder,
+)
 from scalebench.analysis.comparison.pairing import load_compared_runs
 from scalebench.core.errors import InputError
 from scalebench.core.machine.gpus import Gpu
 from scalebench.core.machine.machine import MachineClass, classify_machine
 from scalebench.core.result import write_result
-from tests.builders.comparisons import write_folder, machine_settings, make_results
+from tests.builders.comparisons import machine_settings, make_results, write_folder
 from tests.builders.runs import MACHINE, record
 from tests.builders.sweeps import write
 
@@ -69,7 +75,10 @@ def test_saved_records_come_back_as_they_were() -> None:
     assert (runs, target) == (2, Path(f".scalebench/baselines/{kind().fingerprint}/main"))
     assert machine_kind == kind()
     assert (target / "0" / "result.json").read_bytes() == Path("a/0/result.json").read_bytes()
-    assert [one.run_id for one in load_compared_runs(find_baseline_folders("main", [kind()]))] == ["a-ddp-1-0", "a-ddp-1-1"]
+    assert [one.run_id for one in load_compared_runs(find_baseline_folders("main", [kind()]))] == [
+        "a-ddp-1-0",
+        "a-ddp-1-1",
+    ]
     assert find_baseline_folders("main", [kind(cpus=4)]) == find_baseline_folders("other", [kind()]) == []
     assert [(one.kind, one.names) for one in list_saved_baselines()] == [(kind(), ["main"])]
 

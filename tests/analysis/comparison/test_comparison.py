@@ -12,7 +12,7 @@ from scalebench.analysis.comparison.pairing import ComparedRun, make_compared_ru
 from scalebench.core.errors import InputError
 from scalebench.core.spec import HardwareSpec
 from tests.builders import sweeps
-from tests.builders.comparisons import make_failed_run, machine_settings, make_runs, make_results, train_settings
+from tests.builders.comparisons import machine_settings, make_failed_run, make_results, make_runs, train_settings
 from tests.builders.runs import rank, simulated_config
 
 STEADY = [0.1, 0.1005, 0.0995, 0.1002, 0.0998]  # five launches within 0.5 %
@@ -108,8 +108,15 @@ def test_verdicts_are_adjusted_for_the_number_of_pairs() -> None:
 
 
 def test_pairs_share_everything_but_what_may_differ() -> None:
-    a = [*make_runs("a", [0.1]), *make_runs("a", [0.1], gpus=2), *make_runs("a", [0.1], **train_settings(precision="tf32"))]
-    b = [*make_runs("b", [0.1], **machine_settings(hostname="other", versions={"torch": "2.9"})), *make_runs("b", [0.1], gpus=4)]
+    a = [
+        *make_runs("a", [0.1]),
+        *make_runs("a", [0.1], gpus=2),
+        *make_runs("a", [0.1], **train_settings(precision="tf32")),
+    ]
+    b = [
+        *make_runs("b", [0.1], **machine_settings(hostname="other", versions={"torch": "2.9"})),
+        *make_runs("b", [0.1], gpus=4),
+    ]
     found = compare(a, b)
     assert [pair.label for pair in found.pairs] == [{"strategy": "ddp", "gpus": "1", "precision": "float32"}]
     told = {(key, x, y, n) for key, x, y, n in found.contrasts[0].differences}

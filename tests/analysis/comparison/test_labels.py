@@ -23,7 +23,13 @@ def labels(*found: ComparisonRow, without: tuple[str, ...] = ()) -> list[dict[st
 
 def test_the_fewest_keys_that_tell_rows_apart() -> None:
     """What goes with the model, its shape and outputs, is not told beside its name."""
-    found = make_comparison_rows([*make_runs("a", [0.1]), *make_runs("a", [0.1], **OTHER), *make_runs("a", [0.1], **train_settings(precision="tf32"))])
+    found = make_comparison_rows(
+        [
+            *make_runs("a", [0.1]),
+            *make_runs("a", [0.1], **OTHER),
+            *make_runs("a", [0.1], **train_settings(precision="tf32")),
+        ]
+    )
     assert labels(*found) == [
         {"model": "materials_cnn", "strategy": "ddp", "gpus": "1", "precision": "float32"},
         {"model": "mlp", "strategy": "ddp", "gpus": "1", "precision": "float32"},
@@ -38,7 +44,11 @@ def test_strategy_and_devices_are_always_told() -> None:
 
 def test_options_are_told_where_a_strategy_has_several() -> None:
     found = make_comparison_rows(
-        [*make_runs("a", [0.1], options={"bucket_cap_mb": 1.0}), *make_runs("a", [0.1]), *make_runs("a", [0.1], "bare_torch")]
+        [
+            *make_runs("a", [0.1], options={"bucket_cap_mb": 1.0}),
+            *make_runs("a", [0.1]),
+            *make_runs("a", [0.1], "bare_torch"),
+        ]
     )
     assert [one.get("bucket_cap_mb") for one in labels(*found)] == ["1", "25", "none"]
     assert "bucket_cap_mb" not in labels(*found[1:])[0]
@@ -68,7 +78,9 @@ def test_differences_are_counted_over_the_pairs() -> None:
 
 
 def test_launches_of_one_side_that_differ_are_all_told() -> None:
-    (both,) = make_comparison_rows([*make_runs("a", [0.1]), *make_runs("b", [0.1], **machine_settings(git_commit="abc"))])
+    (both,) = make_comparison_rows(
+        [*make_runs("a", [0.1]), *make_runs("b", [0.1], **machine_settings(git_commit="abc"))]
+    )
     assert find_differences([(both, row("c", **machine_settings(git_commit="def")))], None) == [
         ("machine.git_commit", "none or abc", "def", 1)
     ]
@@ -88,5 +100,8 @@ def test_neither_the_key_itself_nor_options_of_another_strategy() -> None:
     ("clock", "told"), [(1405.0, []), (1300.0, [("sm_clock_mhz_mean", "1400", "1300", 1)]), (None, [])]
 )
 def test_clocks_that_differ_by_more_than_a_hundredth(clock: float | None, told: list[Any]) -> None:
-    a, b = row("a", monitor=MonitorRecord(sm_clock_mhz_mean=1400.0)), row("b", monitor=MonitorRecord(sm_clock_mhz_mean=clock))
+    a, b = (
+        row("a", monitor=MonitorRecord(sm_clock_mhz_mean=1400.0)),
+        row("b", monitor=MonitorRecord(sm_clock_mhz_mean=clock)),
+    )
     assert find_differences([(a, b)], None) == told

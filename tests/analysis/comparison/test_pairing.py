@@ -8,10 +8,18 @@ from typing import Any
 
 import pytest
 
-from scalebench.analysis.comparison.pairing import describe_differences, find_closest_row, load_compared_runs, merge_rows, make_comparison_rows, format_fact, drop_shared_runs
+from scalebench.analysis.comparison.pairing import (
+    describe_differences,
+    drop_shared_runs,
+    find_closest_row,
+    format_fact,
+    load_compared_runs,
+    make_comparison_rows,
+    merge_rows,
+)
 from scalebench.core.errors import InputError
 from scalebench.core.result import Result
-from tests.builders.comparisons import make_failed_run, write_folder, make_runs, make_results, train_settings
+from tests.builders.comparisons import make_failed_run, make_results, make_runs, train_settings, write_folder
 from tests.builders.sweeps import write
 
 
@@ -22,7 +30,12 @@ def with_version(side: str, block_s: list[float], version: str, **changes: Any) 
 
 def test_launches_of_one_configuration_are_a_row() -> None:
     found = make_comparison_rows(
-        [*make_runs("a", [0.1, 0.4]), *make_runs("a", [0.1], gpus=2), make_failed_run("a"), *make_runs("a", [0.1], **train_settings(precision="tf32"))]
+        [
+            *make_runs("a", [0.1, 0.4]),
+            *make_runs("a", [0.1], gpus=2),
+            make_failed_run("a"),
+            *make_runs("a", [0.1], **train_settings(precision="tf32")),
+        ]
     )
     assert [len(row.measured) for row in found] == [2, 1, 1] and [len(row.unmeasured) for row in found] == [1, 0, 0]
     assert found[0].rates == pytest.approx([200.0, 50.0], rel=0.01)
@@ -62,7 +75,10 @@ def test_rows_become_one_without_the_seed_only() -> None:
 def test_the_closest_row_and_in_what_it_differs() -> None:
     (mine,) = make_comparison_rows(make_runs("a", [0.1]))
     others = make_comparison_rows(
-        [*make_runs("b", [0.1], gpus=4, **train_settings(precision="tf32")), *make_runs("b", [0.1], **train_settings(batch_per_device=20))]
+        [
+            *make_runs("b", [0.1], gpus=4, **train_settings(precision="tf32")),
+            *make_runs("b", [0.1], **train_settings(batch_per_device=20)),
+        ]
     )
     row, keys = find_closest_row(mine.identity, others, [])
     assert keys == ["train.batch_per_device"]
@@ -72,7 +88,10 @@ def test_the_closest_row_and_in_what_it_differs() -> None:
 
 
 def test_of_another_strategy_its_name_says_enough() -> None:
-    (mine,), others = make_comparison_rows(make_runs("a", [0.1])), make_comparison_rows(make_runs("b", [0.1], "horovod_gloo"))
+    (mine,), others = (
+        make_comparison_rows(make_runs("a", [0.1])),
+        make_comparison_rows(make_runs("b", [0.1], "horovod_gloo")),
+    )
     assert find_closest_row(mine.identity, others, [])[1] == ["strategy.name"]
 
 
@@ -92,7 +111,9 @@ def test_values_in_words(value: Any, words: str) -> None:
      ("12", "23", ("1", "23"))],
 )  # fmt: skip
 def test_runs_that_both_hold(mine: str, theirs: str, left: tuple[str, str] | None) -> None:
-    (one,), (other,) = (make_comparison_rows([one for k in ids for one in make_runs("a", [0.1], run_id=k)]) for ids in (mine, theirs))
+    (one,), (other,) = (
+        make_comparison_rows([one for k in ids for one in make_runs("a", [0.1], run_id=k)]) for ids in (mine, theirs)
+    )
     found = drop_shared_runs(one, other)
     kept = None if found is None else tuple("".join(one.run_id for one in row.measured) for row in found)
     assert kept == left

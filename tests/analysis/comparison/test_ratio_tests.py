@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from scalebench.analysis.comparison.ratio_tests import compare_blocks, adjust_by_holm, compare_independent_repeats, median_with_interval, compare_interleaved_repeats
+from scalebench.analysis.comparison.ratio_tests import (
+    adjust_by_holm,
+    compare_blocks,
+    compare_independent_repeats,
+    compare_interleaved_repeats,
+    median_with_interval,
+)
 from scalebench.core.stats.estimates import BATCHES, Estimate, divide_estimates
 
 A, B = [100.0, 103.0, 99.0, 101.0], [92.0, 97.0, 95.0]

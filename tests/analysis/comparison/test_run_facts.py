@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from scalebench.analysis.comparison.run_facts import canonical_value, explain_unknown_key, collect_facts, flatten, main_key, keys_bound_to
+from scalebench.analysis.comparison.run_facts import (
+    canonical_value,
+    collect_facts,
+    explain_unknown_key,
+    flatten,
+    keys_bound_to,
+    main_key,
+)
 from scalebench.analysis.identity import is_under
 from scalebench.core.machine.gpus import Gpu
 from scalebench.core.spec import HardwareSpec, MeasureSpec
@@ -110,7 +117,9 @@ def test_one_value_for_one_meaning(value: Any, same: Any) -> None:
 
 def test_keys() -> None:
     assert flatten({"a": {"b": {"c": 1}, "d": {}}, "e": [1]}) == {"a.b.c": 1, "e": "[1]"}
-    assert is_under("train.precision", ["train"]) and is_under("train", ["train"]) and not is_under("trainer", ["train"])
+    assert (
+        is_under("train.precision", ["train"]) and is_under("train", ["train"]) and not is_under("trainer", ["train"])
+    )
     assert keys_bound_to("hardware")[0] == "hardware" and "machine.gpus" in keys_bound_to("hardware")
     assert keys_bound_to("seed") == ("seed",)
     assert (main_key("model"), main_key("gpus")) == ("model.name", "gpus")

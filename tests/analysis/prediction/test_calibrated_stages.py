@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from scalebench.analysis.prediction.calibration import recorded_stages, find_micro_batches, find_stages
+from scalebench.analysis.prediction.calibration import find_micro_batches, find_stages, recorded_stages
 from scalebench.analysis.prediction.cost_model import ModelStage
 from scalebench.core.errors import InputError
 from scalebench.core.spec import ModelSpec

@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from scalebench.analysis.prediction.calibration import DevicePace, group_syncs_by_link, link_key, find_link_rate, fit_device_pace, combine_rates, collect_step_work
+from scalebench.analysis.prediction.calibration import (
+    DevicePace,
+    collect_step_work,
+    combine_rates,
+    find_link_rate,
+    fit_device_pace,
+    group_syncs_by_link,
+    link_key,
+)
 from scalebench.analysis.prediction.cost_model import StepWork
 from scalebench.core.errors import InputError
 from scalebench.core.result import Result

@@ -10,7 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.analysis.pipeline_stages import expected_bubble_share
-from scalebench.analysis.prediction.cost_model import MachineRates, ModelStage, StepCost, StepWork, predict_data_parallel, stage_imbalance, predict_model_parallel, ring_bytes, crossover_batch
+from scalebench.analysis.prediction.cost_model import (
+    MachineRates,
+    ModelStage,
+    StepCost,
+    StepWork,
+    crossover_batch,
+    predict_data_parallel,
+    predict_model_parallel,
+    ring_bytes,
+    stage_imbalance,
+)
 
 WORK = StepWork(flops_per_sample=6e6, gradient_bytes=4e6, messages=1, optimizer_s=0.01)
 RATES = MachineRates(flops_per_s=1e9, bytes_per_s=1e8, latency_s=1e-4)
@@ -84,7 +94,9 @@ def test_one_micro_batch_is_as_long_as_all_of_the_work(work: StepWork, given_rat
 
 
 @given(works, rates, parts, counts)
-def test_work_of_more_micro_batches_is_never_slower(work: StepWork, given_rates: MachineRates, made: list, more: int) -> None:  # type: ignore[type-arg]
+def test_work_of_more_micro_batches_is_never_slower(
+    work: StepWork, given_rates: MachineRates, made: list, more: int
+) -> None:  # type: ignore[type-arg]
     """Nor ever faster than its dearest stage; latency is what they cost."""
     quiet = MachineRates(given_rates.flops_per_s, math.inf, given_rates.latency_s)
     stages = chain(made)
@@ -96,7 +108,10 @@ def test_work_of_more_micro_batches_is_never_slower(work: StepWork, given_rates:
 
 @given(works, rates)
 def test_one_device_exchanges_nothing(work: StepWork, given_rates: MachineRates) -> None:
-    alone, split = predict_data_parallel(work, 1, given_rates), predict_model_parallel(work, [ModelStage(1.0, 1.0, 5.0)], given_rates)
+    alone, split = (
+        predict_data_parallel(work, 1, given_rates),
+        predict_model_parallel(work, [ModelStage(1.0, 1.0, 5.0)], given_rates),
+    )
     for one in (alone, split):
         assert one.fixed_s == pytest.approx(work.optimizer_s + work.pass_s) and one.sent_bytes(7) == 0
         assert one.per_sample_s == pytest.approx(work.flops_per_sample / given_rates.flops_per_s)

@@ -38,15 +38,15 @@ def compared(*runs: Result) -> list[ParallelismComparison]:
 def test_predictions_are_of_one_device_the_link_and_the_network() -> None:
     others = [ddp(16, 0.11, messages=5), made("model_parallel", 8, 0.05), made("pipeline_gpipe", 8, 0.06)]
     (found,) = compared(bare(8), ddp(8, 0.1), *others)  # one message and five tell the latency from the bytes
-    assert found.known is not None and found.known.link is not None
-    assert found.known.rates.flops_per_s == pytest.approx(FLOPS_PER_S, rel=1e-3)
-    assert found.known.rates.bytes_per_s == pytest.approx(BYTES_PER_S)
-    assert found.known.link.latency_s == pytest.approx(LATENCY_S)
+    assert found.calibration is not None and found.calibration.link is not None
+    assert found.calibration.rates.flops_per_s == pytest.approx(FLOPS_PER_S, rel=1e-3)
+    assert found.calibration.rates.bytes_per_s == pytest.approx(BYTES_PER_S)
+    assert found.calibration.link.latency_s == pytest.approx(LATENCY_S)
     assert found.predicted_s("data") == pytest.approx(work_s(8) / 2 + OPTIMIZER_S + EXCHANGE_S, rel=1e-3)
     sent_s = 2 * (LATENCY_S + 8 * SENT_BYTES / BYTES_PER_S)
     largest = 8_086_000 / 9_237_101  # parameters, biases among them, of the stage that has most
     assert found.predicted_s("model") == pytest.approx(work_s(8) + OPTIMIZER_S * largest + sent_s, rel=1e-3)
-    assert found.ways["pipeline"].micro_batches == 2  # as the options say, where the record does not
+    assert found.results["pipeline"].micro_batches == 2  # as the options say, where the record does not
     worked_s = work_s(8) / 2 * (1 + FIRST_SHARE)
     sent_s = 2 * (2 * LATENCY_S + 8 * SENT_BYTES / BYTES_PER_S)
     assert found.predicted_s("pipeline") == pytest.approx(worked_s + OPTIMIZER_S * largest + sent_s, rel=1e-3)
@@ -58,7 +58,7 @@ def test_the_step_that_is_predicted_has_no_part_in_it() -> None:
     steps = [(0.1, 0.05), (0.02, 3.0)]
     runs = [(bare(8), ddp(8, data_s), made("model_parallel", 8, model_s)) for data_s, model_s in steps]
     (one,), (other,) = (compared(*each) for each in runs)
-    assert [one.predicted_s(kind) for kind in one.ways] == [other.predicted_s(kind) for kind in other.ways]
+    assert [one.predicted_s(kind) for kind in one.results] == [other.predicted_s(kind) for kind in other.results]
     assert (one.measured, other.measured) == ("model", "data")
     assert (one.predicted, one.right, other.right) == ("model", True, False)
 
@@ -90,8 +90,8 @@ def test_two_batches_tell_what_a_pass_costs() -> None:
 def test_a_record_tells_how_its_model_was_cut() -> None:
     """Behind the first layer, which has a hundredth of the work."""
     (found,) = compared(bare(8), ddp(8, 0.1), staged("pipeline_1f1b", 8, 0.1, micro_batches=4))
-    assert found.known is not None and found.ways["pipeline"].micro_batches == 4
-    rate, share = found.known.rates.bytes_per_s, 9_150_300 / 9_230_300
+    assert found.calibration is not None and found.results["pipeline"].micro_batches == 4
+    rate, share = found.calibration.rates.bytes_per_s, 9_150_300 / 9_230_300
     worked_s = work_s(8) / 4 * (1 + 3 * share)
     sent_s = 2 * 8 * 16_000 / rate
     assert found.predicted_s("pipeline") == pytest.approx(worked_s + OPTIMIZER_S * 0.75 + sent_s, rel=1e-3)
@@ -100,13 +100,13 @@ def test_a_record_tells_how_its_model_was_cut() -> None:
 def test_of_several_strategies_of_a_kind_the_fastest_counts() -> None:
     pipelines = [made("pipeline_gpipe", 8, 0.07), made("pipeline_1f1b", 8, 0.06)]
     (found,) = compared(bare(8), ddp(8, 0.1), *pipelines)
-    assert found.ways["pipeline"].row["strategy"] == "pipeline_1f1b" and list(found.ways) == ["data", "pipeline"]
+    assert found.results["pipeline"].row["strategy"] == "pipeline_1f1b" and list(found.results) == ["data", "pipeline"]
 
 
 def test_what_did_not_run_is_predicted_all_the_same() -> None:
     (found,) = compared(bare(8), ddp(8, 0.1), made("model_parallel", 8, None))
     assert (found.predicted, found.measured, found.right) == ("model", None, None)
-    assert not found.ways["model"].measured and found.measured_s("model") is None
+    assert not found.results["model"].measured and found.measured_s("model") is None
     (found,) = compared(bare(8), ddp(8, 0.1), made("model_parallel", 8, 0.12), made("pipeline_gpipe", 8, None))
     assert found.predicted == "pipeline" and found.right is False  # of the two that ran, model should have won
 
@@ -124,20 +124,20 @@ def test_without_a_figure_nothing_is_predicted_and_it_says_why() -> None:
     ]
     for runs, reason in cases:
         (found,) = compared(*runs, split)
-        assert found.predicted is None and found.known is None and found.right is None
-        assert all(way.update is None and str(way.reason).startswith(reason) for way in found.ways.values())
+        assert found.predicted is None and found.calibration is None and found.right is None
+        assert all(way.cost is None and str(way.reason).startswith(reason) for way in found.results.values())
     unknown = [bare(8), ddp(8, 0.1), split]
     for run in unknown:
         run.workload.flops_per_sample = None
     (found,) = compared(*unknown)
-    assert "is not known of this model" in str(found.ways["data"].reason)
+    assert "is not known of this model" in str(found.results["data"].reason)
 
 
 def test_a_model_that_cannot_be_cut_so_often_says_so() -> None:
     runs = [bare(8), made("model_parallel", 8, None, gpus=8), ddp(8, 0.1, gpus=8)]
     (found,) = compared(*runs)
     assert found.predicted is None and found.predicted_s("data") is not None
-    assert "at most 5 stages" in str(found.ways["model"].reason)
+    assert "at most 5 stages" in str(found.results["model"].reason)
 
 
 def test_the_link_of_the_hardware_counts_where_none_was_measured() -> None:
@@ -145,7 +145,9 @@ def test_the_link_of_the_hardware_counts_where_none_was_measured() -> None:
     for run in runs:
         run.spec["hardware"]["links"] = {"intra_node_bytes_per_s": 5e7}
     (found,) = compared(*runs)
-    assert found.known is not None and found.known.link is None and found.known.rates.bytes_per_s == 5e7
+    assert (
+        found.calibration is not None and found.calibration.link is None and found.calibration.rates.bytes_per_s == 5e7
+    )
 
 
 def test_only_the_same_work_stands_beside_each_other() -> None:

@@ -23,7 +23,7 @@ def test_latency_and_rate_come_back(latency_s: float, bytes_per_s: float, device
     """Of sizes around the one where half of the time is latency."""
     half = latency_s * bytes_per_s
     found = fit_link_rate([taken(devices, 1, size * half, latency_s, bytes_per_s) for size in (0.1, 1, 10)])
-    assert found is not None and found.latency_s is not None and found.exchanges == 3
+    assert found is not None and found.latency_s is not None and found.syncs == 3
     assert found.latency_s == pytest.approx(latency_s, rel=1e-6)
     assert found.bytes_per_s == pytest.approx(bytes_per_s, rel=1e-6)
 
@@ -36,12 +36,19 @@ def test_one_size_gives_the_rate_alone(bytes_per_s: float, size: float) -> None:
 
 
 def test_a_latency_below_zero_is_none() -> None:
-    found = fit_link_rate([MeasuredSync(2, 1, 1e3, 0.5e-6), MeasuredSync(2, 1, 1e6, 1e-3)])  # the small one is twice as fast a byte
+    found = fit_link_rate(
+        [MeasuredSync(2, 1, 1e3, 0.5e-6), MeasuredSync(2, 1, 1e6, 1e-3)]
+    )  # the small one is twice as fast a byte
     assert found is not None and found.latency_s == 0.0
     assert 1e9 < found.bytes_per_s < 2e9
 
 
 def test_nothing_exchanged_is_no_link() -> None:
     assert fit_link_rate([]) is None
-    assert fit_link_rate([MeasuredSync(1, 1, 1e6, 1e-3), MeasuredSync(2, 1, 0.0, 1e-3), MeasuredSync(2, 1, 1e6, 0.0)]) is None
-    assert fit_link_rate([MeasuredSync(2, 1, 1e6, 1e-3), MeasuredSync(2, 1, 1e3, 2e-3)]) is None  # more bytes, less time
+    assert (
+        fit_link_rate([MeasuredSync(1, 1, 1e6, 1e-3), MeasuredSync(2, 1, 0.0, 1e-3), MeasuredSync(2, 1, 1e6, 0.0)])
+        is None
+    )
+    assert (
+        fit_link_rate([MeasuredSync(2, 1, 1e6, 1e-3), MeasuredSync(2, 1, 1e3, 2e-3)]) is None
+    )  # more bytes, less time
