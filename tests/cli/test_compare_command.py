@@ -184,7 +184,7 @@ REFUSED = {
     "a a --replace": "compare: --replace is for --save NAME",
     "bad --save x": "bad/0/result.json is no whole JSON file",
     "a bad": "bad/0/result.json is no whole JSON file",
-    "a newer": "newer/0/result.json has schema version 2",
+    "a newer": "newer/0/result.json has schema version 99",
 }
 
 

@@ -36,7 +36,7 @@ def shown(capsys: pytest.CaptureFixture[str], result: Result) -> list[str]:
     folder = Path("run")
     folder.mkdir(exist_ok=True)
     write_result(result, folder)
-    Console().details(folder)
+    Console().print_details(folder)
     return [line.rstrip() for line in capsys.readouterr().out.splitlines()]
 
 
@@ -235,7 +235,7 @@ def test_text_is_no_markup_and_numbers_stand_to_the_right() -> None:
 
 def test_a_sweep_that_tried_both_ends_with_the_winners(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweeps.write(tmp_path, pairs())
-    Console().table([tmp_path])
+    Console().print_table([tmp_path])
     out = capsys.readouterr().out
     assert "Data or model parallelism: predicted and measured" in out and "Bytes of a step" in out
     assert "mlp on 2 devices: pipeline should win at 8, data should win at 64; model won at 8 and 64;" in out

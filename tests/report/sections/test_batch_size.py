@@ -232,7 +232,7 @@ def test_a_sweep_over_batches_has_a_line_for_each_curve() -> None:
 
 def test_the_terminal_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweeps.write(tmp_path, [batched_row(10), batched_row(20)])
-    Console().table([tmp_path])
+    Console().print_table([tmp_path])
     lines = capsys.readouterr().out.splitlines()
     (told,) = [
         line for line in lines if line.startswith("saturating batch: 10 per device or less (ddp_gloo, 1 device)")

@@ -50,7 +50,7 @@ def shown(capsys: pytest.CaptureFixture[str], *chains: object) -> list[list[str]
     folder = Path("run")
     folder.mkdir(exist_ok=True)
     write_result(run(*chains), folder)  # type: ignore[arg-type]
-    Console().details(folder)
+    Console().print_details(folder)
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     start = lines.index(["stages", "of", "the", "model"])
     return [words for words in lines[start:] if words]

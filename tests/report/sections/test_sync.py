@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from scalebench.analysis.collectives import make_bandwidth_table, make_collective_table
+from scalebench.analysis import collectives
 from scalebench.core.result import CollectiveRecord, ProbeRecord, Result, TransferRecord
 from scalebench.report.document import Chart, Paragraph, Table
 from scalebench.report.report_data import load_report_data
@@ -127,7 +127,7 @@ def test_tables() -> None:
         run("ddp_gloo", all_reduce={KIBIBYTE: 1e-3, 4 * KIBIBYTE: 1.024e-3}, reduce={KIBIBYTE: 1e-3}),
         run("horovod_mpi", all_reduce={KIBIBYTE: 2e-5, 16 * KIBIBYTE: 2.0}),
     ]
-    first, second = make_collective_tables(make_collective_table(results))
+    first, second = make_collective_tables(collectives.make_collective_table(results))
     assert first.title == "all_reduce on 2 devices (torch, cpu)" and second.title.startswith("reduce on 2 devices")
     assert first.columns == ["size", "ddp_gloo (95 %)", "busbw", "horovod_mpi (95 %)", "busbw"]
     assert cell_texts(first) == [
@@ -145,7 +145,7 @@ def test_bandwidth() -> None:
         TransferRecord("memcpy_all", None, None, 10**9, 1, [0.1, 1.0]),
     ]
     result = record("ddp_gloo", 2, ranks=[rank(k, probes=ProbeRecord(bandwidth=measured)) for k in range(2)])
-    rows = [[row[2], row[3], row[5]] for row in cell_texts(make_bandwidth_table(make_bandwidth_table([result])))]
+    rows = [[row[2], row[3], row[5]] for row in cell_texts(make_bandwidth_table(collectives.make_bandwidth_table([result])))]
     assert rows == [
         ["send_both_ways", "0 <-> 1", "2 [2, 2]"],
         ["send_one_way", "1 -> 0", "2 [2, 2]"],

@@ -1,4 +1,4 @@
-"""Keras' fit under our loop: it trains on each batch once, ends when told, and an error comes through."""
+"""Keras' fit under our loop: it trains on each batch once, ends when the loop is over, and an error comes through."""
 
 from __future__ import annotations
 
@@ -48,33 +48,33 @@ def train(strategy: Any, source: Source, blocks: int, steps: int) -> tuple[int, 
     return batches.drawn, stage.series.step_losses
 
 
-def test_supply_gives_each_batch_once() -> None:
+def test_the_pipeline_gives_each_batch_once() -> None:
     """In order, with weights that make the sum of losses the mean over the global batch."""
     noted: list[Batch] = []
     batches = [batch(number, 3 + number) for number in range(4)]
-    supply = BatchPipeline(batches, noted.append, probe=0)
-    found = list(supply.dataset(SPECS, 0).as_numpy_iterator())
+    pipeline = BatchPipeline(batches, noted.append, probe_samples=0)
+    found = list(pipeline.dataset(SPECS, 0).as_numpy_iterator())
     assert [(len(x), x[0, 0], y[0]) for x, y, _ in found] == [(3 + n, n, n) for n in range(4)]
     for (_, _, weights), one in zip(found, batches, strict=True):
         np.testing.assert_allclose(weights, np.full(one.samples, 1 / one.global_samples))
     assert noted == batches
-    assert list(islice(supply.samples(), 4)) == [3, 4, 5, 6]
+    assert list(islice(pipeline.batch_sizes(), 4)) == [3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
-def test_supply_draws_as_far_ahead_as_is_asked_for(ahead: int) -> None:
+def test_the_pipeline_draws_as_far_ahead_as_configured(ahead: int) -> None:
     counted = Counted(batch(number) for number in range(100))
-    iterator = iter(BatchPipeline(counted, lambda one: None, probe=0).dataset(SPECS, ahead))
+    iterator = iter(BatchPipeline(counted, lambda one: None, probe_samples=0).dataset(SPECS, ahead))
     list(islice(iterator, 3))
     time.sleep(0.3)
     assert 3 + ahead <= counted.drawn <= 4 + ahead
 
 
-def test_supply_is_only_looked_at_first() -> None:
+def test_the_pipeline_is_only_looked_at_first() -> None:
     """By fit under a strategy, which then begins again; what it saw there is drawn a second time."""
     noted: list[Batch] = []
-    supply = BatchPipeline([batch(number) for number in range(3)], noted.append, probe=2)
-    dataset = supply.dataset(SPECS, 0)
+    pipeline = BatchPipeline([batch(number) for number in range(3)], noted.append, probe_samples=2)
+    dataset = pipeline.dataset(SPECS, 0)
     assert [x.tolist() for x, _, _ in dataset.as_numpy_iterator()] == [[[0, 0], [0, 0]]]
     assert noted == []
     assert [x[0, 0] for x, _, _ in dataset.as_numpy_iterator()] == [0, 1, 2]
@@ -82,7 +82,7 @@ def test_supply_is_only_looked_at_first() -> None:
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
-def test_supply_draws_nothing_after_stop(ahead: int) -> None:
+def test_the_pipeline_draws_nothing_after_stop(ahead: int) -> None:
     """A batch that is being drawn is waited for: the loop's clock is not to be touched behind its back."""
     drawn, drawing, may_go_on = [], threading.Event(), threading.Event()
 
@@ -94,12 +94,12 @@ def test_supply_draws_nothing_after_stop(ahead: int) -> None:
             drawn.append(number)
             yield batch(number)
 
-    supply = BatchPipeline(batches(), lambda one: None, probe=0)
-    iterator = iter(supply.dataset(SPECS, ahead))
+    pipeline = BatchPipeline(batches(), lambda one: None, probe_samples=0)
+    iterator = iter(pipeline.dataset(SPECS, ahead))
     reader = threading.Thread(target=lambda: list(islice(iterator, 4)))
     reader.start()
     assert drawing.wait(10)
-    stopping = threading.Thread(target=supply.stop)
+    stopping = threading.Thread(target=pipeline.stop)
     stopping.start()
     stopping.join(0.2)
     assert stopping.is_alive()
@@ -114,12 +114,12 @@ def test_supply_draws_nothing_after_stop(ahead: int) -> None:
 def test_told_ends_fit_when_the_loop_is_over() -> None:
     parts: list[LossPart] = []
     loop: Any = SimpleNamespace(done=lambda part: parts.append(part) or len(parts) == 2)
-    told = LoopCallback(loop, iter([5, 4]), replicas=2)
-    told.set_model(SimpleNamespace(stop_training=False))
-    told.on_train_batch_end(0, {"loss_sum": 1.5})
-    assert not told.model.stop_training
-    told.on_train_batch_end(1, {"loss_sum": 2.0})
-    assert told.model.stop_training
+    callback = LoopCallback(loop, iter([5, 4]), replicas=2)
+    callback.set_model(SimpleNamespace(stop_training=False))
+    callback.on_train_batch_end(0, {"loss_sum": 1.5})
+    assert not callback.model.stop_training
+    callback.on_train_batch_end(1, {"loss_sum": 2.0})
+    assert callback.model.stop_training
     assert parts == [LossPart(3.0, 5), LossPart(4.0, 4)]  # Keras gives the mean over the replicas
 
 

@@ -109,11 +109,11 @@ def test_exchange_alone(strategy: Any) -> None:
     """Made once for the same sizes; with one replica there is none."""
     one = strategy(*MIRRORED)
     one.run_isolated_sync([400])
-    made = one._exchange
+    made = one._all_reduce
     one.run_isolated_sync([400])
-    assert one._exchange is made
+    assert one._all_reduce is made
     one.run_isolated_sync([800])
-    assert one._exchange is not made
+    assert one._all_reduce is not made
     single = strategy("strategy=mirrored", "gpus=1")
     single.run_isolated_sync([400])
     assert single._exchange is None

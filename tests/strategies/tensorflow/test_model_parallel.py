@@ -37,7 +37,7 @@ def test_the_update_is_that_of_one_device(strategy: Any, model: str) -> None:
     bare, two = strategy(*BARE, *MODELS[model]), strategy(*TWO, *MODELS[model])
     for batch in batches(two, (3, 3, 2)):
         assert float(two.step(batch).loss_sum) == pytest.approx(float(bare.step(batch).loss_sum), rel=1e-6)
-    for kind in ("trained", "moving"):
+    for kind in ("trained", "moving_statistics"):
         for ours, theirs in zip(getattr(two.model, kind), getattr(bare.model, kind), strict=True):
             np.testing.assert_allclose(ours.numpy(), theirs.numpy(), atol=1e-6, err_msg=ours.name)
     inputs = batches(two, (4,))[0].parts[0][0]

@@ -35,7 +35,7 @@ def test_messages_are_what_is_at_the_cuts(strategy: Any, precision: str, size: i
     two = strategy(*TWO, *RESNET, f"train.precision={precision}")
     assert two.message_sizes() == [10 * 16 * 16 * 32 * size] * 2
     two.run_isolated_sync(two.message_sizes())
-    _, trip = two._exchange
+    _, trip = two._transfers
     graph = trip._run.get_concrete_function(trip._buffers).graph
     copies = [op for op in graph.get_operations() if op.type == "Identity" and op.inputs[0].op.type == "Identity"]
     ways = [(on(op.inputs[0].device), on(op.device)) for op in copies[:2]]

@@ -142,7 +142,7 @@ def test_evaluation_goes_by_parts_too(strategy: Any, source: Callable[..., Sourc
     [
         ("strategy=multi_gpu_model", "a tower of its graph for each device"),
         ("strategy=kuza55_ps_cpu", "a tower of its graph for each device"),
-        ("strategy=mirrored strategy.options.loop=fit", "loop=fit computes the samples of an update at once"),
+        ("strategy=mirrored strategy.options.loop=fit", "loop=fit computes the samples of a step at once"),
         ("strategy=central_storage_cpu model=resnet20_cifar10 dataset=cifar10_synthetic", "moving statistics"),
     ],
 )

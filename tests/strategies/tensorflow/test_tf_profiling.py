@@ -83,7 +83,7 @@ def test_profile_of_threads() -> None:
     """Sums of all threads over the updates, the largest first."""
     lines = [thread(("a:Conv2D", 0, 3), ("b:AddN", 4, 1)), thread(("c:Conv2D", 0, 3))]
     found = profiling.summarize_profile(lines, 2, 5.0, {"b"})
-    assert (found.updates, found.step_s, found.kernel_s, found.collective_s) == (2, 5.0, 3.5, 0.5)
+    assert (found.steps, found.step_s, found.kernel_s, found.collective_s) == (2, 5.0, 3.5, 0.5)
     assert [(one.name, one.calls, one.self_s, one.collective) for one in found.operations] == [
         ("Conv2D", 1.0, 3.0, False), ("AddN", 0.5, 0.5, True),
     ]  # fmt: skip
